@@ -1,0 +1,1 @@
+"""Configuration: one frozen, validated `RunConfig` from YAML and flags."""

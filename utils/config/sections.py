@@ -1,0 +1,209 @@
+"""The sections of a run's configuration: every key, its default, unit and meaning."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A frozen group of keys; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSection(Section):
+    """The student: the model that is trained and exported."""
+
+    name: str = Field("vit_small_patch16_224", description="timm or own model name")
+    num_classes: int | None = Field(None, ge=1, description="classes; none: the dataset's")
+    image_size: int | None = Field(
+        None, ge=1, description="input side in pixels, for models that are built for one size"
+    )
+    pretrained: bool = Field(False, description="start from timm's hub weights (needs a network)")
+    weights: str = Field(
+        "", description="start from a local .safetensors, .pth or run directory (weights only)"
+    )
+    drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")
+    drop_path_rate: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate, last block")
+    args: dict[str, Any] = Field(
+        default_factory=dict, description="further keyword arguments of timm.create_model"
+    )
+
+
+class DataSection(Section):
+    """What the model sees."""
+
+    source: Literal["tfds", "folder", "synthetic"] = Field(
+        "tfds", description="tfds dataset, folder of class folders, or a fixed synthetic pattern"
+    )
+    name: str = Field("", description="TFDS dataset name, `name`, `name/config` or `name:version`")
+    root: str = Field("", description="directory that holds the dataset (tfds data_dir)")
+    train_split: str = Field("train", description="split to train on, TFDS slicing allowed")
+    eval_split: str = Field("validation", description="split to evaluate on during the run")
+    test_split: str = Field("", description="split to evaluate once at the end; empty: none")
+    train_pp: str = Field(
+        "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
+        description="preprocessing string of the training split",
+    )
+    eval_pp: str = Field(
+        "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
+        description="preprocessing string of evaluation",
+    )
+    image_key: str = Field("image", description="key of the image in the examples")
+    label_key: str = Field("label", description="key of the integer label in the examples")
+    global_batch_size: int = Field(
+        1024, ge=1, description="examples of one optimizer step, over all ranks and micro-batches"
+    )
+    eval_batch_size: int | None = Field(
+        None, ge=1, description="examples of one global evaluation batch; none: global_batch_size"
+    )
+    order: Literal["auto", "exact", "sharded"] = Field(
+        "auto",
+        description="exact: one seeded permutation by random access; sharded: files dealt to "
+        "input processes and a shuffle buffer; auto: exact for local roots",
+    )
+    shuffle_gib: float = Field(
+        1.0, gt=0, description="memory bound of the shuffle buffer of order=sharded, in GiB"
+    )
+    threads: int = Field(
+        0, ge=0, description="threads of the input pipeline; 0: as many as the process has cores"
+    )
+    prefetch_batches: int = Field(2, ge=1, description="batches prepared ahead of the loop")
+    return_id: bool = Field(False, description="carry the example's TFDS id along in Batch.ids")
+    skip_corrupt: int = Field(
+        0, ge=0, description="unreadable records to skip and count before the run stops"
+    )
+    random_erasing: float = Field(
+        0.0, ge=0, le=1, description="probability of erasing a rectangle, on the device"
+    )
+
+
+class OptimSection(Section):
+    """Optimizer and schedules; the schedule moves once per optimizer step."""
+
+    name: str = Field("adamw", description="timm optimizer name")
+    lr: float = Field(1e-3, gt=0, description="peak learning rate")
+    min_lr: float = Field(1e-5, ge=0, description="learning rate at the end of the schedule")
+    warmup_lr: float = Field(1e-6, ge=0, description="learning rate at step 0 of the warm-up")
+    warmup_epochs: float = Field(0.0, ge=0, description="length of the linear warm-up in epochs")
+    warmup_steps: int | None = Field(None, ge=0, description="the same in steps; wins over epochs")
+    schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "constant"] = Field(
+        "cosine", description="shape after the warm-up; wsd: warmup-stable-decay"
+    )
+    decay_rate: float = Field(0.1, gt=0, le=1, description="factor of each step of schedule=step")
+    decay_epochs: tuple[float, ...] = Field((), description="epochs at which schedule=step decays")
+    power: float = Field(2.0, gt=0, description="exponent of schedule=polynomial")
+    cooldown_fraction: float = Field(
+        0.2, gt=0, le=1, description="share of the run in which schedule=wsd decays"
+    )
+    weight_decay: float = Field(0.05, ge=0, description="decoupled weight decay of matrices")
+    weight_decay_end: float | None = Field(
+        None, ge=0, description="weight decay at the last step, by a cosine; none: constant"
+    )
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd-like optimizers")
+    betas: tuple[float, ...] | None = Field(None, description="Adam-like betas; none: default")
+    eps: float | None = Field(None, gt=0, description="denominator epsilon; none: default")
+    layer_decay: float | None = Field(
+        None, gt=0, le=1, description="learning-rate factor from each layer to the one below"
+    )
+    max_grad_norm: float | None = Field(
+        None, gt=0, description="global gradient norm to clip to, after the mean over ranks"
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="further optimizer arguments")
+
+
+class TrainSection(Section):
+    """The loop."""
+
+    epochs: int = Field(90, ge=1, description="passes over the training split")
+    steps: int | None = Field(None, ge=1, description="optimizer steps; wins over epochs")
+    accumulate_steps: int = Field(
+        1, ge=1, description="micro-batches that one optimizer step is split into"
+    )
+    seed: int = Field(0, ge=0, description="seed of weights, order, augmentation and dropout")
+    log_every_steps: int = Field(50, ge=1, description="steps between two lines of metrics.jsonl")
+    eval_every_epochs: float = Field(1.0, gt=0, description="epochs between evaluations")
+    checkpoint_every_epochs: float = Field(1.0, gt=0, description="epochs between checkpoints")
+    checkpoint_every_steps: int | None = Field(
+        None, ge=1, description="the same in steps; wins over epochs"
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints to keep, beside best")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, description="mass spread over all classes")
+    mixup_alpha: float = Field(0.0, ge=0, description="Beta parameter of mixup; 0: off")
+    cutmix_alpha: float = Field(0.0, ge=0, description="Beta parameter of cutmix; 0: off")
+    mix_prob: float = Field(1.0, ge=0, le=1, description="share of pairs that are mixed")
+    cutmix_prob: float = Field(
+        0.5, ge=0, le=1, description="share of cutmix among mixed pairs where both are on"
+    )
+    ema: bool = Field(False, description="keep an average of the weights and evaluate it")
+    ema_decay: float = Field(0.9998, gt=0, lt=1, description="decay of the average per step")
+
+
+class TeacherSection(Section):
+    """One teacher."""
+
+    model: str = Field(description="timm or own model name; empty with a run directory in weights")
+    weights: str = Field("", description=".safetensors, .pth or run directory; empty: timm's hub")
+
+
+class LossTerm(Section):
+    """One distillation term of the weighted sum."""
+
+    name: str = Field(description="registered loss name")
+    args: dict[str, Any] = Field(default_factory=dict, description="arguments of the loss")
+    weight: float = Field(1.0, ge=0, description="factor of the term")
+
+
+class DistillSection(Section):
+    """Distillation: total = (1 - alpha) * task loss + alpha * sum of weighted terms."""
+
+    teacher: str = Field("", description="timm or own model name of the teacher; empty: none")
+    teacher_weights: str = Field(
+        "", description="the teacher's .safetensors, .pth or run directory; empty: timm's hub"
+    )
+    teacher_args: dict[str, Any] = Field(
+        default_factory=dict, description="further keyword arguments of the teacher"
+    )
+    loss: str = Field("", description="one registered loss name: short for a single term")
+    temperature: float = Field(
+        4.0, gt=0, description="temperature of terms whose args do not name one"
+    )
+    alpha: float = Field(0.5, ge=0, le=1, description="share of distillation in the total loss")
+    losses: tuple[LossTerm, ...] = Field((), description="several terms: name, args, weight")
+    group_size: int = Field(
+        2, ge=1, description="consecutive examples that losses between examples work on"
+    )
+    allow_weak_teacher: bool = Field(
+        False, description="go on although the teacher is no better than chance"
+    )
+
+
+class RuntimeSection(Section):
+    """Where it runs."""
+
+    device: Literal["auto", "xla", "cpu", "cuda"] = Field(
+        "auto", description="auto: a TPU if there is one, else a GPU, else XLA on the CPU"
+    )
+    precision: Literal["fp32", "bf16"] = Field(
+        "fp32", description="compute type of matmuls under autocast; weights stay float32"
+    )
+    graph_budget: int = Field(
+        8, ge=1, description="XLA graphs that the run may compile before it is stopped"
+    )
+    num_threads: int = Field(0, ge=0, description="threads of PyTorch's CPU maths; 0: its default")
+
+
+class RunSection(Section):
+    """Where results go and what is done with earlier ones."""
+
+    output_dir: str = Field("runs", description="root of the run store")
+    experiment: str = Field("", description="directory below it; empty: the config's file name")
+    run_id: str = Field("", description="directory below that; empty: time and seed")
+    resume: str = Field(
+        "", description="auto: continue the newest run of the experiment; or a run or checkpoint"
+    )
+    eval_only: bool = Field(False, description="evaluate a checkpoint (resume or model.weights)")
+    overwrite: bool = Field(False, description="replace a run that has the same run_id")
+    tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
