@@ -1,0 +1,138 @@
+"""What a loss gets and gives, the base class of all losses, and their registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from losses.sparse import SparseTeacher, compute_dense_log_probs
+from utils.errors import UserError, get_hint
+from utils.registry import Registry
+
+LOSSES = Registry("loss")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """Everything that a loss may look at, on the device of the step.
+
+    Attributes:
+      student_logits: [B, K], carries the gradient.
+      targets: float [B, K], rows sum to 1, after mixup and label smoothing.
+      labels: int [B], hard labels of the examples before mixing.
+      mask: bool [B], valid examples; none: all are valid.
+      teacher_logits: one [B, K] per live teacher.
+      sparse_teacher: stored top-k answers of a teacher, instead of a live one.
+      student_distill_logits: [B, K] of a distillation-token head, in training mode.
+      student_features: activations by module path of the student.
+      teacher_features: activations by module path of the teacher.
+      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`).
+      strong_teacher_logits: one [B, K] per teacher of that view.
+      example_indices: int [B], positions in the training split (`crd`).
+      contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives (`crd`).
+      term_scales: float [terms], scheduled factors on the objective's weights, as data.
+    """
+
+    student_logits: Tensor
+    targets: Tensor
+    labels: Tensor
+    mask: Tensor | None = None
+    teacher_logits: tuple[Tensor, ...] = ()
+    sparse_teacher: SparseTeacher | None = None
+    student_distill_logits: Tensor | None = None
+    student_features: Mapping[str, Tensor] = field(default_factory=dict)
+    teacher_features: Mapping[str, Tensor] = field(default_factory=dict)
+    strong_student_logits: Tensor | None = None
+    strong_teacher_logits: tuple[Tensor, ...] = ()
+    example_indices: Tensor | None = None
+    contrast_indices: Tensor | None = None
+    term_scales: Tensor | None = None
+
+    def target_classes(self) -> Tensor:
+        """int [B], the heaviest class of each target: the label, or mixup's larger partner."""
+        return self.targets.argmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """One step's objective.
+
+    Attributes:
+      total: scalar that carries the gradient; float32, or float64 for float64 inputs.
+      terms: detached scalars by name: `task`, each term before its weight, `total`.
+    """
+
+    total: Tensor
+    terms: dict[str, Tensor]
+
+
+class Loss(nn.Module):
+    """One term: subclasses give `compute`; `forward` runs it outside autocast.
+
+    Losses with projections make them in `build`; their parameters train with the student and are
+    left out of what is exported. Losses with memory keep it in buffers.
+    """
+
+    def student_layers(self) -> tuple[str, ...]:
+        """Module paths whose outputs the loss needs of the student."""
+        return ()
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """Module paths whose outputs the loss needs of the teacher."""
+        return ()
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Make projections for activations of these shapes (with a batch axis of any size)."""
+
+    def forward(self, inputs: LossInputs) -> Tensor:
+        """The scalar value; half-precision inputs are computed in float32."""
+        with torch.autocast(inputs.student_logits.device.type, enabled=False):
+            return self.compute(inputs)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The scalar value, with autocast off."""
+        raise NotImplementedError
+
+
+def get_teacher_logits(inputs: LossInputs) -> Tensor:
+    """[B, K] of the only teacher, live or stored.
+
+    Raises:
+      UserError: no teacher, several teachers, or another number of classes than the student.
+    """
+    if not inputs.teacher_logits and inputs.sparse_teacher is not None:
+        return compute_dense_log_probs(inputs.sparse_teacher, inputs.student_logits.shape[-1])
+    if not inputs.teacher_logits:
+        raise UserError(
+            "distill.losses needs a teacher's logits and the step has none; set distill.teacher"
+        )
+    if len(inputs.teacher_logits) > 1:
+        raise UserError(
+            f"distill.losses: this loss takes one teacher and got {len(inputs.teacher_logits)}; "
+            "wrap it as multi_avg_prob, multi_avg_logit or multi_avg_loss with args.loss"
+        )
+    check_classes(inputs.student_logits, inputs.teacher_logits[0])
+    return inputs.teacher_logits[0]
+
+
+def check_classes(student_logits: Tensor, teacher_logits: Tensor) -> None:
+    """Refuse a teacher whose logits do not have the student's shape."""
+    if student_logits.shape != teacher_logits.shape:
+        raise UserError(
+            f"distill.teacher gives logits {tuple(teacher_logits.shape)} and the student "
+            f"{tuple(student_logits.shape)}; a logit loss needs the same classes on both sides"
+        )
+
+
+def get_feature(features: Mapping[str, Tensor], path: str, side: str) -> Tensor:
+    """The activation at a module path; a UserError with near paths if it is not there."""
+    if path not in features:
+        raise UserError(
+            f"distill.losses: {side} layer {path!r} was not collected; {get_hint(path, features)}"
+        )
+    return features[path]

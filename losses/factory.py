@@ -1,0 +1,61 @@
+"""From a name and arguments, as they stand in a YAML, to a loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from losses.base import LOSSES, Loss
+from utils.errors import UserError, get_near_names
+
+
+def create_loss(
+    name: str,
+    args: Mapping[str, Any] | None = None,
+    *,
+    temperature: float | None = None,
+    group_size: int | None = None,
+) -> Loss:
+    """The loss of that name.
+
+    Args:
+      name: a registered name.
+      args: the loss's own arguments; they win over the two defaults below.
+      temperature: T for losses that have one and whose args do not name it.
+      group_size: consecutive examples that losses between examples compare; 0: all.
+
+    Raises:
+      UserError: an unknown name, an unknown or missing argument, or a value out of range.
+    """
+    factory = LOSSES.get(name)
+    parameters = inspect.signature(factory).parameters
+    args = dict(args or {})
+    for key, value in (("temperature", temperature), ("group_size", group_size)):
+        if value is not None and key in parameters:
+            args.setdefault(key, value)
+    takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"
+    for key in args:
+        if key not in parameters:
+            near = get_near_names(key, parameters)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UserError(f"distill.losses: {name} has no argument {key!r}; {hint}{takes}")
+    for key, parameter in parameters.items():
+        if parameter.default is parameter.empty and key not in args:
+            raise UserError(f"distill.losses: {name} needs args.{key}; {takes}")
+    return factory(**args)
+
+
+def check_positive(name: str, **values: float) -> None:
+    """Refuse arguments that are not numbers above 0."""
+    for key, value in values.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+            raise UserError(f"distill.losses: {name}.{key} is {value!r}; give a number above 0")
+
+
+def check_choice(name: str, key: str, value: str, choices: tuple[str, ...]) -> None:
+    """Refuse a word that is not among the choices."""
+    if value not in choices:
+        raise UserError(
+            f"distill.losses: {name}.{key} is {value!r}; choose one of {', '.join(choices)}"
+        )

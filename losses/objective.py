@@ -1,0 +1,101 @@
+"""The objective: the task loss and weighted distillation terms as one total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import Loss, LossInputs, LossOutput, Shapes
+from losses.factory import create_loss
+from losses.logits import soft_cross_entropy
+from utils.errors import UserError
+
+
+class Objective(nn.Module):
+    """total = (1 - alpha) * task + alpha * sum of weight * term; without terms, the task alone.
+
+    Args:
+      terms: (name, loss, weight) of each term; a repeated name is numbered in the log.
+      alpha: share of distillation, 0 to 1.
+
+    A part of weight 0 is computed and logged and stays out of the total, so that an infinity in
+    it cannot spread. `LossInputs.term_scales` multiplies the weights by data, for schedules.
+    """
+
+    def __init__(self, terms: Sequence[tuple[str, Loss, float]] = (), alpha: float = 0.5) -> None:
+        super().__init__()
+        self.alpha = alpha if terms else 0.0
+        self.names = _number_repeats([name for name, _, _ in terms])
+        self.losses = nn.ModuleList(loss for _, loss, _ in terms)
+        self.weights = tuple(weight for _, _, weight in terms)
+
+    def student_layers(self) -> tuple[str, ...]:
+        """Module paths of the student whose outputs must come in `student_features`."""
+        return tuple(dict.fromkeys(p for loss in self.losses for p in loss.student_layers()))
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """Module paths of the teacher whose outputs must come in `teacher_features`."""
+        return tuple(dict.fromkeys(p for loss in self.losses for p in loss.teacher_layers()))
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Make the projections of all terms, before the optimizer is made."""
+        for loss in self.losses:
+            loss.build(student_shapes, teacher_shapes)
+
+    def forward(self, inputs: LossInputs) -> LossOutput:
+        """The weighted total and its parts."""
+        with torch.autocast(inputs.student_logits.device.type, enabled=False):
+            task = soft_cross_entropy(inputs.student_logits, inputs.targets, mask=inputs.mask)
+        values = [loss(inputs) for loss in self.losses]
+        parts = [(1 - self.alpha) * task] if self.alpha < 1 else []
+        for index, (value, weight) in enumerate(zip(values, self.weights, strict=True)):
+            if self.alpha * weight:
+                scaled = (self.alpha * weight) * value
+                parts.append(_scale(scaled, inputs.term_scales, index))
+        total = torch.stack(parts).sum() if parts else 0 * task
+        terms = {"task": task, **dict(zip(self.names, values, strict=True)), "total": total}
+        return LossOutput(total, {name: value.detach() for name, value in terms.items()})
+
+
+def create_objective(distill: Any) -> Objective:
+    """The objective of a `distill` section: its terms, or the task loss alone.
+
+    Args:
+      distill: `teacher`, `loss`, `losses` (name, args, weight), `temperature`, `alpha`,
+        `group_size`; a teacher without a named loss is distilled by `kd`.
+
+    Raises:
+      UserError: both `loss` and `losses`, or what `create_loss` refuses.
+    """
+    if distill.loss and distill.losses:
+        raise UserError(
+            f"distill.loss ({distill.loss!r}) and distill.losses are both set; keep one of them"
+        )
+    entries = [(term.name, term.args, term.weight) for term in distill.losses]
+    if not entries and (distill.loss or distill.teacher):
+        entries = [(distill.loss or "kd", {}, 1.0)]
+    terms = [
+        (
+            name,
+            create_loss(name, args, temperature=distill.temperature, group_size=distill.group_size),
+            weight,
+        )
+        for name, args, weight in entries
+    ]
+    return Objective(terms, distill.alpha)
+
+
+def _scale(value: Tensor, term_scales: Tensor | None, index: int) -> Tensor:
+    return value if term_scales is None else term_scales[index].to(value.dtype) * value
+
+
+def _number_repeats(names: Sequence[str]) -> tuple[str, ...]:
+    """Names as they are logged: the second `kd` becomes `kd_2`."""
+    logged: list[str] = []
+    for position, name in enumerate(names):
+        earlier = names[:position].count(name)
+        logged.append(f"{name}_{earlier + 1}" if earlier else name)
+    return tuple(logged)

@@ -1,0 +1,76 @@
+"""The one convention: float32 at least, constant teachers, means over valid examples, groups."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+
+
+def upcast(values: Tensor) -> Tensor:
+    """float32 of a half-precision tensor; float32 and float64 as they are."""
+    if values.dtype in (torch.bfloat16, torch.float16):
+        return values.float()
+    return values
+
+
+def as_constant(values: Tensor) -> Tensor:
+    """The upcast values without their gradient: teachers, targets and weights."""
+    return upcast(values.detach())
+
+
+def mean_valid(per_example: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Mean of [B] values over the valid examples; 0 if there is none.
+
+    The divisor is this batch's own count. Training batches are always full, so the mean over
+    ranks is the mean over the global batch.
+    """
+    if mask is None:
+        return per_example.mean()
+    total = torch.where(mask, per_example, torch.zeros_like(per_example)).sum()
+    return total / mask.sum().clamp(min=1).to(per_example.dtype)
+
+
+def split_groups(values: Tensor, group_size: int) -> Tensor:
+    """[B, ...] as [B / g, g, ...] of consecutive examples; g = 0 takes the whole batch as one.
+
+    Raises:
+      UserError: the batch is not a multiple of the group.
+    """
+    batch = values.shape[0]
+    size = group_size or batch
+    if batch % size:
+        raise UserError(
+            f"distill.group_size ({size}) does not divide a rank's micro-batch of {batch} "
+            "examples; choose a divisor of it"
+        )
+    return values.reshape(batch // size, size, *values.shape[1:])
+
+
+def get_group_weights(values: Tensor, mask: Tensor | None, group_size: int) -> Tensor:
+    """[G, g] weights, 1 for valid examples and 0 for the others, in the dtype of `values`."""
+    if mask is None:
+        mask = torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
+    return split_groups(mask, group_size).to(upcast(values).dtype)
+
+
+def mean_groups(per_group: Tensor, weights: Tensor) -> Tensor:
+    """Mean of [G] values, each group counted by its valid examples, from [G, g] weights."""
+    counts = weights.sum(dim=1)
+    return (per_group * counts).sum() / counts.sum().clamp(min=1)
+
+
+def safe_sqrt(squares: Tensor) -> Tensor:
+    """Square root whose gradient at 0 is 0 instead of infinite."""
+    is_zero = squares <= 0
+    root = torch.where(is_zero, torch.ones_like(squares), squares).sqrt()
+    return torch.where(is_zero, torch.zeros_like(squares), root)
+
+
+def unit_rows(vectors: Tensor, eps: float = 1e-12) -> Tensor:
+    """Vectors over the last axis divided by max(L2 norm, eps); gradient 0 where the norm is 0."""
+    squares = vectors.square().sum(dim=-1, keepdim=True)
+    is_tiny = squares <= eps * eps
+    norms = torch.where(is_tiny, torch.ones_like(squares), squares).sqrt()
+    return torch.where(is_tiny, torch.zeros_like(vectors), vectors / norms)
