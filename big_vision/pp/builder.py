@@ -1,0 +1,90 @@
+"""Turns a preprocessing string into one function on an example.
+
+`decode|resize(224)|flip_lr`: ops from left to right, separated by `|`, each a name or a call with
+literal arguments. The strings, the ops and the randomness contract: docs/preprocessing.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+# The op modules register themselves.
+from big_vision.pp import ops_augment, ops_general, ops_image  # noqa: F401
+from big_vision.pp.randomness import Randomness
+from big_vision.pp.registry import PREFIX, Apply, OpCall, get_op, parse_call
+
+
+class Section(NamedTuple):
+    """One op of a string, as text, and where it starts (0: the first character)."""
+
+    text: str
+    start: int
+
+
+def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[str, Any]]:
+    """`fn(data, *, epoch=0, index=0)`, which maps an example (a dict) to a new dict.
+
+    Works eagerly and inside `tf.data.Dataset.map`, with epoch and index as Python numbers or
+    scalar int64 tensors. What a random op does depends on seed, epoch, index and the op's position
+    alone. No key is added that the string does not name.
+
+    Args:
+      spec: ops separated by `|`; empty or None: the identity.
+      seed: the run's seed.
+
+    Raises:
+      KeyError: unknown op.
+      ValueError: not an op, or broken syntax.
+      TypeError: wrong or missing arguments.
+    """
+    ops = [build_op(section) for section in split_sections(spec)]
+
+    def preprocess(data: dict[str, Any], *, epoch: Any = 0, index: Any = 0) -> dict[str, Any]:
+        import tensorflow as tf
+
+        data = dict(data)
+        example = tf.stack([tf.cast(epoch, tf.int64), tf.cast(index, tf.int64)])
+        for position, op in enumerate(ops):
+            data = op(data, Randomness(seed, position, example))
+        return data
+
+    return preprocess
+
+
+def split_sections(spec: str | None) -> list[Section]:
+    """The non-empty sections of a string. Every `|` separates, also inside quotes."""
+    sections, start = [], 0
+    for text in (spec or "").split("|"):
+        if text:
+            sections.append(Section(text, start))
+        start += len(text) + 1
+    return sections
+
+
+def parse_section(section: Section) -> OpCall:
+    """The section's op and arguments; its name is not looked up.
+
+    Raises:
+      ValueError: not a name or call with literal arguments.
+    """
+    try:
+        call = parse_call(PREFIX + section.text)
+    except SyntaxError as error:
+        raise ValueError(f"Syntax error on: {section.text}") from error
+    except ValueError as error:
+        raise ValueError(f"Error parsing:\n{PREFIX}{section.text}") from error
+    return call._replace(name=call.name.removeprefix(PREFIX))
+
+
+def build_op(section: Section) -> Apply:
+    """The op of one section, ready to run.
+
+    Raises:
+      KeyError, ValueError, TypeError: as in `get_preprocess_fn`.
+    """
+    call = parse_section(section)
+    op = get_op(call.name)(*call.args, **call.kwargs)
+    if section.text[0].isspace():
+        raise ValueError(f"Syntax error on: {section.text}")
+    return op

@@ -1,0 +1,143 @@
+"""Checks a preprocessing string in full when the configuration is loaded, without TensorFlow."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from big_vision.pp.builder import Section, build_op, parse_section, split_sections
+from big_vision.pp.ops_image import RESIZE_METHODS
+from big_vision.pp.registry import OPS, PREFIX, get_op
+from utils.errors import UserError, get_hint
+
+
+def check_spec(spec: str | None) -> None:
+    """Refuse a string that cannot run: names, syntax, signatures and values of its ops.
+
+    Raises:
+      KeyError, ValueError, TypeError: as in `get_preprocess_fn`.
+      ValueError: also for an argument whose value no image could make right.
+    """
+    for section in split_sections(spec):
+        _check_section(section)
+
+
+def require_valid_spec(spec: str | None, key: str) -> None:
+    """As `check_spec`, for the configuration key that holds the string.
+
+    Raises:
+      UserError: one line with the key, the op, its position in the string and near names.
+    """
+    try:
+        check_spec(spec)
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise UserError(f"{key}: {describe_error(spec, error)}") from error
+
+
+def describe_error(spec: str | None, error: Exception) -> str:
+    """One line that says what is wrong with a string and where; its first character is 1.
+
+    Args:
+      error: what `check_spec` or `get_preprocess_fn` raised for this string.
+    """
+    for section in split_sections(spec):
+        try:
+            _check_section(section)
+        except (KeyError, ValueError, TypeError, OSError) as found:
+            return _describe_section(section, found)
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _check_section(section: Section) -> None:
+    build_op(section)
+    call = parse_section(section)
+    bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
+    for word, value in bound.arguments.items():
+        rule, is_valid = _RULES.get(word, ("", _accept))
+        if not is_valid(value):
+            raise ValueError(f"{call.name}: {word}={value!r} is not {rule}")
+
+
+def _describe_section(section: Section, error: Exception) -> str:
+    text = section.text
+    character = section.start + len(text) - len(text.lstrip()) + 1
+    stripped = text.strip()
+    if isinstance(error.__cause__, SyntaxError):
+        offset = (error.__cause__.offset or 1) - len(PREFIX)
+        character = section.start + min(max(offset, 1), len(text))
+        quoted = text.count('"') % 2 or text.count("'") % 2
+        hint = "; a | always separates two ops, also inside quotes" if quoted else ""
+        return f"broken syntax at character {character} in {text!r}{hint}"
+    if isinstance(error, KeyError):
+        name = parse_section(section).name
+        if name.strip() in OPS:
+            return f"blank beside the op {stripped!r} at character {section.start + 1}; remove it"
+        return f"unknown op {name.strip()!r} at character {character}; {get_hint(name, OPS)}"
+    if isinstance(error, TypeError):
+        name = parse_section(section).name
+        reason = str(error).removeprefix(get_op(name).__name__ + "() ")
+        return (
+            f"{name} at character {character}: {reason}; "
+            f"its form is {name}{_format_signature(get_op(name))}"
+        )
+    if isinstance(error.__cause__, ValueError):
+        return (
+            f"{stripped!r} at character {character} is no op: write a name or name(...), with "
+            "numbers, quoted strings, True, False, None or lists of them as arguments"
+        )
+    if text[0].isspace():
+        return f"blank before the op {stripped!r} at character {section.start + 1}; remove it"
+    return f"{' '.join(str(error).split())}, at character {character}"
+
+
+def _format_signature(factory: Callable[..., Any]) -> str:
+    parameters = inspect.signature(factory).parameters.values()
+    shown = [p for p in parameters if p.name not in ("key", "inkey", "outkey")]
+    return str(inspect.Signature(shown))
+
+
+def _accept(_value: Any) -> bool:
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_number_or_numbers(value: Any) -> bool:
+    return _is_number(value) or (
+        isinstance(value, list | tuple) and len(value) > 0 and all(map(_is_number, value))
+    )
+
+
+def _is_side(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) == 2 and all(map(_is_side, value))
+    return not value or _is_side(value)
+
+
+# A rule holds for every op that has an argument of that name.
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "size": ("a positive side or (height, width)", _is_size),
+    "crop_size": ("a positive side or (height, width)", _is_size),
+    "smaller_size": ("a positive side", _is_side),
+    "longer_size": ("a positive side", _is_side),
+    "depth": ("a positive whole number", _is_side),
+    "num_frames": ("a positive whole number", _is_side),
+    "method": ("one of " + ", ".join(RESIZE_METHODS), lambda value: value in RESIZE_METHODS),
+    "where": ("before, after or both", lambda value: value in ("before", "after", "both")),
+    "channels": ("0, 1, 3 or 4", lambda value: value in (0, 1, 3, 4)),
+    "vmin": ("a number", _is_number),
+    "vmax": ("a number", _is_number),
+    "in_min": ("a number or one per channel", _is_number_or_numbers),
+    "in_max": ("a number or one per channel", _is_number_or_numbers),
+    "mean": ("a number or one per channel", _is_number_or_numbers),
+    "std": ("a number or one per channel", _is_number_or_numbers),
+    "area_min": ("a percentage, 0 to 100", lambda v: _is_number(v) and 0 <= v <= 100),
+    "area_max": ("a percentage, 0 to 100", lambda v: _is_number(v) and 0 < v <= 100),
+}

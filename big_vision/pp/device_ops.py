@@ -1,0 +1,104 @@
+"""Takes the final value range off a string, so that batches travel as uint8."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from big_vision.pp.builder import build_op, parse_section, split_sections
+from big_vision.pp.ops_image import CLIP_MEAN, CLIP_STD
+from big_vision.pp.registry import get_op
+
+# The largest value of a uint8 image: what clip_values could clip.
+_UINT8_MAX = 255.0
+
+
+class Normalisation(NamedTuple):
+    """Constants of (uint8 - mean) / std: one number for all channels, or one for each."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+
+def split_device_ops(spec: str, image_key: str = "image") -> tuple[str, Normalisation]:
+    """The string without its final value range, and the constants that stand for it.
+
+    A `value_range`, `vgg_value_range` or `clip_value_range` of the image is taken off if nothing
+    that follows touches the image. If there is none, or if its clipping could matter for uint8,
+    the string comes back as it is with mean 0 and std 1.
+
+    Raises:
+      KeyError, ValueError, TypeError: the string is faulty, as in `get_preprocess_fn`.
+    """
+    sections = split_sections(spec)
+    for section in sections:
+        build_op(section)
+    for number in reversed(range(len(sections))):
+        call = parse_section(sections[number])
+        bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
+        bound.apply_defaults()
+        if not _touches(call.name, bound.arguments, image_key):
+            continue
+        normalisation = _get_normalisation(call.name, bound.arguments, image_key)
+        if normalisation is None:
+            break
+        del sections[number]
+        return "|".join(section.text for section in sections), normalisation
+    return spec, Normalisation()
+
+
+def _touches(name: str, arguments: dict[str, Any], image_key: str) -> bool:
+    """Whether the op reads or writes the image, as far as its arguments say; keep does not."""
+    if name == "keep":
+        return False
+    if name == "drop":
+        return image_key in arguments["keys"]
+    words = [arguments.get(word) for word in ("key", "key_result", "inkey", "outkey")]
+    key, key_result, inkey, outkey = words
+    if "inkey" in arguments and not isinstance(inkey, str):
+        return True
+    if "inkey" in arguments:
+        return image_key in ((key, key) if key else (inkey, outkey))
+    if "key" in arguments:
+        return image_key in (key, key_result)
+    return True
+
+
+def _get_normalisation(
+    name: str, arguments: dict[str, Any], image_key: str
+) -> Normalisation | None:
+    """The affine constants of a value range on the image; None if it is none of these."""
+    if name not in ("value_range", "vgg_value_range", "clip_value_range"):
+        return None
+    keys = (arguments["key"],) if arguments["key"] else (arguments["inkey"], arguments["outkey"])
+    if any(key != image_key for key in keys):
+        return None
+    if name == "clip_value_range":
+        return Normalisation(CLIP_MEAN, CLIP_STD)
+    if name == "vgg_value_range":
+        return Normalisation(_to_floats(arguments["mean"]), _to_floats(arguments["std"]))
+    return _get_range_normalisation(**{k: arguments[k] for k in _RANGE_ARGUMENTS})
+
+
+_RANGE_ARGUMENTS = ("vmin", "vmax", "in_min", "in_max", "clip_values")
+
+
+def _get_range_normalisation(
+    vmin: float, vmax: float, in_min: Any, in_max: Any, clip_values: bool
+) -> Normalisation | None:
+    lows, highs = _to_floats(in_min), _to_floats(in_max)
+    channels = max(len(lows), len(highs))
+    lows, highs = lows * (channels // len(lows)), highs * (channels // len(highs))
+    if vmin == vmax or len(lows) != len(highs):
+        return None
+    never_clips = vmin < vmax and max(lows) <= 0 and min(highs) >= _UINT8_MAX
+    if clip_values and not never_clips:
+        return None
+    std = tuple((high - low) / (vmax - vmin) for low, high in zip(lows, highs, strict=True))
+    mean = tuple(low - vmin * scale for low, scale in zip(lows, std, strict=True))
+    return Normalisation(mean, std)
+
+
+def _to_floats(value: float | Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(v) for v in value) if isinstance(value, list | tuple) else (float(value),)

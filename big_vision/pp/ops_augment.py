@@ -1,0 +1,1 @@
+"""Random augmentations of colour and shape."""

@@ -1,0 +1,299 @@
+"""Ops on images: decode, resize, crop, flip, value ranges.
+
+An image is uint8 [H, W, C] unless an op says otherwise. Bytes are the encoded file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from big_vision.pp.randomness import Randomness
+from big_vision.pp.registry import OPS, on_key, on_key_at_random
+
+RESIZE_METHODS = (
+    "bilinear",
+    "nearest",
+    "bicubic",
+    "area",
+    "lanczos3",
+    "lanczos5",
+    "gaussian",
+    "mitchellcubic",
+)
+# Kernels without negative lobes: the result stays within the input's range.
+_CONVEX_METHODS = ("bilinear", "nearest", "area")
+VGG_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
+VGG_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
+CLIP_MEAN = (0.48145466 * 255, 0.4578275 * 255, 0.40821073 * 255)
+CLIP_STD = (0.26862954 * 255, 0.26130258 * 255, 0.27577711 * 255)
+
+Size = int | Sequence[int]
+
+
+@OPS.register("decode")
+@on_key
+def get_decode(channels=3, precise=False):
+    """Bytes to a uint8 image; precise: the accurate DCT, whose pixels are PIL's."""
+
+    def decode(image):
+        tf = _import_tensorflow()
+        if precise:
+            pixels = tf.io.decode_jpeg(image, channels=channels, dct_method="INTEGER_ACCURATE")
+        else:
+            pixels = tf.io.decode_image(image, channels=channels, expand_animations=False)
+        pixels.set_shape([None, None, channels or None])
+        return pixels
+
+    return decode
+
+
+@OPS.register("resize")
+@on_key
+def get_resize(size, method="bilinear", antialias=False):
+    """To `size`, a side or (height, width); half-pixel centres, dtype kept by truncation."""
+    height_width = get_height_width(size)
+
+    def resize(image):
+        return resize_image(image, height_width, method, antialias)
+
+    return resize
+
+
+@OPS.register("resize_small")
+@on_key
+def get_resize_small(smaller_size, method="area", antialias=False):
+    """The smaller side to `smaller_size`, the aspect ratio kept."""
+
+    def resize_small(image):
+        tf = _import_tensorflow()
+        return _resize_by_side(image, smaller_size, tf.reduce_min, method, antialias)
+
+    return resize_small
+
+
+@OPS.register("resize_long")
+@on_key
+def get_resize_long(longer_size, method="area", antialias=True):
+    """The longer side to `longer_size`, the aspect ratio kept."""
+
+    def resize_long(image):
+        tf = _import_tensorflow()
+        return _resize_by_side(image, longer_size, tf.reduce_max, method, antialias)
+
+    return resize_long
+
+
+@OPS.register("inception_crop")
+@on_key_at_random
+def get_inception_crop(size=None, area_min=5, area_max=100, method="bilinear", antialias=False):
+    """A random box of area_min to area_max percent, then resized to `size` if there is one."""
+
+    def inception_crop(image, randomness):
+        tf = _import_tensorflow()
+        areas = (area_min / 100, area_max / 100)
+        begin, box = sample_box(tf.shape(image), areas, (0.75, 1.33), randomness)
+        crop = tf.slice(image, begin, box)
+        crop.set_shape([None, None, image.shape[-1]])
+        return _resize_if_asked(crop, size, method, antialias)
+
+    return inception_crop
+
+
+@OPS.register("decode_jpeg_and_inception_crop")
+@on_key_at_random
+def get_decode_jpeg_and_inception_crop(
+    size=None,
+    area_min=5,
+    area_max=100,
+    ratio_min=0.75,
+    ratio_max=1.33,
+    method="bilinear",
+    antialias=False,
+):
+    """The same on JPEG bytes; only the box is decoded."""
+
+    def decode_jpeg_and_inception_crop(image, randomness):
+        tf = _import_tensorflow()
+        areas, ratios = (area_min / 100, area_max / 100), (ratio_min, ratio_max)
+        begin, box = sample_box(tf.io.extract_jpeg_shape(image), areas, ratios, randomness)
+        crop = decode_jpeg_window(image, tf.concat([begin[:2], box[:2]], axis=0))
+        return _resize_if_asked(crop, size, method, antialias)
+
+    return decode_jpeg_and_inception_crop
+
+
+@OPS.register("random_crop")
+@on_key_at_random
+def get_random_crop(crop_size):
+    """A crop of `crop_size`, a side or (height, width), anywhere in the image."""
+    height, width = get_height_width(crop_size)
+
+    def random_crop(image, randomness):
+        tf = _import_tensorflow()
+        begin = randomness.integers(tf.shape(image)[:2] - (height - 1, width - 1))
+        crop = tf.slice(image, tf.concat([begin, [0]], axis=0), [height, width, -1])
+        crop.set_shape([height, width, image.shape[-1]])
+        return crop
+
+    return random_crop
+
+
+@OPS.register("central_crop")
+@on_key
+def get_central_crop(crop_size=None):
+    """The middle of the image: `crop_size`, or the largest square if there is none."""
+    height_width = get_height_width(crop_size) if crop_size else None
+
+    def central_crop(image):
+        tf = _import_tensorflow()
+        sides = tf.shape(image)[:2]
+        if height_width:
+            target = tf.constant(height_width, tf.int32)
+        else:
+            target = tf.repeat(tf.reduce_min(sides), 2)
+        begin = (sides - target) // 2
+        crop = tf.slice(image, tf.concat([begin, [0]], 0), tf.concat([target, [-1]], 0))
+        crop.set_shape([*(height_width or (None, None)), image.shape[-1]])
+        return crop
+
+    return central_crop
+
+
+@OPS.register("flip_lr")
+@on_key_at_random
+def get_flip_lr():
+    """Mirror left and right with probability 0.5."""
+
+    def flip_lr(image, randomness):
+        tf = _import_tensorflow()
+        flipped = randomness.uniform() < 0.5
+        return tf.cond(flipped, lambda: tf.reverse(image, [-2]), lambda: image)
+
+    return flip_lr
+
+
+@OPS.register("value_range")
+@on_key
+def get_value_range(vmin=-1, vmax=1, in_min=0, in_max=255.0, clip_values=False):
+    """Float32: [in_min, in_max] (numbers or one per channel) mapped to [vmin, vmax]."""
+
+    def value_range(image):
+        tf = _import_tensorflow()
+        low, high = tf.constant(in_min, tf.float32), tf.constant(in_max, tf.float32)
+        scaled = (tf.cast(image, tf.float32) - low) / (high - low)
+        scaled = vmin + scaled * (vmax - vmin)
+        return tf.clip_by_value(scaled, vmin, vmax) if clip_values else scaled
+
+    return value_range
+
+
+@OPS.register("vgg_value_range")
+@on_key
+def get_vgg_value_range(mean=VGG_MEAN, std=VGG_STD):
+    """Float32: (image - mean) / std, by default ImageNet's channels."""
+    return _get_standardise(mean, std)
+
+
+@OPS.register("clip_value_range")
+@on_key
+def get_clip_value_range():
+    """Float32: (image - mean) / std with the constants of CLIP."""
+    return _get_standardise(CLIP_MEAN, CLIP_STD)
+
+
+@OPS.register("convert_to_video")
+@on_key
+def get_convert_to_video(num_frames):
+    """[H, W, C] to [num_frames, H, W, C]: the image, then frames of zeros."""
+
+    def convert_to_video(image):
+        tf = _import_tensorflow()
+        return tf.pad(image[None], [[0, num_frames - 1], [0, 0], [0, 0], [0, 0]])
+
+    return convert_to_video
+
+
+def get_height_width(size: Size) -> tuple[int, int]:
+    """(height, width) of a side or a pair."""
+    if isinstance(size, int):
+        return size, size
+    height, width = size
+    return height, width
+
+
+def resize_image(image: Any, height_width: Any, method: str, antialias: bool) -> Any:
+    """An image of the given size and the same dtype.
+
+    Computed in float32, clipped to the dtype's range, truncated toward zero.
+    """
+    tf = _import_tensorflow()
+    resized = tf.image.resize(image, height_width, method, antialias=antialias)
+    if image.dtype.is_floating or method in _CONVEX_METHODS:
+        return tf.cast(resized, image.dtype)
+    return tf.saturate_cast(resized, image.dtype)
+
+
+def decode_jpeg_window(image: Any, window: Any) -> Any:
+    """Three channels of a JPEG's window [y, x, height, width]; nothing else is decoded."""
+    tf = _import_tensorflow()
+    return tf.image.decode_and_crop_jpeg(image, window, channels=3)
+
+
+def sample_box(
+    shape: Any,
+    areas: tuple[float, float],
+    ratios: tuple[float, float],
+    randomness: Randomness,
+) -> tuple[Any, Any]:
+    """A random box (begin, size), both int32 [3], ready for `tf.slice`.
+
+    Aspect w/h uniform, then the height uniform over the whole numbers that keep area and width
+    in range: not the log-uniform aspect and uniform area of torchvision. After 100 tries in vain
+    the box is the whole image. One kernel, on the CPU.
+
+    Args:
+      shape: int32 [3] of the image.
+      areas: smallest and largest share of the image.
+      ratios: smallest and largest width / height.
+    """
+    tf = _import_tensorflow()
+    begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+        shape,
+        tf.zeros([0, 0, 4], tf.float32),
+        randomness.key(),
+        min_object_covered=0.0,
+        aspect_ratio_range=ratios,
+        area_range=areas,
+        max_attempts=100,
+        use_image_if_no_bounding_boxes=True,
+    )
+    return begin, size
+
+
+def _resize_if_asked(image: Any, size: Size | None, method: str, antialias: bool) -> Any:
+    if not size:
+        return image
+    return resize_image(image, get_height_width(size), method, antialias)
+
+
+def _resize_by_side(image: Any, size: int, choose_side: Any, method: str, antialias: bool) -> Any:
+    tf = _import_tensorflow()
+    sides = tf.cast(tf.shape(image)[:2], tf.float32)
+    factor = tf.cast(size, tf.float32) / choose_side(sides)
+    return resize_image(image, tf.cast(tf.round(sides * factor), tf.int32), method, antialias)
+
+
+def _get_standardise(mean: Sequence[float], std: Sequence[float]) -> Any:
+    def standardise(image):
+        tf = _import_tensorflow()
+        shifted = tf.cast(image, tf.float32) - tf.constant(mean, tf.float32)
+        return shifted / tf.constant(std, tf.float32)
+
+    return standardise
+
+
+def _import_tensorflow() -> Any:
+    import tensorflow as tf
+
+    return tf
