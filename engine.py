@@ -1,0 +1,289 @@
+"""The loop: what happens in which order. Knows no device, model, loss or dataset by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from utils.metrics import LoopMeter
+
+if TYPE_CHECKING:
+    from datasets import Batch
+    from optim_factory import Schedule
+    from utils.runtime.base import Runtime
+
+
+class Objective(Protocol):
+    """Model and micro-batch -> an output with `total` (scalar) and `terms` (scalars by name)."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Any: ...
+
+
+@dataclass
+class TrainState:
+    """Exactly what a checkpoint holds.
+
+    Args:
+      model: the student.
+      extra: trainable and stateful modules of the losses; may be empty.
+      step: optimizer steps done.
+      best_metric: best evaluation so far, top-1 in percent.
+      first_bad_step: on the device: first step with a non-finite loss or gradient, else -1.
+    """
+
+    model: nn.Module
+    extra: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    ema: nn.Module | None = None
+    ema_decay: float = 0.0
+    accumulate_steps: int = 1
+    max_grad_norm: float | None = None
+    step: int = 0
+    best_metric: float = -1.0
+    first_bad_step: Tensor | None = None
+
+    @property
+    def eval_model(self) -> nn.Module:
+        """The weights that are evaluated and exported: the average where there is one."""
+        return self.model if self.ema is None else self.ema
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that is trained: the student's parameters and the losses' projections."""
+        return [*self.model.parameters(), *self.extra.parameters()]
+
+
+@dataclass
+class Plan:
+    """When things happen, in optimizer steps."""
+
+    total_steps: int
+    steps_per_epoch: int
+    log_every: int
+    eval_every: int
+    checkpoint_every: int
+    seed: int
+    graph_budget: int
+
+
+@dataclass
+class Hooks:
+    """What the loop calls: composition decides what is behind it.
+
+    Args:
+      batches: step -> batches from that step on, on the host.
+      evaluate: state -> metrics by name, `top1` among them.
+      write: step, metrics of a log point or an evaluation -> written and shown.
+      save: state, whether it is the best so far -> checkpoint.
+      global_batch_size: examples of one optimizer step over all ranks.
+    """
+
+    batches: Callable[[int], Iterable[Batch]]
+    evaluate: Callable[[TrainState], dict[str, float]]
+    write: Callable[[int, dict[str, float]], None]
+    save: Callable[[TrainState, bool], None]
+    global_batch_size: int
+
+
+class NonFiniteError(RuntimeError):
+    """A loss or gradient was not finite."""
+
+
+def create_ema(model: nn.Module) -> nn.Module:
+    """A copy of a model that averages its weights; never trained, in eval mode."""
+    return deepcopy(model).requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, model: nn.Module, decay: float) -> None:
+    """ema = decay * ema + (1 - decay) * model, for parameters and float buffers in one lerp.
+
+    Integer buffers (BatchNorm's count of batches) are copied.
+    """
+    pairs = list(zip(ema.state_dict().values(), model.state_dict().values(), strict=True))
+    moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
+    if moving:
+        averages, values = zip(*moving, strict=True)
+        torch._foreach_lerp_(list(averages), list(values), 1.0 - decay)
+    for mine, theirs in pairs:
+        if not mine.is_floating_point():
+            mine.copy_(theirs)
+
+
+def train_step(
+    state: TrainState, batch: Batch, objective: Objective, runtime: Runtime
+) -> dict[str, Tensor]:
+    """Run one optimizer step; the returned scalars stay on the device."""
+    totals: dict[str, Tensor] = {}
+    for micro_batch in batch.split(state.accumulate_steps):
+        with runtime.autocast():
+            loss = objective(state.model, micro_batch)
+        runtime.backward(loss.total / state.accumulate_steps, last=micro_batch.is_last)
+        for name, value in loss.terms.items():
+            totals[name] = totals.get(name, 0.0) + value / state.accumulate_steps
+    runtime.reduce_gradients(state.optimizer)
+    runtime.unscale(state.optimizer)
+    grad_norm = _clip_gradients(state.parameters(), state.max_grad_norm)
+    runtime.optimizer_step(state.optimizer)
+    if state.ema is not None:
+        update_ema(state.ema, state.model, state.ema_decay)
+    return {**totals, "grad_norm": grad_norm}
+
+
+def _clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
+    """Scale all gradients to a global norm of at most `limit`; gives the norm before."""
+    if limit is None:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        return get_total_norm(gradients, foreach=False)
+    return clip_grad_norm_(parameters, limit, foreach=False)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    predict: Callable[[nn.Module, Batch], Tensor],
+    runtime: Runtime,
+) -> dict[str, float]:
+    """Top-1, top-5 and cross-entropy over every valid example once, exact for any split.
+
+    Args:
+      batches: host batches of one static shape, the last one padded and masked.
+      predict: model, device batch -> logits [B, K].
+
+    Returns:
+      `top1` and `top5` in percent, `loss` in nats, mean over examples; `examples` counted.
+    """
+    was_training = model.training
+    model.eval()
+    sums = runtime.upload([0.0] * 4)
+    with runtime.prefetch(batches) as feeder:
+        for batch in feeder:
+            with runtime.autocast():
+                logits = predict(model, batch)
+            sums = sums + _count_batch(logits.float(), batch)
+            runtime.finish_step()
+    model.train(was_training)
+    # host read: one for each evaluation
+    top1, top5, loss, examples = runtime.fetch(runtime.reduce_sum(sums)).tolist()
+    share = 1.0 / max(examples, 1.0)
+    return {
+        "top1": 100.0 * top1 * share,
+        "top5": 100.0 * top5 * share,
+        "loss": loss * share,
+        "examples": examples,
+    }
+
+
+def _count_batch(logits: Tensor, batch: Batch) -> Tensor:
+    """[correct at 1, correct at 5, summed cross-entropy, examples] of the valid examples.
+
+    An example counts as correct at k if fewer than k classes score higher; ties go against it.
+    """
+    valid = batch.mask.float()
+    own = logits.gather(1, batch.labels.long().unsqueeze(1))
+    classes = torch.arange(logits.shape[1], device=logits.device)
+    others = classes != batch.labels.long().unsqueeze(1)
+    ahead = ((logits >= own) & others).sum(dim=1)
+    loss = torch.logsumexp(logits, dim=1) - own.squeeze(1)
+    columns = [(ahead < 1).float(), (ahead < 5).float(), loss, torch.ones_like(valid)]
+    return torch.stack([(column * valid).sum() for column in columns])
+
+
+def fit(
+    state: TrainState, plan: Plan, hooks: Hooks, objective: Objective, runtime: Runtime
+) -> dict[str, float]:
+    """Train from `state.step` to the plan's end.
+
+    The order: [batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier.
+    A restored state that stands on an evaluation's step is evaluated first: the run may have
+    ended between the two.
+
+    Returns:
+      The metrics of the last evaluation.
+    """
+    meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch)
+    metrics: dict[str, float] = {}
+    state.first_bad_step = runtime.upload([-1.0])[0]
+    if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
+        metrics = _evaluate(state, meter, hooks)
+    with runtime.prefetch(hooks.batches(state.step)) as feeder:
+        state.model.train()
+        state.extra.train()
+        while state.step < plan.total_steps:
+            batch = next(feeder)
+            scalars = _run_step(state, batch, objective, runtime, plan.seed)
+            state.step += 1
+            meter.end_step(state.step, hooks.global_batch_size, feeder.wait_s)
+            runtime.settle()
+            is_end = state.step == plan.total_steps
+            if state.step % plan.log_every == 0 or is_end:
+                _log(state, scalars, meter, hooks, runtime)
+            if state.step % plan.checkpoint_every == 0 and not is_end:
+                runtime.settle()
+                hooks.save(state, False)
+            if state.step % plan.eval_every == 0 or is_end:
+                runtime.settle()
+                metrics = _evaluate(state, meter, hooks)
+    hooks.save(state, False)
+    runtime.barrier("end of training")
+    return metrics
+
+
+def _run_step(
+    state: TrainState, batch: Batch, objective: Objective, runtime: Runtime, seed: int
+) -> tuple[tuple[str, ...], Tensor]:
+    """One step between seeding and dispatch: names and values of its scalars, on the device."""
+    with runtime.step(seed, state.step):
+        lrs, decays = state.schedule.values(state.step, state.optimizer)
+        runtime.set_hyperparameters(state.optimizer, lrs, decays)
+        scalars = train_step(state, batch, objective, runtime)
+        # One vector, made in every step: the same graph whether or not it is read.
+        vector = torch.stack([value.detach().float().reshape(()) for value in scalars.values()])
+        step = runtime.upload([float(state.step)])[0]
+        is_new = (state.first_bad_step < 0) & ~torch.isfinite(vector).all()
+        state.first_bad_step = torch.where(is_new, step, state.first_bad_step)
+        vector = torch.cat([vector, state.first_bad_step.reshape(1)])
+    return (*scalars, "first_bad_step"), vector
+
+
+def _log(
+    state: TrainState,
+    scalars: tuple[tuple[str, ...], Tensor],
+    meter: LoopMeter,
+    hooks: Hooks,
+    runtime: Runtime,
+) -> None:
+    """Hand a log line over; its values are read one step behind the device."""
+    names, vector = scalars
+    facts = {"lr": state.schedule.lr_at(state.step - 1), **meter.take(state.step)}
+
+    def write(step: int, host: Tensor) -> None:
+        values = dict(zip(names, host.tolist(), strict=True))
+        bad_step = int(values.pop("first_bad_step"))
+        hooks.write(step, {**values, **facts})
+        if bad_step >= 0:
+            raise NonFiniteError(
+                f"the loss or gradient of step {bad_step} was not finite; lower optim.lr, set "
+                "optim.max_grad_norm, or look at that batch"
+            )
+
+    runtime.defer(write, state.step, scalars=vector)
+
+
+def _evaluate(state: TrainState, meter: LoopMeter, hooks: Hooks) -> dict[str, float]:
+    with meter.phase("eval", state.step):
+        metrics = hooks.evaluate(state)
+    state.model.train()
+    if metrics["top1"] > state.best_metric:
+        state.best_metric = metrics["top1"]
+        hooks.save(state, True)
+    line = {f"eval_{name}": value for name, value in metrics.items()}
+    hooks.write(state.step, {**line, **meter.get_graphs()})
+    return metrics

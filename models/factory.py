@@ -1,0 +1,108 @@
+"""`create_model`: timm names and the house's own, with near names where one is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import timm
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.weights import EXPORT_FACTS, EXPORT_NAME, load_into, load_weights
+from utils.errors import UserError, get_near_names
+from utils.registry import Registry
+
+if TYPE_CHECKING:
+    from utils.config.sections import ModelSection
+
+MODELS = Registry("model")
+
+
+def find_model_name(name: str, key: str = "model.name") -> str:
+    """The name itself if there is such a model; costs no device and no memory.
+
+    Raises:
+      UserError: unknown, with near names.
+    """
+    if name in MODELS or timm.is_model(name):
+        return name
+    base, _, tag = name.partition(".")
+    if timm.is_model(base):
+        known = [tag_of.partition(".")[2] for tag_of in timm.list_pretrained(f"{base}.*")]
+        raise UserError(f"{key} {name!r}: {base} has no weights tagged {tag!r}; known: {known}")
+    near = get_near_names(name, [*MODELS.names(), *timm.list_models()], limit=5)
+    hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
+    raise UserError(f"{key} {name!r} is no model of timm or of models/; {hint}")
+
+
+def create_model(section: ModelSection, *, num_classes: int, device: str = "cpu") -> nn.Module:
+    """The student of a run, float32; logits [B, num_classes].
+
+    Initial values come from PyTorch's generator: seed it first.
+
+    Args:
+      device: "cpu", or "meta" to check names, arguments and weights at no cost.
+
+    Raises:
+      UserError: unknown model, arguments it does not take, weights that do not fit.
+    """
+    arguments = dict(section.args)
+    if section.image_size is not None:
+        arguments["img_size"] = section.image_size
+    if section.drop_path_rate:
+        arguments["drop_path_rate"] = section.drop_path_rate
+    if section.drop_rate:
+        arguments["drop_rate"] = section.drop_rate
+    model = build_model(
+        section.name,
+        {**arguments, "num_classes": num_classes},
+        pretrained=section.pretrained and device != "meta",
+        key="model",
+        device=device,
+    )
+    if section.weights:
+        tensors = load_weights(section.weights, "model.weights")
+        load_into(model, tensors, "model.weights", section.weights)
+    return model
+
+
+def build_model(
+    name: str,
+    arguments: dict[str, Any],
+    *,
+    pretrained: bool = False,
+    key: str = "model",
+    device: str = "cpu",
+) -> nn.Module:
+    """A module by name on a device; errors name the configuration key that gave the name."""
+    find_model_name(name, f"{key}.name" if key == "model" else key)
+    try:
+        with torch.device(device):
+            if name in MODELS:
+                return MODELS.get(name)(**arguments)
+            return timm.create_model(name, pretrained=pretrained, **arguments)
+    except (TypeError, AssertionError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(
+            f"{key} {name!r} refuses its arguments {arguments}: {reason}; change {key}.args, "
+            "model.image_size or the rates"
+        ) from error
+    except (OSError, RuntimeError) as error:
+        if not pretrained:
+            raise
+        raise UserError(
+            f"{key} {name!r}: its weights cannot be fetched ({type(error).__name__}); give a local "
+            "file by model.weights or distill.teacher_weights"
+        ) from error
+
+
+def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path) -> Path:
+    """Write weights that load into a plain `timm.create_model`, and the facts to create it by."""
+    path = folder / EXPORT_NAME
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
+    text = json.dumps(facts, indent=2) + "\n"
+    (folder / EXPORT_FACTS).write_text(text, encoding="utf-8")
+    return path

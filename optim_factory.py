@@ -1,0 +1,237 @@
+"""Optimizers by timm name with decay and no-decay groups, and the schedules of their values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from timm.optim import (
+    create_optimizer_v2,
+    list_optimizers,
+    param_groups_layer_decay,
+    param_groups_weight_decay,
+)
+from torch import nn
+
+from utils.config.checks import check_warmup
+from utils.errors import UserError, get_hint
+from utils.log import get_logger
+
+if TYPE_CHECKING:
+    from utils.config.sections import OptimSection
+
+# Proven on XLA: one graph from step 0, no host read, and the same values with the state made
+# beforehand as without.
+PROVEN = ("adamw", "sgd", "lamb", "lion", "adafactor")
+# State that is zero before step 0, so that it may be made beforehand (compared eagerly over five
+# steps with momentum and weight decay).
+PREPARABLE = (
+    *PROVEN, "adam", "nadamw", "sgdw", "lars", "adafactorbv", "adabelief", "mars", "adan", "cadamw",
+)  # fmt: skip
+# What cannot run on XLA, and why.
+REFUSED = {
+    "kron": "it compiles its own maths with torch.compile, which has no XLA backend here",
+    "lookahead": "it is a wrapper; name the inner optimizer",
+}
+# Weight decay as `p *= 1 - lr * weight_decay` with Python floats: where the product is below
+# 2^-24 the factor is exactly 1 in float32, a constant that costs another XLA graph.
+_FLOAT_DECOUPLED = ("lion", "adafactor", "sgdw", "nadamw", "cadamw", "adan", "mars", "adafactorbv")
+_DECAY_RESOLUTION = 6.0e-8
+# Tokens and tables that are no matrices of a linear map, whatever their number of dimensions.
+_NO_DECAY_PATTERNS = (
+    "*pos_embed*", "*cls_token", "*dist_token", "*reg_token", "*mask_token",
+    "*relative_position_bias_table", "*.gamma", "*.ls1.*", "*.ls2.*",
+)  # fmt: skip
+
+
+def create_optimizer(
+    section: OptimSection,
+    model: nn.Module,
+    *,
+    extra: nn.Module | None = None,
+    device_arguments: Mapping[str, Any] | None = None,
+) -> torch.optim.Optimizer:
+    """A timm optimizer over decay and no-decay groups.
+
+    Biases, norms, one-dimensional parameters, positional and class tokens have no weight decay.
+    Each group carries `lr_scale` (layer decay, else 1) and `decays`.
+
+    Args:
+      extra: further trainable modules (projections of feature losses): decay, no layer decay.
+      device_arguments: what the runtime adds for its device.
+
+    Raises:
+      UserError: unknown or refused optimizer, or arguments that it does not take.
+    """
+    name = section.name.lower()
+    check_optimizer_name(name)
+    groups = get_parameter_groups(section, model)
+    if extra is not None and any(p.requires_grad for p in extra.parameters()):
+        groups += param_groups_weight_decay(extra, section.weight_decay)
+    for group in groups:
+        group.setdefault("lr_scale", 1.0)
+        group["decays"] = group["weight_decay"] > 0
+    arguments: dict[str, Any] = {**(device_arguments or {}), **section.args}
+    if section.betas is not None:
+        arguments["betas"] = tuple(section.betas)
+    if section.eps is not None:
+        arguments["eps"] = section.eps
+    try:
+        return create_optimizer_v2(
+            groups,
+            opt=name,
+            lr=section.lr,
+            weight_decay=section.weight_decay,
+            momentum=section.momentum,
+            **arguments,
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"optim.name {name!r} refuses its arguments: {error}; change optim.args, optim.betas "
+            "or optim.eps"
+        ) from error
+
+
+def check_optimizer_name(name: str) -> None:
+    """Refuse an unknown or unusable optimizer; warn about one that nobody has proven."""
+    name = name.lower()
+    if name in REFUSED:
+        raise UserError(f"optim.name {name!r} is refused: {REFUSED[name]}")
+    known = list_optimizers()
+    if name not in known:
+        raise UserError(f"optim.name {name!r} is no timm optimizer; {get_hint(name, known)}")
+    if name not in PROVEN:
+        get_logger().warning(
+            "optim.name %s is not proven on XLA (%s are); the graph budget decides",
+            name,
+            ", ".join(PROVEN),
+        )
+
+
+def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[str, Any]]:
+    """Parameter groups of a model, with layer decay where it is asked for."""
+    own = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
+    patterns = (*sorted(own), *_NO_DECAY_PATTERNS)
+    weight_decay = section.weight_decay or section.weight_decay_end or 0.0
+    if section.layer_decay is None:
+        return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=patterns)
+    if not hasattr(model, "group_matcher"):
+        raise UserError(
+            f"optim.layer_decay ({section.layer_decay}) needs a model that names its layers "
+            f"(group_matcher); {type(model).__name__} does not, set it to none"
+        )
+    return param_groups_layer_decay(
+        model,
+        weight_decay,
+        no_weight_decay_list=patterns,
+        layer_decay=section.layer_decay,
+    )
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate and weight decay as functions of the step alone.
+
+    Args:
+      lr_at: step -> learning rate of a group with lr_scale 1.
+      decay_at: step -> weight decay of the groups that decay.
+      lr_floor: smallest learning rate handed to the optimizer.
+    """
+
+    lr_at: Callable[[int], float]
+    decay_at: Callable[[int], float]
+    total_steps: int
+    lr_floor: float = field(default=1e-12)
+
+    def values(
+        self, step: int, optimizer: torch.optim.Optimizer
+    ) -> tuple[list[float], list[float]]:
+        """Learning rates and weight decays of all groups at a step, in group order."""
+        lr, decay = self.lr_at(step), self.decay_at(step)
+        groups = optimizer.param_groups
+        lrs = [max(lr * group["lr_scale"], self.lr_floor) for group in groups]
+        return lrs, [decay if group["decays"] else 0.0 for group in groups]
+
+
+def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch: int) -> Schedule:
+    """The schedule of a run; moves once per optimizer step.
+
+    Warm-up is linear from `warmup_lr` at step 0 to `lr` at its end; the shape then runs over the
+    remaining steps and ends at `min_lr`.
+
+    Raises:
+      UserError: a warm-up longer than the run.
+    """
+    warmup = get_warmup_steps(section, steps_per_epoch)
+    check_warmup(warmup, total_steps)
+    shape = _create_shape(section, warmup, total_steps, steps_per_epoch)
+
+    def lr_at(step: int) -> float:
+        if step < warmup:
+            return section.warmup_lr + (section.lr - section.warmup_lr) * step / warmup
+        return shape(step)
+
+    def decay_at(step: int) -> float:
+        if section.weight_decay_end is None:
+            return section.weight_decay
+        progress = min(step / max(total_steps - 1, 1), 1.0)
+        return _cosine(section.weight_decay, section.weight_decay_end, progress)
+
+    return Schedule(lr_at, decay_at, total_steps, _get_lr_floor(section))
+
+
+def get_warmup_steps(section: OptimSection, steps_per_epoch: int) -> int:
+    """Length of the warm-up in optimizer steps."""
+    if section.warmup_steps is not None:
+        return section.warmup_steps
+    return round(section.warmup_epochs * steps_per_epoch)
+
+
+def _create_shape(
+    section: OptimSection, warmup: int, total_steps: int, steps_per_epoch: int
+) -> Callable[[int], float]:
+    high, low = section.lr, section.min_lr
+    length = max(total_steps - warmup, 1)
+
+    def progress(step: int) -> float:
+        return min((step - warmup) / length, 1.0)
+
+    def decay_in_steps(step: int) -> float:
+        passed = sum(step >= epoch * steps_per_epoch for epoch in section.decay_epochs)
+        return max(high * section.decay_rate**passed, low)
+
+    def hold_then_decay(step: int) -> float:
+        start = 1 - section.cooldown_fraction
+        return high + (low - high) * max(0.0, (progress(step) - start) / section.cooldown_fraction)
+
+    shapes: dict[str, Callable[[int], float]] = {
+        "constant": lambda step: high,
+        "cosine": lambda step: _cosine(high, low, progress(step)),
+        "linear": lambda step: high + (low - high) * progress(step),
+        "polynomial": lambda step: low + (high - low) * (1 - progress(step)) ** section.power,
+        "step": decay_in_steps,
+        "wsd": hold_then_decay,
+    }
+    return shapes[section.schedule]
+
+
+def _cosine(start: float, end: float, progress: float) -> float:
+    return end + 0.5 * (start - end) * (1 + math.cos(math.pi * progress))
+
+
+def _get_lr_floor(section: OptimSection) -> float:
+    """The least learning rate that costs no further XLA graph."""
+    name = section.name.lower()
+    if name not in _FLOAT_DECOUPLED or section.weight_decay == 0:
+        return 1e-12
+    floor = _DECAY_RESOLUTION / section.weight_decay
+    if section.min_lr < floor:
+        get_logger().warning(
+            "optim.min_lr %g is raised to %.3g: below it %s's weight decay of %g rounds to nothing "
+            "in float32 and XLA compiles another graph",
+            section.min_lr, floor, name, section.weight_decay,
+        )  # fmt: skip
+    return floor

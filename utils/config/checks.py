@@ -1,0 +1,101 @@
+"""Checks across keys that need nothing but the configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config.load import RunConfig
+
+
+def check_config(config: RunConfig) -> None:
+    """Refuse keys that contradict each other.
+
+    Raises:
+      UserError: the first contradiction, with the way out.
+    """
+    _check_batches(config)
+    _check_distillation(config)
+    _check_optimizer(config)
+    if config.data.source in ("tfds", "folder") and not config.data.root:
+        raise UserError(
+            "data.root is empty; name the dataset's directory by data.root, --data_path or "
+            "--tfds_data_dir"
+        )
+    if config.data.source == "tfds" and not config.data.name:
+        raise UserError("data.name is empty; name the TFDS dataset by data.name or --data_set")
+    if config.run.eval_only and not (config.run.resume or config.model.weights):
+        raise UserError(
+            "run.eval_only needs weights to evaluate; add --resume auto, --resume PATH or "
+            "--model.weights PATH"
+        )
+
+
+def _check_batches(config: RunConfig) -> None:
+    batch, parts = config.data.global_batch_size, config.train.accumulate_steps
+    if batch % parts:
+        raise UserError(
+            f"data.global_batch_size ({batch}) is not divisible by train.accumulate_steps "
+            f"({parts}); change one of them"
+        )
+    mixes = config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0
+    if mixes and (batch // parts) % 2:
+        raise UserError(
+            f"data.global_batch_size / train.accumulate_steps ({batch // parts}) is odd, but mixup "
+            "and cutmix mix pairs; make it even or switch mixing off"
+        )
+
+
+def _check_distillation(config: RunConfig) -> None:
+    distill = config.distill
+    if distill.loss and distill.losses:
+        raise UserError(
+            f"distill.loss ({distill.loss!r}) and distill.losses are both given; keep one of them"
+        )
+    wants_loss = bool(distill.loss or distill.losses)
+    if wants_loss and not distill.teacher and not distill.teacher_weights:
+        raise UserError(
+            "distill.loss is given but distill.teacher is empty; name a teacher or drop the loss"
+        )
+    if (distill.teacher or distill.teacher_weights) and not wants_loss:
+        raise UserError(
+            f"distill.teacher ({distill.teacher or distill.teacher_weights!r}) has no loss to "
+            "teach by; set distill.loss (--kd soft) or distill.losses"
+        )
+    part = config.data.global_batch_size // config.train.accumulate_steps
+    if wants_loss and part % distill.group_size:
+        raise UserError(
+            f"distill.group_size ({distill.group_size}) does not divide the micro-batch of {part} "
+            "examples; choose a divisor"
+        )
+
+
+def _check_optimizer(config: RunConfig) -> None:
+    optim = config.optim
+    if optim.min_lr > optim.lr:
+        raise UserError(
+            f"optim.min_lr ({optim.min_lr}) exceeds optim.lr ({optim.lr}); lower min_lr"
+        )
+    if config.train.steps is None and optim.warmup_steps is None:
+        if optim.warmup_epochs > config.train.epochs:
+            raise UserError(
+                f"optim.warmup_epochs ({optim.warmup_epochs:g}) exceeds train.epochs "
+                f"({config.train.epochs}); lower it or raise train.epochs"
+            )
+    elif optim.warmup_steps is not None and config.train.steps is not None:
+        check_warmup(optim.warmup_steps, config.train.steps)
+    if optim.schedule == "step" and not optim.decay_epochs:
+        raise UserError(
+            "optim.schedule is 'step' but optim.decay_epochs is empty; name the epochs of the steps"
+        )
+
+
+def check_warmup(warmup_steps: int, total_steps: int) -> None:
+    """Refuse a warm-up that is longer than the run."""
+    if warmup_steps > total_steps:
+        raise UserError(
+            f"optim.warmup_steps ({warmup_steps}) exceeds the run's {total_steps} steps; lower it "
+            "or raise train.epochs"
+        )

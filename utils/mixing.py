@@ -1,0 +1,123 @@
+"""Mixup and cutmix of neighbouring examples: drawn on the host, applied on the device.
+
+Examples 2j and 2j+1 of the global batch are mixed with each other, each pair with its own
+coefficients, which travel with the batch as data. So one graph serves every step, and the result
+does not depend on the number of ranks or micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from utils.config.sections import TrainSection
+
+LAM, BLEND, BOX = "mix_lam", "mix_blend", "mix_box"
+
+
+class Mixing:
+    """Draws coefficients for a step and mixes images and targets by them.
+
+    Args:
+      section: the keys mixup_alpha, cutmix_alpha, mix_prob, cutmix_prob, label_smoothing, seed.
+    """
+
+    def __init__(self, section: TrainSection) -> None:
+        self.section = section
+        self.active = section.mixup_alpha > 0 or section.cutmix_alpha > 0
+
+    def sample(
+        self, step: int, global_batch_size: int, image_size: tuple[int, int]
+    ) -> dict[str, Tensor]:
+        """Coefficients of the whole global batch, a function of (seed, step) alone.
+
+        Returns:
+          `mix_lam` [B] share of the own label, `mix_blend` [B] share of the own pixels outside
+          the box, `mix_box` [B, 4] rows y0, y1 and columns x0, x1 that the partner fills.
+        """
+        section = self.section
+        pairs = global_batch_size // 2
+        rng = np.random.Generator(np.random.Philox(key=[section.seed, step]))
+        mixed = rng.random(pairs) < section.mix_prob
+        cut_share = section.cutmix_prob if section.mixup_alpha > 0 else 1.0
+        cut = (rng.random(pairs) < cut_share) & (section.cutmix_alpha > 0)
+        blend = _draw_beta(rng, section.mixup_alpha, pairs)
+        area = _draw_beta(rng, section.cutmix_alpha, pairs)
+        boxes = _draw_boxes(rng, 1.0 - area, image_size)
+        boxes[~(mixed & cut)] = 0
+        blend[~mixed | cut] = 1.0
+        height, width = image_size
+        covered = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (height * width)
+        lam = np.where(cut, 1.0 - covered, blend)
+        return {
+            LAM: _for_both(lam.astype(np.float32)),
+            BLEND: _for_both(blend.astype(np.float32)),
+            BOX: _for_both(boxes.astype(np.float32)),
+        }
+
+    def mix_pixels(self, pixels: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """Mixed images of the same shape [B, C, H, W]; unchanged where nothing is mixed."""
+        if not self.active:
+            return pixels
+        partner = _swap_neighbours(pixels)
+        blend = extras[BLEND].view(-1, 1, 1, 1)
+        box = extras[BOX].view(-1, 4, 1, 1)
+        rows = torch.arange(pixels.shape[2], device=pixels.device, dtype=torch.float32)
+        columns = torch.arange(pixels.shape[3], device=pixels.device, dtype=torch.float32)
+        rows, columns = rows.view(1, -1, 1), columns.view(1, 1, -1)
+        inside = (rows >= box[:, 0]) & (rows < box[:, 1])
+        inside = inside & (columns >= box[:, 2]) & (columns < box[:, 3])
+        blended = pixels * blend + partner * (1.0 - blend)
+        return torch.where(inside.unsqueeze(1), partner, blended)
+
+    def mix_targets(self, labels: Tensor, num_classes: int, extras: dict[str, Tensor]) -> Tensor:
+        """Float32 [B, K] targets that sum to 1: smoothed, then mixed like the pixels.
+
+        Smoothing spreads `label_smoothing` over all K classes (as timm and PyTorch do).
+        """
+        smoothing = self.section.label_smoothing
+        classes = torch.arange(num_classes, device=labels.device, dtype=labels.dtype)
+        one_hot = (labels.unsqueeze(1) == classes).to(torch.float32)
+        targets = one_hot * (1.0 - smoothing) + smoothing / num_classes
+        if not self.active:
+            return targets
+        lam = extras[LAM].unsqueeze(1)
+        return targets * lam + _swap_neighbours(targets) * (1.0 - lam)
+
+
+def _draw_beta(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray:
+    """Beta(alpha, alpha) draws, or ones where the kind of mixing is off."""
+    return rng.beta(alpha, alpha, count) if alpha > 0 else np.ones(count)
+
+
+def _draw_boxes(
+    rng: np.random.Generator, area: np.ndarray, image_size: tuple[int, int]
+) -> np.ndarray:
+    """Boxes [n, 4] (y0, y1, x0, x1) of the image's shape and that area, cut at the borders.
+
+    Source: Yun et al. 2019, arXiv:1905.04899, section 3.1.
+    """
+    sides = []
+    for size in image_size:
+        length = np.floor(size * np.sqrt(area))
+        centre = np.floor(rng.random(len(area)) * size)
+        sides += [
+            np.clip(centre - np.floor(length / 2), 0, size),
+            np.clip(centre + np.floor(length / 2), 0, size),
+        ]
+    return np.stack(sides, axis=1)
+
+
+def _for_both(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.repeat(values, 2, axis=0))
+
+
+def _swap_neighbours(values: Tensor) -> Tensor:
+    """Rows in the order 1, 0, 3, 2, ...; the number of rows is even."""
+    paired = values.unflatten(0, (math.floor(values.shape[0] / 2), 2))
+    return torch.flip(paired, dims=(1,)).flatten(0, 1)
