@@ -1,1 +1,227 @@
-"""Random augmentations of colour and shape."""
+"""Random augmentations of colour and shape, for uint8 images [H, W, 3]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from big_vision.pp import autoaugment
+from big_vision.pp.randomness import Randomness
+from big_vision.pp.registry import OPS, on_key_at_random
+
+# Luminance of ITU-R 601, as PIL's mode L.
+_GREY_WEIGHTS = (0.299, 0.587, 0.114)
+# The operations' number that leaves an image as it is.
+_IDENTITY = len(autoaugment.OPERATIONS)
+
+
+@OPS.register("randaug")
+@on_key_at_random
+def get_randaug(num_layers=2, magnitude=10):
+    """`num_layers` times one of 16 operations, each as likely, at a magnitude of 0 to 10.
+
+    Source: Cubuk et al. 2020, arXiv:1909.13719.
+    """
+    names = tuple(autoaugment.OPERATIONS)
+    levels = [autoaugment.get_level_argument(name, magnitude) or 0.0 for name in names]
+    is_signed = [name in autoaugment.SIGNED for name in names]
+
+    def randaug(image, randomness):
+        import tensorflow as tf
+
+        _require_rgb(image, "randaug")
+        draws = randomness.uniform([num_layers, 2])
+        for layer in range(num_layers):
+            number = tf.cast(draws[layer, 0] * len(names), tf.int32)
+            argument = tf.gather(tf.constant(levels, tf.float32), number)
+            negative = tf.gather(is_signed, number) & (draws[layer, 1] < 0.5)
+            argument = tf.where(negative, -argument, argument)
+            part = randomness.child(layer)
+            image = autoaugment.apply_operation(image, number, argument, part)
+        return image
+
+    return randaug
+
+
+@OPS.register("autoaugment")
+@on_key_at_random
+def get_autoaugment(policy="v0"):
+    """One of the policy's 25 sub-policies: two operations, each with its own probability.
+
+    Source: Cubuk et al. 2019, arXiv:1805.09501.
+    """
+    if policy != "v0":
+        raise ValueError(f"autoaugment: policy={policy!r} is not 'v0', the one there is")
+    rows = [_describe_steps(steps) for steps in autoaugment.POLICY_V0]
+
+    def augment(image, randomness):
+        import tensorflow as tf
+
+        _require_rgb(image, "autoaugment")
+        draws = randomness.uniform([5])
+        table = tf.constant(rows, tf.float32)  # [25, 2, (number, probability, argument, signed)]
+        steps = table[tf.cast(draws[0] * len(rows), tf.int32)]
+        for step in range(2):
+            number, probability, argument, signed = tf.unstack(steps[step])
+            chance, sign = draws[1 + 2 * step], draws[2 + 2 * step]
+            number = tf.where(chance < probability, tf.cast(number, tf.int32), _IDENTITY)
+            argument = tf.where((signed > 0) & (sign < 0.5), -argument, argument)
+            part = randomness.child(step)
+            image = autoaugment.apply_operation(image, number, argument, part)
+        return image
+
+    return augment
+
+
+@OPS.register("color_jitter")
+@on_key_at_random
+def get_color_jitter(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0):
+    """Brightness, contrast, saturation and hue changed in random order, as torchvision does.
+
+    The first three are multiplied by a factor uniform in [max(0, 1 - x), 1 + x], hue is turned by
+    a share of the circle uniform in [-x, x].
+    """
+
+    def color_jitter(image, randomness):
+        return jitter_colors(image, (brightness, contrast, saturation, hue), randomness)
+
+    return color_jitter
+
+
+@OPS.register("gray_blur_solarize")
+@on_key_at_random
+def get_gray_blur_solarize(sigma_min=0.1, sigma_max=2.0, threshold=128):
+    """One of grayscale, Gaussian blur (sigma uniform) and solarize, each as likely.
+
+    Source: Touvron, Cord and Jegou 2022, "DeiT III", arXiv:2204.07118, section 3.
+    """
+
+    def gray_blur_solarize(image, randomness):
+        return apply_gray_blur_or_solarize(image, (sigma_min, sigma_max), threshold, randomness)
+
+    return gray_blur_solarize
+
+
+@OPS.register("three_augment")
+@on_key_at_random
+def get_three_augment(strength=0.3):
+    """DeiT III's augmentation: gray_blur_solarize, then color_jitter(strength, three times)."""
+
+    def three_augment(image, randomness):
+        image = apply_gray_blur_or_solarize(image, (0.1, 2.0), 128, randomness.child(0))
+        return jitter_colors(image, (strength, strength, strength, 0.0), randomness.child(1))
+
+    return three_augment
+
+
+def jitter_colors(image: Any, strengths: tuple[float, ...], randomness: Randomness) -> Any:
+    """The image with brightness, contrast, saturation and hue changed in random order.
+
+    Args:
+      strengths: four numbers; 0 leaves a step out.
+    """
+    import tensorflow as tf
+
+    _require_rgb(image, "color_jitter")
+    steps = (_change_brightness, _change_contrast, _change_saturation, _turn_hue)
+    used = [(step, x) for step, x in zip(steps, strengths, strict=True) if x]
+    if not used:
+        return image
+    draws = randomness.uniform([2, len(used)])
+    order = tf.argsort(draws[0])
+    lows = tf.constant([-x if step is _turn_hue else max(0.0, 1 - x) for step, x in used])
+    highs = tf.constant([x if step is _turn_hue else 1.0 + x for step, x in used])
+    amounts = tf.gather(lows + draws[1] * (highs - lows), order)
+    pixels = tf.cast(image, tf.float32)
+    for place in range(len(used)):
+        branches = [_bind(step, pixels, amounts[place]) for step, _ in used]
+        pixels = tf.clip_by_value(tf.switch_case(order[place], branches), 0.0, 255.0)
+        pixels.set_shape(image.shape)
+    return tf.cast(pixels + 0.5, tf.uint8)
+
+
+def apply_gray_blur_or_solarize(
+    image: Any, sigmas: tuple[float, float], threshold: int, randomness: Randomness
+) -> Any:
+    """The image after one of the three, each as likely."""
+    import tensorflow as tf
+
+    _require_rgb(image, "gray_blur_solarize")
+    choice, share = tf.unstack(randomness.uniform([2]))
+    sigma = sigmas[0] + share * (sigmas[1] - sigmas[0])
+
+    def blur() -> Any:
+        return tf.cast(blur_image(tf.cast(image, tf.float32), sigma) + 0.5, tf.uint8)
+
+    def gray() -> Any:
+        return tf.cast(_change_saturation(tf.cast(image, tf.float32), 0.0) + 0.5, tf.uint8)
+
+    def solarize() -> Any:
+        return autoaugment.solarize(image, threshold)
+
+    result = tf.switch_case(tf.cast(choice * 3, tf.int32), [gray, blur, solarize])
+    result.set_shape(image.shape)
+    return result
+
+
+def blur_image(image: Any, sigma: Any) -> Any:
+    """Gaussian blur of a float32 image [H, W, C]; weights are renormalised at the border.
+
+    Two matrix products, one for each axis: at 224 px as fast as the best convolution on a CPU, and
+    the same for every sigma.
+    """
+    import tensorflow as tf
+
+    def get_weights(side: Any) -> Any:
+        places = tf.range(tf.cast(side, tf.float32))
+        return tf.nn.softmax(-0.5 * tf.square((places[:, None] - places[None]) / sigma))
+
+    height, width, channels = tf.unstack(tf.shape(image))
+    rows = tf.matmul(get_weights(height), tf.reshape(image, [height, width * channels]))
+    rows = tf.reshape(rows, [height, width, channels])
+    return tf.einsum("vw,hwc->hvc", get_weights(width), rows)
+
+
+def _bind(step: Any, pixels: Any, amount: Any) -> Any:
+    return lambda: step(pixels, amount)
+
+
+def _change_brightness(pixels: Any, factor: Any) -> Any:
+    return pixels * factor
+
+
+def _change_contrast(pixels: Any, factor: Any) -> Any:
+    import tensorflow as tf
+
+    mean = tf.reduce_sum(tf.reduce_mean(pixels, [0, 1]) * _GREY_WEIGHTS)
+    return mean + factor * (pixels - mean)
+
+
+def _change_saturation(pixels: Any, factor: Any) -> Any:
+    import tensorflow as tf
+
+    grey = tf.tile(tf.constant(_GREY_WEIGHTS)[:, None], [1, 3])
+    mixer = factor * tf.eye(3) + (1.0 - factor) * grey
+    return tf.reshape(tf.matmul(tf.reshape(pixels, [-1, 3]), mixer), tf.shape(pixels))
+
+
+def _turn_hue(pixels: Any, share: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.image.adjust_hue(pixels / 255.0, share) * 255.0
+
+
+def _describe_steps(steps: Any) -> list[list[float]]:
+    names = list(autoaugment.OPERATIONS)
+    rows = []
+    for name, probability, magnitude in steps:
+        argument = autoaugment.get_level_argument(
+            name, magnitude, autoaugment.POLICY_CUTOUT, autoaugment.POLICY_TRANSLATE
+        )
+        signed = float(name in autoaugment.SIGNED)
+        rows.append([float(names.index(name)), probability, argument or 0.0, signed])
+    return rows
+
+
+def _require_rgb(image: Any, op: str) -> None:
+    if image.dtype != "uint8" or image.shape.rank != 3 or image.shape[-1] not in (3, None):
+        raise ValueError(f"{op} needs a uint8 image [H, W, 3], not {image.dtype} {image.shape}")

@@ -1,0 +1,284 @@
+"""The sixteen image operations of AutoAugment and RandAugment, and their strengths.
+
+Images are uint8 [H, W, 3]; results are truncated toward zero. Four oddities are those of the
+published file and are kept, so that recipes keep their meaning: `contrast` takes pixel count / 256
+for the mean, `solarize` at magnitude 10 wraps to a threshold of 0 and so inverts, `posterize` to 0
+bits keeps one, and magnitude 5 is the identity for the four enhancing operations.
+
+Sources: Cubuk et al. 2019, arXiv:1805.09501; Cubuk et al. 2020, arXiv:1909.13719.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+GREY = (128, 128, 128)
+SIGNED = ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY")
+MAX_MAGNITUDE = 10
+# The side of the largest cutout is twice this; the longest translation, in pixels.
+RANDAUG_CUTOUT, RANDAUG_TRANSLATE = 40, 100
+POLICY_CUTOUT, POLICY_TRANSLATE = 100, 250
+
+# 25 sub-policies found on ImageNet: two steps of (operation, probability, magnitude).
+POLICY_V0 = (
+    (("Equalize", 0.8, 1), ("ShearY", 0.8, 4)),
+    (("Color", 0.4, 9), ("Equalize", 0.6, 3)),
+    (("Color", 0.4, 1), ("Rotate", 0.6, 8)),
+    (("Solarize", 0.8, 3), ("Equalize", 0.4, 7)),
+    (("Solarize", 0.4, 2), ("Solarize", 0.6, 2)),
+    (("Color", 0.2, 0), ("Equalize", 0.8, 8)),
+    (("Equalize", 0.4, 8), ("SolarizeAdd", 0.8, 3)),
+    (("ShearX", 0.2, 9), ("Rotate", 0.6, 8)),
+    (("Color", 0.6, 1), ("Equalize", 1.0, 2)),
+    (("Invert", 0.4, 9), ("Rotate", 0.6, 0)),
+    (("Equalize", 1.0, 9), ("ShearY", 0.6, 3)),
+    (("Color", 0.4, 7), ("Equalize", 0.6, 0)),
+    (("Posterize", 0.4, 6), ("AutoContrast", 0.4, 7)),
+    (("Solarize", 0.6, 8), ("Color", 0.6, 9)),
+    (("Solarize", 0.2, 4), ("Rotate", 0.8, 9)),
+    (("Rotate", 1.0, 7), ("TranslateY", 0.8, 9)),
+    (("ShearX", 0.0, 0), ("Solarize", 0.8, 4)),
+    (("ShearY", 0.8, 0), ("Color", 0.6, 4)),
+    (("Color", 1.0, 0), ("Rotate", 0.6, 2)),
+    (("Equalize", 0.8, 4), ("Equalize", 0.0, 8)),
+    (("Equalize", 1.0, 4), ("AutoContrast", 0.6, 2)),
+    (("ShearY", 0.4, 7), ("SolarizeAdd", 0.6, 7)),
+    (("Posterize", 0.8, 2), ("Solarize", 0.6, 10)),
+    (("Solarize", 0.6, 8), ("Equalize", 0.6, 1)),
+    (("Color", 0.8, 6), ("Rotate", 0.4, 5)),
+)
+
+
+def get_level_argument(
+    operation: str,
+    magnitude: float,
+    cutout: float = RANDAUG_CUTOUT,
+    translate: float = RANDAUG_TRANSLATE,
+) -> float | None:
+    """What an operation is called with at a magnitude of 0 to 10, without sign; None: nothing."""
+    share = magnitude / MAX_MAGNITUDE
+    if operation in ("AutoContrast", "Equalize", "Invert"):
+        return None
+    if operation in ("Color", "Contrast", "Brightness", "Sharpness"):
+        return share * 1.8 + 0.1
+    if operation in ("ShearX", "ShearY"):
+        return share * 0.3
+    if operation == "Rotate":
+        return share * 30.0
+    if operation in ("TranslateX", "TranslateY"):
+        return share * float(translate)
+    whole = {"Posterize": 4, "Solarize": 256, "SolarizeAdd": 110, "Cutout": cutout}
+    return float(int(share * whole[operation]))
+
+
+def autocontrast(image: Any) -> Any:
+    """Each channel stretched to 0...255; a flat channel stays."""
+    import tensorflow as tf
+
+    pixels = tf.cast(image, tf.float32)
+    low, high = tf.reduce_min(pixels, [0, 1]), tf.reduce_max(pixels, [0, 1])
+    scale = 255.0 / (high - low)
+    stretched = tf.clip_by_value(pixels * scale - low * scale, 0.0, 255.0)
+    return tf.where(high > low, tf.cast(stretched, tf.uint8), image)
+
+
+def equalize(image: Any) -> Any:
+    """Each channel with a flat histogram, as far as whole values allow."""
+    import tensorflow as tf
+
+    channels = tf.reshape(tf.transpose(tf.cast(image, tf.int32), [2, 0, 1]), [3, -1])
+    histogram = tf.math.bincount(channels, minlength=256, maxlength=256, axis=-1)
+    brightest = tf.gather(histogram, tf.reduce_max(channels, 1), batch_dims=1)
+    step = (tf.size(channels[0]) - brightest)[:, None] // 255
+    below = tf.cumsum(histogram, axis=1, exclusive=True)
+    table = tf.minimum((below + step // 2) // tf.maximum(step, 1), 255)
+    table = tf.where(step > 0, table, tf.range(256)[None])
+    mapped = tf.gather(tf.cast(table, tf.uint8), channels, batch_dims=1)
+    return tf.transpose(tf.reshape(mapped, tf.shape(tf.transpose(image, [2, 0, 1]))), [1, 2, 0])
+
+
+def invert(image: Any) -> Any:
+    """255 - image."""
+    return 255 - image
+
+
+def posterize(image: Any, bits: Any) -> Any:
+    """The highest `bits` of each value; 0 keeps one, as the published file does."""
+    import tensorflow as tf
+
+    bits = tf.maximum(tf.cast(bits, tf.int32), 1)
+    mask = 256 - tf.bitwise.left_shift(1, 8 - bits)
+    return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
+
+
+def solarize(image: Any, threshold: Any = 128) -> Any:
+    """Values from the threshold on inverted; 256 wraps to 0."""
+    import tensorflow as tf
+
+    threshold = tf.cast(tf.cast(threshold, tf.int32) % 256, tf.uint8)
+    return tf.where(image < threshold, image, 255 - image)
+
+
+def solarize_add(image: Any, addition: Any = 0, threshold: int = 128) -> Any:
+    """`addition` on values below the threshold, clipped to 0...255."""
+    import tensorflow as tf
+
+    added = tf.cast(image, tf.int32) + tf.cast(addition, tf.int32)
+    added = tf.cast(tf.clip_by_value(added, 0, 255), tf.uint8)
+    return tf.where(image < threshold, added, image)
+
+
+def color(image: Any, factor: Any) -> Any:
+    """Saturation: 0 grey, 1 the image."""
+    import tensorflow as tf
+
+    return _blend(tf.image.rgb_to_grayscale(image), image, factor)
+
+
+def contrast(image: Any, factor: Any) -> Any:
+    """Contrast around the grey of min(pixel count / 256, 255), the published file's mean."""
+    import tensorflow as tf
+
+    mean = tf.minimum(tf.cast(tf.size(image) // 3, tf.float32) / 256.0, 255.0)
+    return _blend(tf.cast(mean, tf.uint8), image, factor)
+
+
+def brightness(image: Any, factor: Any) -> Any:
+    """0 black, 1 the image."""
+    import tensorflow as tf
+
+    return _blend(tf.constant(0, tf.uint8), image, factor)
+
+
+def sharpness(image: Any, factor: Any) -> Any:
+    """0 smoothed by a 3x3 kernel (but for the border), 1 the image."""
+    import tensorflow as tf
+
+    kernel = tf.constant([[1, 1, 1], [1, 5, 1], [1, 1, 1]], tf.float32) / 13.0
+    kernel = tf.tile(kernel[:, :, None, None], [1, 1, 3, 1])
+    pixels = tf.cast(image, tf.float32)[None]
+    smooth = tf.nn.depthwise_conv2d(pixels, kernel, [1, 1, 1, 1], "VALID")[0]
+    smooth = tf.pad(tf.clip_by_value(smooth, 0.0, 255.0), [[1, 1], [1, 1], [0, 0]])
+    inner = tf.pad(tf.ones(tf.shape(image)[:2] - 2, tf.bool), [[1, 1], [1, 1]])[..., None]
+    return _blend(tf.where(inner, tf.cast(smooth, tf.uint8), image), image, factor)
+
+
+def rotate(image: Any, degrees: Any, replace: Sequence[int] = GREY) -> Any:
+    """Turned about the middle, anticlockwise; nearest neighbour."""
+    import tensorflow as tf
+
+    angle = tf.cast(degrees, tf.float32) * (math.pi / 180.0)
+    cos, sin = tf.cos(angle), tf.sin(angle)
+    height, width = tf.unstack(tf.cast(tf.shape(image)[:2] - 1, tf.float32))
+    shift_x = (width - (cos * width - sin * height)) / 2.0
+    shift_y = (height - (sin * width + cos * height)) / 2.0
+    return _transform(image, [cos, -sin, shift_x, sin, cos, shift_y], replace)
+
+
+def shear_x(image: Any, level: Any, replace: Sequence[int] = GREY) -> Any:
+    """Rows moved by level * y."""
+    return _transform(image, [1.0, level, 0.0, 0.0, 1.0, 0.0], replace)
+
+
+def shear_y(image: Any, level: Any, replace: Sequence[int] = GREY) -> Any:
+    """Columns moved by level * x."""
+    return _transform(image, [1.0, 0.0, 0.0, level, 1.0, 0.0], replace)
+
+
+def translate_x(image: Any, pixels: Any, replace: Sequence[int] = GREY) -> Any:
+    """Moved to the left."""
+    return _transform(image, [1.0, 0.0, pixels, 0.0, 1.0, 0.0], replace)
+
+
+def translate_y(image: Any, pixels: Any, replace: Sequence[int] = GREY) -> Any:
+    """Moved up."""
+    return _transform(image, [1.0, 0.0, 0.0, 0.0, 1.0, pixels], replace)
+
+
+def cutout(image: Any, pad_size: Any, randomness: Any, replace: int = 128) -> Any:
+    """A square of side 2 * pad_size filled; its middle is any pixel, the border cuts it."""
+    import tensorflow as tf
+
+    sides = tf.shape(image)[:2]
+    middle_y, middle_x = tf.unstack(randomness.integers(sides))
+    pad_size = tf.cast(pad_size, tf.int32)
+
+    def is_inside(side: Any, middle: Any) -> Any:
+        places = tf.range(side) - middle
+        return (places >= -pad_size) & (places < pad_size)
+
+    rows, columns = is_inside(sides[0], middle_y), is_inside(sides[1], middle_x)
+    hole = (rows[:, None] & columns[None])[..., None]
+    return tf.where(hole, tf.cast(replace, image.dtype), image)
+
+
+# In the order of their numbers in `apply_operation`.
+OPERATIONS = {
+    "AutoContrast": autocontrast,
+    "Equalize": equalize,
+    "Invert": invert,
+    "Rotate": rotate,
+    "Posterize": posterize,
+    "Solarize": solarize,
+    "Color": color,
+    "Contrast": contrast,
+    "Brightness": brightness,
+    "Sharpness": sharpness,
+    "ShearX": shear_x,
+    "ShearY": shear_y,
+    "TranslateX": translate_x,
+    "TranslateY": translate_y,
+    "Cutout": cutout,
+    "SolarizeAdd": solarize_add,
+}
+
+
+def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> Any:
+    """The image after operation `number` of OPERATIONS; as it is if the number is theirs or more.
+
+    Args:
+      number: scalar int32. Only the chosen operation runs.
+      argument: scalar float32, with its sign; not used by operations that take none.
+    """
+    import tensorflow as tf
+
+    def branch(name: str) -> Any:
+        operation = OPERATIONS[name]
+        if get_level_argument(name, 0) is None:
+            return lambda: operation(image)
+        if name == "Cutout":
+            return lambda: operation(image, argument, randomness)
+        return lambda: operation(image, argument)
+
+    branches = [branch(name) for name in OPERATIONS]
+    result = tf.switch_case(number, [*branches, lambda: tf.identity(image)])
+    result.set_shape(image.shape)
+    return result
+
+
+def _blend(other: Any, image: Any, factor: Any) -> Any:
+    """other + factor * (image - other), clipped and truncated."""
+    import tensorflow as tf
+
+    other, pixels = tf.cast(other, tf.float32), tf.cast(image, tf.float32)
+    mixed = other + tf.cast(factor, tf.float32) * (pixels - other)
+    return tf.cast(tf.clip_by_value(mixed, 0.0, 255.0), tf.uint8)
+
+
+def _transform(image: Any, matrix: Sequence[Any], replace: Sequence[int]) -> Any:
+    """Output pixel (x, y) from (a0 x + a1 y + a2, b0 x + b1 y + b2), `replace` outside."""
+    import tensorflow as tf
+
+    fill = tf.constant(replace, tf.int32)
+    numbers = [tf.cast(number, tf.float32) for number in (*matrix, 0.0, 0.0)]
+    moved = tf.raw_ops.ImageProjectiveTransformV3(
+        images=(tf.cast(image, tf.int32) - fill)[None],
+        transforms=tf.stack(numbers)[None],
+        output_shape=tf.shape(image)[:2],
+        fill_value=0.0,
+        interpolation="NEAREST",
+        fill_mode="CONSTANT",
+    )
+    return tf.cast(moved[0] + fill, tf.uint8)
