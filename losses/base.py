@@ -78,6 +78,9 @@ class Loss(nn.Module):
     left out of what is exported. Losses with memory keep it in buffers.
     """
 
+    def __init__(self) -> None:  # without it, create_loss would see nn.Module's *args
+        super().__init__()
+
     def student_layers(self) -> tuple[str, ...]:
         """Module paths whose outputs the loss needs of the student."""
         return ()

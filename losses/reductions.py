@@ -40,7 +40,7 @@ def split_groups(values: Tensor, group_size: int) -> Tensor:
     """
     batch = values.shape[0]
     size = group_size or batch
-    if batch % size:
+    if size < 1 or batch % size:
         raise UserError(
             f"distill.group_size ({size}) does not divide a rank's micro-batch of {batch} "
             "examples; choose a divisor of it"

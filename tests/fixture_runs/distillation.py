@@ -1,0 +1,428 @@
+"""Reference values of distillation losses (format kd-fixtures-1) against `losses`.
+
+On the CPU every case runs in float64 and float32, on XLA in float32; a case passes if its value,
+its gradients and its further outputs are within the tolerances of the format in every pass.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from losses import Loss, LossInputs, Objective, SparseTeacher, create_loss
+
+XLA_CASES_A_GRAPH = 8  # one compilation each: small graphs compile faster than their sum
+
+Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Case:
+    """One case in one dtype on one device.
+
+    Attributes:
+      record: the entry of the JSON file.
+      arrays: the npz file.
+      dtype: float64 or float32.
+      device: where the tensors go.
+      leaves: differentiable inputs by role, as they are asked for.
+    """
+
+    record: dict[str, Any]
+    arrays: Arrays
+    dtype: torch.dtype
+    device: torch.device
+    leaves: dict[str, Tensor] = field(default_factory=dict)
+
+    def get_array(self, key: str) -> np.ndarray:
+        """An array of this case."""
+        return self.arrays[f"{self.record['name']}/{key}"]
+
+    def tensor(self, role: str) -> Tensor:
+        """An input; a leaf that collects its gradient where the case has one for it."""
+        if role in self.leaves:
+            return self.leaves[role]
+        values = torch.from_numpy(self.get_array(role).copy())
+        if values.is_floating_point():
+            values = values.to(self.dtype)
+        values = values.to(self.device)
+        if role in self.record["grad"]:
+            self.leaves[role] = values.requires_grad_()
+        return values
+
+    def has(self, role: str) -> bool:
+        """Whether the case has this input."""
+        return role in self.record["inputs"]
+
+
+@dataclass
+class Outcome:
+    """What a loss gave for a case: value, gradients by role, further outputs by name."""
+
+    value: Tensor
+    grads: dict[str, Tensor]
+    extra: dict[str, Tensor]
+
+
+Result = tuple[Tensor, dict[str, Tensor]]
+
+# hyper-parameter -> (argument of the loss, conversion); `None` as the name: nothing to set
+SAME: Callable[[Any], Any] = lambda value: value  # noqa: E731
+TEMPERATURE = {"T": ("temperature", SAME)}
+LOGIT_LOSSES: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    "kd": TEMPERATURE,
+    "hard_kd": {},
+    "dkd": TEMPERATURE | {"alpha": ("alpha", SAME), "beta": ("beta", SAME)},
+    "lskd_kd": TEMPERATURE | {"eps": ("eps", SAME)},
+    "lskd_dkd": TEMPERATURE
+    | {"alpha": ("alpha", SAME), "beta": ("beta", SAME), "eps": ("eps", SAME)},
+    "nkd": TEMPERATURE | {"gamma": ("gamma", SAME)},
+    "wsld": TEMPERATURE,
+    "dist": {
+        "tau": ("temperature", SAME),
+        "beta": ("beta", SAME),
+        "gamma": ("gamma", SAME),
+        "eps": ("eps", SAME),
+    },
+    "ttm": {"gamma_exponent": ("temperature", lambda exponent: 1 / exponent)},
+    "wttm": {"gamma_exponent": ("temperature", lambda exponent: 1 / exponent)},
+    "ofa": TEMPERATURE | {"eps_exponent": ("exponent", SAME)},
+    "mlkd_bc": TEMPERATURE,
+    "mlkd_cc": TEMPERATURE,
+    "bkd": {},
+    "bv_euclidean": {},
+    "bv_l2": {},
+    "bv_hard": {"ls": ("label_smoothing", SAME)},
+    "bv_kl": {"t": ("temperature", SAME)},
+    "bv_logsoftmax_euclidean": {},
+    "bv_agree": {"k": ("top_k", SAME)},
+}
+FIXED_ARGS = {"bkd": {"reduction": "numel"}}  # where the reference divides by K and we do not
+FEATURE_LOSSES: dict[str, dict[str, str]] = {
+    "fitnet": {key: key for key in ("regressor", "kernel", "stride", "padding")},
+    "at": {"p": "power"},
+    "at_paper": {"p": "power"},
+    "hcl": {},
+    "rkd": {k: k for k in ("distance_weight", "angle_weight", "squared", "eps")},
+    "sp": {},
+    "pkt": {"eps": "eps"},
+    "cckd": {"kernel": "kernel", "gamma": "gamma", "max_p": "max_power"},
+    "cc_delta": {"scale": "scale"},
+}
+# upstream's names of learned arrays -> parameters of our projections
+WEIGHTS = {
+    "conv1x1": {"w": "weight"},
+    "convreg": {
+        "w": "convolution.weight",
+        "b": "convolution.bias",
+        "bn_w": "norm.weight",
+        "bn_b": "norm.bias",
+    },
+}
+
+
+def run(path: Path, device: str = "cpu") -> tuple[int, list[str]]:
+    """Cases passed, and one line for each that failed.
+
+    Args:
+      path: FILE.npz with FILE.json beside it.
+      device: `cpu`, or `xla` (the CPU behind XLA unless PJRT_DEVICE says otherwise).
+    """
+    records = json.loads(path.with_suffix(".json").read_text())["cases"]
+    with np.load(path) as arrays:
+        return run_cases(records, {key: arrays[key] for key in arrays.files}, device=device)
+
+
+def run_cases(
+    records: Iterable[dict[str, Any]], arrays: Arrays, device: str = "cpu"
+) -> tuple[int, list[str]]:
+    """As `run`, for chosen cases of a file."""
+    records = list(records)
+    passes = [torch.float32] if device == "xla" else [torch.float64, torch.float32]
+    errors: dict[str, list[str]] = {record["name"]: [] for record in records}
+    size = XLA_CASES_A_GRAPH if device == "xla" else 1
+    place, sync = _get_device(device)
+    for dtype in passes:
+        for start in range(0, len(records), size):
+            cases = [Case(r, arrays, dtype, place) for r in records[start : start + size]]
+            outcomes = [_evaluate(case, errors[case.record["name"]]) for case in cases]
+            sync()
+            for case, outcome in zip(cases, outcomes, strict=True):
+                if outcome is not None:
+                    errors[case.record["name"]] += _compare(case, outcome)
+    failures = [f"{name}: {'; '.join(found)}" for name, found in errors.items() if found]
+    return len(records) - len(failures), failures
+
+
+def _get_device(device: str) -> tuple[torch.device, Callable[[], Any]]:
+    if device == "cpu":
+        return torch.device("cpu"), lambda: None
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
+    import torch_xla
+
+    return torch_xla.device(), torch_xla.sync
+
+
+def _evaluate(case: Case, errors: list[str]) -> Outcome | None:
+    """Value and gradients; what cannot be evaluated is an error of the case."""
+    try:
+        value, extra = _get_adapter(case.record["loss"])(case)
+        grads = {}
+        if case.record["grad_check"]:
+            roles = list(case.record["grad"])
+            leaves = [case.tensor(role) for role in roles]
+            grads = dict(zip(roles, torch.autograd.grad(value, leaves), strict=True))
+    except Exception as error:  # a fault of one case must not hide the others
+        errors.append(f"{case.dtype}: {type(error).__name__}: {error}")
+        return None
+    return Outcome(value, grads, extra)
+
+
+def _get_adapter(name: str) -> Callable[[Case], Result]:
+    special = {
+        "deit_soft": _run_deit,
+        "deit_hard": _run_deit,
+        "mlkd_total": _run_mlkd,
+        "tinyvit_sparse": _run_sparse,
+        "crd": _run_crd,
+        "multi_avg_loss": _run_ensemble,
+        "multi_avg_prob": _run_ensemble,
+        "multi_avg_logit": _run_ensemble,
+        "multi_sum_bv": _run_ensemble,
+    }
+    if name in special:
+        return special[name]
+    if name in FEATURE_LOSSES:
+        return _run_features
+    if name in LOGIT_LOSSES:
+        return _run_logits
+    raise KeyError(f"no loss of this project stands for {name!r}")
+
+
+def _get_targets(case: Case, student_logits: Tensor) -> Tensor:
+    """`y` as [B, K]; without one, class 0: such losses do not look at targets."""
+    batch, classes = student_logits.shape
+    labels = case.tensor("y") if case.has("y") else torch.zeros(batch, dtype=torch.long)
+    if labels.ndim == 2:
+        return labels
+    one_hot = torch.nn.functional.one_hot(labels.long(), classes)
+    return one_hot.to(case.device, student_logits.dtype)
+
+
+def _get_inputs(case: Case, student_role: str = "s", **more: Any) -> LossInputs:
+    student_logits = case.tensor(student_role)
+    targets = _get_targets(case, student_logits)
+    return LossInputs(student_logits, targets, targets.argmax(dim=-1), **more)
+
+
+def _get_args(case: Case, names: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
+    return {names[key][0]: names[key][1](value) for key, value in case.record["hyper"].items()}
+
+
+def _run_logits(case: Case) -> Result:
+    name = case.record["loss"]
+    args = _get_args(case, LOGIT_LOSSES[name]) | FIXED_ARGS.get(name, {})
+    loss = create_loss(name, args)
+    inputs = _get_inputs(case, teacher_logits=(case.tensor("t"),))
+    extra = {}
+    if "per_example" in case.record.get("extra", {}):
+        extra["per_example"] = loss.get_distance(inputs.student_logits, inputs.teacher_logits[0])
+    return loss(inputs), extra
+
+
+def _run_deit(case: Case) -> Result:
+    """The reference's value holds the base term: the whole objective is run."""
+    name = case.record["loss"]
+    hyper = dict(case.record["hyper"])
+    alpha, base = hyper.pop("alpha"), hyper.pop("base")
+    if base not in ("ce", "soft_ce"):
+        raise KeyError(f"base {base!r}")
+    args = {"temperature": hyper["tau"], "reduction": "numel"} if "tau" in hyper else {}
+    objective = Objective([(name, create_loss(name, args), 1.0)], alpha=alpha)
+    inputs = _get_inputs(
+        case, teacher_logits=(case.tensor("t"),), student_distill_logits=case.tensor("s_dist")
+    )
+    return objective(inputs).total, {}
+
+
+def _run_mlkd(case: Case) -> Result:
+    names = {"T0": "temperature", "logit_stand": "standardise", "kd_weight": "weight"}
+    args = {names[key]: value for key, value in case.record["hyper"].items()}
+    loss = create_loss("mlkd", args)
+    inputs = _get_inputs(
+        case,
+        "s_weak",
+        teacher_logits=(case.tensor("t_weak"),),
+        strong_student_logits=case.tensor("s_strong"),
+        strong_teacher_logits=(case.tensor("t_strong"),),
+    )
+    parts = loss.compute_parts(inputs)
+    return loss(inputs), {f"loss_{key}": loss.weight * part for key, part in parts.items()}
+
+
+def _run_sparse(case: Case) -> Result:
+    probs = case.tensor("topk_val")
+    teacher = SparseTeacher(probs.log(), case.tensor("topk_idx"), 1 - probs.sum(dim=-1))
+    return create_loss("tinyvit_sparse")(_get_inputs(case, sparse_teacher=teacher)), {}
+
+
+def _run_ensemble(case: Case) -> Result:
+    name = case.record["loss"]
+    hyper = dict(case.record["hyper"])
+    teachers = case.tensor("ts").unbind(0)
+    if hyper.pop("K", len(teachers)) != len(teachers):
+        raise KeyError("K is not the number of teachers")
+    (temperature,) = hyper.values()
+    loss = create_loss(name, {}, temperature=temperature)
+    inputs = _get_inputs(case, teacher_logits=teachers)
+    extra = {}
+    if "per_example" in case.record.get("extra", {}):
+        distance = loss.inner.get_distance
+        extra["per_example"] = sum(distance(inputs.student_logits, t) for t in teachers)
+    return loss(inputs), extra
+
+
+def _run_features(case: Case) -> Result:
+    name = case.record["loss"]
+    hyper = dict(case.record["hyper"])
+    stages = hyper.pop("stages", None)
+    suffixes = [""] if stages is None else [str(index) for index in range(stages)]
+    if hyper.pop("reduction", "batchmean") != "batchmean":
+        raise KeyError("only batchmean is defined")
+    args = {FEATURE_LOSSES[name][key]: value for key, value in hyper.items()}
+    args["layers"] = {f"f_s{suffix}": f"f_t{suffix}" for suffix in suffixes}
+    if name == "cc_delta":
+        args["embed_dim"] = len(case.get_array("w_s"))
+    loss = _build(case, create_loss(name, args))
+    extra = {}
+    if "loss_distance" in case.record.get("extra", {}):
+        for part, other in (("distance", "angle"), ("angle", "distance")):
+            alone = args | {f"{part}_weight": 1.0, f"{other}_weight": 0.0}
+            extra[f"loss_{part}"] = create_loss(name, alone)(_get_feature_inputs(case, loss))
+    return loss(_get_feature_inputs(case, loss)), extra
+
+
+def _build(case: Case, loss: Loss) -> Loss:
+    """Projections from the shapes, holding the case's weights."""
+    shapes = {role: tuple(entry["shape"]) for role, entry in case.record["inputs"].items()}
+    loss.build(shapes, shapes)
+    loss = loss.to(case.device, case.dtype)
+    weights = {}
+    if case.record["loss"] == "cc_delta":
+        for side in ("student", "teacher"):
+            weights[f"{side}_embeddings.0.weight"] = f"w_{side[0]}"
+            weights[f"{side}_embeddings.0.bias"] = f"b_{side[0]}"
+    for role, name in WEIGHTS.get(case.record["hyper"].get("regressor"), {}).items():
+        weights[f"projections.f_s.{name}"] = role
+    with torch.no_grad():
+        parameters = dict(loss.named_parameters())
+        assert parameters.keys() == weights.keys()
+        for name, role in weights.items():
+            parameters[name].copy_(case.tensor(role))
+    return loss
+
+
+def _get_feature_inputs(case: Case, loss: Loss) -> LossInputs:
+    logits = torch.zeros(len(case.tensor(loss.student_layers()[0])), 2, device=case.device)
+    return LossInputs(
+        logits,
+        logits,
+        logits.argmax(dim=-1),
+        student_features={role: case.tensor(role) for role in loss.student_layers()},
+        teacher_features={role: case.tensor(role) for role in loss.teacher_layers()},
+    )
+
+
+def _run_crd(case: Case) -> Result:
+    hyper = case.record["hyper"]
+    args = {
+        "layers": {"v_s": "v_t"},
+        "num_examples": hyper["n_data"],
+        "negatives": hyper["K"],
+        "contrast_temperature": hyper["tau"],
+        "momentum": hyper["momentum"],
+        "embed_dim": 0,
+    }
+    loss = _build(case, create_loss("crd", args))
+    loss.eps = hyper["eps"]
+    with torch.no_grad():
+        for side in ("student", "teacher"):
+            getattr(loss, f"{side}_memory").copy_(case.tensor(f"mem_{side[0]}"))
+            getattr(loss, f"{side}_normaliser").fill_(hyper["Z"])
+    plain = _get_feature_inputs(case, loss)
+    inputs = LossInputs(
+        plain.student_logits,
+        plain.targets,
+        plain.labels,
+        student_features=plain.student_features,
+        teacher_features=plain.teacher_features,
+        example_indices=case.tensor("y"),
+        contrast_indices=case.tensor("idx"),
+    )
+    value = loss(inputs)
+    return value, {"mem_s_after": loss.student_memory, "mem_t_after": loss.teacher_memory}
+
+
+def _compare(case: Case, outcome: Outcome) -> list[str]:
+    """What lies outside the tolerances."""
+    record = case.record
+    label = "float64" if case.dtype == torch.float64 else "float32"
+    errors = []
+    want = record["value"]
+    pairs = [("value", np.asarray(outcome.value.detach().cpu()), want, _value_tolerance(case))]
+    for name, got in outcome.extra.items():
+        stored = record["extra"][name]["value"]
+        wanted = case.get_array(name) if stored is None else np.asarray(stored)
+        tolerance = _get_tolerance(case, float(np.abs(wanted).max()), None)
+        pairs.append((name, got.detach().cpu().numpy(), wanted, tolerance))
+    for role, grad in outcome.grads.items():
+        got, wanted = _pick_gradient(case, role, grad)
+        pairs.append((f"gradient of {role}", got, wanted, _gradient_tolerance(case, role)))
+    for name, got, wanted, tolerance in pairs:
+        gap = np.abs(np.asarray(got, dtype=np.float64) - wanted).max()
+        if not gap <= tolerance:
+            errors.append(f"{label} {name} is off by {gap:.3g}, allowed {tolerance:.3g}")
+    return errors
+
+
+def _pick_gradient(case: Case, role: str, grad: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Our gradient and the stored one, flat, at the stored places."""
+    flat = grad.detach().cpu().numpy().ravel()
+    if case.record["grad"][role]["stored"] == "full":
+        return flat, case.get_array(f"grad_{role}").ravel()
+    return flat[case.get_array(f"gradidx_{role}")], case.get_array(f"gradval_{role}")
+
+
+def _value_tolerance(case: Case) -> float:
+    value, reference = case.record["value"], case.record["value_f32"]
+    return _get_tolerance(case, abs(value), _get_gap(reference, value))
+
+
+def _get_tolerance(case: Case, size: float, reference_gap: float | None) -> float:
+    if case.dtype == torch.float64:
+        return 1e-9 * size + 1e-11
+    return max(1e-4 * size, 2e-5, 4 * (reference_gap or 0.0))
+
+
+def _gradient_tolerance(case: Case, role: str) -> float:
+    largest = case.record["grad"][role]["max_abs"]
+    if case.dtype == torch.float64:
+        return 1e-8 * largest + 1e-11
+    reference_gap = _get_gap(case.record["grad_f32_maxabsdiff"].get(role), 0.0) or 0.0
+    return max(1e-4 * largest, 1e-6, 4 * reference_gap)
+
+
+def _get_gap(reference: float | str | None, value: float) -> float | None:
+    """Distance of the float32 reference from the exact value; none where it overflowed."""
+    if reference is None or isinstance(reference, str):
+        return None
+    return abs(reference - value) if math.isfinite(reference) else None
