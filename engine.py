@@ -208,9 +208,10 @@ def fit(
     Returns:
       The metrics of the last evaluation.
     """
+    state.first_bad_step = runtime.upload([-1.0])[0]
+    runtime.finish_step()
     meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch)
     metrics: dict[str, float] = {}
-    state.first_bad_step = runtime.upload([-1.0])[0]
     if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
         metrics = _evaluate(state, meter, hooks)
     with runtime.prefetch(hooks.batches(state.step)) as feeder:

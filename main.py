@@ -93,7 +93,7 @@ def check(config: RunConfig) -> Task:
     Raises:
       UserError: the first thing that is wrong.
     """
-    from big_vision.pp import require_valid_spec
+    from big_vision.pp.checks import require_valid_spec
     from datasets import describe_dataset
     from losses import create_objective
     from models import create_model, create_teachers, find_model_name

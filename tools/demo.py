@@ -1,0 +1,135 @@
+"""The demo: distil a teacher into a student on handwritten digits and show what it gains.
+
+Writes the dataset, trains the teacher, the student alone and the student distilled through
+`python main.py`, prints a table and draws the curves. `--seeds 0 1 2` repeats it and adds mean and
+spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from utils.curves import draw_curves  # noqa: E402
+from utils.runs import Run  # noqa: E402
+
+ROLES = {
+    "teacher": ("configs/digits_teacher.yaml", "teacher"),
+    "alone": ("configs/digits_student.yaml", "student alone"),
+    "distilled": ("configs/digits_kd.yaml", "student distilled"),
+}
+COLUMNS = ("model", "parameters", "test top-1 (%)", "seconds", "graphs")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse flags, run everything, print and write the table; gives the exit code."""
+    options = parse_arguments(argv)
+    dataset = [sys.executable, str(ROOT / "tools/prepare_dataset.py"), "digits"]
+    code = subprocess.call([*dataset, "--out", str(options.data_dir)])
+    if code:
+        return code
+    rows = []
+    for seed in options.seeds:
+        for role in ROLES:
+            code = train(role, seed, options)
+            if code:
+                sys.stderr.write(f"error: the run {role}-seed{seed} ended with code {code}\n")
+                return code
+            rows.append(read_row(role, seed, options))
+    report(rows, options)
+    return 0
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The demo's own flags; what follows `--` goes to every run of main.py."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
+    parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one demo for each seed")
+    parser.add_argument("rest", nargs="*", metavar="-- FLAG", help="flags for every run of main.py")
+    return parser.parse_args(argv)
+
+
+def train(role: str, seed: int, options: argparse.Namespace) -> int:
+    """One run of main.py; the distilled student is taught by the teacher of the same seed."""
+    config, label = ROLES[role]
+    command = [
+        sys.executable, str(ROOT / "main.py"), "--config", str(ROOT / config),
+        f"--data.root={options.data_dir}", f"--run.output_dir={options.output_dir}",
+        "--run.experiment=demo", f"--run.run_id={role}-seed{seed}", "--run.overwrite=true",
+        f"--train.seed={seed}",
+    ]  # fmt: skip
+    if role == "distilled":
+        command.append(f"--distill.teacher_weights={get_run('teacher', seed, options).path}")
+    print(f"--- {label}, seed {seed}", flush=True)
+    return subprocess.call([*command, *options.rest])
+
+
+def get_run(role: str, seed: int, options: argparse.Namespace) -> Run:
+    """The directory of one of the demo's runs."""
+    return Run(options.output_dir / "demo" / f"{role}-seed{seed}")
+
+
+def read_row(role: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+    """What a finished run says of itself."""
+    facts = get_run(role, seed, options).read()
+    final = facts["final"]
+    return {
+        "role": role,
+        "seed": seed,
+        "model": ROLES[role][1],
+        "parameters": final["parameters"],
+        "test_top1": final["test_top1"],
+        "eval_top1": final["eval_top1"],
+        "seconds": facts["ended"] - facts["started"],
+        "graphs": final["graphs"],
+    }
+
+
+def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Print the table; write it as JSON, and the curves as a picture."""
+    print()
+    print("{:<22}{:>12}{:>18}{:>10}{:>8}".format(*COLUMNS))
+    for row in rows:
+        name = row["model"] if len(options.seeds) == 1 else f"{row['model']} ({row['seed']})"
+        print(
+            f"{name:<22}{row['parameters']:>12,}{row['test_top1']:>18.2f}{row['seconds']:>10.0f}"
+            f"{row['graphs']:>8}"
+        )
+    summary = summarise(rows)
+    if len(options.seeds) > 1:
+        print(f"\nover {len(options.seeds)} seeds: test top-1, mean and standard deviation")
+        for role, facts in summary.items():
+            print(f"{ROLES[role][1]:<22}{facts['mean']:>8.2f} +- {facts['std']:.2f}")
+    gain = summary["distilled"]["mean"] - summary["alone"]["mean"]
+    print(f"\ndistillation gains {gain:+.2f} points of top-1")
+    seed = options.seeds[0]
+    runs = {label: get_run(role, seed, options).path for role, (_, label) in ROLES.items()}
+    picture = draw_curves(runs, options.output_dir / "demo.png")
+    target = options.output_dir / "demo.json"
+    content = {"rows": rows, "summary": summary, "gain": gain, "made": time.time()}
+    target.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    print(f"curves: {picture}\ntable:  {target}")
+
+
+def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Mean and sample standard deviation of test top-1 for each role."""
+    summary = {}
+    for role in ROLES:
+        values = [row["test_top1"] for row in rows if row["role"] == role]
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        summary[role] = {"mean": statistics.fmean(values), "std": spread, "runs": len(values)}
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())
