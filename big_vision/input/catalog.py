@@ -1,0 +1,260 @@
+"""What a dataset on disk holds, read from its metadata alone: no TensorFlow needed."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+
+from big_vision.input.splits import parse_split
+from utils.errors import UserError, get_hint
+
+ROOT_FLAGS = "--data.root, --data_path or --tfds_data_dir"
+_VERSION = re.compile(r"^\d+\.\d+\.\d+$")
+_NAME = re.compile(r"^(?P<name>\w+)(/(?P<config>[\w.+-]+))?(:(?P<version>[\d.*]+))?$")
+_DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of consecutive records of one file."""
+
+    path: str
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The examples that a split expression selects; example i is the i-th in this order."""
+
+    segments: tuple[Segment, ...]
+    num_examples: int
+    mean_record_bytes: float
+    num_classes: int | None
+    class_names: tuple[str, ...] | None
+    file_format: str
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[S] int64: index of each segment's first example."""
+        counts = np.array([s.count for s in self.segments], np.int64)
+        return np.cumsum(counts) - counts
+
+
+@dataclass(frozen=True)
+class StoredSplit:
+    """One split as it lies on disk."""
+
+    paths: tuple[str, ...]
+    lengths: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class TfdsCatalog:
+    """A prepared TFDS dataset: directory, file format and splits."""
+
+    directory: str
+    file_format: str
+    splits: dict[str, StoredSplit]
+    features: dict[str, Any]
+
+    def select(self, expression: str, label_key: str, key: str) -> Selection:
+        """The records of a split expression; every file that they need exists."""
+        lengths = {name: split.lengths for name, split in self.splits.items()}
+        segments: list[Segment] = []
+        num_bytes = 0.0
+        for part in parse_split(expression, lengths, key):
+            split = self.splits[part.name]
+            found = _cut(split, part.start, part.stop)
+            segments += found
+            share = sum(s.count for s in found) / max(1, sum(split.lengths))
+            num_bytes += split.num_bytes * share
+        for path in dict.fromkeys(s.path for s in segments):
+            if not path_exists(path):
+                raise UserError(
+                    f"data.root: the dataset in {self.directory} is half-written, {path} is "
+                    "missing; prepare or copy it again"
+                )
+        num_examples = sum(s.count for s in segments)
+        num_classes, class_names = self._get_classes(label_key)
+        mean = num_bytes / num_examples
+        return Selection(
+            tuple(segments), num_examples, mean, num_classes, class_names, self.file_format
+        )
+
+    def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None]:
+        if label_key not in self.features:
+            raise UserError(
+                f"data.label_key ({label_key}): the dataset has no such feature; "
+                f"{get_hint(label_key, self.features)}"
+            )
+        label = self.features[label_key].get("classLabel")
+        if label is None:
+            return None, None
+        names_path = join_path(self.directory, f"{label_key}.labels.txt")
+        names = None
+        if path_exists(names_path):
+            names = tuple(line for line in read_text(names_path).splitlines() if line)
+        return int(label["numClasses"]), names
+
+
+def load_tfds_catalog(root: str, name: str) -> TfdsCatalog:
+    """Find `name`, `name/config` or `name:version` below `root` and read its metadata.
+
+    Without a version the highest one is taken. `root` may also be the version's directory itself.
+    """
+    _check_root(root)
+    directory = _find_version(root, name)
+    info = json.loads(read_text(join_path(directory, "dataset_info.json")))
+    if not path_exists(join_path(directory, "features.json")):
+        raise UserError(
+            f"data.root: the dataset in {directory} is half-written, features.json is missing; "
+            "prepare or copy it again"
+        )
+    features = json.loads(read_text(join_path(directory, "features.json")))
+    file_format = info.get("fileFormat", "tfrecord")
+    splits = {}
+    for split in info.get("splits", []):
+        lengths = tuple(int(n) for n in split.get("shardLengths", []))
+        template = split.get("filepathTemplate") or _DEFAULT_TEMPLATE
+        paths = tuple(
+            join_path(directory, _fill(template, info["name"], split["name"], file_format, i, n))
+            for n in [len(lengths)]
+            for i in range(n)
+        )
+        splits[split["name"]] = StoredSplit(paths, lengths, int(split.get("numBytes", 0)))
+    if not splits:
+        raise UserError(
+            f"data.root: the dataset in {directory} is half-written, its dataset_info.json lists "
+            "no split; prepare or copy it again"
+        )
+    features = features.get("featuresDict", {}).get("features", {})
+    return TfdsCatalog(directory, file_format, splits, features)
+
+
+def join_path(*parts: str) -> str:
+    """Parts of a local path or object-store URL with single slashes between them."""
+    return "/".join([parts[0].rstrip("/"), *(p.strip("/") for p in parts[1:])])
+
+
+def is_remote(path: str) -> bool:
+    """Whether the path is an object store's URL such as gs://bucket/x."""
+    return "://" in path
+
+
+def path_exists(path: str) -> bool:
+    """Whether a file or directory is there, on disk or in an object store."""
+    system, inner = fsspec.core.url_to_fs(path)
+    return system.exists(inner)
+
+
+def read_text(path: str) -> str:
+    """The text of a local or remote file."""
+    with fsspec.open(path, "rt", encoding="utf-8") as file:
+        return file.read()
+
+
+def list_directory(path: str) -> list[str]:
+    """Sorted names in a directory; empty if there is none."""
+    system, inner = fsspec.core.url_to_fs(path)
+    if not system.isdir(inner):
+        return []
+    return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in system.ls(inner, detail=False))
+
+
+def _check_root(root: str) -> None:
+    if not root:
+        raise UserError(
+            f"data.root is empty; name the directory that holds the dataset with {ROOT_FLAGS}"
+        )
+    if not path_exists(root):
+        raise UserError(f"data.root ({root}) does not exist; set it with {ROOT_FLAGS}")
+
+
+def _find_version(root: str, name: str) -> str:
+    """The directory of a dataset's version: the one that holds dataset_info.json."""
+    if not name:
+        if path_exists(join_path(root, "dataset_info.json")):
+            return root
+        raise UserError("data.name is empty; name the TFDS dataset with --data.name or --data_set")
+    match = _NAME.match(name)
+    if match is None:
+        raise UserError(
+            f"data.name ({name}) is no TFDS name; write name, name/config or name:1.0.0"
+        )
+    datasets = list_directory(root)
+    if match["name"] not in datasets:
+        raise UserError(
+            f"data.name ({name}): {root} holds no such dataset; "
+            f"{get_hint(match['name'], datasets)} (set the directory with {ROOT_FLAGS})"
+        )
+    base = join_path(root, match["name"])
+    if match["config"]:
+        configs = [n for n in list_directory(base) if not _VERSION.match(n)]
+        if match["config"] not in configs:
+            raise UserError(
+                f"data.name ({name}): {base} has no config {match['config']!r}; "
+                f"{get_hint(match['config'], configs)}"
+            )
+        base = join_path(base, match["config"])
+    return _pick_version(base, name, match["version"])
+
+
+def _pick_version(base: str, name: str, wanted: str | None) -> str:
+    entries = list_directory(base)
+    versions = [n for n in entries if _VERSION.match(n)]
+    pattern = re.escape(wanted or "*.*.*").replace(r"\*", r"\d+")
+    fitting = [v for v in versions if re.fullmatch(pattern, v)]
+    if not fitting:
+        configs = [
+            n for n in entries if any(_VERSION.match(v) for v in list_directory(join_path(base, n)))
+        ]
+        if not versions and configs:
+            raise UserError(
+                f"data.name ({name}) has configs; write {name}/CONFIG with one of "
+                f"{', '.join(configs)}"
+            )
+        what = f"version {wanted}" if wanted else "finished version"
+        raise UserError(
+            f"data.name ({name}): {base} holds no {what}; "
+            f"there: {', '.join(versions) or 'none'}; prepare the dataset or name another"
+        )
+    version = max(fitting, key=lambda v: tuple(int(n) for n in v.split(".")))
+    directory = join_path(base, version)
+    if not path_exists(join_path(directory, "dataset_info.json")):
+        raise UserError(
+            f"data.root: the dataset in {directory} is half-written, dataset_info.json is "
+            "missing; prepare or copy it again"
+        )
+    return directory
+
+
+def _fill(template: str, dataset: str, split: str, file_format: str, i: int, n: int) -> str:
+    """A file's name from TFDS's template."""
+    fields = {
+        "DATASET": dataset,
+        "SPLIT": split,
+        "FILEFORMAT": file_format,
+        "SHARD_INDEX": f"{i:05d}",
+        "NUM_SHARDS": f"{n:05d}",
+        "SHARD_X_OF_Y": f"{i:05d}-of-{n:05d}",
+    }
+    return re.sub(r"\{(\w+?)\}", lambda m: fields.get(m[1], m[0]), template)
+
+
+def _cut(split: StoredSplit, start: int, stop: int) -> list[Segment]:
+    """The parts of the split's files that hold its examples [start, stop)."""
+    segments = []
+    begin = 0
+    for path, length in zip(split.paths, split.lengths, strict=True):
+        first, last = max(start, begin), min(stop, begin + length)
+        if first < last:
+            segments.append(Segment(path, first - begin, last - first))
+        begin += length
+    return segments

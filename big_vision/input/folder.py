@@ -1,0 +1,107 @@
+"""A folder of class folders: `root/train/cat/1.jpg`. Its classes, files and order."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from big_vision.input.catalog import ROOT_FLAGS
+from big_vision.input.splits import ALL, parse_split
+from utils.errors import UserError, get_hint
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
+_SIZED_FILES = 1000
+
+
+@dataclass(frozen=True)
+class FolderSelection:
+    """The image files that a split expression selects, with their labels."""
+
+    directory: Path
+    paths: tuple[Path, ...]
+    labels: np.ndarray
+    class_names: tuple[str, ...]
+    mean_record_bytes: float
+
+    @property
+    def num_examples(self) -> int:
+        """Files that are selected."""
+        return len(self.paths)
+
+    @property
+    def num_classes(self) -> int:
+        """Class folders, also those without an image."""
+        return len(self.class_names)
+
+    def get_name(self, index: int) -> str:
+        """The file's path below the root."""
+        return self.paths[index].relative_to(self.directory).as_posix()
+
+
+def select_folder(root: str, expression: str, key: str) -> FolderSelection:
+    """The files of a split expression below `root`.
+
+    `root/<split>/<class>/<image>`; the split `all` is `root/<class>/<image>`. Files are ordered by
+    a hash of their names, so a slice such as `train[:90%]` holds every class.
+    """
+    if not root:
+        raise UserError(f"data.root is empty; name the folder of images with {ROOT_FLAGS}")
+    base = Path(root)
+    if not base.is_dir():
+        raise UserError(f"data.root ({root}) does not exist; set it with {ROOT_FLAGS}")
+    lists = _SplitLists(base, key)
+    ranges = parse_split(expression, lists, key)
+    names = {r.name: lists.classes[r.name] for r in ranges}
+    if len(set(names.values())) > 1:
+        raise UserError(
+            f"{key} ({expression}): its splits have different classes; name one of them"
+        )
+    class_names = next(iter(names.values()))
+    numbers = {name: number for number, name in enumerate(class_names)}
+    paths = tuple(p for r in ranges for p in lists.files[r.name][r.start : r.stop])
+    labels = np.array([numbers[p.parent.name] for p in paths], np.int64)
+    sampled = paths[:: max(1, len(paths) // _SIZED_FILES)]
+    mean = sum(p.stat().st_size for p in sampled) / len(sampled)
+    return FolderSelection(base, paths, labels, class_names, mean)
+
+
+class _SplitLists(dict[str, tuple[int, ...]]):
+    """Split name -> number of files, listed when a split is first asked for."""
+
+    def __init__(self, base: Path, key: str) -> None:
+        super().__init__()
+        self.files: dict[str, list[Path]] = {}
+        self.classes: dict[str, tuple[str, ...]] = {}
+        self._base, self._key = base, key
+        splits = [ALL, *(e.name for e in os.scandir(base) if e.is_dir())]
+        self.update(dict.fromkeys(sorted(splits), ()))
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        if name not in self.files:
+            directory = self._base if name == ALL else self._base / name
+            self.classes[name], self.files[name] = _list_classes(directory, self._key)
+        return (len(self.files[name]),)
+
+
+def list_images(directory: Path) -> list[Path]:
+    """Image files of a class folder, by name."""
+    entries = sorted(e.name for e in os.scandir(directory) if e.is_file())
+    return [directory / n for n in entries if Path(n).suffix.lower() in IMAGE_SUFFIXES]
+
+
+def _list_classes(directory: Path, key: str) -> tuple[tuple[str, ...], list[Path]]:
+    """Class names and all images, ordered by a hash of class and file name."""
+    names = tuple(sorted(e.name for e in os.scandir(directory) if e.is_dir()))
+    files = [path for name in names for path in list_images(directory / name)]
+    if not files:
+        hint = get_hint(directory.name, names) if names else "it has no class folders"
+        raise UserError(f"{key}: {directory} holds no images in class folders; {hint}")
+    return names, sorted(files, key=_get_hash)
+
+
+def _get_hash(path: Path) -> bytes:
+    return hashlib.blake2b(f"{path.parent.name}/{path.name}".encode(), digest_size=8).digest()

@@ -1,0 +1,153 @@
+"""Which example comes when: pure functions of (seed, epoch), in numpy alone.
+
+Two orders. *Exact*: one permutation of the split per epoch; the global batches are the same for
+any number of shards. *Sharded*: units (files) are permuted and dealt out in equal ranges, each
+shard reads its own in file order and shuffles within windows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+# Units that a shard reads side by side; a resume re-reads at most this many.
+GROUP_UNITS = 8
+_SALT_EXAMPLES, _SALT_UNITS, _SALT_WINDOWS = 0x6F726465, 0x756E6974, 0x77696E64
+
+
+def get_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
+    """[count] int64: the epoch's order of all examples.
+
+    Uses numpy's legacy generator, whose stream is frozen for all later versions.
+    """
+    return _create_rng(_SALT_EXAMPLES, seed, epoch).permutation(count).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """This input process among all of them, and the batch that they make together."""
+
+    index: int
+    count: int
+    global_batch_size: int
+
+    @property
+    def rank_batch_size(self) -> int:
+        """Examples of a global batch that this shard delivers."""
+        return self.global_batch_size // self.count
+
+    def take_blocks(self, indices: np.ndarray) -> np.ndarray:
+        """This shard's contiguous block of each whole global batch in `indices`."""
+        blocks = indices.reshape(-1, self.count, self.rank_batch_size)
+        return blocks[:, self.index].reshape(-1)
+
+
+def get_exact_epoch(num_examples: int, spec: ShardSpec, seed: int, epoch: int, start: int):
+    """[n] int64: what this shard reads of the epoch after `start` global examples.
+
+    The permutation's incomplete last global batch is dropped.
+    """
+    batches = max(0, num_examples - start) // spec.global_batch_size
+    order = get_permutation(num_examples, seed, epoch)
+    return spec.take_blocks(order[start : start + batches * spec.global_batch_size])
+
+
+def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:
+    """[n] int64: what this shard reads of one ordered pass; its last batch may be short."""
+    batches = -(-num_examples // spec.global_batch_size)
+    order = np.full(batches * spec.global_batch_size, -1, np.int64)
+    order[:num_examples] = np.arange(num_examples)
+    order = spec.take_blocks(order)
+    return order[order >= 0]
+
+
+def get_evaluation_range(num_examples: int, spec: ShardSpec) -> tuple[int, int]:
+    """[start, stop) of one ordered pass when each shard reads a range of its own."""
+    return (
+        spec.index * num_examples // spec.count,
+        (spec.index + 1) * num_examples // spec.count,
+    )
+
+
+@dataclass(frozen=True)
+class EpochStream:
+    """What a shard reads of one epoch under the sharded order, from some position on.
+
+    Attributes:
+      groups: [n, GROUP_UNITS, 3] int64: unit, index of its first example here, examples here;
+        the units of a group are read side by side, groups one after another.
+      skips: [n] int64: examples to pass over at the start of each group.
+      first_window: number of the window that the stream starts with.
+      window_skip: examples of that window, after its shuffle, that were consumed before.
+      limit: examples of the epoch that are delivered at all, counted from the epoch's start.
+      seed: of the windows' shuffles.
+    """
+
+    groups: np.ndarray
+    skips: np.ndarray
+    first_window: int
+    window_skip: int
+    limit: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class ShardedOrder:
+    """The sharded order of one shard.
+
+    Attributes:
+      unit_starts, unit_counts: [U] int64: range of example indices of each unit.
+      window: examples that are shuffled together.
+    """
+
+    unit_starts: np.ndarray
+    unit_counts: np.ndarray
+    window: int
+    spec: ShardSpec
+    seed: int
+
+    def get_epoch(self, epoch: int, start: int) -> EpochStream:
+        """The stream of an epoch after `start` global examples; reads no window before it."""
+        total = int(self.unit_counts.sum())
+        consumed = start // self.spec.count
+        batches = max(0, total - start) // self.spec.global_batch_size
+        limit = consumed + batches * self.spec.rank_batch_size
+        first_window = consumed // self.window
+        pieces = self._get_pieces(epoch, total)
+        groups, skips = _group(pieces, first_window * self.window)
+        key = (self.seed, epoch, self.spec.index, self.spec.count)
+        window_seed = int(_create_rng(_SALT_WINDOWS, *key).randint(0, 2**31 - 1))
+        skip = consumed - first_window * self.window
+        return EpochStream(groups, skips, first_window, skip, limit, window_seed)
+
+    def _get_pieces(self, epoch: int, total: int) -> np.ndarray:
+        """[n, 3] int64: this shard's equal part of the epoch's sequence of units."""
+        share = total // self.spec.count
+        begin, end = self.spec.index * share, (self.spec.index + 1) * share
+        units = _create_rng(_SALT_UNITS, self.seed, epoch).permutation(len(self.unit_counts))
+        counts = self.unit_counts[units]
+        offsets = np.cumsum(counts) - counts
+        low = np.clip(begin - offsets, 0, counts)
+        high = np.clip(end - offsets, 0, counts)
+        pieces = np.stack([units, self.unit_starts[units] + low, high - low], axis=1)
+        return pieces[high > low].astype(np.int64)
+
+
+def _group(pieces: np.ndarray, passed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pieces in groups of GROUP_UNITS, from the group that holds example `passed` on."""
+    padding = -len(pieces) % GROUP_UNITS
+    groups = np.concatenate([pieces, np.zeros((padding, 3), np.int64)])
+    groups = groups.reshape(-1, GROUP_UNITS, 3)
+    ends = np.cumsum(groups[:, :, 2].sum(axis=1))
+    first = int(np.searchsorted(ends, passed, side="right"))
+    skips = np.zeros(len(groups), np.int64)
+    if first < len(groups):
+        skips[first] = passed - (ends[first - 1] if first else 0)
+    return groups[first:], skips[first:]
+
+
+def _create_rng(*key: int) -> np.random.RandomState:
+    """A generator that depends on every number of the key; numbers may exceed 32 bits."""
+    words = [word for number in key for word in (number & 0xFFFFFFFF, number >> 32)]
+    return np.random.RandomState(np.array(words, np.uint32))

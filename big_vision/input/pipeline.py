@@ -1,0 +1,268 @@
+"""The tf.data graph from positions to batches: order, source, preprocessing, batch.
+
+Each element carries `epoch` and `index`; a source turns it into features, the preprocessing string
+turns those into one uint8 image and one label. Nothing here runs Python for an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from big_vision.input.order import (
+    GROUP_UNITS,
+    EpochStream,
+    ShardedOrder,
+    ShardSpec,
+    get_evaluation_blocks,
+    get_evaluation_range,
+    get_exact_epoch,
+)
+from utils.errors import UserError
+
+_FOREVER = np.iinfo(np.int64).max
+_NO_FLOATS = (
+    "end the string with value_range, vgg_value_range or clip_value_range, which run on the device"
+)
+
+
+@dataclass(frozen=True)
+class PipelineSpec:
+    """How examples become batches.
+
+    Attributes:
+      preprocess: `fn(data, epoch=, index=)`; gives a uint8 image.
+      pp_key: configuration key of the string, for messages.
+      tolerant: an example that cannot be read becomes a marked blank one.
+      window: examples that the sharded order shuffles together.
+    """
+
+    preprocess: Callable[..., dict[str, Any]]
+    pp_key: str
+    image_key: str
+    label_key: str
+    shard: ShardSpec
+    seed: int
+    threads: int
+    prefetch_batches: int
+    tolerant: bool
+    window: int
+
+
+class Pipeline:
+    """Builds datasets over one source; every method's result is a `tf.data.Dataset`."""
+
+    def __init__(self, source: Any, spec: PipelineSpec) -> None:
+        self.source = source
+        self.spec = spec
+        self.streams = source.can_stream and not spec.tolerant
+
+    def exact_training(self, epoch: int, start: int) -> Any:
+        """Elements of the exact order, from `start` global examples into `epoch`, for ever."""
+        return self.source.attach(self.exact_indices(epoch, start))
+
+    def exact_indices(self, epoch: int, start: int) -> Any:
+        """Epoch and index of each element of the exact order; reads no example."""
+        tf = _import()
+        spec, total = self.spec, self.source.num_examples
+
+        def get_order(now: np.ndarray) -> np.ndarray:
+            begin = start if now == epoch else 0
+            return get_exact_epoch(total, spec.shard, spec.seed, int(now), begin)
+
+        def add_order(now: Any) -> tuple[Any, Any]:
+            order = tf.numpy_function(get_order, [now], tf.int64)
+            order.set_shape([None])
+            return now, order
+
+        def spread(now: Any, order: Any) -> Any:
+            elements = {"epoch": tf.fill(tf.shape(order), now), "index": order}
+            return tf.data.Dataset.from_tensor_slices(elements)
+
+        # One epoch's order is made ahead, so the border costs no stall.
+        return tf.data.Dataset.range(epoch, _FOREVER).map(add_order).prefetch(1).flat_map(spread)
+
+    def sharded_training(self, order: ShardedOrder, epoch: int, start: int) -> Any:
+        """Elements of the sharded order, from `start` global examples into `epoch`, for ever."""
+        if self.streams:
+            return self._shuffle_windows(order, epoch, start, self._stream_records)
+        return self.source.attach(self.sharded_indices(order, epoch, start))
+
+    def sharded_indices(self, order: ShardedOrder, epoch: int, start: int) -> Any:
+        """Epoch and index of each element of the sharded order; reads no example."""
+        return self._shuffle_windows(order, epoch, start, _stream_indices)
+
+    def evaluation_blocks(self) -> Any:
+        """Elements of one ordered pass: this shard's block of each global batch."""
+        return self.load_indices(get_evaluation_blocks(self.source.num_examples, self.spec.shard))
+
+    def evaluation_range(self) -> Any:
+        """Elements of one ordered pass: a range of this shard's own, read front to back."""
+        start, stop = get_evaluation_range(self.source.num_examples, self.spec.shard)
+        if self.streams:
+            return self._stream_range(start, stop)
+        return self.load_indices(np.arange(start, stop, dtype=np.int64))
+
+    def load_indices(self, indices: np.ndarray, epoch: int = 0) -> Any:
+        """Elements of the given examples, by random access."""
+        tf = _import()
+        elements = {"epoch": np.full_like(indices, epoch), "index": indices}
+        return self.source.attach(tf.data.Dataset.from_tensor_slices(elements))
+
+    def batches(self, elements: Any) -> Any:
+        """Preprocessed batches: `image`, `label`, `index`, and `ok` where examples may fail."""
+        tf = _import()
+        examples = self.process(elements, tolerant=self.spec.tolerant)
+        batches = examples.batch(self.spec.shard.rank_batch_size)
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.deterministic = True
+        options.threading.private_threadpool_size = self.spec.threads
+        options.threading.max_intra_op_parallelism = 1
+        return batches.prefetch(self.spec.prefetch_batches).with_options(options)
+
+    def process(self, elements: Any, *, tolerant: bool = False) -> Any:
+        """Elements as image, label and index; types and shapes are checked while it is traced."""
+        step = self._tolerate if tolerant else self._process
+        # AutoGraph would wrap our errors in its own, and is not needed.
+        step = _import().autograph.experimental.do_not_convert(step)
+        return elements.map(step, num_parallel_calls=self.spec.threads, deterministic=True)
+
+    def _process(self, element: dict[str, Any]) -> dict[str, Any]:
+        tf = _import()
+        data = self.source.load(element)
+        data = self.spec.preprocess(data, epoch=element["epoch"], index=element["index"])
+        image, label = self._pick(data)
+        return {"image": image, "label": tf.cast(label, tf.int32), "index": element["index"]}
+
+    def _pick(self, data: dict[str, Any]) -> tuple[Any, Any]:
+        spec = self.spec
+        for key, name in ((spec.image_key, "data.image_key"), (spec.label_key, "data.label_key")):
+            if key not in data:
+                raise UserError(
+                    f"{spec.pp_key} yields no {key!r} ({name}), only {', '.join(sorted(data))}; "
+                    "keep it, or name another key"
+                )
+        image, label = data[spec.image_key], data[spec.label_key]
+        if image.dtype.name == "string":
+            raise UserError(f"{spec.pp_key} leaves the image encoded; begin it with decode")
+        if image.dtype.name != "uint8":
+            raise UserError(
+                f"{spec.pp_key} yields {image.dtype.name} images, but batches travel as uint8; "
+                f"{_NO_FLOATS}"
+            )
+        if image.shape.rank != 3 or not image.shape.is_fully_defined():
+            raise UserError(
+                f"{spec.pp_key} yields images of shape {image.shape}, which is not a fixed "
+                "[H, W, C]; add resize or a crop with a size"
+            )
+        if not label.dtype.is_integer or label.shape.rank != 0:
+            raise UserError(
+                f"{spec.pp_key} yields labels of type {label.dtype.name} and shape {label.shape}, "
+                "but a label is one whole number; leave onehot out (targets are made on the device)"
+            )
+        return image, label
+
+    def _tolerate(self, element: dict[str, Any]) -> dict[str, Any]:
+        """`_process`, with a blank in place of an example that fails."""
+        tf = _import()
+        one = tf.data.Dataset.from_tensors(element)
+        good = one.map(lambda e: self._process(e) | {"ok": True})
+        spec = good.element_spec["image"]
+        blank = {
+            "image": tf.zeros(spec.shape, spec.dtype),
+            "label": tf.constant(0, tf.int32),
+            "index": element["index"],
+            "ok": False,
+        }
+        found = good.ignore_errors(log_warning=False)
+        return found.concatenate(tf.data.Dataset.from_tensors(blank)).take(1).get_single_element()
+
+    def _stream_records(self, unit: Any, index: Any, count: Any) -> Any:
+        tf = _import()
+        records = self.source.stream(unit, index, count)
+        indices = tf.data.Dataset.range(index, index + count)
+        return tf.data.Dataset.zip({"index": indices, "record": records})
+
+    def stream_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
+        """Elements of single examples, each read through its unit's stream: slow."""
+        tf = _import()
+        units = np.searchsorted(self.source.unit_starts, indices, side="right") - 1
+        pieces = tf.data.Dataset.from_tensor_slices((units, indices, np.ones_like(indices)))
+        records = pieces.flat_map(self._stream_records)
+        return records.map(lambda element: element | {"epoch": tf.constant(epoch, tf.int64)})
+
+    def _stream_range(self, start: int, stop: int) -> Any:
+        """Elements [start, stop) read front to back."""
+        tf = _import()
+        starts, counts = self.source.unit_starts, self.source.unit_counts
+        first = np.maximum(starts, start)
+        count = np.minimum(starts + counts, stop) - first
+        units = np.flatnonzero(count > 0)
+        pieces = tf.data.Dataset.from_tensor_slices((units, first[units], count[units]))
+        records = pieces.flat_map(self._stream_records)
+        return records.map(lambda element: element | {"epoch": tf.constant(0, tf.int64)})
+
+    def _shuffle_windows(self, order: ShardedOrder, epoch: int, start: int, read: Callable) -> Any:
+        """The sharded order over what `read(unit, index, count)` gives for a piece of a unit."""
+        tf = _import()
+
+        def get_stream(now: np.ndarray) -> tuple[np.ndarray, ...]:
+            stream = order.get_epoch(int(now), start if now == epoch else 0)
+            return _as_arrays(stream)
+
+        def open_windows(now: Any) -> Any:
+            types = [tf.int64] * 6
+            groups, skips, *numbers = tf.numpy_function(get_stream, [now], types)
+            groups.set_shape([None, GROUP_UNITS, 3])
+            skips.set_shape([None])
+            first, skip, limit, seed = (tf.ensure_shape(n, []) for n in numbers)
+            records = tf.data.Dataset.from_tensor_slices((groups, skips)).flat_map(
+                lambda group, passed: _read_group(group, read).skip(passed)
+            )
+            windows = records.window(order.window)
+            tags = tf.data.Dataset.range(first, _FOREVER).map(
+                lambda w: (now, w, tf.where(w == first, skip, 0), limit, seed)
+            )
+            return tf.data.Dataset.zip(tags, windows)
+
+        def shuffle(tag: tuple[Any, ...], window: Any) -> Any:
+            now, number, skip, limit, seed = tag
+            examples = tf.data.Dataset.zip(window).shuffle(order.window, seed=seed + number)
+            left = tf.maximum(limit - number * order.window, 0)
+            return examples.take(left).skip(skip).map(lambda e: e | {"epoch": now})
+
+        # The next window fills while this one is drained, also across the epoch's border.
+        windows = tf.data.Dataset.range(epoch, _FOREVER).flat_map(open_windows).prefetch(1)
+        return windows.flat_map(shuffle)
+
+
+def _read_group(group: Any, read: Callable) -> Any:
+    """The units of a group, side by side, one example from each in turn."""
+    tf = _import()
+    pieces = tf.data.Dataset.from_tensor_slices(group)
+    return pieces.interleave(
+        lambda piece: read(piece[0], piece[1], piece[2]),
+        cycle_length=GROUP_UNITS,
+        block_length=1,
+        num_parallel_calls=None,
+    )
+
+
+def _stream_indices(unit: Any, index: Any, count: Any) -> Any:
+    """Indices alone, in the order in which records would be read."""
+    return _import().data.Dataset.range(index, index + count).map(lambda i: {"index": i})
+
+
+def _as_arrays(stream: EpochStream) -> tuple[np.ndarray, ...]:
+    numbers = (stream.first_window, stream.window_skip, stream.limit, stream.seed)
+    return (stream.groups, stream.skips, *(np.int64(n) for n in numbers))
+
+
+def _import() -> Any:
+    import tensorflow as tf
+
+    return tf

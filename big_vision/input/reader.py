@@ -1,0 +1,173 @@
+"""Runs a pipeline: batches of one shard from a position on, and a name for what broke."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_evaluation_range
+from big_vision.input.pipeline import Pipeline, PipelineSpec
+from utils.errors import UserError
+from utils.log import get_logger
+
+_GIB = 1 << 30
+_REASON_CHARS = 200
+
+
+class TensorFlowReader:
+    """Reads one split for one shard.
+
+    A batch is a dict: `image` (a uint8 TensorFlow tensor, which torch takes over without a copy),
+    `label` [b] int32 and `index` [b] int64 (numpy) and, where examples may fail, `ok` [b] bool.
+    """
+
+    def __init__(self, source: Any, spec: PipelineSpec, order: str) -> None:
+        self.num_examples = source.num_examples
+        self.get_ids, self.describe = source.get_ids, source.describe
+        self._source, self._spec = source, spec
+        self._pipeline = Pipeline(source, spec)
+        self._sharded: ShardedOrder | None = None
+        if order == "sharded":
+            units = (source.unit_starts, source.unit_counts)
+            self._sharded = ShardedOrder(*units, spec.window, spec.shard, spec.seed)
+        self._evaluation: Any = None
+        # Traces the pipeline once: types, shapes and the record index are checked here.
+        traced = self._pipeline.process(self._open_examples(np.zeros(1, np.int64)))
+        self.image_shape = tuple(int(side) for side in traced.element_spec["image"].shape)
+
+    def log_shuffle_memory(self) -> None:
+        """Say what the windows of the sharded order hold."""
+        if self._sharded is None:
+            return
+        window, share = self._spec.window, self.num_examples // self._spec.shard.count
+        held = min(2 * window, share) * self._source.mean_record_bytes / _GIB
+        get_logger().info(
+            "order sharded: two shuffle windows of %d examples, %.2f GiB of memory", window, held
+        )
+
+    def read_training(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+        """Endless batches from `start` global examples into `epoch`."""
+        pipeline, order = self._pipeline, self._sharded
+        if order is None:
+            elements = pipeline.exact_training(epoch, start)
+        else:
+            elements = pipeline.sharded_training(order, epoch, start)
+
+        def get_indices(number: int) -> np.ndarray:
+            if order is None:
+                indices = pipeline.exact_indices(epoch, start)
+            else:
+                indices = pipeline.sharded_indices(order, epoch, start)
+            return self._cut_batch(indices, number)
+
+        return self._iterate(pipeline.batches(elements), get_indices, epoch)
+
+    def read_evaluation(self) -> Iterator[dict[str, Any]]:
+        """One ordered pass over this shard's examples; the last batch may be short."""
+        pipeline, shard = self._pipeline, self._spec.shard
+        if self._evaluation is None:
+            by_range = self._sharded is not None
+            elements = pipeline.evaluation_range() if by_range else pipeline.evaluation_blocks()
+            self._evaluation = pipeline.batches(elements)
+
+        def get_indices(number: int) -> np.ndarray:
+            if self._sharded is None:
+                indices = get_evaluation_blocks(self.num_examples, shard)
+            else:
+                indices = np.arange(*get_evaluation_range(self.num_examples, shard))
+            begin = number * shard.rank_batch_size
+            indices = indices[begin : begin + shard.rank_batch_size]
+            return np.stack([np.zeros_like(indices), indices], axis=1)
+
+        return self._iterate(self._evaluation, get_indices, 0)
+
+    def close(self) -> None:
+        """Let go of the datasets."""
+        self._evaluation = None
+
+    def explain_example(self, epoch: int, index: int) -> UserError:
+        """The error that names file and record of an example that cannot be read."""
+        found = self._find_broken_example(np.array([[epoch, index]]))
+        return found or _create_error(self.describe(index), "it cannot be read")
+
+    def _iterate(
+        self, batches: Any, get_indices: Callable[[int], np.ndarray], epoch: int
+    ) -> Iterator[dict[str, Any]]:
+        iterator = iter(batches)
+        number = 0
+        while True:
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                found = self._find_broken_example(get_indices(number))
+                found = found or self._find_broken_record(epoch)
+                if found is None:
+                    raise RuntimeError(f"the input failed: {_get_reason(error)}") from error
+                raise found from error
+            yield {k: v if k == "image" else v.numpy() for k, v in batch.items()}
+            number += 1
+
+    def _cut_batch(self, indices: Any, number: int) -> np.ndarray:
+        """[b, 2]: epoch and index of each element of a batch."""
+        size = self._spec.shard.rank_batch_size
+        batch = next(iter(indices.skip(number * size).take(size).batch(size)))
+        return np.stack([batch["epoch"].numpy(), batch["index"].numpy()], axis=1)
+
+    def _open_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
+        """Elements of single examples, in the way in which this reader reads."""
+        if self._sharded is not None and self._pipeline.streams:
+            return self._pipeline.stream_examples(indices, epoch)
+        return self._pipeline.load_indices(indices, epoch)
+
+    def _find_broken_example(self, suspects: np.ndarray) -> UserError | None:
+        """The first example that fails when the suspects are read one by one.
+
+        Args:
+          suspects: [n, 2], epoch and index.
+        """
+        for epoch in np.unique(suspects[:, 0]):
+            indices = suspects[suspects[:, 0] == epoch, 1]
+            examples = iter(self._pipeline.process(self._open_examples(indices, int(epoch))))
+            for index in indices:
+                try:
+                    next(examples)
+                except Exception as error:
+                    return _create_error(self.describe(int(index)), _get_reason(error))
+        return None
+
+    def _find_broken_record(self, epoch: int) -> UserError | None:
+        """The first broken record of this shard's files; streams read further than batches."""
+        if self._sharded is None or not self._pipeline.streams:
+            return None
+        units = []
+        for later in (epoch, epoch + 1):
+            groups = self._sharded.get_epoch(later, 0).groups.reshape(-1, 3)
+            units += groups[groups[:, 2] > 0, 0].tolist()
+        for unit in dict.fromkeys(units):
+            start, count = self._source.unit_starts[unit], self._source.unit_counts[unit]
+            index = int(start)
+            try:
+                for _ in self._source.stream(unit, start, count):
+                    index += 1
+            except Exception as error:
+                return _create_error(self.describe(index), _get_reason(error))
+        return None
+
+
+def _create_error(record: str, reason: str) -> UserError:
+    return UserError(
+        f"{record} cannot be read ({reason}); restore the file, or let a few bad records pass with "
+        "data.skip_corrupt"
+    )
+
+
+def _get_reason(error: Exception) -> str:
+    """What TensorFlow says, without the names of its graph nodes."""
+    text = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]|name: *$", " ", str(error), flags=re.DOTALL)
+    text = " ".join(text.split())
+    return text[:_REASON_CHARS] or type(error).__name__

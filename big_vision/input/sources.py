@@ -1,0 +1,245 @@
+"""Where examples come from: TFDS in TFRecord and ArrayRecord files, and a folder of classes.
+
+A source knows three things: how to load an example from its index in the split (`attach` and
+`load`), what the example is called (`get_ids`), and which ranges of indices lie together
+(`unit_starts`). A source that can be read front to back faster than by index has `stream` too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from big_vision.input.catalog import Selection
+from big_vision.input.folder import FolderSelection
+from big_vision.input.record_index import load_record_index
+from utils.errors import UserError
+
+# Records that one call of the ArrayRecord reader fetches: amortises the call, keeps memory small.
+_READ_AHEAD = 32
+_FOLDER_UNIT = 256
+
+
+class TfdsSource:
+    """What both TFDS file formats share: parsing, ids, units."""
+
+    can_stream = False
+
+    def __init__(self, selection: Selection, directory: str, image_key: str) -> None:
+        import tensorflow_datasets as tfds
+
+        self.selection = selection
+        self.num_examples = selection.num_examples
+        self.mean_record_bytes = selection.mean_record_bytes
+        self.unit_starts = selection.starts
+        self.unit_counts = np.array([s.count for s in selection.segments], np.int64)
+        self._features = tfds.builder_from_directory(directory).info.features
+        if image_key not in self._features:
+            raise UserError(
+                f"data.image_key ({image_key}): the dataset has no such feature; "
+                f"known: {', '.join(self._features)}"
+            )
+        is_image = isinstance(self._features[image_key], tfds.features.Image)
+        self._decoders = {image_key: tfds.decode.SkipDecoding()} if is_image else {}
+
+    def parse(self, record: Any) -> dict[str, Any]:
+        """The example's features; the image stays encoded."""
+        return self._features.deserialize_example(record, decoders=self._decoders)
+
+    def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
+        """TFDS ids: `mnist-train.tfrecord-00000-of-00001__42`."""
+        segment = self._find_segments(indices)
+        names = np.array([Path(s.path).name + "__" for s in self.selection.segments])
+        return tuple(np.char.add(names[segment], self._get_records(indices).astype(str)).tolist())
+
+    def describe(self, index: int) -> str:
+        """File and record of an example, for messages."""
+        indices = np.array([index])
+        path = self.selection.segments[self._find_segments(indices)[0]].path
+        return f"{path}, record {self._get_records(indices)[0]}"
+
+    def _find_segments(self, indices: np.ndarray) -> np.ndarray:
+        return np.searchsorted(self.unit_starts, indices, side="right") - 1
+
+    def _get_records(self, indices: np.ndarray) -> np.ndarray:
+        """The number of each example's record in its file."""
+        segment = self._find_segments(indices)
+        first = np.array([s.first for s in self.selection.segments], np.int64)
+        return first[segment] + indices - self.unit_starts[segment]
+
+
+class TfRecordSource(TfdsSource):
+    """TFRecord files, read at a byte offset by TensorFlow itself."""
+
+    can_stream = True
+
+    def __init__(self, selection: Selection, directory: str, image_key: str) -> None:
+        super().__init__(selection, directory, image_key)
+        self._offsets: np.ndarray | None = None
+        self._paths: Any = None
+
+    def attach(self, elements: Any) -> Any:
+        """Elements as they are; makes sure that the offset index is there."""
+        import tensorflow as tf
+
+        if self._offsets is None:
+            self._offsets = self._load_offsets()
+            self._paths = tf.constant([s.path for s in self.selection.segments])
+        offsets, starts = tf.constant(self._offsets), tf.constant(self.unit_starts)
+
+        def locate(element: dict[str, Any]) -> dict[str, Any]:
+            index = element["index"]
+            segment = tf.searchsorted(starts, index, side="right") - 1
+            return element | {
+                "path": tf.gather(self._paths, segment),
+                "offset": tf.gather(offsets, index),
+            }
+
+        # By the chunk: a call for each example would cost more than the look-up itself.
+        return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
+
+    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The example's features; reads and checks one record, without Python."""
+        if "record" in element:
+            return self.parse(element["record"])
+        return self.parse(_read_record(element["path"], element["offset"]))
+
+    def stream(self, unit: Any, index: Any, count: Any) -> Any:
+        """Records of `count` examples from `index` on, all of one unit, front to back."""
+        import tensorflow as tf
+
+        segments = self.selection.segments
+        path = tf.gather(tf.constant([s.path for s in segments]), unit)
+        first = tf.gather(tf.constant([s.first for s in segments], tf.int64), unit)
+        start = tf.gather(tf.constant(self.unit_starts), unit)
+        # A record is bounded by the file's readahead, not by a buffer of ours.
+        records = tf.data.TFRecordDataset(path, buffer_size=_STREAM_BUFFER_BYTES)
+        return records.skip(first + index - start).take(count)
+
+    def _load_offsets(self) -> np.ndarray:
+        """[num_examples] int64: where each example's record begins in its file."""
+        segments = self.selection.segments
+        paths = list(dict.fromkeys(s.path for s in segments))
+        by_path = dict(zip(paths, load_record_index(paths), strict=True))
+        parts = []
+        for segment in segments:
+            offsets = by_path[segment.path][segment.first : segment.first + segment.count]
+            if len(offsets) < segment.count:
+                raise UserError(
+                    f"data.root: {segment.path} is half-written, it holds "
+                    f"{len(by_path[segment.path])} records but dataset_info.json promises "
+                    f"{segment.first + segment.count} or more; prepare or copy it again"
+                )
+            parts.append(offsets)
+        return np.concatenate(parts)
+
+
+_LOOKUP_CHUNK = 256
+_STREAM_BUFFER_BYTES = 1 << 20
+
+
+def _read_record(path: Any, offset: Any) -> Any:
+    """One record of a TFRecord file, checksum verified; a scalar string tensor."""
+    import tensorflow as tf
+
+    # The op behind tf.data.TFRecordDataset; the Python class does not show its byte offsets.
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[path],
+        compression_type="",
+        buffer_size=tf.constant(0, tf.int64),
+        byte_offsets=[offset],
+    )
+    types = {"output_types": [tf.string], "output_shapes": [[]]}
+    one = tf.raw_ops.TakeDataset(input_dataset=records, count=tf.constant(1, tf.int64), **types)
+    return tf.raw_ops.DatasetToSingleElement(dataset=one, **types)[0]
+
+
+class ArrayRecordSource(TfdsSource):
+    """ArrayRecord files, through TFDS's data source; one Python call fetches many records."""
+
+    def __init__(self, selection: Selection, directory: str, image_key: str, split: str) -> None:
+        super().__init__(selection, directory, image_key)
+        import tensorflow_datasets as tfds
+
+        builder = tfds.builder_from_directory(directory)
+        # Its `data_source` gives the serialized records; parsing then happens in TensorFlow.
+        self._records = builder.as_data_source(split=split).data_source
+        if len(self._records) != self.num_examples:
+            raise UserError(
+                f"data.root: the ArrayRecord files in {directory} hold {len(self._records)} "
+                f"examples of {split!r} but dataset_info.json promises {self.num_examples}; "
+                "prepare or copy the dataset again"
+            )
+
+    def attach(self, elements: Any) -> Any:
+        """Adds each element's serialized record."""
+        import tensorflow as tf
+
+        def fetch(indices: np.ndarray) -> np.ndarray:
+            out = np.empty(len(indices), object)
+            out[:] = self._read(indices.tolist())
+            return out
+
+        def add_records(element: dict[str, Any]) -> dict[str, Any]:
+            record = tf.numpy_function(fetch, [element["index"]], tf.string, stateful=False)
+            record.set_shape(element["index"].shape)
+            return element | {"record": record}
+
+        return elements.batch(_READ_AHEAD).map(add_records, num_parallel_calls=2).unbatch()
+
+    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The example's features."""
+        return self.parse(element["record"])
+
+    def _read(self, indices: list[int]) -> list[bytes]:
+        """Serialized records; empty, and so refused by the parser, where one is unreadable."""
+        try:
+            return self._records.__getitems__(indices)
+        except Exception:
+            if len(indices) == 1:
+                return [b""]
+            return [self._read([index])[0] for index in indices]
+
+
+class FolderSource:
+    """Image files in one folder per class, read by TensorFlow."""
+
+    can_stream = False
+
+    def __init__(self, selection: FolderSelection, image_key: str, label_key: str) -> None:
+        self.selection = selection
+        self.num_examples = selection.num_examples
+        self.mean_record_bytes = selection.mean_record_bytes
+        self.unit_starts = np.arange(0, self.num_examples, _FOLDER_UNIT, dtype=np.int64)
+        self.unit_counts = np.minimum(_FOLDER_UNIT, self.num_examples - self.unit_starts)
+        self._keys = (image_key, label_key)
+
+    def attach(self, elements: Any) -> Any:
+        """Elements with path and label."""
+        import tensorflow as tf
+
+        paths = tf.constant([str(p) for p in self.selection.paths])
+        labels = tf.constant(self.selection.labels, tf.int64)
+
+        def locate(element: dict[str, Any]) -> dict[str, Any]:
+            index = element["index"]
+            return element | {"path": tf.gather(paths, index), "label": tf.gather(labels, index)}
+
+        return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
+
+    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The encoded image and the class's number."""
+        import tensorflow as tf
+
+        image_key, label_key = self._keys
+        return {image_key: tf.io.read_file(element["path"]), label_key: element["label"]}
+
+    def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
+        """Paths below the split's directory: `class/file.jpg`."""
+        return tuple(self.selection.get_name(int(i)) for i in indices)
+
+    def describe(self, index: int) -> str:
+        """The example's file, for messages."""
+        return str(self.selection.paths[index])

@@ -1,0 +1,436 @@
+"""What the house knows of input: `Batch`, `create_loader`, `describe_dataset`.
+
+    loader = create_loader(config, "train", shard=(rank, world_size))
+    for batch in loader.batches(Position(epoch=3, examples=4096)): ...
+
+A source is one class with three methods: `attach` and `load`, which turn an index into features,
+and `get_ids`; it is opened in `_open_source`. TensorFlow is imported when a loader is created, so
+after the runtime; `describe_dataset` needs none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from big_vision.input.catalog import Selection, is_remote, load_tfds_catalog
+from big_vision.input.folder import FolderSelection, select_folder
+from big_vision.input.order import ShardSpec
+from big_vision.input.synthetic import SyntheticReader, SyntheticShape, parse_synthetic_name
+from big_vision.pp.checks import require_valid_spec
+from big_vision.pp.device_ops import split_device_ops
+from utils.errors import UserError
+from utils.log import get_logger
+
+Role = Literal["train", "eval", "test"]
+
+_SPLIT_KEYS = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where in the data a run stands.
+
+    Attributes:
+      epoch: passes that are complete.
+      examples: examples of this epoch that all shards together have consumed.
+      shard_count: shards that consumed them, where the order depends on it; 0: any.
+    """
+
+    epoch: int = 0
+    examples: int = 0
+    shard_count: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's part of a global batch, or a micro-batch of it.
+
+    Attributes:
+      images: [B, H, W, C] uint8.
+      labels: [B] int32; 0 on padding.
+      mask: [B] bool, False on padding.
+      indices: [B] int64, the example's index in the split whatever the order; -1 on padding.
+      ids: names of the examples with data.return_id; empty on padding.
+      extras: further [B, ...] tensors that travel with the batch.
+      is_last: whether this is the last micro-batch of its optimizer step.
+    """
+
+    images: Tensor
+    labels: Tensor
+    mask: Tensor
+    indices: Tensor
+    ids: tuple[str, ...] | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)
+    is_last: bool = True
+
+    def split(self, parts: int) -> list[Batch]:
+        """Contiguous micro-batches of equal size; `parts` divides the batch."""
+        size, rest = divmod(len(self.labels), parts)
+        if rest:
+            raise UserError(
+                f"train.accumulate_steps ({parts}) does not divide the rank's batch of "
+                f"{len(self.labels)} examples; change it or data.global_batch_size"
+            )
+        if parts == 1:
+            return [self]
+        cuts = [slice(part * size, (part + 1) * size) for part in range(parts)]
+        return [
+            dataclasses.replace(
+                self.map(lambda tensor, cut=cut: tensor[cut]),
+                ids=None if self.ids is None else self.ids[cut],
+                is_last=self.is_last and number == parts - 1,
+            )
+            for number, cut in enumerate(cuts)
+        ]
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
+        """The batch with `fn` applied to every tensor: the way to a device."""
+        return dataclasses.replace(
+            self,
+            images=fn(self.images),
+            labels=fn(self.labels),
+            mask=fn(self.mask),
+            indices=fn(self.indices),
+            extras={name: fn(tensor) for name, tensor in self.extras.items()},
+        )
+
+
+@dataclass(frozen=True)
+class DatasetFacts:
+    """What the metadata tells before any device or TensorFlow is touched.
+
+    Attributes:
+      num_examples: by role; `test` only where data.test_split is set.
+    """
+
+    num_examples: dict[str, int]
+    num_classes: int
+    class_names: tuple[str, ...] | None
+
+
+def describe_dataset(config: Any) -> DatasetFacts:
+    """Sizes and classes of the run's splits, from the dataset's metadata alone.
+
+    Raises:
+      UserError: the dataset, a version, a split or a file is missing, or classes do not agree.
+    """
+    roles = [role for role in _SPLIT_KEYS if role != "test" or config.data.test_split]
+    found = {role: _select(config, role)[0] for role in roles}
+    train = found["train"]
+    for role, other in found.items():
+        if other.class_names != train.class_names or other.num_classes != train.num_classes:
+            raise UserError(
+                f"data.{_SPLIT_KEYS[role]} ({getattr(config.data, _SPLIT_KEYS[role])}) has other "
+                f"classes than data.train_split ({config.data.train_split}); their class folders "
+                "must carry the same names"
+            )
+    sizes = {role: selection.num_examples for role, selection in found.items()}
+    _check_global_batch(config, "train", sizes["train"])
+    return DatasetFacts(sizes, _get_num_classes(config, train), train.class_names)
+
+
+def create_loader(config: Any, role: Role, *, shard: tuple[int, int] = (0, 1)) -> Loader:
+    """The loader of one split for one of several input processes.
+
+    Args:
+      config: sections `data` and `train`, as in RunConfig.
+      shard: (index, count) of this process among the input processes.
+
+    Raises:
+      UserError: whatever is wrong with dataset, split, string or batch size; before any batch.
+    """
+    data = config.data
+    pp_key = "train_pp" if role == "train" else "eval_pp"
+    require_valid_spec(getattr(data, pp_key), f"data.{pp_key}")
+    selection, directory = _select(config, role)
+    size = _check_global_batch(config, role, selection.num_examples)
+    if size % shard[1]:
+        raise UserError(
+            f"{_get_batch_key(config, role)} ({size}) is not divisible by the {shard[1]} input "
+            "processes; make it a multiple"
+        )
+    spec = ShardSpec(*shard, size)
+    order = _choose_order(config)
+    if data.source == "synthetic":
+        reader: Any = SyntheticReader(selection, spec, config.train.seed)
+    else:
+        reader = _create_tensorflow_reader(config, role, selection, directory, spec)
+    if role == "train":
+        reader.log_shuffle_memory()
+    return Loader(config, role, reader, spec, order, selection)
+
+
+class Loader:
+    """Batches of one split for one shard.
+
+    Attributes:
+      num_examples: examples of the split, over all shards.
+      image_shape: (H, W, C) of every image.
+      normalisation: mean and std of (uint8 - mean) / std, for the device.
+      batches_per_epoch: training drops the incomplete last global batch, evaluation pads it.
+      counters: `skipped_corrupt`: unreadable records that were passed over.
+    """
+
+    def __init__(
+        self, config: Any, role: Role, reader: Any, spec: ShardSpec, order: str, selection: Any
+    ) -> None:
+        pp = config.data.train_pp if role == "train" else config.data.eval_pp
+        self.role, self.shard, self.order = role, (spec.index, spec.count), order
+        self.num_examples: int = selection.num_examples
+        self.num_classes = _get_num_classes(config, selection)
+        self.class_names: tuple[str, ...] | None = selection.class_names
+        self.image_shape: tuple[int, int, int] = reader.image_shape
+        self.normalisation = split_device_ops(pp, config.data.image_key)[1]
+        self.global_batch_size = spec.global_batch_size
+        self.rank_batch_size = spec.rank_batch_size
+        self.batches_per_epoch = self._count_batches()
+        self.counters: dict[str, int] = {"skipped_corrupt": 0}
+        self._reader = reader
+        self._return_id = config.data.return_id
+        self._skip_limit = config.data.skip_corrupt
+        self._skipped: set[int] = set()
+
+    def batches(self, position: Position = Position()) -> Iterator[Batch]:
+        """Batches from a position on.
+
+        Training: endless, running on across epochs. Evaluation: one pass over the split, every
+        example once over all shards, as many batches on each shard.
+        """
+        if self.role != "train":
+            return self._evaluation_batches()
+        self._check_position(position)
+        epoch, start = position.epoch, position.examples
+        if self.num_examples - start < self.global_batch_size:
+            epoch, start = epoch + 1, 0
+        return self._training_batches(epoch, start)
+
+    def advance(self, position: Position) -> Position:
+        """The position after one more global training batch."""
+        examples = position.examples + self.global_batch_size
+        shards = self.shard[1] if self.order == "sharded" else 0
+        if self.num_examples - examples < self.global_batch_size:
+            return Position(position.epoch + 1, 0, shards)
+        return Position(position.epoch, examples, shards)
+
+    def close(self) -> None:
+        """Let go of files and datasets."""
+        self._reader.close()
+
+    def _count_batches(self) -> int:
+        if self.role == "train":
+            return self.num_examples // self.global_batch_size
+        # Under the sharded order the largest shard's range decides; it comes to the same number.
+        return -(-self.num_examples // self.global_batch_size)
+
+    def _check_position(self, position: Position) -> None:
+        if position.examples < 0 or position.epoch < 0 or position.examples > self.num_examples:
+            raise UserError(
+                f"cannot start at example {position.examples} of epoch {position.epoch}: the split "
+                f"has {self.num_examples} examples; resume with the dataset of the first run"
+            )
+        count = self.shard[1]
+        if self.order != "sharded":
+            return
+        if position.examples and position.shard_count not in (0, count):
+            raise UserError(
+                f"data.order=sharded cannot resume with {count} input processes within an epoch "
+                f"that was begun with {position.shard_count}; use {position.shard_count} again, or "
+                "start at an epoch's border, or train with data.order=exact"
+            )
+        if position.examples % count:
+            raise UserError(
+                f"data.order=sharded cannot resume after {position.examples} examples with {count} "
+                "input processes, which do not divide them; use the first run's number of processes"
+            )
+
+    def _training_batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        for raw in self._reader.read_training(epoch, start):
+            images = torch.from_dlpack(raw["image"])
+            labels, indices = torch.from_numpy(raw["label"]), torch.from_numpy(raw["index"])
+            if "ok" in raw and not raw["ok"].all():
+                self._count_skipped(raw["index"][~raw["ok"]])
+                # The places of unreadable records are taken by neighbours of the same batch.
+                chosen = torch.from_numpy(_choose_neighbours(raw["ok"]))
+                images, labels, indices = images[chosen], labels[chosen], indices[chosen]
+            mask = torch.ones(len(labels), dtype=torch.bool)
+            yield Batch(images, labels, mask, indices, self._get_ids(indices))
+
+    def _evaluation_batches(self) -> Iterator[Batch]:
+        delivered = 0
+        for raw in self._reader.read_evaluation():
+            batch = self._create_padded(raw)
+            delivered += 1
+            yield batch
+        for _ in range(delivered, self.batches_per_epoch):
+            yield self._create_padded(None)
+
+    def _create_padded(self, raw: dict[str, Any] | None) -> Batch:
+        """A full batch out of a short or an empty one."""
+        size = self.rank_batch_size
+        count = 0 if raw is None else len(raw["label"])
+        labels = torch.zeros(size, dtype=torch.int32)
+        mask = torch.zeros(size, dtype=torch.bool)
+        indices = torch.full((size,), -1, dtype=torch.int64)
+        if raw is None:
+            images = torch.zeros((size, *self.image_shape), dtype=torch.uint8)
+            return Batch(images, labels, mask, indices, self._get_ids(indices))
+        images = torch.from_dlpack(raw["image"])
+        if count < size:
+            padding = torch.zeros((size - count, *self.image_shape), dtype=torch.uint8)
+            images = torch.cat([images, padding])
+        ok = raw.get("ok", np.ones(count, bool))
+        self._count_skipped(raw["index"][~ok])
+        good = torch.from_numpy(ok)
+        labels[:count] = torch.from_numpy(raw["label"])
+        mask[:count] = good
+        indices[:count] = torch.where(good, torch.from_numpy(raw["index"]), -1)
+        return Batch(images, labels, mask, indices, self._get_ids(indices))
+
+    def _get_ids(self, indices: Tensor) -> tuple[str, ...] | None:
+        if not self._return_id:
+            return None
+        values = indices.numpy()
+        names = iter(self._reader.get_ids(values[values >= 0]))
+        return tuple(next(names) if value >= 0 else "" for value in values)
+
+    def _count_skipped(self, indices: np.ndarray) -> None:
+        """Count records that could not be read; one too many stops the run."""
+        for index in indices.tolist():
+            if index in self._skipped:
+                continue
+            if len(self._skipped) >= self._skip_limit:
+                raise self._reader.explain_example(0, index)
+            self._skipped.add(index)
+            self.counters["skipped_corrupt"] = len(self._skipped)
+            get_logger().warning("skipped %s: it cannot be read", self._reader.describe(index))
+
+
+def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
+    """[B] int64: each place's own number, or that of a readable one near it."""
+    good = np.flatnonzero(ok)
+    places = np.arange(len(ok))
+    if not len(good):
+        raise UserError("a whole batch of records cannot be read; restore the dataset's files")
+    after = good[np.minimum(np.searchsorted(good, places), len(good) - 1)]
+    return np.where(ok, places, after)
+
+
+def _select(config: Any, role: Role) -> tuple[Any, str]:
+    """What the role's split selects, and the dataset's directory."""
+    data, key = config.data, _SPLIT_KEYS[role]
+    expression = getattr(data, key)
+    if not expression and data.source != "synthetic":
+        raise UserError(f"data.{key} is empty; name a split")
+    if data.source == "synthetic":
+        return _select_synthetic(config), ""
+    if data.source == "folder":
+        return select_folder(data.root, expression, f"data.{key}"), data.root
+    catalog = load_tfds_catalog(data.root, data.name)
+    return catalog.select(expression, data.label_key, f"data.{key}"), catalog.directory
+
+
+@dataclass(frozen=True)
+class _SyntheticSelection(SyntheticShape):
+    class_names: tuple[str, ...] | None = None
+
+
+def _select_synthetic(config: Any) -> _SyntheticSelection:
+    model = getattr(config, "model", None)
+    defaults = {key: getattr(model, key, None) for key in ("image_size", "num_classes")}
+    shape = parse_synthetic_name(config.data.name, **{k: v for k, v in defaults.items() if v})
+    return _SyntheticSelection(**dataclasses.asdict(shape))
+
+
+def _get_num_classes(config: Any, selection: Any) -> int:
+    if selection.num_classes is not None:
+        return selection.num_classes
+    given = getattr(getattr(config, "model", None), "num_classes", None)
+    if given is None:
+        raise UserError(
+            f"data.label_key ({config.data.label_key}): the dataset does not say how many classes "
+            "it has; set model.num_classes"
+        )
+    return given
+
+
+def _get_batch_key(config: Any, role: Role) -> str:
+    is_own = role != "train" and config.data.eval_batch_size is not None
+    return "data.eval_batch_size" if is_own else "data.global_batch_size"
+
+
+def _check_global_batch(config: Any, role: Role, num_examples: int) -> int:
+    """The role's global batch size; training needs one whole batch."""
+    if role != "train":
+        return config.data.eval_batch_size or config.data.global_batch_size
+    size = config.data.global_batch_size
+    if size > num_examples:
+        raise UserError(
+            f"data.global_batch_size ({size}) exceeds the {num_examples} examples of "
+            f"data.train_split ({config.data.train_split}); lower it or widen the split"
+        )
+    return size
+
+
+def _choose_order(config: Any) -> str:
+    """exact or sharded; auto is exact wherever random access is cheap."""
+    order = config.data.order
+    if config.data.source == "synthetic":
+        if order == "sharded":
+            raise UserError("data.order (sharded) needs files; synthetic data has order=exact")
+        return "exact"
+    if order == "auto":
+        return "sharded" if is_remote(config.data.root) else "exact"
+    return order
+
+
+def _create_tensorflow_reader(
+    config: Any, role: Role, selection: Any, directory: str, spec: ShardSpec
+) -> Any:
+    from big_vision.input.pipeline import PipelineSpec
+    from big_vision.input.reader import TensorFlowReader
+    from big_vision.input.tensorflow_setup import get_thread_count, import_tensorflow
+    from big_vision.pp.builder import get_preprocess_fn
+
+    import_tensorflow()
+    data = config.data
+    source = _open_source(config, role, selection, directory)
+    pp_key = "train_pp" if role == "train" else "eval_pp"
+    host_pp, _ = split_device_ops(getattr(data, pp_key), data.image_key)
+    # Two windows are held at a time: the one that is drained and the one that fills.
+    window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
+    pipeline = PipelineSpec(
+        preprocess=get_preprocess_fn(host_pp, seed=config.train.seed),
+        pp_key=f"data.{pp_key}",
+        image_key=data.image_key,
+        label_key=data.label_key,
+        shard=spec,
+        seed=config.train.seed,
+        threads=get_thread_count(data.threads),
+        prefetch_batches=data.prefetch_batches,
+        tolerant=data.skip_corrupt > 0,
+        window=max(1, window),
+    )
+    return TensorFlowReader(source, pipeline, _choose_order(config))
+
+
+def _open_source(
+    config: Any, role: Role, selection: Selection | FolderSelection, directory: str
+) -> Any:
+    """The class that reads what was selected."""
+    from big_vision.input import sources
+
+    data = config.data
+    if data.source == "folder":
+        return sources.FolderSource(selection, data.image_key, data.label_key)
+    if selection.file_format == "array_record":
+        split = getattr(data, _SPLIT_KEYS[role])
+        return sources.ArrayRecordSource(selection, directory, data.image_key, split)
+    return sources.TfRecordSource(selection, directory, data.image_key)

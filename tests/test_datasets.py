@@ -1,0 +1,246 @@
+"""What a loader delivers: order, shards, batches, evaluation, sources."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import Batch, Loader, Position, create_loader, describe_dataset
+from tests.input_data import RECORDS, create_config, get_image, use_private_cache, write_records
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+TRAIN = RECORDS["train"]
+SHARD_COUNTS = (1, 2, 8)
+START = Position()
+RANDOM_PP = "decode|resize(8)|random_crop(6)|flip_lr|value_range(-1, 1)"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    use_private_cache(tmp_path_factory.mktemp("cache"))
+    directory = tmp_path_factory.mktemp("data")
+    write_records(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def array_root(tmp_path_factory, root):
+    directory = tmp_path_factory.mktemp("array")
+    write_records(directory, "array_record")
+    return directory
+
+
+def open_shards(config, role, count) -> list[Loader]:
+    return [create_loader(config, role, shard=(index, count)) for index in range(count)]
+
+
+def draw(config, count, batches, position=START) -> list[Batch]:
+    """The first global batches: every shard's parts in order."""
+    iterators = [loader.batches(position) for loader in open_shards(config, "train", count)]
+    return [join([next(iterator) for iterator in iterators]) for _ in range(batches)]
+
+
+def join(parts: list[Batch]) -> Batch:
+    names = ("images", "labels", "mask", "indices")
+    return Batch(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+def get_indices(batches: list[Batch]) -> np.ndarray:
+    return torch.cat([batch.indices for batch in batches]).numpy()
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_exact_order_gives_the_same_pixels_on_any_number_of_shards(root, count):
+    config = create_config(root, order="exact", train_pp=RANDOM_PP)
+    batches = 2 * (TRAIN // 16) + 3
+    for one, many in zip(draw(config, 1, batches), draw(config, count, batches), strict=True):
+        assert torch.equal(one.indices, many.indices)
+        assert torch.equal(one.labels, many.labels)
+        assert torch.equal(one.images, many.images)
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+@pytest.mark.parametrize("count", SHARD_COUNTS)
+def test_an_epoch_shows_no_example_twice_and_epochs_differ(root, order, count):
+    config = create_config(root, order=order, shuffle_gib=1e-6)
+    per_epoch = TRAIN // 16
+    indices = get_indices(draw(config, count, 2 * per_epoch)).reshape(2, -1)
+    for epoch in indices:
+        assert len(np.unique(epoch)) == per_epoch * 16
+    assert not np.array_equal(indices[0], indices[1])
+    assert not np.array_equal(indices[0], np.sort(indices[0]))
+
+
+def test_exact_training_sees_every_example_over_the_epochs(root):
+    config = create_config(root, order="exact", global_batch_size=64)
+    assert len(np.unique(get_indices(draw(config, 1, 30)))) == TRAIN
+
+
+def test_batches_hold_the_examples_that_their_indices_name(root):
+    config = create_config(root, return_id=True)
+    batch = next(create_loader(config, "train").batches())
+    assert batch.images.dtype == torch.uint8 and batch.labels.dtype == torch.int32
+    assert batch.mask.dtype == torch.bool and batch.mask.all()
+    assert batch.indices.dtype == torch.int64
+    for image, label, index in zip(batch.images, batch.labels, batch.indices, strict=True):
+        assert np.array_equal(image.numpy(), get_image(int(index)))
+        assert int(label) == int(index) % 7
+
+
+@pytest.mark.parametrize("seed", [0, 2**40])
+def test_another_seed_gives_another_order(root, seed):
+    first = draw(create_config(root, seed=seed), 1, 1)[0]
+    again = draw(create_config(root, seed=seed), 1, 1)[0]
+    other = draw(create_config(root, seed=seed + 1), 1, 1)[0]
+    assert torch.equal(first.indices, again.indices)
+    assert not torch.equal(first.indices, other.indices)
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+@pytest.mark.parametrize("count", SHARD_COUNTS)
+def test_evaluation_sees_every_example_once_and_shards_stay_in_step(root, order, count):
+    config = create_config(root, order=order, eval_batch_size=16)
+    loaders = open_shards(config, "eval", count)
+    batches = [list(loader.batches()) for loader in loaders]
+    assert {len(b) for b in batches} == {3} == {loader.batches_per_epoch for loader in loaders}
+    seen = [b.indices[b.mask] for shard in batches for b in shard]
+    assert sorted(torch.cat(seen).tolist()) == list(range(RECORDS["validation"]))
+    for batch in (b for shard in batches for b in shard):
+        assert batch.images.shape == (16 // count, 6, 6, 3)
+        assert (batch.indices[~batch.mask] == -1).all() and not batch.images[~batch.mask].any()
+
+
+def test_evaluation_can_be_repeated(root):
+    loader = create_loader(create_config(root), "eval")
+    first, second = (torch.cat([b.images for b in loader.batches()]) for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_exact_evaluation_batches_are_the_same_on_any_number_of_shards(root):
+    config = create_config(root, eval_batch_size=16, order="exact")
+    for number, one in enumerate(create_loader(config, "eval").batches()):
+        parts = [list(loader.batches())[number] for loader in open_shards(config, "eval", 2)]
+        assert torch.equal(one.indices, join(parts).indices)
+        assert torch.equal(one.mask, join(parts).mask)
+
+
+@pytest.mark.parametrize("split", ["train[:50%]", "train[100:]", "train[-10:]+validation[5:9]"])
+def test_slices_give_the_examples_that_tfds_gives(root, split):
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(root / "records" / "1.0.0")
+    # One file after another: by default TFDS mixes files.
+    in_order = tfds.ReadConfig(interleave_cycle_length=1)
+    examples = builder.as_dataset(split=split, read_config=in_order)
+    expected = [int(example["id"]) for example in examples]
+    loader = create_loader(create_config(root, eval_split=split), "eval")
+    shown = torch.cat([b.images[b.mask] for b in loader.batches()])[:, 0, 0, 0]
+    assert shown.tolist() == expected
+    assert loader.num_examples == len(expected)
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+def test_ids_are_those_of_tfds(root, order):
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(root / "records" / "1.0.0")
+    read_config = tfds.ReadConfig(add_tfds_id=True)
+    examples = builder.as_dataset(split="train[7:]", read_config=read_config)
+    expected = {int(e["id"]): e["tfds_id"].numpy().decode() for e in examples}
+    config = create_config(root, train_split="train[7:]", return_id=True, order=order)
+    batch = next(create_loader(config, "train").batches())
+    assert list(batch.ids) == [expected[int(image[0, 0, 0])] for image in batch.images]
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+def test_array_record_files_give_the_batches_of_tfrecord_files(root, array_root, order):
+    one = draw(create_config(root, order=order), 2, 20)
+    other = draw(create_config(array_root, order=order), 2, 20)
+    assert np.array_equal(get_indices(one), get_indices(other))
+    assert all(torch.equal(a.images, b.images) for a, b in zip(one, other, strict=True))
+
+
+def test_micro_batches_are_contiguous_parts_with_one_last():
+    tensors = (torch.arange(8).reshape(8, 1, 1, 1), torch.arange(8), torch.ones(8).bool())
+    batch = Batch(*tensors, torch.arange(8), ids=tuple("abcdefgh"), extras={"x": torch.arange(8)})
+    parts = batch.split(4)
+    assert [part.is_last for part in parts] == [False, False, False, True]
+    assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
+    assert torch.equal(torch.cat([part.extras["x"] for part in parts]), batch.extras["x"])
+    assert [part.ids for part in parts] == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
+    with pytest.raises(UserError, match=r"train\.accumulate_steps"):
+        batch.split(3)
+    doubled = batch.map(lambda tensor: tensor.repeat_interleave(2, 0))
+    assert all(len(t) == 16 for t in (doubled.images, doubled.mask, doubled.extras["x"]))
+
+
+def test_advance_follows_the_batches(root):
+    loader = create_loader(create_config(root), "train")
+    position = Position()
+    for _ in range(loader.batches_per_epoch + 2):
+        position = loader.advance(position)
+    assert position == Position(1, 2 * 16)
+
+
+def test_describe_dataset_needs_no_tensorflow(root):
+    program = (
+        "import sys; from pathlib import Path; from tests.input_data import create_config;"
+        "from datasets import describe_dataset;"
+        f"facts = describe_dataset(create_config(Path({str(root)!r}), train_split='train[:50%]'));"
+        "print(facts.num_examples, facts.num_classes, 'tensorflow' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "{'train': 102, 'eval': 45} 7 False"
+
+
+def test_a_changed_batch_size_resumes_after_the_same_examples(root):
+    before = get_indices(draw(create_config(root, order="exact"), 1, 5))
+    config = create_config(root, order="exact", global_batch_size=12)
+    after = get_indices(draw(config, 2, (TRAIN - 80) // 12, Position(0, 80)))
+    assert len(np.unique(np.concatenate([before, after]))) == len(before) + len(after)
+
+
+def test_synthetic_data_needs_no_tensorflow_and_keeps_the_contract(tmp_path):
+    program = (
+        "import sys, torch; from pathlib import Path; from tests.input_data import create_config;"
+        "from datasets import create_loader;"
+        "c = create_config(Path('x'), source='synthetic', name='image_size=8,num_examples=50');"
+        "parts = [next(create_loader(c, 'train', shard=(i, 2)).batches()) for i in (0, 1)];"
+        "one = next(create_loader(c, 'train').batches());"
+        "same = torch.equal(torch.cat([p.images for p in parts]), one.images);"
+        "counts = [int(b.mask.sum()) for b in create_loader(c, 'eval').batches()];"
+        "print(same, tuple(one.images.shape), counts, 'tensorflow' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "True (16, 8, 8, 3) [16, 16, 16, 2] False"
+
+
+def test_a_folder_of_class_folders_is_a_dataset(tmp_path):
+    import tensorflow as tf
+
+    for split, count in (("train", 5), ("val", 2)):
+        for number, name in enumerate(("cat", "dog")):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(count):
+                data = tf.io.encode_png(get_image(100 * number + i)).numpy()
+                (tmp_path / split / name / f"{i}.png").write_bytes(data)
+    config = create_config(
+        tmp_path, source="folder", name="", eval_split="val", global_batch_size=10, return_id=True
+    )
+    facts = describe_dataset(config)
+    assert facts.num_examples == {"train": 10, "eval": 4}
+    assert facts.class_names == ("cat", "dog")
+    batch = next(create_loader(config, "train").batches())
+    for image, label, name in zip(batch.images, batch.labels, batch.ids, strict=True):
+        assert int(image[0, 0, 0]) // 100 == int(label)
+        assert name == f"train/{('cat', 'dog')[int(label)]}/{int(image[0, 0, 0]) % 100}.png"

@@ -1,0 +1,163 @@
+"""The datasets that tools/prepare_dataset.py writes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.input_data import get_image
+from tools import prepare_dataset
+
+TOOL = Path(prepare_dataset.__file__)
+
+
+@pytest.fixture(scope="module")
+def digits_root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("digits")
+    assert prepare_dataset.main(["digits", "--out", str(root)]) == 0
+    return root
+
+
+def test_digits_are_what_scikit_learn_holds(digits_root):
+    import tensorflow_datasets as tfds
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    seen = []
+    builder = tfds.builder_from_directory(digits_root / "digits" / "1.0.0")
+    for split in ("train", "validation", "test"):
+        for example in tfds.as_numpy(builder.as_dataset(split=split)):
+            number = int(example["id"])
+            pixels = example["image"][..., 0] / (255 / 16)
+            assert np.array_equal(np.round(pixels), bunch.images[number])
+            assert int(example["label"]) == bunch.target[number]
+            seen.append(number)
+    assert sorted(seen) == list(range(1797))
+
+
+def test_digits_splits_are_fixed_and_stratified(digits_root):
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(digits_root / "digits" / "1.0.0")
+    sizes = {name: split.num_examples for name, split in builder.info.splits.items()}
+    assert sizes == {"train": 1197, "validation": 300, "test": 300}
+    for split in ("validation", "test"):
+        labels = [int(e["label"]) for e in builder.as_dataset(split=split)]
+        assert np.array_equal(np.bincount(labels), np.full(10, 30))
+    from sklearn.datasets import load_digits
+
+    first = prepare_dataset.split_digits(load_digits().target)
+    assert first == prepare_dataset.split_digits(load_digits().target)
+
+
+def test_tfds_load_reads_the_digits_by_name(digits_root):
+    import tensorflow_datasets as tfds
+
+    dataset, info = tfds.load("digits", data_dir=str(digits_root), split="test", with_info=True)
+    example = next(iter(dataset))
+    assert info.features["label"].num_classes == 10
+    assert example["image"].shape == (8, 8, 1)
+
+
+def test_preparing_twice_changes_nothing(digits_root):
+    files = sorted((digits_root / "digits" / "1.0.0").iterdir())
+    before = [(f.name, f.stat().st_mtime_ns) for f in files]
+    assert prepare_dataset.main(["digits", "--out", str(digits_root)]) == 0
+    assert before == [(f.name, f.stat().st_mtime_ns) for f in files]
+
+
+@pytest.fixture
+def photos(tmp_path):
+    import tensorflow as tf
+
+    for split, count in (("train", 6), ("val", 2)):
+        for number, name in enumerate(("cat", "dog")):
+            directory = tmp_path / "photos" / split / name
+            directory.mkdir(parents=True)
+            for i in range(count):
+                data = tf.io.encode_png(get_image(100 * number + i)).numpy()
+                (directory / f"{i}.png").write_bytes(data)
+    return tmp_path / "photos"
+
+
+def prepare_photos(photos: Path, *more: str) -> Path:
+    out = photos.parent / "out"
+    arguments = ["folder", str(photos), "--out", str(out), "--name", "pets", *more]
+    assert prepare_dataset.main(arguments) == 0
+    return out / "pets" / "1.0.0"
+
+
+@pytest.mark.parametrize("file_format", ["tfrecord", "array_record"])
+def test_a_folder_keeps_its_images_labels_and_splits(photos, file_format):
+    import tensorflow_datasets as tfds
+
+    directory = prepare_photos(photos, "--format", file_format)
+    builder = tfds.builder_from_directory(directory)
+    assert builder.info.features["label"].names == ["cat", "dog"]
+    for split, count in (("train", 12), ("validation", 4)):
+        # ArrayRecord files are read by as_data_source alone.
+        examples = list(
+            builder.as_data_source(split=split)
+            if file_format == "array_record"
+            else tfds.as_numpy(builder.as_dataset(split=split))
+        )
+        assert len(examples) == count
+        for example in examples:
+            name, file = example["file_name"].decode().split("/")
+            number = 100 * ("cat", "dog").index(name) + int(file.removesuffix(".png"))
+            assert np.array_equal(example["image"], get_image(number))
+            assert example["label"] == ("cat", "dog").index(name)
+
+
+def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch):
+    write = prepare_dataset._write_shard
+    written = []
+
+    def stop_at_second(path, *arguments):
+        if len(written) == 1:
+            raise KeyboardInterrupt
+        written.append(path)
+        return write(path, *arguments)
+
+    # Files of one byte: every image gets a file of its own.
+    monkeypatch.setattr(prepare_dataset, "_SHARD_UNIT", 1)
+    monkeypatch.setattr(prepare_dataset, "_write_shard", stop_at_second)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_photos(photos, "--shard-mib", "1")
+    assert not (photos.parent / "out" / "pets" / "1.0.0").exists()
+    first = written[0].stat().st_mtime_ns
+    monkeypatch.setattr(prepare_dataset, "_write_shard", write)
+    directory = prepare_photos(photos, "--shard-mib", "1")
+    assert (directory / written[0].name).stat().st_mtime_ns == first
+    assert len(list(directory.glob("pets-train*"))) == 12
+    assert [p.name for p in directory.parent.iterdir()] == ["1.0.0"]
+
+
+def test_a_broken_off_run_over_other_files_starts_afresh(photos, monkeypatch):
+    write = prepare_dataset._write_shard
+    monkeypatch.setattr(prepare_dataset, "_finish", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        prepare_photos(photos)
+    monkeypatch.undo()
+    assert prepare_dataset._write_shard is write
+    (photos / "train" / "cat" / "0.png").unlink()
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(prepare_photos(photos))
+    assert len(list(builder.as_dataset(split="train"))) == 11
+
+
+def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
+    result = subprocess.run(
+        [sys.executable, TOOL, "folder", "nowhere", "--out", "out", "--name", "x"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1 and "nowhere" in result.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,308 @@
+"""Writes a TFDS dataset: scikit-learn's digits, or any folder of class folders.
+
+    python tools/prepare_dataset.py digits --out data
+    python tools/prepare_dataset.py folder photos --out data --name photos
+
+The result is read by this project, by `tfds.load(name, data_dir=...)` and `builder_from_directory`.
+A broken-off run leaves finished files behind; the same command goes on from there. The dataset's
+directory appears only when it is complete.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from tqdm import tqdm
+
+from utils.errors import EXIT_USER_ERROR, UserError
+
+VERSION = "1.0.0"
+DIGITS_SEED = 0
+# Of the ten classes, so 300 examples each; the remaining 1,197 are for training.
+DIGITS_PER_CLASS = {"test": 30, "validation": 30}
+_FORMATS = ("tfrecord", "array_record")
+_SHARD_UNIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be written.
+
+    Attributes:
+      features: name -> feature, for tfds.features.FeaturesDict.
+      splits: name -> examples; each is turned into features only when it is written.
+      encode: makes the features of one example.
+      get_bytes: about how large an example is.
+    """
+
+    name: str
+    description: str
+    features: dict[str, Any]
+    splits: dict[str, Sequence[Any]]
+    encode: Callable[[Any], dict[str, Any]]
+    get_bytes: Callable[[Any], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    arguments = create_parser().parse_args(argv)
+    try:
+        directory = arguments.prepare(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print(directory)
+    return 0
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="{digits,folder}")
+    digits = commands.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
+    digits.set_defaults(prepare=prepare_digits, name="digits")
+    folder = commands.add_parser(
+        "folder", help="SRC/<class>/<image> or SRC/<split>/<class>/<image>; images are kept as is"
+    )
+    folder.add_argument("source", metavar="SRC", help="the folder")
+    folder.add_argument("--name", required=True, help="name of the dataset: a-z, 0-9 and _")
+    folder.add_argument(
+        "--splits",
+        default="",
+        help="comma-separated subfolders that are splits; default: those named train, val, "
+        "validation or test; without any, all classes become the split train",
+    )
+    folder.set_defaults(prepare=prepare_folder)
+    for command in (digits, folder):
+        command.add_argument("--out", required=True, metavar="DIR", help="data root to write below")
+        command.add_argument(
+            "--format", default=_FORMATS[0], choices=_FORMATS, help="file format (default tfrecord)"
+        )
+        command.add_argument(
+            "--shard-mib", type=int, default=128, help="size of a file (default 128)"
+        )
+    return parser
+
+
+def prepare_digits(arguments: argparse.Namespace) -> Path:
+    """Write scikit-learn's digits: 8x8 grey PNG, 0..16 scaled to 0..255, splits stratified."""
+    target = _get_target(arguments)
+    if _is_complete(target):
+        return target
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise UserError("digits needs scikit-learn; pip install scikit-learn") from error
+    import tensorflow_datasets as tfds
+
+    bunch = load_digits()
+    images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
+    plan = Plan(
+        name="digits",
+        description="The 1,797 handwritten digits that ship with scikit-learn, 8x8 grey.",
+        features={
+            "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
+            "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
+            "id": tfds.features.Scalar(dtype=np.int64),
+        },
+        splits=split_digits(bunch.target),
+        encode=lambda i: {"image": images[i], "label": int(bunch.target[i]), "id": int(i)},
+        get_bytes=lambda _: 200,
+    )
+    return write_dataset(plan, target, arguments.format, arguments.shard_mib * _SHARD_UNIT)
+
+
+def split_digits(labels: np.ndarray) -> dict[str, list[int]]:
+    """Positions in scikit-learn's order, by split: fixed, and every class alike in each.
+
+    Args:
+      labels: [N] int.
+    """
+    rng = np.random.RandomState(DIGITS_SEED)
+    splits: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
+    for label in range(10):
+        order = rng.permutation(np.flatnonzero(labels == label))
+        begin = 0
+        for split, count in DIGITS_PER_CLASS.items():
+            splits[split] += order[begin : begin + count].tolist()
+            begin += count
+        splits["train"] += order[begin:].tolist()
+    return {split: rng.permutation(indices).tolist() for split, indices in splits.items()}
+
+
+def prepare_folder(arguments: argparse.Namespace) -> Path:
+    """Write a folder of class folders; files are copied into the records byte by byte."""
+    from big_vision.input.folder import select_folder
+
+    if not arguments.name.isidentifier() or arguments.name != arguments.name.lower():
+        raise UserError(f"--name ({arguments.name}) must consist of a-z, 0-9 and _; rename it")
+    target = _get_target(arguments)
+    if _is_complete(target):
+        return target
+    found = {
+        name: select_folder(arguments.source, inner, "SRC")
+        for name, inner in _find_splits(arguments).items()
+    }
+    class_names = next(iter(found.values())).class_names
+    for name, selection in found.items():
+        if selection.class_names != class_names:
+            raise UserError(f"split {name} has other class folders than the first; make them alike")
+    import tensorflow_datasets as tfds
+
+    plan = Plan(
+        name=arguments.name,
+        description=f"Images of {len(class_names)} classes.",
+        features={
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "label": tfds.features.ClassLabel(names=list(class_names)),
+            "file_name": tfds.features.Text(),
+        },
+        splits={
+            name: list(zip(selection.paths, selection.labels.tolist(), strict=True))
+            for name, selection in found.items()
+        },
+        encode=lambda example: {
+            "image": str(example[0]),
+            "label": example[1],
+            "file_name": f"{example[0].parent.name}/{example[0].name}",
+        },
+        get_bytes=lambda example: example[0].stat().st_size,
+    )
+    return write_dataset(plan, target, arguments.format, arguments.shard_mib * _SHARD_UNIT)
+
+
+def write_dataset(plan: Plan, target: Path, file_format: str, shard_bytes: int) -> Path:
+    """Write files one by one beside `target`, then metadata, then move all to `target`."""
+    import tensorflow_datasets as tfds
+
+    partial = target.with_name(f"{target.name}.incomplete")
+    _open_partial(partial, plan, shard_bytes)
+    features = tfds.features.FeaturesDict(plan.features)
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=partial, dataset_name=plan.name, filetype_suffix=file_format
+    )
+    infos = []
+    total = sum(len(examples) for examples in plan.splits.values())
+    with tqdm(total=total, desc=f"write {plan.name}", unit="example", disable=None) as bar:
+        for split, examples in plan.splits.items():
+            shards = list(_cut(examples, plan.get_bytes, shard_bytes))
+            num_bytes = 0
+            for number, shard in enumerate(shards):
+                name = f"{plan.name}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
+                records = _serialize(plan, features, shard)
+                num_bytes += _write_shard(partial / name, records, file_format)
+                bar.update(len(shard))
+            infos.append(
+                tfds.core.SplitInfo(
+                    name=split,
+                    shard_lengths=[len(shard) for shard in shards],
+                    num_bytes=num_bytes,
+                    filename_template=template.replace(split=split),
+                )
+            )
+    return _finish(plan, partial, target, infos)
+
+
+def _finish(plan: Plan, partial: Path, target: Path, infos: list[Any]) -> Path:
+    """Add the metadata and give the directory its name."""
+    import tensorflow_datasets as tfds
+
+    for path in partial.iterdir():
+        if not path.name.startswith(f"{plan.name}-"):
+            path.unlink()
+    tfds.folder_dataset.write_metadata(
+        data_dir=partial,
+        features=tfds.features.FeaturesDict(plan.features),
+        split_infos=infos,
+        version=VERSION,
+        filename_template=infos[0].filename_template.replace(split=None),
+        check_data=False,
+        description=plan.description,
+    )
+    partial.replace(target)
+    return target
+
+
+def _open_partial(partial: Path, plan: Plan, shard_bytes: int) -> None:
+    """The directory of unfinished work; emptied if it belongs to other examples."""
+    content = repr((shard_bytes, [(split, list(e)) for split, e in plan.splits.items()]))
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()
+    note = partial / "fingerprint"
+    if partial.exists() and not (note.exists() and note.read_text() == fingerprint):
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    note.write_text(fingerprint)
+
+
+def _serialize(plan: Plan, features: Any, examples: Sequence[Any]) -> Iterator[bytes]:
+    for example in examples:
+        yield features.serialize_example(features.encode_example(plan.encode(example)))
+
+
+def _write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
+    """Write one file atomically, unless it is there from an earlier run; its size in bytes."""
+    if path.exists():
+        return path.stat().st_size
+    temporary = path.with_name(f"writing.{os.getpid()}")
+    if file_format == "array_record":
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
+    else:
+        import tensorflow as tf
+
+        writer = tf.io.TFRecordWriter(str(temporary))
+    for record in records:
+        writer.write(record)
+    writer.close()
+    temporary.replace(path)
+    return path.stat().st_size
+
+
+def _cut(examples: Sequence[Any], get_bytes: Callable, limit: int) -> Iterator[Sequence[Any]]:
+    """Consecutive parts of about `limit` bytes; where they end is the same in every run."""
+    begin, size = 0, 0
+    for number, example in enumerate(examples):
+        size += get_bytes(example)
+        if size >= limit:
+            yield examples[begin : number + 1]
+            begin, size = number + 1, 0
+    if begin < len(examples):
+        yield examples[begin:]
+
+
+def _find_splits(arguments: argparse.Namespace) -> dict[str, str]:
+    """TFDS split -> subfolder (or `all`: the folder itself)."""
+    base = Path(arguments.source)
+    if not base.is_dir():
+        raise UserError(f"SRC ({base}) is no folder; name the folder that holds the class folders")
+    if arguments.splits:
+        return {name: name for name in arguments.splits.split(",")}
+    known = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+    found = {split: name for name, split in known.items() if (base / name).is_dir()}
+    return found or {"train": "all"}
+
+
+def _get_target(arguments: argparse.Namespace) -> Path:
+    return Path(arguments.out) / arguments.name / VERSION
+
+
+def _is_complete(target: Path) -> bool:
+    return (target / "dataset_info.json").exists()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
