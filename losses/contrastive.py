@@ -134,10 +134,10 @@ class CRD(FeatureLoss):
         scores = compute_scores(embeddings, rows, self.contrast_temperature)
         stored = self.student_normaliser if side == "student" else self.teacher_normaliser
         estimate = mean_valid(scores.detach().mean(dim=1), inputs.mask) * self.num_examples
-        stored.copy_(torch.where(stored < 0, estimate.to(stored.dtype), stored))
-        return compute_contrast(
-            scores / stored.clone(), self.num_examples, eps=self.eps, mask=inputs.mask
-        )
+        is_new = (stored < 0) & (estimate > 0)  # no estimate from a batch without valid examples
+        stored.copy_(torch.where(is_new, estimate.to(stored.dtype), stored))
+        divisor = torch.where(stored > 0, stored, torch.ones_like(stored))
+        return compute_contrast(scores / divisor, self.num_examples, eps=self.eps, mask=inputs.mask)
 
     def _update(self, memory: Tensor, embeddings: Tensor, inputs: LossInputs) -> None:
         indices = inputs.example_indices.long()

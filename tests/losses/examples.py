@@ -1,0 +1,148 @@
+"""One set of inputs that every loss can run on, and arguments for each registered name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from losses import Loss, LossInputs, SparseTeacher, create_loss
+
+CLASSES = 7
+EXAMPLES_IN_SPLIT = 12
+MAPS = {"layers": {"stage.1": "layer.2"}}
+SHAPES = ({"stage.1": (1, 5, 4, 4)}, {"layer.2": (1, 5, 4, 4)})
+ARGS: dict[str, dict[str, Any]] = {
+    "at": MAPS,
+    "at_paper": MAPS,
+    "bkd": {},
+    "bv_agree": {"top_k": 2},
+    "bv_euclidean": {},
+    "bv_hard": {"label_smoothing": 0.1},
+    "bv_kl": {"temperature": 2.0},
+    "bv_l2": {},
+    "bv_logsoftmax_euclidean": {},
+    "cc_delta": MAPS | {"embed_dim": 3},
+    "cckd": MAPS | {"kernel": "unit_gaussian"},
+    "cckd_paper": MAPS,
+    "crd": MAPS | {"num_examples": EXAMPLES_IN_SPLIT, "embed_dim": 4, "negatives": 3},
+    "deit_hard": {},
+    "deit_soft": {"temperature": 3.0},
+    "dist": {"temperature": 2.0},
+    "dkd": {},
+    "fitnet": MAPS,
+    "hard": {"label_smoothing": 0.1},
+    "hard_kd": {},
+    "hcl": MAPS,
+    "kd": {},
+    "lskd": {"loss": "nkd", "loss_args": {"gamma": 2.0}},
+    "lskd_dkd": {},
+    "lskd_kd": {},
+    "mlkd": {"standardise": True},
+    "mlkd_bc": {},
+    "mlkd_cc": {},
+    "mlkd_total": {},
+    "multi_avg_logit": {},
+    "multi_avg_loss": {"weights": [1.0, 3.0]},
+    "multi_avg_prob": {"temperature": 2.0},
+    "multi_sum": {"loss": "dkd"},
+    "multi_sum_bv": {},
+    "nkd": {},
+    "ofa": {"exponent": 1.5},
+    "pkt": MAPS,
+    "rkd": MAPS,
+    "rkd_unit": MAPS,
+    "soft": {},
+    "sp": MAPS,
+    "tinyvit_sparse": {},
+    "ttm": {},
+    "wsld": {},
+    "wttm": {},
+}
+BETWEEN_EXAMPLES = [
+    "cc_delta",
+    "cckd",
+    "cckd_paper",
+    "dist",
+    "mlkd",
+    "mlkd_bc",
+    "mlkd_cc",
+    "mlkd_total",
+    "pkt",
+    "rkd",
+    "rkd_unit",
+    "sp",
+]
+NO_GRADIENT = ("bv_agree",)
+STUDENT_FIELDS = ("student_logits", "student_distill_logits", "strong_student_logits")
+
+
+def create_example_loss(name: str, **more: Any) -> Loss:
+    """The loss with its example arguments, its projections made from fixed random numbers."""
+    loss = create_loss(name, ARGS[name] | more)
+    torch.manual_seed(1)
+    loss.build(*SHAPES)
+    return loss
+
+
+def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
+    """Random float32 inputs; two teachers for ensembles, a stored one where it is needed."""
+    numbers = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return scale * torch.randn(batch, *shape, generator=numbers)
+
+    targets = torch.softmax(3 * draw(CLASSES), dim=-1)
+    teachers = (draw(CLASSES), draw(CLASSES))
+    top = torch.log_softmax(teachers[0], dim=-1).topk(3, dim=-1)
+    stored = SparseTeacher(top.values, top.indices, 1 - top.values.exp().sum(dim=-1))
+    positions = torch.arange(batch) % EXAMPLES_IN_SPLIT
+    negatives = (positions[:, None] + torch.arange(1, 4)) % EXAMPLES_IN_SPLIT
+    return LossInputs(
+        student_logits=draw(CLASSES).requires_grad_(),
+        targets=targets,
+        labels=targets.argmax(dim=-1),
+        teacher_logits=teachers if name.startswith("multi_") else teachers[:1],
+        sparse_teacher=stored,
+        student_distill_logits=draw(CLASSES).requires_grad_(),
+        student_features={"stage.1": draw(5, 4, 4).requires_grad_()},
+        teacher_features={"layer.2": draw(5, 4, 4)},
+        strong_student_logits=draw(CLASSES).requires_grad_(),
+        strong_teacher_logits=(draw(CLASSES),),
+        example_indices=positions,
+        contrast_indices=torch.cat([positions[:, None], negatives], dim=1),
+    )
+
+
+def map_examples(inputs: LossInputs, change: Any) -> LossInputs:
+    """The inputs with `change` applied to every tensor that has one row an example."""
+    values: dict[str, Any] = {}
+    for name, value in vars(inputs).items():
+        if isinstance(value, Tensor):
+            values[name] = change(value)
+        elif isinstance(value, tuple):
+            values[name] = tuple(change(v) for v in value)
+        elif isinstance(value, dict):
+            values[name] = {k: change(v) for k, v in value.items()}
+        elif isinstance(value, SparseTeacher):
+            values[name] = SparseTeacher(*(change(v) for v in vars(value).values()))
+    return replace(inputs, **values)
+
+
+def get_student_tensors(inputs: LossInputs) -> list[Tensor]:
+    """All tensors that may get a gradient."""
+    return [getattr(inputs, name) for name in STUDENT_FIELDS] + [*inputs.student_features.values()]
+
+
+def get_teacher_tensors(inputs: LossInputs) -> list[Tensor]:
+    """All floating tensors of teachers."""
+    return [
+        *inputs.teacher_logits,
+        *inputs.strong_teacher_logits,
+        *inputs.teacher_features.values(),
+        inputs.sparse_teacher.log_probs,
+        inputs.sparse_teacher.residual,
+        inputs.targets,
+    ]
