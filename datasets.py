@@ -319,8 +319,10 @@ def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
     places = np.arange(len(ok))
     if not len(good):
         raise UserError("a whole batch of records cannot be read; restore the dataset's files")
+    # The other half of the pair first: pairs stay together on any number of shards.
+    partner = np.minimum(places ^ 1, len(ok) - 1)
     after = good[np.minimum(np.searchsorted(good, places), len(good) - 1)]
-    return np.where(ok, places, after)
+    return np.where(ok, places, np.where(ok[partner], partner, after))
 
 
 def _select(config: Any, role: Role) -> tuple[Any, str]:

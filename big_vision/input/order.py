@@ -13,6 +13,7 @@ import numpy as np
 
 # Units that a shard reads side by side; a resume re-reads at most this many.
 GROUP_UNITS = 8
+_WORD = 0xFFFFFFFF
 _SALT_EXAMPLES, _SALT_UNITS, _SALT_WINDOWS = 0x6F726465, 0x756E6974, 0x77696E64
 
 
@@ -148,6 +149,6 @@ def _group(pieces: np.ndarray, passed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _create_rng(*key: int) -> np.random.RandomState:
-    """A generator that depends on every number of the key; numbers may exceed 32 bits."""
-    words = [word for number in key for word in (number & 0xFFFFFFFF, number >> 32)]
+    """A generator that depends on every number of the key; 64 bits of each count."""
+    words = [word for number in key for word in (number & _WORD, number >> 32 & _WORD)]
     return np.random.RandomState(np.array(words, np.uint32))
