@@ -57,7 +57,7 @@ def get_level_argument(
     cutout: float = RANDAUG_CUTOUT,
     translate: float = RANDAUG_TRANSLATE,
 ) -> float | None:
-    """What an operation is called with at a magnitude of 0 to 10, without sign; None: nothing."""
+    """What an operation is called with at a magnitude, without sign; None: nothing."""
     share = magnitude / MAX_MAGNITUDE
     if operation in ("AutoContrast", "Equalize", "Invert"):
         return None
@@ -108,7 +108,7 @@ def posterize(image: Any, bits: Any) -> Any:
     """The highest `bits` of each value; 0 keeps one, as the published file does."""
     import tensorflow as tf
 
-    bits = tf.maximum(tf.cast(bits, tf.int32), 1)
+    bits = tf.clip_by_value(tf.cast(bits, tf.int32), 1, 8)
     mask = 256 - tf.bitwise.left_shift(1, 8 - bits)
     return tf.bitwise.bitwise_and(image, tf.cast(mask, tf.uint8))
 

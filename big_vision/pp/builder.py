@@ -72,7 +72,7 @@ def parse_section(section: Section) -> OpCall:
         call = parse_call(PREFIX + section.text)
     except SyntaxError as error:
         raise ValueError(f"Syntax error on: {section.text}") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"Error parsing:\n{PREFIX}{section.text}") from error
     return call._replace(name=call.name.removeprefix(PREFIX))
 

@@ -71,6 +71,8 @@ def _describe_section(section: Section, error: Exception) -> str:
         return f"broken syntax at character {character} in {text!r}{hint}"
     if isinstance(error, KeyError):
         name = parse_section(section).name
+        if name in OPS:
+            return f"{name} at character {character}: {error} is missing"
         if name.strip() in OPS:
             return f"blank beside the op {stripped!r} at character {section.start + 1}; remove it"
         return f"unknown op {name.strip()!r} at character {character}; {get_hint(name, OPS)}"
@@ -81,7 +83,7 @@ def _describe_section(section: Section, error: Exception) -> str:
             f"{name} at character {character}: {reason}; "
             f"its form is {name}{_format_signature(get_op(name))}"
         )
-    if isinstance(error.__cause__, ValueError):
+    if isinstance(error.__cause__, ValueError | TypeError):
         return (
             f"{stripped!r} at character {character} is no op: write a name or name(...), with "
             "numbers, quoted strings, True, False, None or lists of them as arguments"
@@ -111,6 +113,11 @@ def _is_number_or_numbers(value: Any) -> bool:
     )
 
 
+def _is_divisor(value: Any) -> bool:
+    numbers = value if isinstance(value, list | tuple) else [value]
+    return _is_number_or_numbers(value) and 0 not in numbers
+
+
 def _is_side(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
@@ -118,7 +125,7 @@ def _is_side(value: Any) -> bool:
 def _is_size(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) == 2 and all(map(_is_side, value))
-    return not value or _is_side(value)
+    return value is None or value == 0 or _is_side(value)
 
 
 # A rule holds for every op that has an argument of that name.
@@ -137,7 +144,13 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "in_min": ("a number or one per channel", _is_number_or_numbers),
     "in_max": ("a number or one per channel", _is_number_or_numbers),
     "mean": ("a number or one per channel", _is_number_or_numbers),
-    "std": ("a number or one per channel", _is_number_or_numbers),
+    "std": ("a number other than 0 or one per channel", _is_divisor),
+    "num_layers": ("a whole number", lambda v: v == 0 or _is_side(v)),
+    "magnitude": ("a number from 0 on", lambda v: _is_number(v) and v >= 0),
+    "n": (
+        '"single", a positive whole number or [low, high]',
+        lambda v: v == "single" or _is_size(v),
+    ),
     "area_min": ("a percentage, 0 to 100", lambda v: _is_number(v) and 0 <= v <= 100),
     "area_max": ("a percentage, 0 to 100", lambda v: _is_number(v) and 0 < v <= 100),
 }

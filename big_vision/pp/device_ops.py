@@ -89,8 +89,9 @@ def _get_range_normalisation(
 ) -> Normalisation | None:
     lows, highs = _to_floats(in_min), _to_floats(in_max)
     channels = max(len(lows), len(highs))
-    lows, highs = lows * (channels // len(lows)), highs * (channels // len(highs))
-    if vmin == vmax or len(lows) != len(highs):
+    lows = lows * channels if len(lows) == 1 else lows
+    highs = highs * channels if len(highs) == 1 else highs
+    if vmin == vmax or len(lows) != len(highs) or any(map(float.__eq__, lows, highs)):
         return None
     never_clips = vmin < vmax and max(lows) <= 0 and min(highs) >= _UINT8_MAX
     if clip_values and not never_clips:

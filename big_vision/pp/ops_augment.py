@@ -17,18 +17,18 @@ _IDENTITY = len(autoaugment.OPERATIONS)
 @OPS.register("randaug")
 @on_key_at_random
 def get_randaug(num_layers=2, magnitude=10):
-    """`num_layers` times one of 16 operations, each as likely, at a magnitude of 0 to 10.
+    """`num_layers` times one of 16 operations, each as likely; magnitude 0 to 10, or more.
 
     Source: Cubuk et al. 2020, arXiv:1909.13719.
     """
     names = tuple(autoaugment.OPERATIONS)
-    levels = [autoaugment.get_level_argument(name, magnitude) or 0.0 for name in names]
     is_signed = [name in autoaugment.SIGNED for name in names]
 
     def randaug(image, randomness):
         import tensorflow as tf
 
         _require_rgb(image, "randaug")
+        levels = [autoaugment.get_level_argument(name, magnitude) or 0.0 for name in names]
         draws = randomness.uniform([num_layers, 2])
         for layer in range(num_layers):
             number = tf.cast(draws[layer, 0] * len(names), tf.int32)

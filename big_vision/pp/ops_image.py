@@ -52,10 +52,9 @@ def get_decode(channels=3, precise=False):
 @on_key
 def get_resize(size, method="bilinear", antialias=False):
     """To `size`, a side or (height, width); half-pixel centres, dtype kept by truncation."""
-    height_width = get_height_width(size)
 
     def resize(image):
-        return resize_image(image, height_width, method, antialias)
+        return resize_image(image, get_height_width(size), method, antialias)
 
     return resize
 
@@ -127,10 +126,10 @@ def get_decode_jpeg_and_inception_crop(
 @on_key_at_random
 def get_random_crop(crop_size):
     """A crop of `crop_size`, a side or (height, width), anywhere in the image."""
-    height, width = get_height_width(crop_size)
 
     def random_crop(image, randomness):
         tf = _import_tensorflow()
+        height, width = get_height_width(crop_size)
         begin = randomness.integers(tf.shape(image)[:2] - (height - 1, width - 1))
         crop = tf.slice(image, tf.concat([begin, [0]], axis=0), [height, width, -1])
         crop.set_shape([height, width, image.shape[-1]])
@@ -143,10 +142,10 @@ def get_random_crop(crop_size):
 @on_key
 def get_central_crop(crop_size=None):
     """The middle of the image: `crop_size`, or the largest square if there is none."""
-    height_width = get_height_width(crop_size) if crop_size else None
 
     def central_crop(image):
         tf = _import_tensorflow()
+        height_width = get_height_width(crop_size) if crop_size else None
         sides = tf.shape(image)[:2]
         if height_width:
             target = tf.constant(height_width, tf.int32)

@@ -1,0 +1,84 @@
+"""The final value range leaves the string, and its constants do what it did."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from big_vision.pp.device_ops import Normalisation, split_device_ops
+
+REMOVABLE = [
+    "value_range(-1, 1)",
+    "value_range(0, 1)",
+    "value_range(1, -1)",
+    "value_range(-2, 3, 10, 200)",
+    "value_range(0, 1, [0, 10, 20], [255, 200, 100])",
+    "value_range(0, 1, 5, [255, 200, 100])",
+    "value_range(-1, 1, clip_values=True)",
+    "value_range(0, 1, in_min=-50, in_max=300, clip_values=True)",
+    "vgg_value_range",
+    "vgg_value_range((127.5, 127.5, 127.5), (10, 20, 30))",
+    "clip_value_range()",
+]
+KEPT = [
+    "value_range(-2, 3, 10, 200, True)",
+    "value_range(0, 1, 0, [255, 200, 300], True)",
+    "value_range(3, 3)",
+    "value_range(0, 1, 7, 7)",
+    "value_range(0, 1, key='depth')",
+    "value_range(0, 1, outkey='other')",
+    "value_range(0, 1)|flip_lr",
+    "value_range(0, 1)|copy('image', 'other')",
+    "value_range(0, 1)|reshape((-1,))",
+    "value_range(0, 1)|flatten",
+    "flip_lr",
+    "",
+]
+
+
+@pytest.mark.parametrize("op", REMOVABLE)
+def test_the_constants_equal_the_op(op):
+    from big_vision.pp.builder import get_preprocess_fn
+
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    host_spec, (mean, std) = split_device_ops("flip_lr|" + op)
+    assert host_spec == "flip_lr"
+    expected = get_preprocess_fn(op)({"image": image})["image"].numpy()
+    found = (image.astype(np.float32) - np.float32(mean)) / np.float32(std)
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("spec", KEPT)
+def test_a_string_without_such_an_end_stays(spec):
+    assert split_device_ops(spec) == (spec, Normalisation((0.0,), (1.0,)))
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        "keep('image', 'label')",
+        "drop('name')",
+        "onehot(10, key='label')",
+        "squeeze_last_dim(key='label')",
+        "lookup('unused', inkey='a', outkey='b')",
+        "setdefault('label', 0)",
+    ],
+)
+def test_ops_that_leave_the_image_alone_may_follow(tail, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("cat\n")
+    tail = tail.replace("unused", str(words))
+    host_spec, normalisation = split_device_ops("decode|value_range|" + tail)
+    assert host_spec == "decode|" + tail
+    assert normalisation == Normalisation((127.5,), (127.5,))
+
+
+def test_the_image_may_have_another_name():
+    spec = "decode(key='pixels')|value_range(0, 1, key='pixels')"
+    assert split_device_ops(spec)[0] == spec
+    assert split_device_ops(spec, image_key="pixels")[0] == "decode(key='pixels')"
+
+
+def test_a_faulty_string_is_refused():
+    with pytest.raises(KeyError):
+        split_device_ops("decode|valu_range")

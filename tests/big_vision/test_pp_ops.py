@@ -1,0 +1,223 @@
+"""What ops do beyond the reference file: distributions, closed forms, other libraries' pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+
+def get_fn(spec, seed=0):
+    from big_vision.pp.builder import get_preprocess_fn
+
+    return get_preprocess_fn(spec, seed=seed)
+
+
+def draw(spec, image, count):
+    """uint8 [count, ...] of one image at the indices 0...count-1."""
+    import tensorflow as tf
+
+    preprocess = get_fn(spec)
+    dataset = tf.data.Dataset.range(count)
+    dataset = dataset.map(lambda index: preprocess({"image": image}, index=index)["image"])
+    return next(dataset.batch(count).as_numpy_iterator())
+
+
+@pytest.fixture(scope="module")
+def noise():
+    """uint8 [24, 20, 3]."""
+    return np.random.default_rng(1).integers(0, 256, (24, 20, 3), np.uint8)
+
+
+def get_uniform_ks(values, low, high):
+    """Kolmogorov-Smirnov distance from the uniform distribution."""
+    ranks = (np.arange(len(values)) + 0.5) / len(values)
+    return np.abs((np.sort(values) - low) / (high - low) - ranks).max()
+
+
+def test_the_example_is_not_changed_and_no_key_is_added(noise):
+    data = {"image": noise, "label": 3, "nested": {"a": 1}}
+    result = get_fn("flip_lr|copy('nested', 'n')|drop('nested')|value_range")(data)
+    assert sorted(result) == ["image", "label", "n"]
+    assert sorted(data) == ["image", "label", "nested"]
+    assert data["image"] is noise
+
+
+def test_brightness_factors_are_uniform():
+    image = np.full((2, 2, 3), 100, np.uint8)
+    factors = draw("color_jitter(brightness=0.4)", image, 1500)[:, 0, 0, 0] / 100
+    assert 0.595 <= factors.min() < 0.63
+    assert 1.37 < factors.max() <= 1.405
+    assert get_uniform_ks(factors, 0.6, 1.4) < 0.05  # 0.05: alpha about 1e-3 at 1,500 draws
+
+
+def test_contrast_keeps_the_mean_and_saturation_keeps_the_grey():
+    image = np.zeros((4, 4, 3), np.uint8)
+    image[:2], image[2:] = 90, 150
+    changed = draw("color_jitter(contrast=0.5)", image, 600).astype(float)
+    assert np.abs(changed.mean((1, 2, 3)) - 120).max() <= 0.5
+    spread = (changed[:, 3, 0, 0] - changed[:, 0, 0, 0]) / 60
+    assert get_uniform_ks(spread, 0.5, 1.5) < 0.075
+    image[:] = (60, 120, 180)
+    changed = draw("color_jitter(saturation=0.5)", image, 600).astype(float)
+    grey = np.array([0.299, 0.587, 0.114])
+    assert np.abs(changed[:, 0, 0] @ grey - image[0, 0] @ grey).max() <= 0.6
+    spread = (changed[:, 0, 0, 2] - changed[:, 0, 0, 0]) / 120
+    assert get_uniform_ks(spread, 0.5, 1.5) < 0.075
+
+
+def test_hue_turns_colours_and_leaves_grey():
+    image = np.zeros((1, 2, 3), np.uint8)
+    image[0, 0], image[0, 1] = (200, 0, 0), (80, 80, 80)
+    changed = draw("color_jitter(hue=0.5)", image, 200)
+    assert (changed[:, 0, 1] == 80).all()
+    assert (changed[:, 0, 0].max(1) == 200).all()
+    assert set(changed[:, 0, 0].argmax(1)) == {0, 1, 2}
+
+
+def test_jitter_of_strength_zero_changes_nothing(noise):
+    np.testing.assert_array_equal(draw("color_jitter", noise, 1)[0], noise)
+
+
+def test_one_of_gray_blur_and_solarize_is_applied_each_as_likely(noise):
+    from big_vision.pp.ops_augment import blur_image
+
+    results = draw("gray_blur_solarize", noise, 1200)
+    pil = Image.fromarray(noise)
+    solarized = (results == np.asarray(ImageOps.solarize(pil, 128))).all((1, 2, 3))
+    luma = np.asarray(pil.convert("L")).astype(int)[..., None]
+    gray = np.abs(results.astype(int) - luma).max((1, 2, 3)) <= 1
+    blurred = ~solarized & ~gray
+    # Blur never leaves the bounds of the widest kernel's smoothing: its total variation is lower.
+    widest = blur_image(noise.astype(np.float32), 2.0).numpy()
+    variation = np.abs(np.diff(results[blurred].astype(float), axis=1)).mean((1, 2, 3))
+    assert variation.min() >= np.abs(np.diff(widest, axis=0)).mean() - 1
+    assert variation.max() <= np.abs(np.diff(noise.astype(float), axis=0)).mean() + 1
+    assert variation.max() > 3 * variation.min()  # sigma varies
+    for share in (solarized.mean(), gray.mean(), blurred.mean()):
+        assert abs(share - 1 / 3) < 0.045  # 3.3 standard errors
+
+
+def test_blur_is_a_gaussian_and_keeps_constants():
+    from big_vision.pp.ops_augment import blur_image
+
+    constant = np.full((9, 11, 3), 77.0, np.float32)
+    np.testing.assert_allclose(blur_image(constant, 1.5).numpy(), constant, rtol=1e-5)
+    impulse = np.zeros((21, 21, 1), np.float32)
+    impulse[10, 10] = 1
+    places = np.arange(21) - 10
+    kernel = np.exp(-(places**2) / (2 * 1.5**2))
+    kernel /= kernel.sum()
+    found = blur_image(impulse, 1.5).numpy()[..., 0]
+    np.testing.assert_allclose(found, np.outer(kernel, kernel), atol=1e-5)
+
+
+def test_three_augment_jitters_each_of_the_three(noise):
+    results = draw("three_augment", noise, 900)
+    flat = np.ptp(results.astype(int), axis=3).max((1, 2)) <= 1
+    assert abs(flat.mean() - 1 / 3) < 0.052
+    # The mean level is moved by the brightness factor, in all three.
+    grey_levels = results[flat].mean((1, 2, 3)) / noise.mean()
+    assert grey_levels.min() < 0.8
+    assert grey_levels.max() > 1.15
+    assert len({result.tobytes() for result in results}) > 890
+
+
+def test_autoaugment_leaves_as_many_images_as_its_probabilities_say(noise):
+    from big_vision.pp.autoaugment import POLICY_V0
+
+    no_effect = {("ShearX", 0), ("ShearY", 0), ("Rotate", 0)}
+    untouched = [
+        np.prod([1.0 if (name, level) in no_effect else 1 - p for name, p, level in steps])
+        for steps in POLICY_V0
+    ]
+    results = draw("autoaugment", noise, 2000)
+    share = (results == noise).all((1, 2, 3)).mean()
+    assert abs(share - np.mean(untouched)) < 0.025
+
+
+def test_randaug_layers_draw_apart(noise):
+    # Inverting twice is the identity; a layer that repeats the one before would show it.
+    one, two = draw("randaug(1, 0)", noise, 600), draw("randaug(2, 0)", noise, 600)
+    inverted = 255 - noise
+    both = (two == noise).all((1, 2, 3)).mean()
+    assert abs((one == inverted).all((1, 2, 3)).mean() - 2 / 16) < 0.045
+    assert both < 0.5
+    assert (two == inverted).all((1, 2, 3)).mean() > (one == inverted).all((1, 2, 3)).mean() / 4
+
+
+@pytest.mark.parametrize("op", ["randaug", "autoaugment", "three_augment", "color_jitter(0.1)"])
+def test_colour_ops_refuse_what_is_not_a_uint8_image(op):
+    with pytest.raises(ValueError, match="needs a uint8 image"):
+        get_fn(op)({"image": np.zeros((8, 8, 3), np.float32)})
+
+
+def test_a_box_that_cannot_be_found_is_the_whole_image():
+    strip = np.zeros((4, 200, 3), np.uint8)
+    crop = get_fn("inception_crop(area_min=90)")({"image": strip})["image"]
+    assert crop.shape == strip.shape
+
+
+def test_only_a_box_is_decoded_and_it_lies_in_the_image(tmp_path):
+    import io
+
+    rows = np.linspace(0, 255, 96).astype(np.uint8)
+    ramp = np.stack(np.broadcast_arrays(rows[:, None], rows[None], 128), -1).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(ramp).save(buffer, "JPEG", quality=98, subsampling=0)
+    preprocess = get_fn("decode_jpeg_and_inception_crop(area_min=10, area_max=30)")
+    corners = set()
+    for index in range(12):
+        crop = preprocess({"image": buffer.getvalue()}, index=index)["image"].numpy()
+        height, width = crop.shape[:2]
+        assert 0.09 * 96**2 < height * width < 0.31 * 96**2
+        y, x = (round(float(level) * 95 / 255) for level in crop[0, 0, :2])
+        slope = ramp[y : y + height, x : x + width].astype(int) - crop
+        assert np.abs(slope).max() <= 12  # JPEG's loss, and a pixel of rounding
+        corners.add((y, x))
+    assert len(corners) > 8
+
+
+def test_lookup_reads_an_array_of_names(tmp_path):
+    np.savez(tmp_path / "names.npz", fnames=np.array(["a", "b", "c"]))
+    spec = f"lookup({str(tmp_path / 'names.npz')!r}, key='s')"
+    found = get_fn(spec)({"s": ["c", "a", "x"]})["s"].numpy()
+    assert found.tolist() == [2, 0, -1]
+    assert found.dtype == np.int64
+
+
+def test_lookup_works_inside_tf_data(tmp_path):
+    import tensorflow as tf
+
+    (tmp_path / "words.csv").write_text("cat;4\ndog;9\n")
+    preprocess = get_fn(f"lookup({str(tmp_path / 'words.csv')!r}, sep=';', key='s')")
+    dataset = tf.data.Dataset.from_tensor_slices({"s": ["dog", "cat"]}).map(preprocess)
+    assert [int(row["s"]) for row in dataset] == [9, 4]
+
+
+def test_choice_gives_all_entries_where_fewer_are_fine():
+    preprocess = get_fn("choice(n=[5, 6], key='t', fewer_ok=True)")
+    assert preprocess({"t": [3, 1, 2]})["t"].numpy().tolist() == [3, 1, 2]
+    import tensorflow as tf
+
+    for spec in ("choice(n=5, key='t', fewer_ok=True)", "choice(n=5, key='t')"):
+        with pytest.raises((ValueError, tf.errors.InvalidArgumentError)):
+            get_fn(spec)({"t": [3, 1, 2]})
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        get_fn("choice(n=2, key=['t', 'u'])")({"t": [3, 1, 2], "u": [3, 1]})
+
+
+def test_ragged_tensors_can_be_batched():
+    ragged = get_fn("rag_tensor(key='t')")({"t": [[1, 2], [3, 4]]})["t"]
+    assert ragged.to_list() == [[1, 2], [3, 4]]
+
+
+def test_static_shapes_survive_the_ops_that_fix_them():
+    import tensorflow as tf
+
+    preprocess = get_fn("decode|resize_small(40)|random_crop(32)|flip_lr|three_augment")
+    dataset = tf.data.Dataset.from_tensors({"image": b""}).map(preprocess)
+    assert dataset.element_spec["image"].shape == (32, 32, 3)
+    preprocess = get_fn("decode_jpeg_and_inception_crop(32)|flip_lr|randaug|autoaugment")
+    dataset = tf.data.Dataset.from_tensors({"image": b""}).map(preprocess)
+    assert dataset.element_spec["image"].shape == (32, 32, 3)
