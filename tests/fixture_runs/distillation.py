@@ -73,37 +73,32 @@ class Outcome:
 
 Result = tuple[Tensor, dict[str, Tensor]]
 
-# hyper-parameter -> (argument of the loss, conversion)
-SAME: Callable[[Any], Any] = lambda value: value  # noqa: E731
-TEMPERATURE = {"T": ("temperature", SAME)}
-LOGIT_LOSSES: dict[str, dict[str, tuple[str, Callable[[Any], Any]]]] = {
+# hyper-parameter -> argument of the loss
+TEMPERATURE = {"T": "temperature"}
+DECOUPLED = TEMPERATURE | {"alpha": "alpha", "beta": "beta"}
+LOGIT_LOSSES: dict[str, dict[str, str]] = {
     "kd": TEMPERATURE,
     "hard_kd": {},
-    "dkd": TEMPERATURE | {"alpha": ("alpha", SAME), "beta": ("beta", SAME)},
-    "lskd_kd": TEMPERATURE | {"eps": ("eps", SAME)},
-    "lskd_dkd": TEMPERATURE
-    | {"alpha": ("alpha", SAME), "beta": ("beta", SAME), "eps": ("eps", SAME)},
-    "nkd": TEMPERATURE | {"gamma": ("gamma", SAME)},
+    "dkd": DECOUPLED,
+    "lskd_kd": TEMPERATURE | {"eps": "eps"},
+    "lskd_dkd": DECOUPLED | {"eps": "eps"},
+    "nkd": TEMPERATURE | {"gamma": "gamma"},
     "wsld": TEMPERATURE,
-    "dist": {
-        "tau": ("temperature", SAME),
-        "beta": ("beta", SAME),
-        "gamma": ("gamma", SAME),
-        "eps": ("eps", SAME),
-    },
-    "ttm": {"gamma_exponent": ("temperature", lambda exponent: 1 / exponent)},
-    "wttm": {"gamma_exponent": ("temperature", lambda exponent: 1 / exponent)},
-    "ofa": TEMPERATURE | {"eps_exponent": ("exponent", SAME)},
+    "dist": {"tau": "temperature", "beta": "beta", "gamma": "gamma", "eps": "eps"},
+    "ttm": {"gamma_exponent": "temperature"},
+    "wttm": {"gamma_exponent": "temperature"},
+    "ofa": TEMPERATURE | {"eps_exponent": "exponent"},
     "mlkd_bc": TEMPERATURE,
     "mlkd_cc": TEMPERATURE,
     "bkd": {},
     "bv_euclidean": {},
     "bv_l2": {},
-    "bv_hard": {"ls": ("label_smoothing", SAME)},
-    "bv_kl": {"t": ("temperature", SAME)},
+    "bv_hard": {"ls": "label_smoothing"},
+    "bv_kl": {"t": "temperature"},
     "bv_logsoftmax_euclidean": {},
-    "bv_agree": {"k": ("top_k", SAME)},
+    "bv_agree": {"k": "top_k"},
 }
+RECIPROCALS = ("gamma_exponent",)  # an exponent there is 1 / temperature here
 FIXED_ARGS = {"bkd": {"reduction": "numel"}}  # where the reference divides by K and we do not
 FEATURE_LOSSES: dict[str, dict[str, str]] = {
     "fitnet": {key: key for key in ("regressor", "kernel", "stride", "padding")},
@@ -221,8 +216,11 @@ def _get_inputs(case: Case, student_role: str = "s", **more: Any) -> LossInputs:
     return LossInputs(student_logits, targets, targets.argmax(dim=-1), **more)
 
 
-def _get_args(case: Case, names: Mapping[str, tuple[str, Callable[[Any], Any]]]) -> dict[str, Any]:
-    return {names[key][0]: names[key][1](value) for key, value in case.record["hyper"].items()}
+def _get_args(case: Case, names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        names[key]: 1 / value if key in RECIPROCALS else value
+        for key, value in case.record["hyper"].items()
+    }
 
 
 def _run_logits(case: Case) -> Result:

@@ -61,20 +61,10 @@ ARGS: dict[str, dict[str, Any]] = {
     "wsld": {},
     "wttm": {},
 }
-BETWEEN_EXAMPLES = [
-    "cc_delta",
-    "cckd",
-    "cckd_paper",
-    "dist",
-    "mlkd",
-    "mlkd_bc",
-    "mlkd_cc",
-    "mlkd_total",
-    "pkt",
-    "rkd",
-    "rkd_unit",
-    "sp",
-]
+BETWEEN_EXAMPLES = (
+    *("cc_delta", "cckd", "cckd_paper", "dist", "mlkd", "mlkd_bc", "mlkd_cc", "mlkd_total"),
+    *("pkt", "rkd", "rkd_unit", "sp"),
+)
 NO_GRADIENT = ("bv_agree",)
 STUDENT_FIELDS = ("student_logits", "student_distill_logits", "strong_student_logits")
 

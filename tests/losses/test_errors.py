@@ -1,0 +1,93 @@
+"""What a user can get wrong, and the sentence that says so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from losses import create_loss
+from tests.losses.examples import create_example_loss, create_inputs
+from utils.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "words"),
+    [
+        ("kdd", {}, "did you mean 'kd'"),
+        ("kd", {"temprature": 2}, "no argument 'temprature'; did you mean 'temperature'"),
+        ("kd", {"layers": {}}, "it takes temperature, reduction, form"),
+        ("bkd", {"temperature": 1.0}, "it takes reduction"),
+        ("bv_l2", {"temperature": 1.0}, "it takes none"),
+        ("fitnet", {}, "fitnet needs args.layers"),
+        ("fitnet", {"layers": ["blocks.3"]}, "{blocks.3: blocks.5}"),
+        ("fitnet", {"layers": {"a": "b"}, "regressor": "mlp"}, "conv1x1"),
+        ("crd", {"layers": {"a": "b"}}, "crd needs args.num_examples"),
+        ("kd", {"temperature": 0}, "kd.temperature is 0; give a number above 0"),
+        ("kd", {"temperature": "4"}, "kd.temperature is '4'"),
+        ("kd", {"form": "js"}, "choose one of kl, cross_entropy"),
+        ("hard", {"label_smoothing": 1.0}, "give 0 <= value < 1"),
+        ("lskd", {"loss": "dkdd"}, "did you mean 'dkd'"),
+        ("lskd", {"loss": "dkd", "loss_args": {"betta": 1}}, "did you mean 'beta'"),
+        ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
+    ],
+)
+def test_bad_arguments_are_named(name, args, words):
+    with pytest.raises(UserError) as raised:
+        create_loss(name, args)
+    assert words in str(raised.value)
+
+
+def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument():
+    create_loss("bv_l2", temperature=4.0, group_size=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("kd", {"teacher_logits": (), "sparse_teacher": None}, "set distill.teacher"),
+        ("kd", {"teacher_logits": (torch.zeros(4, 7),) * 2}, "multi_avg_prob"),
+        ("kd", {"teacher_logits": (torch.zeros(4, 9),)}, "the same classes on both sides"),
+        ("deit_hard", {"student_distill_logits": None}, "a distillation token"),
+        ("tinyvit_sparse", {"sparse_teacher": None}, "distill.teacher_cache"),
+        ("multi_avg_prob", {"teacher_logits": ()}, "need live teachers"),
+        ("multi_avg_loss", {"teacher_logits": (torch.zeros(4, 7),)}, "2 weights for 1 teachers"),
+        ("bv_l2", {"teacher_logits": ()}, "bv_logsoftmax_euclidean"),
+        ("crd", {"example_indices": None}, "needs the examples' indices"),
+        ("fitnet", {"student_features": {"stage.2": torch.zeros(1)}}, "did you mean 'stage.2'"),
+    ],
+)
+def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
+    inputs = replace(create_inputs(name), **change)
+    with pytest.raises(UserError) as raised:
+        create_example_loss(name)(inputs)
+    assert words in str(raised.value)
+
+
+def test_a_group_that_does_not_divide_the_batch_is_refused():
+    with pytest.raises(UserError, match=r"distill\.group_size \(3\) does not divide"):
+        create_loss("dist", group_size=3)(create_inputs("dist"))
+
+
+@pytest.mark.parametrize(
+    ("regressor", "student", "teacher", "words"),
+    [
+        ("none", (1, 4, 8, 8), (1, 6, 8, 8), "use conv1x1 or convreg"),
+        ("conv1x1", (1, 4, 8, 8), (1, 4, 4, 4), "use convreg"),
+        ("linear", (1, 9, 4), (1, 6, 4), "choose layers of like shapes"),
+        ("convreg", (1, 4, 5, 5), (1, 4, 7, 7), "choose a student layer"),
+    ],
+)
+def test_a_projection_that_cannot_be_made_says_what_can(regressor, student, teacher, words):
+    loss = create_loss("fitnet", {"layers": {"a": "b"}, "regressor": regressor})
+    with pytest.raises(UserError) as raised:
+        loss.build({"a": student}, {"b": teacher})
+    assert words in str(raised.value)
+
+
+def test_a_wrong_layer_lists_the_near_ones():
+    loss = create_loss("fitnet", {"layers": {"blocks.3": "blocks.55"}})
+    shapes = {f"blocks.{i}": (1, 9, 4) for i in range(12)}
+    with pytest.raises(UserError, match=r"teacher has no layer 'blocks.55'; did you mean 'blocks"):
+        loss.build(shapes, shapes)
