@@ -1,0 +1,351 @@
+"""The loop: order of operations, exact sums, clipping, averages and loud failure."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from datasets import Batch
+from engine import Hooks, NonFiniteError, Plan, create_ema, evaluate, fit, train_step
+from losses import LossOutput
+from tests.tiny_parts import (
+    CLASSES,
+    ClassifyObjective,
+    TinyConvNet,
+    create_batch,
+    create_batches,
+    create_cpu_runtime,
+    create_state,
+    create_vit,
+    create_xla_runtime,
+    predict,
+)
+from utils.config.sections import OptimSection, RuntimeSection
+from utils.metrics import GraphBudgetError
+from utils.runtime.cpu import CpuRuntime
+
+SGD = OptimSection(
+    name="momentum", lr=1.0, min_lr=1.0, schedule="constant", weight_decay=0.0, momentum=0.0
+)
+ADAMW = OptimSection(lr=1e-2, min_lr=1e-4, warmup_steps=2, warmup_lr=0.0, max_grad_norm=1.0)
+RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
+
+
+def create_plan(total_steps: int, **changes: int) -> Plan:
+    values = {"log_every": 1, "eval_every": total_steps, "checkpoint_every": total_steps}
+    return Plan(
+        total_steps=total_steps,
+        steps_per_epoch=total_steps,
+        seed=0,
+        **{"graph_budget": 8, **values, **changes},
+    )
+
+
+def create_hooks(batches, lines: list | None = None, **changes) -> Hooks:
+    written = [] if lines is None else lines
+    values = {
+        "batches": batches,
+        "evaluate": lambda state: {"top1": 0.0},
+        "write": lambda step, scalars: written.append((step, scalars)),
+        "save": lambda state, best: None,
+        "global_batch_size": 16,
+    }
+    return Hooks(**{**values, **changes})
+
+
+class TwoRanks(CpuRuntime):
+    """Rank 0 of two, whose gradients are averaged with those of a second rank."""
+
+    def __init__(self, other: torch.Tensor) -> None:
+        super().__init__(RuntimeSection(device="cpu"))
+        self.other = other
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = (parameter.grad + self.other) / 2
+
+
+def test_gradients_are_clipped_after_the_mean_over_ranks():
+    """Gradients (3, 0) and (0, 4) with limit 1 give (0.6, 0.8), not the (0.5, 0.5) of clipping
+    before the mean."""
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    runtime = TwoRanks(torch.tensor([[0.0, 4.0]]))
+    state = create_state(runtime, model, SGD.model_copy(update={"max_grad_norm": 1.0}))
+    own = torch.tensor([[3.0, 0.0]])
+
+    def objective(network, batch):
+        return LossOutput((network.weight * own).sum(), {})
+
+    scalars = train_step(state, create_batch(2), objective, runtime)
+    torch.testing.assert_close(model.weight.detach(), torch.tensor([[-0.6, -0.8]]))
+    assert float(scalars["grad_norm"]) == pytest.approx(2.5)
+
+
+def test_a_gradient_below_the_limit_is_left_alone():
+    model = nn.Linear(2, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, model, SGD.model_copy(update={"max_grad_norm": 10.0}))
+
+    def objective(network, batch):
+        return LossOutput((network.weight * torch.tensor([[3.0, 4.0]])).sum(), {})
+
+    scalars = train_step(state, create_batch(2), objective, runtime)
+    torch.testing.assert_close(model.weight.detach(), torch.tensor([[-3.0, -4.0]]))
+    assert float(scalars["grad_norm"]) == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_ema_equals_a_float64_reference_over_30_steps(device):
+    """Parameters and BatchNorm's float buffers are averaged; its integer count is copied."""
+    torch.manual_seed(0)
+    runtime, decay, steps = RUNTIMES[device](), 0.9, 30
+    state = create_state(runtime, TinyConvNet(), ADAMW, total_steps=steps, ema_decay=decay)
+    names = list(state.model.state_dict())
+    reference = {n: v.cpu().double().numpy() for n, v in state.model.state_dict().items()}
+    objective = ClassifyObjective()
+    for step in range(steps):
+        lrs, decays = state.schedule.values(step, state.optimizer)
+        runtime.set_hyperparameters(state.optimizer, lrs, decays)
+        batch = create_batch(seed=step).map(runtime.to_device)
+        train_step(state, batch, objective, runtime)
+        runtime.finish_step()
+        now = {n: v.cpu().double().numpy() for n, v in state.model.state_dict().items()}
+        for name in names:
+            reference[name] = decay * reference[name] + (1 - decay) * now[name]
+    average = {n: v.cpu() for n, v in state.ema.state_dict().items()}
+    count = "norm.num_batches_tracked"
+    assert average.pop(count).item() == state.model.state_dict()[count].item() == steps
+    moved = 0.0
+    for name, value in average.items():
+        np.testing.assert_allclose(value.double().numpy(), reference[name], rtol=2e-5, atol=1e-6)
+        moved = max(moved, float((value - state.model.state_dict()[name].cpu()).abs().max()))
+    assert moved > 1e-2
+    assert not any(p.requires_grad for p in state.ema.parameters())
+    assert not state.ema.training
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_evaluation_is_exact_where_the_batch_does_not_divide_the_split(device):
+    """37 examples in batches of 16: against plain numpy over all of them at once."""
+    runtime = RUNTIMES[device]()
+    model = create_vit(seed=3)
+    batches = [create_batch(16, 0), create_batch(16, 1), create_batch(16, 2, valid=5)]
+    # What stands on padding must not count, whatever it is.
+    batches[2].images[5:] = 255
+    with torch.no_grad():
+        logits = torch.cat([predict(model.eval(), batch) for batch in batches]).double().numpy()
+    mask = torch.cat([batch.mask for batch in batches]).numpy()
+    labels = torch.cat([batch.labels for batch in batches]).numpy()[mask]
+    logits = logits[mask]
+    order = np.argsort(-logits, axis=1)
+    own = logits[np.arange(37), labels]
+    loss = np.mean(np.log(np.exp(logits).sum(axis=1)) - own)
+    model.train()
+    found = evaluate(runtime.prepare(model), batches, predict, runtime)
+    assert found["examples"] == 37
+    assert found["top1"] == pytest.approx(100 * np.mean(order[:, 0] == labels), rel=1e-6)
+    top5 = 100 * np.mean((order[:, :5] == labels[:, None]).any(axis=1))
+    assert found["top5"] == pytest.approx(top5, rel=1e-6)
+    assert found["loss"] == pytest.approx(loss, rel=1e-5)
+    assert model.training
+
+
+def test_equal_logits_do_not_count_as_correct():
+    class Constant(nn.Module):
+        def forward(self, images):
+            return torch.zeros(len(images), CLASSES)
+
+    found = evaluate(Constant(), [create_batch(16)], predict, create_cpu_runtime())
+    assert found["top1"] == found["top5"] == 0.0
+
+
+def test_evaluation_gives_no_gradient_and_reads_the_device_once():
+    runtime = create_xla_runtime()
+    model = runtime.prepare(create_vit(seed=4, embed_dim=18))
+    before = runtime.counters()
+    evaluate(model, list(create_batches(5)), predict, runtime)
+    after = runtime.counters()
+    assert after["host_reads"] == before["host_reads"]
+    assert after["host_ops"] == before["host_ops"]
+    assert after["graphs"] - before["graphs"] <= 3
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_accumulating_four_micro_batches_equals_the_undivided_batch():
+    runtime, model = create_cpu_runtime(), create_vit()
+    batch, objective = create_batch(16), ClassifyObjective()
+    results = []
+    for parts in (1, 4):
+        state = create_state(
+            runtime, copy.deepcopy(model), SGD, accumulate_steps=parts, ema_decay=0.5
+        )
+        scalars = train_step(state, batch, objective, runtime)
+        results.append((state, scalars))
+    (whole, whole_scalars), (divided, divided_scalars) = results
+    start = dict(model.named_parameters())
+    for name, value in whole.model.named_parameters():
+        change = (value - start[name]).detach()
+        other = (dict(divided.model.named_parameters())[name] - start[name]).detach()
+        assert float((change - other).norm()) <= 1e-5 * float(change.norm()) + 1e-9, name
+    for name, value in whole_scalars.items():
+        assert float(divided_scalars[name]) == pytest.approx(float(value), rel=1e-5), name
+
+
+def test_micro_batches_say_which_one_is_the_last():
+    runtime, told = create_cpu_runtime(), []
+    state = create_state(runtime, create_vit(), SGD, accumulate_steps=4)
+    backward = runtime.backward
+
+    def record(loss, *, last):
+        told.append(last)
+        backward(loss, last=last)
+
+    runtime.backward = record
+    train_step(state, create_batch(16), ClassifyObjective(), runtime)
+    assert told == [False, False, False, True]
+
+
+def test_fit_keeps_its_order_of_operations():
+    """[batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier."""
+    calls: list[str] = []
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, TinyConvNet(), SGD, total_steps=6)
+    objective = ClassifyObjective()
+
+    def counted_objective(model, batch):
+        calls.append(f"step {state.step}")
+        return objective(model, batch)
+
+    def batches(first: int) -> Iterator[Batch]:
+        assert first == 0
+        yield from create_batches(6)
+
+    runtime.barrier = lambda name: calls.append(f"barrier: {name}")
+    hooks = create_hooks(
+        batches,
+        evaluate=lambda s: calls.append(f"evaluate {s.step}") or {"top1": float(-s.step)},
+        write=lambda step, scalars: calls.append(
+            f"{'write evaluation' if 'eval_top1' in scalars else 'log'} {step}"
+        ),
+        save=lambda s, best: calls.append(f"save{' best' if best else ''} {s.step}"),
+    )
+    plan = create_plan(6, log_every=2, checkpoint_every=2, eval_every=4)
+    metrics = fit(state, plan, hooks, counted_objective, runtime)
+    assert metrics == {"top1": -6.0}
+    # A log line is read one step behind the device, and before a checkpoint or an evaluation.
+    assert calls == [
+        "step 0", "step 1", "log 2", "save 2",
+        "step 2", "step 3", "log 4", "save 4", "evaluate 4", "write evaluation 4",
+        "step 4", "step 5", "log 6", "evaluate 6", "write evaluation 6",
+        "save 6", "barrier: end of training",
+    ]  # fmt: skip
+
+
+def test_the_best_evaluation_so_far_is_saved_as_such():
+    saved, scores = [], iter([10.0, 30.0, 20.0])
+    runtime = create_cpu_runtime()
+    hooks = create_hooks(
+        lambda step: create_batches(6),
+        evaluate=lambda state: {"top1": next(scores)},
+        save=lambda state, best: saved.append((state.step, best)),
+    )
+    plan = create_plan(6, eval_every=2, checkpoint_every=100)
+    state = create_state(runtime, TinyConvNet(), SGD)
+    fit(state, plan, hooks, ClassifyObjective(), runtime)
+    assert saved == [(2, True), (4, True), (6, False)]
+    assert state.best_metric == 30.0
+
+
+def test_a_state_restored_at_an_evaluations_step_is_evaluated_first():
+    seen = []
+    runtime = create_cpu_runtime()
+    hooks = create_hooks(
+        lambda step: seen.append(f"batches from {step}") or create_batches(6),
+        evaluate=lambda state: seen.append(f"evaluate {state.step}") or {"top1": 0.0},
+    )
+    state = create_state(runtime, TinyConvNet(), SGD)
+    state.step = 4
+    fit(state, create_plan(6, eval_every=4), hooks, ClassifyObjective(), runtime)
+    assert seen == ["evaluate 4", "batches from 4", "evaluate 6"]
+
+
+def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():
+    def batches(step: int) -> Iterator[Batch]:
+        yield from create_batches(2)
+        try:
+            raise OSError("the disk is gone")
+        except OSError as error:
+            raise RuntimeError("cannot read batch 2") from error
+
+    lines: list = []
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, TinyConvNet(), SGD)
+    with pytest.raises(RuntimeError, match="cannot read batch 2") as caught:
+        fit(state, create_plan(6), create_hooks(batches, lines), ClassifyObjective(), runtime)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert state.step == 2
+
+
+def test_a_loader_that_ends_early_is_no_quiet_end_of_the_run():
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, TinyConvNet(), SGD)
+    hooks = create_hooks(lambda step: create_batches(3))
+    with pytest.raises((StopIteration, RuntimeError)):
+        fit(state, create_plan(6), hooks, ClassifyObjective(), runtime)
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_a_non_finite_loss_stops_the_run_and_names_the_step(device):
+    """Step 3 is bad, the log point is step 5; no checkpoint holds what came of it."""
+    runtime, saved, lines = RUNTIMES[device](), [], []
+    objective = ClassifyObjective()
+
+    def poisoned(model, batch):
+        loss = objective(model, batch)
+        bad = (batch.indices[0] == -7).float()
+        return SimpleNamespace(total=loss.total / (1.0 - bad), terms=loss.terms)
+
+    def batches(step: int) -> Iterator[Batch]:
+        for number, batch in enumerate(create_batches(10)):
+            if number == 3:
+                batch.indices.fill_(-7)
+            yield batch
+
+    hooks = create_hooks(batches, lines, save=lambda state, best: saved.append(state.step))
+    state = create_state(runtime, TinyConvNet(6), SGD.model_copy(update={"lr": 0.1}))
+    plan = create_plan(10, log_every=5, checkpoint_every=1)
+    with pytest.raises(NonFiniteError, match="step 3 was not finite"):
+        fit(state, plan, hooks, poisoned, runtime)
+    assert [step for step, _ in lines] == [5]
+    assert not [step for step in saved if step > 5]
+
+
+def test_a_run_that_exceeds_its_graph_budget_ends_and_names_the_step():
+    """The third batch has another size, which costs a second graph where one is allowed."""
+    runtime = create_xla_runtime()
+
+    def batches(step: int) -> Iterator[Batch]:
+        yield from (create_batch(12), create_batch(12), create_batch(14), create_batch(12))
+
+    state = create_state(runtime, TinyConvNet(5), SGD)
+    runtime.finish_step()
+    plan = create_plan(4, graph_budget=runtime.counters()["graphs"] + 1)
+    with pytest.raises(GraphBudgetError, match=r"^train of step 3 compiled graph .*graph_budget"):
+        fit(state, plan, create_hooks(batches), ClassifyObjective(), runtime)
+
+
+def test_the_average_starts_as_a_copy_and_shares_nothing():
+    model = TinyConvNet()
+    ema = create_ema(model)
+    for mine, theirs in zip(ema.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(mine, theirs)
+        assert mine.data_ptr() != theirs.data_ptr()

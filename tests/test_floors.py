@@ -1,0 +1,257 @@
+"""Imports only point down, heavy frameworks stay in their rooms, nothing happens at import."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Room -> floor. A module belongs to the longest room that its name begins with.
+FLOORS = {
+    "utils.registry": 0,
+    "utils.log": 0,
+    "utils.errors": 0,
+    "utils.config": 1,
+    "utils.runs": 1,
+    "utils.runtime": 2,
+    "big_vision": 2,
+    "models": 3,
+    "losses": 3,
+    "datasets": 3,
+    "optim_factory": 3,
+    "utils.metrics": 3,
+    "utils.checkpoint": 3,
+    "utils.mixing": 3,
+    "utils.progress": 3,
+    "utils.curves": 4,
+    "engine": 4,
+    "main": 5,
+    "tools": 6,
+    "train": 6,
+}
+OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
+# Framework -> where it may be imported; in all of them inside functions only.
+ROOMS_OF = {
+    "torch_xla": ("utils/runtime/xla.py", "models/patches.py", "tools/", "tests/"),
+    "tensorflow": ("big_vision/", "datasets.py", "tools/", "tests/"),
+    "tensorflow_datasets": ("big_vision/", "datasets.py", "tools/", "tests/"),
+    "jax": ("tools/", "tests/"),
+}
+LIGHT_LIBRARIES = {"pydantic", "pydantic_settings", "yaml", "fsspec"}
+MAY_PRINT = ("tools/", "tests/", "train/")
+MAY_NAME_DEVICES = ("utils/runtime/", "models/patches.py", "tools/", "train/", "tests/")
+DEVICE_NAMES = {"xla", "tpu", "cpu", "cuda", "gpu", "TPU", "CPU", "CUDA", "GPU"}
+BAD_NAMES = {"utils.py", "common.py", "misc.py", "helpers.py"}
+
+
+def list_sources(root: Path) -> list[Path]:
+    """The house's Python files, without virtual environments and hidden folders."""
+    tops = {room.partition(".")[0] for room in FLOORS} | {"tests"}
+    found = [root / f"{top}.py" for top in sorted(tops) if (root / f"{top}.py").is_file()]
+    for top in sorted(tops):
+        found += sorted((root / top).rglob("*.py"))
+    return found
+
+
+def find_violations(root: Path) -> list[str]:
+    """Every breach of the rules below a root, as `file:line: rule`."""
+    found = []
+    for path in list_sources(root):
+        name = path.relative_to(root).as_posix()
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=name)
+        found += [f"{name}:{line}: {rule}" for line, rule in _check_file(name, tree)]
+    return found
+
+
+def _check_file(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    if Path(name).name in BAD_NAMES:
+        yield 1, f"a room needs a name, not {Path(name).name}"
+    if name == "utils/__init__.py" and tree.body:
+        yield 1, "utils/__init__.py is empty"
+    yield from _check_imports(name, tree)
+    if not name.startswith("tests/"):
+        yield from _check_import_time(name, tree)
+    if not name.startswith(MAY_PRINT):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
+                yield node.lineno, "print outside tools/"
+    if not name.startswith(MAY_NAME_DEVICES):
+        yield from _check_device_branches(tree)
+
+
+def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    room = _get_room(module)
+    if room is None and not name.startswith("tests/") and name != "utils/__init__.py":
+        yield 1, f"{module} stands on no floor; give it one"
+        return
+    lazy = {id(n) for f in ast.walk(tree) if _is_function(f) for n in ast.walk(f)}
+    for node, target in _iterate_imports(module, name, tree):
+        top = target.partition(".")[0]
+        if top in ROOMS_OF:
+            if not name.startswith(ROOMS_OF[top]):
+                yield node.lineno, f"{top} is imported outside its rooms"
+            elif id(node) not in lazy and not name.startswith("tests/"):
+                yield node.lineno, f"{top} is imported at module level"
+        if room is None:
+            continue
+        if top in OWN:
+            yield from _check_direction(node.lineno, room, target)
+        elif FLOORS[room] == 0 and top not in sys.stdlib_module_names:
+            yield node.lineno, f"floor 0 imports {top}"
+        elif FLOORS[room] == 1 and top not in sys.stdlib_module_names | LIGHT_LIBRARIES:
+            yield node.lineno, f"floor 1 imports {top}"
+
+
+def _check_direction(line: int, room: str, target: str) -> Iterator[tuple[int, str]]:
+    other = _get_room(target)
+    if target.startswith("tests"):
+        yield line, f"{room} imports tests"
+    elif other is None or other == room:
+        return
+    elif FLOORS[other] > FLOORS[room]:
+        yield line, f"{room} imports {target}, which is above it"
+    elif FLOORS[other] == FLOORS[room] and FLOORS[room] not in (0, 6):
+        yield line, f"{room} imports its sibling {target}"
+
+
+def _check_import_time(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Module level holds definitions and their registration; programs may extend the path."""
+    for node in tree.body:
+        if _is_registration(node):
+            continue
+        if isinstance(node, ast.Expr) and not isinstance(node.value, ast.Constant):
+            text = ast.unparse(node.value)
+            if not (name.startswith(("tools/", "train/")) and text.startswith("sys.path.insert")):
+                yield node.lineno, f"something happens at import: {text}"
+        elif isinstance(node, ast.Assign | ast.AugAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(target, ast.Subscript | ast.Attribute) for target in targets):
+                yield node.lineno, f"something happens at import: {ast.unparse(node)}"
+        elif isinstance(node, ast.For | ast.While | ast.With | ast.Try):
+            yield node.lineno, f"a {type(node).__name__} at module level"
+
+
+def _is_registration(node: ast.stmt) -> bool:
+    """`REGISTRY.register(name)(factory)`, alone or for each of several names."""
+    if isinstance(node, ast.For):
+        return all(_is_registration(inner) for inner in node.body)
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    outer = node.value.func
+    return isinstance(outer, ast.Call) and getattr(outer.func, "attr", "") == "register"
+
+
+def _check_device_branches(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare):
+            words = [node.left, *node.comparators]
+        elif isinstance(node, ast.MatchValue):
+            words = [node.value]
+        else:
+            continue
+        texts = {n.value for w in words for n in ast.walk(w) if isinstance(n, ast.Constant)}
+        if texts & DEVICE_NAMES:
+            yield node.lineno, f"a branch on a device: {ast.unparse(node)}"
+
+
+def _iterate_imports(module: str, name: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                depth = node.level - name.endswith("__init__.py")
+                parents = module.split(".")[: len(module.split(".")) - depth]
+                base = ".".join([*parents, *([base] if base else [])])
+            yield from ((node, f"{base}.{alias.name}".lstrip(".")) for alias in node.names)
+
+
+def _get_room(module: str) -> str | None:
+    parts = module.split(".")
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((name for name in names if name in FLOORS), None)
+
+
+def _is_function(node: ast.AST) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+
+
+def test_the_house_keeps_its_floors():
+    assert find_violations(ROOT) == []
+
+
+def test_every_source_is_looked_at():
+    names = {path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)}
+    rooms = ("main.py", "engine.py", "datasets.py", "optim_factory.py", "models/factory.py",
+             "losses/objective.py", "big_vision/pp/registry.py", "utils/runs/store.py",
+             "utils/runtime/xla.py", "tools/prepare_dataset.py", "tests/conftest.py")  # fmt: skip
+    assert not set(rooms) - names
+
+
+PLANTED = [
+    ("losses/a.py", "from models import create_model", "its sibling"),
+    ("models/a.py", "import losses.logits", "its sibling"),
+    ("utils/runtime/a.py", "from big_vision.pp import registry", "its sibling"),
+    ("utils/config/a.py", "def f():\n    from engine import fit", "above it"),
+    ("utils/runtime/a.py", "from utils import checkpoint", "above it"),
+    ("models/a.py", "from . import factory\nfrom .. import engine", "above it"),
+    ("engine.py", "if TYPE_CHECKING:\n    from main import Task", "above it"),
+    ("datasets.py", "from tools import prepare_dataset", "above it"),
+    ("models/a.py", "from tests import conftest", "imports tests"),
+    ("utils/config/a.py", "import torch", "floor 1 imports torch"),
+    ("utils/runs/a.py", "def f():\n    import torch", "floor 1 imports torch"),
+    ("utils/log.py", "import tqdm", "floor 0 imports tqdm"),
+    ("engine.py", "def f():\n    import torch_xla", "outside its rooms"),
+    ("utils/runtime/xla.py", "import torch_xla.core.xla_model as xm", "at module level"),
+    ("main.py", "def f():\n    import tensorflow as tf", "outside its rooms"),
+    ("datasets.py", "import tensorflow", "at module level"),
+    ("big_vision/a.py", "from tensorflow import io", "at module level"),
+    ("tools/a.py", "import tensorflow_datasets", "at module level"),
+    ("models/a.py", "def f():\n    import jax.numpy", "outside its rooms"),
+    ("engine.py", "def f():\n    print('step')", "print outside"),
+    ("main.py", "setup_logging()", "happens at import"),
+    ("losses/a.py", "for name in ('a', 'b'):\n    run(name)", "For at module level"),
+    ("models/a.py", "os.environ['A'] = 'b'", "happens at import"),
+    ("engine.py", "def f(device):\n    return device.type == 'xla'", "branch on a device"),
+    ("losses/a.py", "def f(d):\n    if d in ('cpu', 'tpu'):\n        return 1", "on a device"),
+    ("utils/misc.py", "x = 1", "needs a name"),
+    ("utils/__init__.py", "from utils import log", "is empty"),
+    ("utils/shapes.py", "x = 1", "stands on no floor"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "rule"), PLANTED)
+def test_a_planted_violation_is_found(tmp_path, name, text, rule):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    found = find_violations(tmp_path)
+    assert len(found) >= 1
+    assert all(line.startswith(f"{name}:") for line in found)
+    assert rule in " ".join(found)
+
+
+ALLOWED = [
+    ("utils/runtime/xla.py", "def f():\n    import torch_xla\n    return torch_xla"),
+    ("main.py", "def f():\n    from engine import fit\n    from losses import create_objective"),
+    ("utils/runtime/a.py", "def f(name):\n    return name == 'xla'"),
+    ("tools/a.py", "import sys\nsys.path.insert(0, '.')\ndef f():\n    print(1)"),
+    ("utils/config/a.py", "import yaml\nfrom pydantic import BaseModel\nfrom utils import errors"),
+    ("losses/a.py", "from losses.base import LOSSES\nimport torch"),
+    ("losses/a.py", "for name in ('a', 'b'):\n    LOSSES.register(name)(make(name))"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), ALLOWED)
+def test_what_the_rules_allow_is_no_violation(tmp_path, name, text):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    assert find_violations(tmp_path) == []

@@ -1,0 +1,125 @@
+"""The shape of the code: sizes, names, formatting, and nothing hidden from version control."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_floors import list_sources
+
+ROOT = Path(__file__).resolve().parents[1]
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 6
+MAX_NESTING = 3
+MAX_STEP_LINES = 45
+_BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+
+
+def find_faults(name: str, text: str) -> list[str]:
+    """What in a file is too long, too wide or too deep."""
+    faults = []
+    lines = text.count("\n")
+    if lines > MAX_FILE_LINES:
+        faults.append(f"{name}: {lines} lines")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found = _check_function(node, is_op=name.startswith("big_vision/pp/ops_"))
+            faults += [f"{name}:{node.lineno}: {node.name} {fault}" for fault in found]
+    return faults
+
+
+def _check_function(node: ast.FunctionDef | ast.AsyncFunctionDef, *, is_op: bool) -> Iterator[str]:
+    """Preprocessing ops keep their published signatures, however many parameters they have."""
+    lines = node.end_lineno - node.lineno + 1
+    if lines > MAX_FUNCTION_LINES:
+        yield f"has {lines} lines"
+    arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    count = len([a for a in arguments if a.arg not in ("self", "cls")])
+    if count > MAX_PARAMETERS and not (is_op and node.decorator_list):
+        yield f"has {count} parameters"
+    depth = _get_depth(node)
+    if depth > MAX_NESTING:
+        yield f"is nested {depth} deep"
+
+
+def _get_depth(node: ast.AST) -> int:
+    """Blocks within blocks; `elif` and a function inside a function begin no deeper block."""
+    deepest = 0
+    for field, value in ast.iter_fields(node):
+        children = value if isinstance(value, list) else [value]
+        for child in children:
+            if not isinstance(child, ast.AST) or isinstance(child, ast.FunctionDef):
+                continue
+            is_elif = isinstance(node, ast.If) and field == "orelse" and isinstance(child, ast.If)
+            own = isinstance(child, _BLOCKS) and not is_elif
+            deepest = max(deepest, _get_depth(child) + own)
+    return deepest
+
+
+def test_files_and_functions_keep_their_size():
+    faults = []
+    for path in list_sources(ROOT):
+        name = path.relative_to(ROOT).as_posix()
+        faults += find_faults(name, path.read_text(encoding="utf-8"))
+    assert faults == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("x = 1\n" * 501, "501 lines"),
+        ("def f():\n" + "    x = 1\n" * 60, "has 61 lines"),
+        ("def f(a, b, c, *, d, e, f, g): ...\n", "has 7 parameters"),
+        ("def f():\n for a in b:\n  if a:\n   with a:\n    while b:\n     a()\n", "nested 4"),
+    ],
+)
+def test_a_planted_fault_of_shape_is_found(text, fault):
+    assert any(fault in found for found in find_faults("a.py", text))
+
+
+def test_an_elif_is_no_deeper_than_its_if():
+    text = "def f(a):\n for b in a:\n  if b:\n   a()\n  elif a:\n   b()\n  elif b:\n   a()\n"
+    assert find_faults("a.py", text) == []
+
+
+def test_the_train_step_is_short_and_reads_no_device():
+    tree = ast.parse((ROOT / "engine.py").read_text(encoding="utf-8"))
+    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    step = functions["train_step"]
+    assert step.end_lineno - step.lineno + 1 <= MAX_STEP_LINES
+    for name in ("train_step", "_run_step", "update_ema", "_clip_gradients"):
+        called = {
+            n.func.attr
+            for n in ast.walk(functions[name])
+            if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)
+        }
+        assert not called & {"item", "tolist", "cpu", "numpy", "equal", "fetch"}, name
+
+
+def test_ruff_finds_nothing():
+    for command in (
+        ["check", "--no-cache"],
+        ["format", "--check", "--no-cache", "--exclude", "*.md"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *command, "."], cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_version_control_hides_no_source():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nothing can be hidden from one")
+    names = [path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)]
+    names += [p.relative_to(ROOT).as_posix() for p in (ROOT / "configs").glob("*.yaml")]
+    done = subprocess.run(
+        ["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.split() == []
+    assert done.returncode == 1

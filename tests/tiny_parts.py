@@ -1,0 +1,141 @@
+"""Tiny models, batches and configurations that the tests of the loop share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from datasets import Batch
+from engine import TrainState, create_ema
+from losses import LossInputs, Objective
+from models import create_model
+from optim_factory import create_optimizer, create_schedule
+from utils.config import RunConfig, load_config
+from utils.config.sections import ModelSection, OptimSection, RuntimeSection
+from utils.runtime import create_runtime
+from utils.runtime.base import Runtime
+
+CLASSES = 10
+SIDE = 8
+VIT_ARGS = {"patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}
+# A run without a dataset or TensorFlow: 96 made-up 8 x 8 examples, 6 batches of 16 an epoch.
+SYNTHETIC = (
+    "--data.source=synthetic",
+    "--data.name=image_size=8,channels=1,num_classes=10,num_examples=96",
+    "--data.train_pp=value_range(-1, 1)",
+    "--data.eval_pp=value_range(-1, 1)",
+    "--data.global_batch_size=16",
+    "--data.eval_batch_size=40",
+    "--model=vit_tiny_patch16_224",
+    "--model.image_size=8",
+    f"--model.args={json.dumps(VIT_ARGS)}",
+    "--optim.warmup_lr=0",
+    "--train.log_every_steps=1",
+    "--run.tensorboard=false",
+    "--run.experiment=tiny",
+)
+
+
+def create_cpu_runtime() -> Runtime:
+    """Native PyTorch on the host."""
+    return create_runtime(RuntimeSection(device="cpu"))
+
+
+def create_xla_runtime() -> Runtime:
+    """XLA, on the CPU where there is no TPU."""
+    return create_runtime(RuntimeSection(device="xla"))
+
+
+def create_vit(seed: int = 0, **args: object) -> nn.Module:
+    """A ViT of one block for 8 x 8 images of one channel."""
+    torch.manual_seed(seed)
+    section = ModelSection(name="vit_tiny_patch16_224", image_size=SIDE, args={**VIT_ARGS, **args})
+    return create_model(section, num_classes=CLASSES)
+
+
+class TinyConvNet(nn.Module):
+    """Convolution, BatchNorm and a linear head: weights, biases and all kinds of buffers."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, width, 3, padding=1)
+        self.norm = nn.BatchNorm2d(width)
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.conv(images))).mean(dim=(2, 3)))
+
+
+def create_batch(size: int = 16, seed: int = 0, valid: int | None = None) -> Batch:
+    """Random pixels and labels; examples from `valid` on are padding."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (size, SIDE, SIDE, 1), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, CLASSES, (size,), generator=generator, dtype=torch.int32)
+    mask = torch.arange(size) < (size if valid is None else valid)
+    return Batch(images, labels, mask, torch.where(mask, torch.arange(size), -1))
+
+
+def create_batches(count: int, size: int = 16) -> Iterator[Batch]:
+    """That many batches, each of another seed."""
+    return (create_batch(size, seed) for seed in range(count))
+
+
+def predict(model: nn.Module, batch: Batch) -> torch.Tensor:
+    """Logits [B, K] of a batch's pixels, scaled to 0..1."""
+    return model(batch.images.permute(0, 3, 1, 2).float() / 255)
+
+
+class ClassifyObjective:
+    """Cross-entropy against hard labels."""
+
+    def __init__(self) -> None:
+        self.losses = Objective()
+
+    def __call__(self, model: nn.Module, batch: Batch) -> object:
+        logits = predict(model, batch)
+        targets = nn.functional.one_hot(batch.labels.long(), CLASSES).float()
+        return self.losses(LossInputs(logits, targets, batch.labels, batch.mask))
+
+
+def create_state(
+    runtime: Runtime,
+    model: nn.Module,
+    section: OptimSection,
+    *,
+    total_steps: int = 8,
+    ema_decay: float | None = None,
+    accumulate_steps: int = 1,
+) -> TrainState:
+    """A train state on the runtime's device, its optimizer state made beforehand."""
+    ema = None if ema_decay is None else create_ema(model)
+    for module in (model, ema):
+        if module is not None:
+            runtime.prepare(module)
+    device_arguments = runtime.optimizer_arguments(section.name)
+    optimizer = create_optimizer(section, model, device_arguments=device_arguments)
+    runtime.prepare_optimizer(optimizer)
+    return TrainState(
+        model=model,
+        extra=nn.Module(),
+        optimizer=optimizer,
+        schedule=create_schedule(section, total_steps=total_steps, steps_per_epoch=total_steps),
+        ema=ema,
+        ema_decay=ema_decay or 0.0,
+        accumulate_steps=accumulate_steps,
+        max_grad_norm=section.max_grad_norm,
+    )
+
+
+def create_config(output_dir: Path, *flags: str, device: str = "cpu") -> RunConfig:
+    """A synthetic run's configuration."""
+    return load_config(create_argv(output_dir, *flags, device=device))
+
+
+def create_argv(output_dir: Path, *flags: str, device: str = "cpu") -> list[str]:
+    """The flags of a synthetic run."""
+    place = (f"--run.output_dir={output_dir}", f"--runtime.device={device}")
+    return [*SYNTHETIC, *place, *flags]
