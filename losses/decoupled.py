@@ -94,8 +94,9 @@ def compute_nkd(
     """
     teacher = as_constant(teacher_logits)
     student = upcast(student_logits)
-    target = split_log_probs(teacher, classes)[0].exp()
-    student_target = split_log_probs(student, classes)[0]
+    index = classes.long().unsqueeze(-1)
+    target = torch.softmax(teacher, dim=-1).gather(-1, index).squeeze(-1)
+    student_target = torch.log_softmax(student, dim=-1).gather(-1, index).squeeze(-1)
     probs = _get_other_probs(split_log_probs(teacher / temperature, classes)[2], classes)
     student_among = split_log_probs(student / temperature, classes)[2]
     others = -(probs * student_among).sum(dim=-1)

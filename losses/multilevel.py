@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from losses.standardise import standardise_logits
 from utils.errors import UserError
 
 BASE_TEMPERATURES = (3.0, 5.0)  # the reference's, beside its configured one
+SURE_MARGIN = 53 * math.log(2.0)  # where p rounds to 1 in float64
 WEAK_TEMPERATURES = (2.0, 6.0)  # in these the reference's strong sum sees the weak view
 
 
@@ -93,7 +96,8 @@ def compute_low_share(scores: Tensor, mask: Tensor) -> Tensor:
 def compute_low_confidence_shares(teacher_logits: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """[G] shares of examples and of classes whose teacher confidence is at most the median.
 
-    Examples rank by log(p / (1 - p)) of their best class, which still tells p = 1 - 1e-9 from 1.
+    Examples rank by log(p / (1 - p)) of their best class, so that float32 tells p = 1 - 1e-9 from
+    1 as the reference does; those whose p is 1 in float64 are equally sure.
 
     Args:
       teacher_logits: [G, g, K].
@@ -103,7 +107,7 @@ def compute_low_confidence_shares(teacher_logits: Tensor, mask: Tensor) -> tuple
     lowest = torch.finfo(logits.dtype).min
     best = logits.argmax(dim=-1, keepdim=True)
     others = torch.logsumexp(logits.scatter(-1, best, lowest), dim=-1)
-    margins = logits.gather(-1, best).squeeze(-1) - others
+    margins = (logits.gather(-1, best).squeeze(-1) - others).clamp(max=SURE_MARGIN)
     log_probs = torch.log_softmax(logits, dim=-1).masked_fill(~mask.unsqueeze(-1), lowest)
     class_mass = torch.logsumexp(log_probs, dim=1)
     every_class = torch.ones_like(class_mass, dtype=torch.bool)

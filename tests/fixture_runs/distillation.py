@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,9 @@ import torch
 from torch import Tensor
 
 from losses import Loss, LossInputs, Objective, SparseTeacher, create_loss
+
+# hundreds of tiny graphs that run once each: the same XLA program, less of LLVM's work on it
+QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -159,6 +163,8 @@ def _get_device(device: str) -> tuple[torch.device, Callable[[], Any]]:
     if device == "cpu":
         return torch.device("cpu"), lambda: None
     os.environ.setdefault("PJRT_DEVICE", "CPU")
+    if "torch_xla" not in sys.modules:
+        os.environ.setdefault("XLA_FLAGS", QUICK_COMPILATION)
     import torch_xla
 
     return torch_xla.device(), torch_xla.sync
