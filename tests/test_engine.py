@@ -330,17 +330,20 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_step(device):
 
 
 def test_a_run_that_exceeds_its_graph_budget_ends_and_names_the_step():
-    """The third batch has another size, which costs a second graph where one is allowed."""
+    """The third batch has another size: a graph more than the earlier run has compiled."""
     runtime = create_xla_runtime()
 
-    def batches(step: int) -> Iterator[Batch]:
-        yield from (create_batch(12), create_batch(12), create_batch(14), create_batch(12))
+    def run(sizes: tuple[int, ...], more_graphs: int) -> None:
+        state = create_state(runtime, TinyConvNet(5), SGD)
+        runtime.finish_step()
+        budget = runtime.counters()["graphs"] + more_graphs
+        hooks = create_hooks(lambda step: (create_batch(size) for size in sizes))
+        plan = create_plan(len(sizes), graph_budget=budget)
+        fit(state, plan, hooks, ClassifyObjective(), runtime)
 
-    state = create_state(runtime, TinyConvNet(5), SGD)
-    runtime.finish_step()
-    plan = create_plan(4, graph_budget=runtime.counters()["graphs"] + 1)
+    run((12, 12), more_graphs=4)
     with pytest.raises(GraphBudgetError, match=r"^train of step 3 compiled graph .*graph_budget"):
-        fit(state, plan, create_hooks(batches), ClassifyObjective(), runtime)
+        run((12, 12, 14, 12), more_graphs=0)
 
 
 def test_the_average_starts_as_a_copy_and_shares_nothing():

@@ -1,0 +1,338 @@
+"""Parameter groups, schedules by their closed forms, and optimizers whose state is made ahead."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from engine import Hooks, Plan, fit
+from optim_factory import (
+    PREPARABLE,
+    PROVEN,
+    check_optimizer_name,
+    create_optimizer,
+    create_schedule,
+)
+from tests.tiny_parts import (
+    CLASSES,
+    ClassifyObjective,
+    TinyConvNet,
+    create_batches,
+    create_cpu_runtime,
+    create_state,
+    create_vit,
+    create_xla_runtime,
+)
+from utils.config.sections import OptimSection
+from utils.errors import UserError
+
+BASE = OptimSection(lr=0.8, min_lr=0.1, warmup_lr=0.2, warmup_steps=4, weight_decay=0.3)
+
+
+def create_groups(model: nn.Module, **changes: object) -> dict[str, dict]:
+    """Parameter name -> the group it is in."""
+    optimizer = create_optimizer(BASE.model_copy(update=changes), model)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = {names[p]: group for group in optimizer.param_groups for p in group["params"]}
+    assert groups.keys() == set(names.values())
+    return groups
+
+
+def create_distilled_vit() -> nn.Module:
+    return timm.create_model(
+        "deit_tiny_distilled_patch16_224", img_size=8, patch_size=4, embed_dim=16, depth=2,
+        num_heads=2, num_classes=CLASSES,
+    )  # fmt: skip
+
+
+def create_convnext() -> nn.Module:
+    return timm.create_model(
+        "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=CLASSES
+    )
+
+
+# ---- groups
+
+
+def test_tokens_positions_biases_and_norms_of_a_vit_do_not_decay():
+    groups = create_groups(create_distilled_vit())
+    decaying = {name for name, group in groups.items() if group["weight_decay"] > 0}
+    matrices = ("patch_embed.proj", "attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "head",
+                "head_dist")  # fmt: skip
+    expected = {
+        name
+        for name in groups
+        if name.endswith(".weight") and name.removesuffix(".weight").endswith(matrices)
+    }
+    assert decaying == expected
+    assert {"cls_token", "dist_token", "pos_embed", "norm.weight"} <= groups.keys() - decaying
+    assert all(group["decays"] == (name in decaying) for name, group in groups.items())
+
+
+def test_norms_biases_and_layer_scale_of_a_conv_net_do_not_decay():
+    model = create_convnext()
+    groups = create_groups(model)
+    shapes = {name: p.ndim for name, p in model.named_parameters()}
+    assert any(name.endswith("gamma") for name in groups)
+    for name, group in groups.items():
+        expected = 0.3 if shapes[name] > 1 else 0.0
+        assert group["weight_decay"] == expected, name
+
+
+def test_layer_decay_scales_each_layer_by_a_power_of_its_distance_to_the_head():
+    decay = 0.5
+    groups = create_groups(create_distilled_vit(), layer_decay=decay)
+
+    def get_distance(name: str) -> int:
+        if name.startswith("head"):
+            return 0
+        if name.startswith(("blocks.1", "norm")):
+            return 1
+        return 2 if name.startswith("blocks.0") else 3
+
+    for name, group in groups.items():
+        assert group["lr_scale"] == pytest.approx(decay ** get_distance(name)), name
+        is_matrix = name.endswith("weight") and "norm" not in name
+        assert group["decays"] == is_matrix, name
+
+
+def test_layer_decay_reaches_the_optimizer_as_the_groups_learning_rate():
+    model = create_distilled_vit()
+    section = BASE.model_copy(update={"layer_decay": 0.5})
+    optimizer = create_optimizer(section, model)
+    schedule = create_schedule(section, total_steps=20, steps_per_epoch=5)
+    lrs, _ = schedule.values(4, optimizer)
+    scales = [group["lr_scale"] for group in optimizer.param_groups]
+    assert lrs == pytest.approx([0.8 * scale for scale in scales])
+    assert min(scales) == 0.125
+
+
+def test_layer_decay_needs_a_model_that_names_its_layers():
+    with pytest.raises(UserError, match=r"optim.layer_decay \(0.5\) needs .*TinyConvNet"):
+        create_groups(TinyConvNet(), layer_decay=0.5)
+
+
+def test_projections_of_losses_are_trained_without_layer_decay():
+    extra = nn.Linear(3, 3)
+    section = BASE.model_copy(update={"layer_decay": 0.5})
+    optimizer = create_optimizer(section, create_distilled_vit(), extra=extra)
+    for group in optimizer.param_groups:
+        if any(p is extra.weight for p in group["params"]):
+            assert group["lr_scale"] == 1.0
+            assert group["decays"]
+        if any(p is extra.bias for p in group["params"]):
+            assert not group["decays"]
+    listed = {p for group in optimizer.param_groups for p in group["params"]}
+    assert {extra.weight, extra.bias} <= listed
+
+
+# ---- schedules
+
+TOTAL, WARMUP, PER_EPOCH = 24, 4, 5
+
+
+def cosine(high: float, low: float, share: float) -> float:
+    return low + (high - low) * (1 + math.cos(math.pi * share)) / 2
+
+
+SHAPES = {
+    "constant": lambda s, step: 0.8,
+    "cosine": lambda s, step: cosine(0.8, 0.1, s),
+    "linear": lambda s, step: 0.8 - 0.7 * s,
+    "polynomial": lambda s, step: 0.1 + 0.7 * (1 - s) ** 3,
+    "step": lambda s, step: max(0.8 * 0.5 ** ((step >= 10) + (step >= 20)), 0.1),
+    "wsd": lambda s, step: 0.8 if s <= 0.6 else 0.8 - 0.7 * (s - 0.6) / 0.4,
+}
+
+
+def create_test_schedule(name: str, **changes: object):
+    values = {
+        "schedule": name, "power": 3.0, "decay_rate": 0.5, "decay_epochs": (2.0, 4.0),
+        "cooldown_fraction": 0.4, **changes,
+    }  # fmt: skip
+    section = BASE.model_copy(update=values)
+    return create_schedule(section, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_schedule_follows_its_closed_form_at_every_step(name):
+    schedule = create_test_schedule(name)
+    for step in range(TOTAL + 1):
+        if step < WARMUP:
+            expected = 0.2 + 0.6 * step / WARMUP
+        else:
+            expected = SHAPES[name]((step - WARMUP) / (TOTAL - WARMUP), step)
+        assert schedule.lr_at(step) == pytest.approx(expected, abs=1e-12), step
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_schedule_starts_at_the_warm_up_rate_and_peaks_after_it(name):
+    schedule = create_test_schedule(name)
+    assert schedule.lr_at(0) == pytest.approx(0.2)
+    assert schedule.lr_at(WARMUP) == pytest.approx(0.8)
+    ends = {"constant": 0.8, "step": 0.2}
+    assert schedule.lr_at(TOTAL) == pytest.approx(ends.get(name, 0.1))
+
+
+def test_every_schedule_of_the_configuration_is_tested_here():
+    field = OptimSection.model_fields["schedule"]
+    assert set(field.annotation.__args__) == set(SHAPES)
+
+
+def test_warm_up_in_epochs_is_as_many_steps():
+    schedule = create_test_schedule("constant", warmup_steps=None, warmup_epochs=1.6)
+    assert schedule.lr_at(7) == pytest.approx(0.2 + 0.6 * 7 / 8)
+    assert schedule.lr_at(8) == pytest.approx(0.8)
+
+
+def test_warm_up_of_no_step_starts_at_the_peak():
+    assert create_test_schedule("cosine", warmup_steps=0).lr_at(0) == pytest.approx(0.8)
+
+
+def test_warm_up_in_epochs_that_exceeds_the_steps_is_refused():
+    with pytest.raises(UserError, match=r"warmup_steps \(25\) exceeds the run's 24 steps"):
+        create_test_schedule("cosine", warmup_steps=None, warmup_epochs=5.0)
+
+
+def test_the_weight_decay_schedule_is_a_cosine_and_never_touches_no_decay_groups():
+    section = BASE.model_copy(update={"weight_decay": 0.04, "weight_decay_end": 0.4})
+    optimizer = create_optimizer(section, create_distilled_vit())
+    schedule = create_schedule(section, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
+    runtime = create_cpu_runtime()
+    for step in range(TOTAL):
+        runtime.set_hyperparameters(optimizer, *schedule.values(step, optimizer))
+        expected = cosine(0.04, 0.4, step / (TOTAL - 1))
+        for group in optimizer.param_groups:
+            wanted = expected if group["decays"] else 0.0
+            assert group["weight_decay"] == pytest.approx(wanted)
+    assert {group["decays"] for group in optimizer.param_groups} == {True, False}
+
+
+def test_a_weight_decay_that_begins_at_zero_still_has_groups_that_decay():
+    section = BASE.model_copy(update={"weight_decay": 0.0, "weight_decay_end": 0.4})
+    optimizer = create_optimizer(section, create_distilled_vit())
+    assert {group["decays"] for group in optimizer.param_groups} == {True, False}
+    schedule = create_schedule(section, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
+    _, decays = schedule.values(TOTAL - 1, optimizer)
+    assert max(decays) == pytest.approx(0.4)
+
+
+def test_no_decay_parameters_keep_their_values_without_gradients():
+    """A step with zero gradients moves what decays by lr * weight_decay, and nothing else."""
+    model = create_distilled_vit()
+    section = BASE.model_copy(update={"warmup_steps": 0, "schedule": "constant"})
+    optimizer = create_optimizer(section, model)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    groups = {p: group for group in optimizer.param_groups for p in group["params"]}
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    for name, parameter in model.named_parameters():
+        factor = 1 - 0.8 * 0.3 if groups[parameter]["decays"] else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * factor, msg=name)
+
+
+# ---- names and arguments
+
+
+def test_an_unknown_optimizer_is_refused_with_a_near_name():
+    with pytest.raises(UserError, match=r"optim.name 'adamww' .*did you mean 'adamw'"):
+        check_optimizer_name("adamww")
+
+
+@pytest.mark.parametrize("name", ["kron", "lookahead"])
+def test_an_optimizer_that_cannot_work_is_refused_with_its_reason(name):
+    with pytest.raises(UserError, match="is refused: it"):
+        check_optimizer_name(name)
+
+
+def test_an_optimizer_that_is_not_proven_warns(caplog):
+    check_optimizer_name("nadam")
+    assert "nadam is not proven on XLA" in caplog.text
+    caplog.clear()
+    for name in PROVEN:
+        check_optimizer_name(name)
+    assert caplog.text == ""
+
+
+def test_arguments_that_an_optimizer_does_not_take_are_refused():
+    with pytest.raises(UserError, match=r"optim.name 'adamw' refuses its arguments"):
+        create_groups(create_vit(), args={"no_such_thing": 1})
+
+
+# ---- state that is made before step 0
+
+
+@pytest.mark.parametrize("name", PREPARABLE)
+def test_prepared_state_gives_the_same_bits_as_lazy_state(name):
+    runtime = create_cpu_runtime()
+    section = BASE.model_copy(update={"name": name, "momentum": 0.9, "lr": 0.01})
+    models = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 6)) for _ in "ab"]
+    models[1].load_state_dict(models[0].state_dict())
+    optimizers = [create_optimizer(section, model) for model in models]
+    runtime.prepare_optimizer(optimizers[1])
+    generator = torch.Generator().manual_seed(1)
+    start = [p.detach().clone() for p in models[0].parameters()]
+    for step in range(5):
+        gradients = [torch.randn(p.shape, generator=generator) for p in models[0].parameters()]
+        for model, optimizer in zip(models, optimizers, strict=True):
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter.grad = gradient.clone()
+            runtime.optimizer_step(optimizer)
+        for lazy, prepared in zip(models[0].parameters(), models[1].parameters(), strict=True):
+            assert torch.equal(lazy, prepared), f"step {step}"
+    moved = [not torch.equal(a, b) for a, b in zip(start, models[0].parameters(), strict=True)]
+    assert all(moved)
+
+
+@pytest.mark.parametrize("name", PREPARABLE)
+def test_preparing_the_state_leaves_the_parameters_alone(name):
+    runtime, model = create_cpu_runtime(), create_vit()
+    before = [p.detach().clone() for p in model.parameters()]
+    section = BASE.model_copy(update={"name": name, "lr": 1.0})
+    runtime.prepare_optimizer(create_optimizer(section, model))
+    for old, new in zip(before, model.parameters(), strict=True):
+        assert torch.equal(old, new)
+        assert new.grad is None
+
+
+# Their first step holds a number that is special there alone: Adafactor's beta2 is 0, and LAMB's
+# bias correction equals another of its numbers. That is one more graph, at step 0.
+SPECIAL_FIRST_STEP = ("lamb", "adafactor")
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_a_proven_optimizer_compiles_nothing_after_its_first_steps_and_reads_nothing(name):
+    """Eight steps whose warm-up starts at a learning rate of 0 and whose schedule ends at 0."""
+    runtime, steps, lines = create_xla_runtime(), 8, []
+    section = OptimSection(
+        name=name, lr=1e-2, min_lr=0.0, warmup_lr=0.0, warmup_steps=3, schedule="linear",
+        weight_decay=0.05, weight_decay_end=0.2, max_grad_norm=1.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = TinyConvNet(7)
+    start = model.conv.weight.detach().clone()
+    state = create_state(runtime, model, section, total_steps=steps, ema_decay=0.9)
+    plan = Plan(steps, steps, 2, steps, steps, 0, runtime.counters()["graphs"] + 8)
+    hooks = Hooks(
+        batches=lambda step: create_batches(steps),
+        evaluate=lambda state: {"top1": 0.0},
+        write=lambda step, scalars: lines.append(scalars),
+        save=lambda state, best: None,
+        global_batch_size=16,
+    )
+    before = runtime.counters()
+    fit(state, plan, hooks, ClassifyObjective(), runtime)
+    after = runtime.counters()
+    logs = [line for line in lines if "graphs_train" in line and "eval_top1" not in line]
+    assert len(logs) == steps // 2
+    assert logs[-1]["graphs_train"] <= 1 + (name in SPECIAL_FIRST_STEP)
+    assert logs[-1]["graphs_train"] == logs[0]["graphs_train"]
+    assert [line["host_reads"] for line in logs] == [0] * len(logs)
+    assert after["host_reads"] == before["host_reads"]
+    assert after["host_ops"] == before["host_ops"]
+    assert not torch.equal(start, state.model.conv.weight.detach().cpu())
