@@ -11,7 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -191,51 +191,56 @@ def run(runtime: Runtime, task: Task) -> None:
     if task.config.run.eval_only:
         evaluate_checkpoint(runtime, task)
         return
+    started = time.time()
+    parts = build_parts(runtime, task)
+    _check_teachers(runtime, task, parts)
     is_writer = runtime.rank == 0
     if is_writer:
-        _begin_run(task, runtime)
+        _begin_run(runtime, task, parts, started)
     try:
-        outcome = train(runtime, task)
+        outcome = train(runtime, task, parts)
     except BaseException as error:
         if is_writer:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             reason = f"{type(error).__name__}: {error}"
             task.run.update(status=status, reason=reason, ended=time.time())
         raise
+    finally:
+        parts.close()
     if is_writer:
         task.run.update(status="complete", ended=time.time(), final=outcome)
         get_logger().info("complete: %s", task.run.path)
 
 
-def _begin_run(task: Task, runtime: Runtime) -> None:
-    facts = {"environment": {**get_environment(), **runtime.describe()}}
+def _begin_run(runtime: Runtime, task: Task, parts: Parts, started: float) -> None:
+    """Write the run's first facts, once every part has been built."""
+    facts = {
+        "environment": {**get_environment(), **runtime.describe()},
+        "teachers": parts.teacher_metrics,
+    }
     if task.checkpoint is None:
+        facts["started"] = started
         text = dump_config(task.config)
         begin(task.run, text, facts, overwrite=task.config.run.overwrite)
     else:
-        task.run.update(status="running", resumed=time.time(), **facts)
+        task.run.update(status="running", resumed=started, **facts)
 
 
-def train(runtime: Runtime, task: Task) -> dict[str, Any]:
+def train(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
     """Train to the end, export the student and evaluate it on the test split."""
     from engine import fit
 
-    parts = build_parts(runtime, task)
+    hooks, close = create_hooks(runtime, task, parts)
+    began = time.perf_counter()
     try:
-        _check_teachers(runtime, task, parts)
-        hooks, close = create_hooks(runtime, task, parts)
-        began = time.perf_counter()
-        try:
-            metrics = fit(parts.state, parts.plan, hooks, parts.objective, runtime)
-        finally:
-            close()
-        outcome = {"train_s": time.perf_counter() - began, "steps": parts.state.step}
-        outcome |= {f"eval_{name}": value for name, value in metrics.items()}
-        if task.config.data.test_split:
-            outcome |= _evaluate_test(runtime, task, parts)
-        _finish(runtime, task, parts)
+        metrics = fit(parts.state, parts.plan, hooks, parts.objective, runtime)
     finally:
-        parts.close()
+        close()
+    outcome = {"train_s": time.perf_counter() - began, "steps": parts.state.step}
+    outcome |= {f"eval_{name}": value for name, value in metrics.items()}
+    if task.config.data.test_split:
+        outcome |= _evaluate_test(runtime, task, parts)
+    _finish(runtime, task, parts)
     return {**outcome, **runtime.counters(), "parameters": parts.count_parameters()}
 
 
@@ -250,6 +255,7 @@ class Parts:
     train_loader: Loader
     eval_loader: Loader
     view: View
+    teacher_metrics: list[dict[str, float]] = field(default_factory=list)
 
     def count_parameters(self) -> int:
         """Trainable numbers of the student."""
@@ -475,8 +481,7 @@ def _check_teachers(runtime: Runtime, task: Task, parts: Parts) -> None:
                 f"than chance ({limit:.2f}); check its weights and the preprocessing, or set "
                 "distill.allow_weak_teacher"
             )
-        if runtime.rank == 0:
-            task.run.update(teacher={"top1": metrics["top1"], "loss": metrics["loss"]})
+        parts.teacher_metrics.append(metrics)
 
 
 def _evaluate_test(runtime: Runtime, task: Task, parts: Parts) -> dict[str, float]:
