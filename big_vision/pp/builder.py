@@ -44,7 +44,7 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
         import tensorflow as tf
 
         data = dict(data)
-        example = tf.stack([tf.cast(epoch, tf.int64), tf.cast(index, tf.int64)])
+        example = tf.stack([_to_int64(epoch), _to_int64(index)])
         for position, op in enumerate(ops):
             data = op(data, Randomness(seed, position, example))
         return data
@@ -88,3 +88,9 @@ def build_op(section: Section) -> Apply:
     if section.text[0].isspace():
         raise ValueError(f"Syntax error on: {section.text}")
     return op
+
+
+def _to_int64(number: Any) -> Any:
+    import tensorflow as tf
+
+    return tf.cast(number, tf.int64) if tf.is_tensor(number) else tf.constant(number, tf.int64)

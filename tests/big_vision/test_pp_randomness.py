@@ -81,6 +81,15 @@ def test_seed_epoch_index_and_position_each_change_the_pixels(spec, image):
     assert count_equal(shifted, base) < most
 
 
+def test_numbers_beyond_32_bits_are_told_apart(image):
+    from big_vision.pp.builder import get_preprocess_fn
+
+    preprocess = get_preprocess_fn("random_crop(8)")
+    far = 2**32
+    crops = [preprocess({"image": image}, index=i)["image"].numpy() for i in (0, far, far + 1)]
+    assert len({crop.tobytes() for crop in crops}) == 3
+
+
 def test_two_ops_of_one_string_draw_independently(image):
     import tensorflow as tf
 
