@@ -11,7 +11,7 @@ after the runtime; `describe_dataset` needs none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -211,6 +211,13 @@ class Loader:
         if self.num_examples - start < self.global_batch_size:
             epoch, start = epoch + 1, 0
         return self._training_batches(epoch, start)
+
+    def load_examples(self, indices: Sequence[int], epoch: int = 0) -> Batch:
+        """The named examples of the split, with the augmentation of that epoch; for inspection."""
+        raw = self._reader.read_examples(np.asarray(indices, np.int64), epoch)
+        labels, index = torch.from_numpy(raw["label"]), torch.from_numpy(raw["index"])
+        mask = torch.ones(len(labels), dtype=torch.bool)
+        return Batch(torch.from_dlpack(raw["image"]), labels, mask, index, self._get_ids(index))
 
     def advance(self, position: Position) -> Position:
         """The position after one more global training batch."""

@@ -84,6 +84,12 @@ class TensorFlowReader:
 
         return self._iterate(self._evaluation, get_indices, 0)
 
+    def read_examples(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        """One batch of the given examples, as they look in that epoch."""
+        examples = self._pipeline.process(self._open_examples(indices, epoch))
+        batch = next(iter(examples.batch(len(indices))))
+        return {k: v if k == "image" else v.numpy() for k, v in batch.items()}
+
     def close(self) -> None:
         """Let go of the datasets."""
         self._evaluation = None

@@ -62,6 +62,10 @@ class SyntheticReader:
         """One ordered pass over this shard's blocks; the last batch may be short."""
         yield from self._cut(get_evaluation_blocks(self.num_examples, self._shard))
 
+    def read_examples(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+        """One batch of the given examples; they look alike in every epoch."""
+        return self._load(indices)
+
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         """`synthetic__42`."""
         return tuple(f"synthetic__{index}" for index in indices)
@@ -79,9 +83,11 @@ class SyntheticReader:
     def _cut(self, order: np.ndarray) -> Iterator[dict[str, Any]]:
         size = self._shard.rank_batch_size
         for begin in range(0, len(order), size):
-            indices = order[begin : begin + size]
-            yield {
-                "image": self._patterns[torch.from_numpy(indices % _PATTERNS)],
-                "label": (indices % self._shape.num_classes).astype(np.int32),
-                "index": indices,
-            }
+            yield self._load(order[begin : begin + size])
+
+    def _load(self, indices: np.ndarray) -> dict[str, Any]:
+        return {
+            "image": self._patterns[torch.from_numpy(indices % _PATTERNS)],
+            "label": (indices % self._shape.num_classes).astype(np.int32),
+            "index": indices,
+        }

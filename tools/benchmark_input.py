@@ -1,0 +1,419 @@
+"""Images per second and core: this pipeline, timm's loader, and JPEG decoding alone.
+
+    python tools/benchmark_input.py --json input.json
+    python tools/benchmark_input.py --images /data/some/jpegs --rounds 5
+
+All three read the same JPEGs (made here, ImageNet-like, where none are given), on the same one
+core, in turns, and give random-resized crops as uint8 batches:
+
+  pipeline   datasets.create_loader on a TFRecord dataset of the files, exact order
+  timm       timm.data.create_loader in this process (no worker, no colour jitter, uint8 collate)
+  decode     tf.image.decode_and_crop_jpeg alone, on bytes in memory, boxes drawn beforehand
+
+What counts is CPU time per image (user and system, all threads); the medians of the rounds are
+compared. `--startup` also measures the first batch, a resume in mid-epoch and memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from utils.errors import EXIT_USER_ERROR, UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+MODES = ("pipeline", "timm", "decode")
+# What the project promises, as ratios of CPU time per image.
+MIN_OVER_TIMM = 2.5
+MIN_OF_DECODE = 0.55
+_JPEG_SIZE = (500, 375)
+_JPEG_QUALITY = 93
+_JPEG_NOISE = 22
+_SPLIT = "train"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    arguments = create_parser().parse_args(argv)
+    if arguments.child:
+        return _serve(arguments)
+    try:
+        with tempfile.TemporaryDirectory(prefix="benchmark_input_") as work:
+            result = run_benchmark(arguments, Path(work))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    print_result(result)
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
+    return 0
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--images", default="", help="folder of JPEGs, searched deeply")
+    parser.add_argument("--num-images", type=int, default=1024, help="images to use (default 1024)")
+    parser.add_argument("--size", type=int, default=224, help="side of the crops (default 224)")
+    parser.add_argument("--batch", type=int, default=128, help="images of a batch (default 128)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
+    parser.add_argument(
+        "--startup",
+        action="store_true",
+        help="also: first batch, resume and memory over --startup-records records (5.5 GB of disk)",
+    )
+    parser.add_argument("--startup-records", type=int, default=50_000, help=argparse.SUPPRESS)
+    parser.add_argument("--json", default="", metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--work", default="", help=argparse.SUPPRESS)
+    return parser
+
+
+def run_benchmark(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Prepare files, measure the modes in turns, and give medians and ratios."""
+    folder = work / "folder" / _SPLIT / "jpeg"
+    folder.mkdir(parents=True)
+    mean_bytes = _collect_jpegs(arguments, folder)
+    _prepare(work, folder)
+    rounds = _measure_in_turns(arguments, work)
+    modes = {mode: summarise(rounds[mode]) for mode in MODES}
+    cpu = {mode: modes[mode]["median"] for mode in MODES}
+    result: dict[str, Any] = {
+        "machine": {"cpu": _get_cpu_name(), "cores": len(os.sched_getaffinity(0))},
+        "images": {"count": arguments.num_images, "mean_kb": round(mean_bytes / 1000, 1)},
+        "size": arguments.size,
+        "rounds": arguments.rounds,
+        "cpu_ms_per_image": modes,
+        "pipeline_over_timm": cpu["timm"] / cpu["pipeline"],
+        "pipeline_of_decode": cpu["decode"] / cpu["pipeline"],
+        "required": {"pipeline_over_timm": MIN_OVER_TIMM, "pipeline_of_decode": MIN_OF_DECODE},
+    }
+    if arguments.startup:
+        result["startup"] = _measure_startup(arguments, work, folder)
+    return result
+
+
+def summarise(cpu_ms: Sequence[float]) -> dict[str, float]:
+    """Minimum, median and maximum of CPU milliseconds per image, and the median's images/s."""
+    median = statistics.median(cpu_ms)
+    return {
+        "min": min(cpu_ms),
+        "median": median,
+        "max": max(cpu_ms),
+        "images_per_core_s": 1e3 / median,
+    }
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The table for people."""
+    machine, images = result["machine"], result["images"]
+    print(
+        f"{machine['cpu']}, one core; {images['count']} JPEGs of {images['mean_kb']} kB, "
+        f"{result['size']} px, {result['rounds']} rounds"
+    )
+    print(f"{'':10s} {'CPU ms/image (min median max)':>32s} {'images/core/s':>14s}")
+    for mode, cpu in result["cpu_ms_per_image"].items():
+        numbers = f"{cpu['min']:.3f} {cpu['median']:.3f} {cpu['max']:.3f}"
+        print(f"{mode:10s} {numbers:>32s} {cpu['images_per_core_s']:14.0f}")
+    for key, name in (("pipeline_over_timm", "timm's"), ("pipeline_of_decode", "decode's")):
+        required = result["required"][key]
+        verdict = "reached" if result[key] >= required else "MISSED"
+        print(f"{name} CPU time / pipeline's: {result[key]:.2f} (at least {required}: {verdict})")
+    for name, values in result.get("startup", {}).items():
+        print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in values.items()))
+
+
+def create_jpeg(number: int) -> bytes:
+    """A photograph-like JPEG, 500x375, about 110 kB: detail at all scales, and grain."""
+    import io
+
+    from PIL import Image
+
+    width, height = _JPEG_SIZE
+    rng = np.random.RandomState(number)
+    picture = np.zeros((height, width, 3), np.float32)
+    for octave in range(7):
+        side = 3 << octave
+        coarse = rng.randint(0, 256, (side, side * 4 // 3, 3)).astype(np.uint8)
+        fine = Image.fromarray(coarse).resize(_JPEG_SIZE, Image.Resampling.BICUBIC)
+        picture += (np.asarray(fine, np.float32) - 128) * 0.75**octave
+    picture += rng.normal(0, _JPEG_NOISE, (height, width, 1))
+    pixels = np.clip(picture * 0.5 + 128, 0, 255).astype(np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=_JPEG_QUALITY)
+    return buffer.getvalue()
+
+
+def _collect_jpegs(arguments: argparse.Namespace, folder: Path) -> float:
+    """Fill the folder with JPEGs; their mean size in bytes."""
+    from tqdm import tqdm
+
+    found: list[Path] = []
+    if arguments.images:
+        suffixes = {".jpg", ".jpeg"}
+        files = sorted(Path(arguments.images).rglob("*"))
+        found = [p for p in files if p.suffix.lower() in suffixes][: arguments.num_images]
+        if not found:
+            raise UserError(f"--images ({arguments.images}) holds no .jpg or .jpeg; name a folder")
+    total = 0
+    for number in tqdm(range(arguments.num_images), desc="JPEGs", disable=None):
+        path = folder / f"{number:06d}.jpg"
+        data = found[number % len(found)].read_bytes() if found else create_jpeg(number)
+        path.write_bytes(data)
+        total += len(data)
+    return total / arguments.num_images
+
+
+def _prepare(work: Path, folder: Path) -> None:
+    """The same files as a TFDS dataset, in a process of its own."""
+    program = [sys.executable, str(ROOT / "tools" / "prepare_dataset.py"), "folder"]
+    program += [str(folder.parents[1]), "--out", str(work / "tfds"), "--name", "jpegs"]
+    _check_child(subprocess.run(program, capture_output=True, text=True))
+
+
+def _check_child(result: subprocess.CompletedProcess[str]) -> str:
+    if result.returncode:
+        raise RuntimeError(f"{result.args[1]} failed:\n{result.stderr[-4000:]}")
+    return result.stdout
+
+
+def _measure_in_turns(arguments: argparse.Namespace, work: Path) -> dict[str, list[float]]:
+    """One process for each mode; each runs its round while the others wait."""
+    children = {mode: _start_child(arguments, work, mode) for mode in MODES}
+    rounds: dict[str, list[float]] = {mode: [] for mode in MODES}
+    try:
+        for number in range(arguments.rounds + 1):
+            for mode, child in children.items():
+                measured = _ask(mode, child)
+                # The first round warms up.
+                if number:
+                    rounds[mode].append(measured)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+    return rounds
+
+
+def _ask(mode: str, child: subprocess.Popen[str]) -> float:
+    """CPU milliseconds per image in one round of a child."""
+    assert child.stdin and child.stdout and child.stderr
+    try:
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        return json.loads(child.stdout.readline())
+    except (BrokenPipeError, ValueError) as error:
+        log = child.stderr.read()[-4000:]
+        raise RuntimeError(f"the process of {mode} died:\n{log}") from error
+
+
+def _start_child(arguments: argparse.Namespace, work: Path, mode: str) -> subprocess.Popen[str]:
+    program = [sys.executable, str(Path(__file__).resolve()), "--child", mode]
+    program += ["--work", str(work), "--num-images", str(arguments.num_images)]
+    program += ["--size", str(arguments.size), "--batch", str(arguments.batch)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = os.environ | {"XDG_CACHE_HOME": str(work / "cache"), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return subprocess.Popen(program, text=True, env=environment, **pipes)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    """One mode's process: a measured round for every line that comes in."""
+    if arguments.child.startswith("startup"):
+        print(json.dumps(_STARTUP[arguments.child](arguments)))
+        return 0
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    import torch
+
+    torch.set_num_threads(1)
+    run_round = _CHILDREN[arguments.child](arguments)
+    cpu = time.process_time()
+    for _ in sys.stdin:
+        images = run_round()
+        # Batches that are prepared while the others run count in the next round.
+        now = time.process_time()
+        print(json.dumps(1e3 * (now - cpu) / images), flush=True)
+        cpu = now
+    return 0
+
+
+def _create_pipeline(arguments: argparse.Namespace) -> Callable[[], int]:
+    """Rounds over the project's loader; it runs on across them."""
+    loader = _create_loader(arguments, "jpegs")
+    batches = iter(loader.batches())
+
+    def run_round() -> int:
+        images = 0
+        for _ in range(loader.batches_per_epoch):
+            images += len(next(batches).images)
+        return images
+
+    return run_round
+
+
+def _create_loader(arguments: argparse.Namespace, name: str, **data: Any) -> Any:
+    from types import SimpleNamespace
+
+    from datasets import create_loader
+    from utils.config.sections import DataSection, TrainSection
+
+    section = DataSection(
+        name=name,
+        root=str(Path(arguments.work) / "tfds"),
+        train_pp=f"decode_jpeg_and_inception_crop({arguments.size})|flip_lr|value_range(-1, 1)",
+        global_batch_size=arguments.batch,
+        prefetch_batches=1,
+        **data,
+    )
+    config = SimpleNamespace(data=section, train=TrainSection(), model=None)
+    return create_loader(config, "train")
+
+
+def _create_timm(arguments: argparse.Namespace) -> Callable[[], int]:
+    """Rounds over timm's loader with the same crop and flip, up to its uint8 batch."""
+    import torch
+    from timm.data import create_dataset, create_loader
+
+    folder = str(Path(arguments.work) / "folder" / _SPLIT)
+    loader = create_loader(
+        create_dataset("", root=folder),
+        input_size=(3, arguments.size, arguments.size),
+        batch_size=arguments.batch,
+        is_training=True,
+        use_prefetcher=True,
+        color_jitter=0.0,
+        interpolation="bilinear",
+        scale=(0.05, 1.0),
+        ratio=(0.75, 1.33),
+        num_workers=0,
+        persistent_workers=False,
+        device=torch.device("cpu"),
+        pin_memory=False,
+    )
+    # Inside its prefetcher, which would normalise in float32: batches as they reach torch.
+    batches = loader.loader
+
+    def run_round() -> int:
+        return sum(len(images) for images, _ in batches)
+
+    return run_round
+
+
+def _create_decode(arguments: argparse.Namespace) -> Callable[[], int]:
+    """Rounds of nothing but tf.image.decode_and_crop_jpeg."""
+    from big_vision.input.tensorflow_setup import import_tensorflow
+
+    tf = import_tensorflow()
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    jobs = list(_draw_windows(tf, Path(arguments.work) / "folder" / _SPLIT / "jpeg"))
+
+    def run_round() -> int:
+        for data, window in jobs:
+            tf.image.decode_and_crop_jpeg(data, window, channels=3)
+        return len(jobs)
+
+    return run_round
+
+
+def _draw_windows(tf: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
+    """Encoded images and boxes as the pipeline's crop draws them."""
+    for number, path in enumerate(sorted(folder.iterdir())):
+        data = tf.constant(path.read_bytes())
+        begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
+            tf.io.extract_jpeg_shape(data),
+            tf.zeros([1, 0, 4]),
+            seed=[0, number],
+            min_object_covered=0,
+            area_range=(0.05, 1.0),
+            aspect_ratio_range=(0.75, 1.33),
+            use_image_if_no_bounding_boxes=True,
+        )
+        yield data, tf.concat([begin[:2], size[:2]], axis=0)
+
+
+def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) -> dict[str, Any]:
+    """First batch, resume and memory on many records, each order in a process of its own."""
+    many = work / "many" / _SPLIT / "jpeg"
+    many.mkdir(parents=True)
+    files = sorted(folder.iterdir())
+    for number in range(arguments.startup_records):
+        os.link(files[number % len(files)], many / f"{number:06d}.jpg")
+    program = [sys.executable, str(ROOT / "tools" / "prepare_dataset.py"), "folder"]
+    program += [str(work / "many"), "--out", str(work / "tfds"), "--name", "many"]
+    _check_child(subprocess.run(program, capture_output=True, text=True))
+    results = {}
+    for name in _STARTUP:
+        child = [sys.executable, str(Path(__file__).resolve()), "--child", name]
+        child += ["--work", str(work), "--size", str(arguments.size)]
+        child += ["--batch", str(arguments.batch)]
+        environment = os.environ | {"XDG_CACHE_HOME": str(work / "cache")}
+        done = subprocess.run(child, capture_output=True, text=True, env=environment)
+        results[name.removeprefix("startup_")] = json.loads(_check_child(done).splitlines()[-1])
+    return results
+
+
+def _start_order(arguments: argparse.Namespace, order: str) -> dict[str, float]:
+    from big_vision.input.tensorflow_setup import import_tensorflow
+    from datasets import Position
+
+    import_tensorflow()
+    import tensorflow_datasets  # noqa: F401  imports are not what is measured
+
+    def get_first(position: Position) -> float:
+        start = time.perf_counter()
+        loader = _create_loader(arguments, "many", order=order)
+        next(loader.batches(position))
+        return time.perf_counter() - start
+
+    before = _get_peak_gib()
+    with_index = get_first(Position())
+    first = get_first(Position())
+    middle = Position(0, 50_000 // arguments.batch // 2 * arguments.batch)
+    return {
+        "first_batch_and_index_s": with_index,
+        "first_batch_s": first,
+        "resume_s": get_first(middle),
+        "memory_gib": _get_peak_gib() - before,
+    }
+
+
+def _get_peak_gib() -> float:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
+
+
+def _get_cpu_name() -> str:
+    lines = Path("/proc/cpuinfo")
+    if lines.exists():
+        for line in lines.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+_CHILDREN = {"pipeline": _create_pipeline, "timm": _create_timm, "decode": _create_decode}
+_STARTUP = {
+    "startup_exact": lambda arguments: _start_order(arguments, "exact"),
+    "startup_sharded": lambda arguments: _start_order(arguments, "sharded"),
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The flags that the two loader checks share, and the configuration that they make."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from utils.errors import UserError
+
+_MODES = ("train", "eval")
+
+
+def add_loader_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what describes a dataset and how it is read."""
+    add = parser.add_argument
+    add("--data-dir", required=True, help="directory that holds the dataset")
+    add("--dataset", default="", help="TFDS name; default: the only one in --data-dir")
+    add("--source", default="tfds", choices=("tfds", "folder"), help="kind of dataset")
+    add("--split", default="train", help="split to read, slicing allowed (default train)")
+    add(
+        "--mode",
+        choices=_MODES,
+        help="endless shuffled batches, or one ordered pass; default: train where the split's name "
+        "begins with train",
+    )
+    add(
+        "--train-pp",
+        default="decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
+        help="preprocessing string of --mode train (default %(default)s)",
+    )
+    add(
+        "--eval-pp",
+        default="decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
+        help="preprocessing string of --mode eval (default %(default)s)",
+    )
+    add("--batch", type=int, default=128, help="global batch size (default 128)")
+    add("--seed", type=int, default=0, help="seed of order and augmentation (default 0)")
+    add("--prefetch", type=int, default=2, help="batches prepared ahead (default 2)")
+    add(
+        "--private-threadpool-size",
+        "--num-parallel-calls",
+        dest="threads",
+        type=int,
+        default=0,
+        help="threads of the pipeline: pool and parallel calls are one number here; 0: one a core",
+    )
+    add("--order", default="auto", choices=("auto", "exact", "sharded"), help="as data.order")
+    add(
+        "--shuffle-buffer",
+        type=int,
+        default=0,
+        help="examples of the shuffle buffer; implies --order sharded (default: data.shuffle_gib)",
+    )
+
+
+def create_config(arguments: argparse.Namespace) -> tuple[SimpleNamespace, str]:
+    """The sections that `create_loader` reads, and the role to open."""
+    from utils.config.sections import DataSection, TrainSection
+
+    role = arguments.mode or ("train" if arguments.split.startswith("train") else "eval")
+    values: dict[str, Any] = {
+        "source": arguments.source,
+        "name": _find_name(arguments),
+        "root": arguments.data_dir,
+        "train_split": arguments.split,
+        "eval_split": arguments.split,
+        "train_pp": arguments.train_pp,
+        "eval_pp": arguments.eval_pp,
+        "global_batch_size": arguments.batch,
+        "prefetch_batches": arguments.prefetch,
+        "threads": arguments.threads,
+        "order": arguments.order,
+        "return_id": True,
+    }
+    if arguments.shuffle_buffer:
+        values |= {"order": "sharded", "shuffle_gib": _get_buffer_gib(arguments, values)}
+    data = DataSection(**values)
+    return SimpleNamespace(data=data, train=TrainSection(seed=arguments.seed), model=None), role
+
+
+def _find_name(arguments: argparse.Namespace) -> str:
+    """The dataset's name, given or the only one that is there."""
+    if arguments.dataset or arguments.source == "folder":
+        return arguments.dataset
+    root = Path(arguments.data_dir)
+    if "://" in arguments.data_dir or (root / "dataset_info.json").exists() or not root.is_dir():
+        return ""
+    names = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name != "downloads")
+    if len(names) != 1:
+        found = ", ".join(names) or "nothing"
+        raise UserError(f"--data-dir ({root}) holds {found}; choose one dataset with --dataset")
+    return names[0]
+
+
+def _get_buffer_gib(arguments: argparse.Namespace, values: dict[str, Any]) -> float:
+    """The bytes that hold --shuffle-buffer examples."""
+    from big_vision.input.catalog import load_tfds_catalog
+
+    if arguments.source != "tfds":
+        raise UserError("--shuffle-buffer is for --source tfds; files of a folder are not buffered")
+    catalog = load_tfds_catalog(values["root"], values["name"])
+    selection = catalog.select(arguments.split, "label", "--split")
+    # The loader holds two windows; a hair more, so that rounding does not lose an example.
+    return (arguments.shuffle_buffer + 0.5) * selection.mean_record_bytes / (1 << 30)

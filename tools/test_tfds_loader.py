@@ -1,0 +1,147 @@
+"""Shows what the input pipeline delivers: samples, throughput, and a contact sheet to look at.
+
+    python tools/test_tfds_loader.py --data-dir data --split train --num-samples 8 --time-it
+    python tools/test_tfds_loader.py --data-dir data --save-grid sheet.png --views 6 \\
+        --train-pp "decode|resize(64)|randaug(2, 10)|value_range(-1, 1)"
+
+The contact sheet has a row for each sample and a column for each epoch: the same example as
+training sees it time after time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.loader_arguments import add_loader_arguments, create_config
+from utils.errors import EXIT_USER_ERROR, UserError
+
+_GAP = 4
+_MIN_CELL = 96
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    arguments = create_parser().parse_args(argv)
+    try:
+        run(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    return 0
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_loader_arguments(parser)
+    add = parser.add_argument
+    add("--num-samples", type=int, default=8, help="samples to print and show (default 8)")
+    add("--views", type=int, default=4, help="epochs of each sample on the sheet (default 4)")
+    add("--save-grid", default="", metavar="PNG", help="where to save the contact sheet")
+    add("--time-it", action="store_true", help="measure throughput")
+    add("--num-loops", type=int, default=3, help="timed loops (default 3)")
+    add("--loop-batches", type=int, default=50, help="batches of a timed loop (default 50)")
+    add("--world-size", type=int, default=1, help="input processes (default 1)")
+    add("--rank", type=int, default=0, help="which of them this is (default 0)")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Open the loader, print, measure and draw."""
+    from datasets import create_loader
+
+    config, role = create_config(arguments)
+    loader = create_loader(config, role, shard=(arguments.rank, arguments.world_size))
+    print(
+        f"{config.data.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
+        f"examples, {loader.num_classes} classes, order {loader.order}, "
+        f"{loader.batches_per_epoch} batches of {loader.global_batch_size} "
+        f"({loader.rank_batch_size} on rank {arguments.rank} of {arguments.world_size})"
+    )
+    mean, std = loader.normalisation
+    print(f"on the device: (images - {_format(mean)}) / {_format(std)}")
+    batch = next(iter(loader.batches()))
+    print_samples(batch, loader, arguments.num_samples)
+    if arguments.time_it:
+        for line in measure(loader, arguments.num_loops, arguments.loop_batches):
+            print(line)
+    if arguments.save_grid:
+        indices = batch.indices[batch.mask][: arguments.num_samples].tolist()
+        views = [loader.load_examples(indices, epoch) for epoch in range(arguments.views)]
+        save_grid(views, Path(arguments.save_grid))
+        print(f"contact sheet: {arguments.save_grid}")
+    loader.close()
+
+
+def print_samples(batch: Any, loader: Any, count: int) -> None:
+    """A line for each of the first samples."""
+    for number in range(min(count, int(batch.mask.sum()))):
+        image, label = batch.images[number], int(batch.labels[number])
+        name = f" ({loader.class_names[label]})" if loader.class_names else ""
+        print(
+            f"  {batch.ids[number]}: shape {tuple(image.shape)}, {str(image.dtype)[6:]}, "
+            f"range {int(image.min())}..{int(image.max())}, label {label}{name}"
+        )
+
+
+def measure(loader: Any, loops: int, loop_batches: int) -> list[str]:
+    """Images per second of this rank, loop by loop, after one loop to warm up."""
+    batches = iter(loader.batches())
+    speeds = []
+    for _ in range(loops + 1):
+        start, images = time.perf_counter(), 0
+        for _ in range(loop_batches):
+            batch = next(batches, None)
+            if batch is None:
+                # One pass has ended: evaluation starts over.
+                batches = iter(loader.batches())
+                batch = next(batches)
+            images += int(batch.mask.sum())
+        speeds.append(images / (time.perf_counter() - start))
+    timed = speeds[1:] or speeds
+    lines = [f"  loop {number}: {speed:.0f} images/s" for number, speed in enumerate(timed)]
+    median = statistics.median(timed)
+    summary = f"images/s: min {min(timed):.0f}, median {median:.0f}, max {max(timed):.0f}"
+    return [*lines, summary]
+
+
+def save_grid(views: Sequence[Any], path: Path) -> None:
+    """A PNG with a row for each sample and a column for each view."""
+    from PIL import Image, ImageDraw
+
+    height, width = views[0].images.shape[1:3]
+    scale = max(1, _MIN_CELL // max(height, width))
+    cell = (width * scale, height * scale)
+    rows, caption = len(views[0].labels), 14
+    step = (cell[0] + _GAP, cell[1] + _GAP + caption)
+    sheet = Image.new("RGB", (len(views) * step[0] + _GAP, rows * step[1] + _GAP), "white")
+    draw = ImageDraw.Draw(sheet)
+    for column, view in enumerate(views):
+        for row, image in enumerate(view.images):
+            pixels = image.numpy()
+            pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels[..., :3]
+            picture = Image.fromarray(pixels).convert("RGB").resize(cell, Image.Resampling.NEAREST)
+            corner = (_GAP + column * step[0], _GAP + row * step[1])
+            sheet.paste(picture, corner)
+            text = f"label {int(view.labels[row])}, epoch {column}"
+            draw.text((corner[0], corner[1] + cell[1]), text, fill="black")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sheet.save(path)
+
+
+def _format(values: Sequence[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,217 @@
+"""Proves that several input processes share a dataset: every id once, and steady throughput.
+
+    python tools/test_tfds_loader_multihost.py --data-dir data --world-size 4
+    # one process per host, reports in a directory that all hosts see, then the verdict:
+    python tools/test_tfds_loader_multihost.py ... --world-size 4 --rank $RANK --reports DIR
+    python tools/test_tfds_loader_multihost.py ... --world-size 4 --reports DIR --check
+
+An ordered pass must show every id once. A training epoch must show no id twice and as many as its
+batches hold. Exits with 1 if the verdict is FAIL, with 2 if it cannot run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tools.loader_arguments import add_loader_arguments, create_config
+from utils.errors import EXIT_USER_ERROR, UserError
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one rank saw in one pass.
+
+    Attributes:
+      ids: of all examples, in order.
+      speeds: images per second of this rank in each part of the pass.
+    """
+
+    rank: int
+    world_size: int
+    role: str
+    num_examples: int
+    global_batch_size: int
+    batches: int
+    ids: list[str]
+    speeds: list[float]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    arguments = create_parser().parse_args(argv)
+    try:
+        if arguments.rank is not None:
+            write_report(arguments, Path(_require_reports(arguments)))
+            return 0
+        if arguments.check:
+            return judge(load_reports(arguments, Path(_require_reports(arguments))), arguments)
+        with tempfile.TemporaryDirectory(prefix="loader_reports_") as directory:
+            reports = Path(arguments.reports or directory)
+            run_ranks(arguments, argv if argv is not None else sys.argv[1:], reports)
+            return judge(load_reports(arguments, reports), arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_loader_arguments(parser)
+    add = parser.add_argument
+    add("--world-size", type=int, default=2, help="input processes (default 2)")
+    add("--rank", type=int, help="run this rank alone and write its report")
+    add("--reports", default="", metavar="DIR", help="directory of the ranks' reports")
+    add("--check", action="store_true", help="only judge the reports that are there")
+    add(
+        "--min-throughput-ratio",
+        type=float,
+        default=0.0,
+        help="slowest part of a rank's pass over its median part, at least (default: no gate)",
+    )
+    add(
+        "--min-samples-per-sec",
+        type=float,
+        default=0.0,
+        help="images per second of all ranks together, at least (default: no gate)",
+    )
+    add("--parts", type=int, default=8, help="parts of a pass that are timed (default 8)")
+    return parser
+
+
+def run_ranks(arguments: argparse.Namespace, argv: Sequence[str], reports: Path) -> None:
+    """Run every rank as a process of this machine, all at once."""
+    reports.mkdir(parents=True, exist_ok=True)
+    program = [sys.executable, str(Path(__file__).resolve()), *argv, "--reports", str(reports)]
+    processes = [
+        subprocess.Popen([*program, "--rank", str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(arguments.world_size)
+    ]
+    for rank, process in enumerate(processes):
+        _, log = process.communicate()
+        if process.returncode:
+            for other in processes:
+                other.kill()
+            lines = log.strip().splitlines() or ["no message"]
+            raise UserError(f"rank {rank} failed: {lines[-1].removeprefix('error: ')}")
+
+
+def write_report(arguments: argparse.Namespace, reports: Path) -> None:
+    """Read one pass as this rank and write down what was seen."""
+    from datasets import create_loader
+
+    config, role = create_config(arguments)
+    loader = create_loader(config, role, shard=(arguments.rank, arguments.world_size))
+    batches = iter(loader.batches())
+    part = max(1, loader.batches_per_epoch // arguments.parts)
+    ids: list[str] = []
+    speeds = []
+    start, images = time.perf_counter(), 0
+    for number in range(1, loader.batches_per_epoch + 1):
+        batch = next(batches)
+        ids += [name for name in batch.ids if name]
+        images += int(batch.mask.sum())
+        if number % part == 0:
+            now = time.perf_counter()
+            speeds.append(images / (now - start))
+            start, images = now, 0
+    report = Report(
+        arguments.rank,
+        arguments.world_size,
+        role,
+        loader.num_examples,
+        loader.global_batch_size,
+        loader.batches_per_epoch,
+        ids,
+        speeds,
+    )
+    reports.mkdir(parents=True, exist_ok=True)
+    temporary = reports / f"writing.{os.getpid()}"
+    temporary.write_text(json.dumps(asdict(report)))
+    temporary.replace(reports / f"rank_{arguments.rank:05d}.json")
+
+
+def load_reports(arguments: argparse.Namespace, reports: Path) -> list[Report]:
+    """The reports of all ranks."""
+    found = []
+    for rank in range(arguments.world_size):
+        path = reports / f"rank_{rank:05d}.json"
+        if not path.exists():
+            raise UserError(f"--reports ({reports}) has no report of rank {rank}; run that rank")
+        found.append(Report(**json.loads(path.read_text())))
+    return found
+
+
+def judge(reports: Sequence[Report], arguments: argparse.Namespace) -> int:
+    """Print the findings and the verdict; 0 for PASS, 1 for FAIL."""
+    problems = find_problems(reports)
+    total = 0.0
+    for report in reports:
+        # The first part holds the start of the pipeline.
+        speeds = sorted(report.speeds[1:] or report.speeds)
+        median = speeds[len(speeds) // 2]
+        ratio = speeds[0] / median
+        total += median
+        print(
+            f"rank {report.rank}: {report.batches} batches, {len(report.ids)} examples, images/s "
+            f"min {speeds[0]:.0f}, median {median:.0f}, max {speeds[-1]:.0f}, ratio {ratio:.2f}"
+        )
+        if ratio < arguments.min_throughput_ratio:
+            problems.append(
+                f"rank {report.rank} slows down to {ratio:.2f} of its median, below "
+                f"--min-throughput-ratio {arguments.min_throughput_ratio}"
+            )
+    print(f"all ranks: {total:.0f} images/s")
+    if total < arguments.min_samples_per_sec:
+        problems.append(
+            f"{total:.0f} images/s lie below --min-samples-per-sec {arguments.min_samples_per_sec}"
+        )
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("verdict: FAIL" if problems else "verdict: PASS")
+    return 1 if problems else 0
+
+
+def find_problems(reports: Sequence[Report]) -> list[str]:
+    """What is wrong with the examples that the ranks saw together."""
+    first = reports[0]
+    problems = []
+    shapes = {(r.world_size, r.role, r.num_examples, r.batches) for r in reports}
+    if len(shapes) > 1:
+        problems.append(f"ranks disagree on world size, role, examples or batches: {shapes}")
+    counts = Counter(name for report in reports for name in report.ids)
+    twice = [name for name, count in counts.items() if count > 1]
+    if twice:
+        problems.append(f"{len(twice)} ids were seen more than once: {', '.join(twice[:_SHOWN])}")
+    expected = first.num_examples
+    if first.role == "train":
+        expected = first.batches * first.global_batch_size
+    if len(counts) != expected:
+        problems.append(f"{len(counts)} different ids were seen, not {expected}")
+    return problems
+
+
+def _require_reports(arguments: argparse.Namespace) -> str:
+    if not arguments.reports:
+        raise UserError("--rank and --check need --reports, a directory that all hosts see")
+    return arguments.reports
+
+
+if __name__ == "__main__":
+    sys.exit(main())
