@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("PJRT_DEVICE", "CPU")
@@ -19,3 +21,30 @@ if importlib.util.find_spec("torch_xla") is not None:
     import torch_xla
 
     torch_xla.device()
+
+
+@pytest.fixture(scope="session")
+def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that holds the digits dataset, written once by the tool that users call."""
+    from tests.input_data import use_private_cache
+    from tools import prepare_dataset
+
+    use_private_cache(tmp_path_factory.mktemp("cache"))
+    root = tmp_path_factory.mktemp("datasets")
+    assert prepare_dataset.main(["digits", "--out", str(root)]) == 0
+    return root
+
+
+@pytest.fixture(scope="session")
+def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> Path:
+    """The directory of a finished run on the digits whose model knows more than chance."""
+    import main
+
+    output_dir = tmp_path_factory.mktemp("teacher")
+    flags = [
+        "--config", str(ROOT / "configs/digits_student.yaml"), f"--data.root={digits_root}",
+        f"--run.output_dir={output_dir}", "--run.run_id=taught", "--runtime.device=cpu",
+        "--train.epochs=6", "--train.eval_every_epochs=6", "--run.tensorboard=false",
+    ]  # fmt: skip
+    assert main.main(flags) == 0
+    return output_dir / "digits_student" / "taught"

@@ -1,0 +1,234 @@
+"""Checkpoints: whole or not there, broken ones are named, wrong ones are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from optim_factory import PROVEN
+from tests.tiny_parts import (
+    ClassifyObjective,
+    TinyConvNet,
+    create_batch,
+    create_cpu_runtime,
+    create_state,
+    create_vit,
+    create_xla_runtime,
+)
+from utils.checkpoint import (
+    BEST_FILE,
+    CheckpointError,
+    CheckpointManager,
+    collect_state,
+    find_checkpoint,
+    load_checkpoint,
+    read_table,
+    restore_state,
+)
+from utils.config.sections import OptimSection
+from utils.errors import UserError
+
+ADAMW = OptimSection(lr=1e-2, warmup_steps=2)
+RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
+
+
+def train(runtime, state, first: int, last: int) -> None:
+    from engine import train_step
+
+    objective = ClassifyObjective()
+    for step in range(first, last):
+        with runtime.step(0, step):
+            values = state.schedule.values(step, state.optimizer)
+            runtime.set_hyperparameters(state.optimizer, *values)
+            batch = create_batch(seed=step).map(runtime.to_device)
+            train_step(state, batch, objective, runtime)
+        state.step = step + 1
+
+
+def create_trained(runtime, model=None, name: str = "adamw", steps: int = 2):
+    torch.manual_seed(1)
+    section = ADAMW.model_copy(update={"name": name})
+    state = create_state(runtime, model or TinyConvNet(), section, ema_decay=0.9)
+    train(runtime, state, 0, steps)
+    return state
+
+
+def save(folder: Path, state, runtime, *, keep: int = 2, best: bool = False) -> Path:
+    tensors, facts = collect_state(state, runtime.fetch_all)
+    return CheckpointManager(folder, keep).save(state.step, tensors, facts, best=best)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A run's directory with checkpoints of steps 1, 2 and 3."""
+    runtime = create_cpu_runtime()
+    state = create_trained(runtime, steps=0)
+    for step in range(3):
+        train(runtime, state, step, step + 1)
+        save(tmp_path / "checkpoints", state, runtime, keep=5)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("device", "name"), [*(("cpu", name) for name in PROVEN), ("xla", "adamw")]
+)
+def test_a_restored_state_goes_on_bit_for_bit(tmp_path, device, name):
+    runtime = RUNTIMES[device]()
+    state = create_trained(runtime, name=name)
+    state.best_metric = 12.5
+    path = save(tmp_path, state, runtime)
+    torch.manual_seed(99)
+    section = ADAMW.model_copy(update={"name": name})
+    other = create_state(runtime, TinyConvNet(), section, ema_decay=0.9)
+    restore_state(other, *load_checkpoint(path), path)
+    assert (other.step, other.best_metric) == (2, 12.5)
+    for each in (state, other):
+        train(runtime, each, 2, 4)
+    for module in ("model", "ema"):
+        found = getattr(other, module).state_dict()
+        for key, value in getattr(state, module).state_dict().items():
+            assert torch.equal(value.cpu(), found[key].cpu()), f"{module} {key}"
+
+
+def test_a_checkpoint_says_of_every_tensor_what_it_is(saved):
+    path = saved / "checkpoints" / "step_00000003"
+    parts, facts = load_checkpoint(path)
+    assert facts["step"] == 3
+    assert set(parts) == {"model", "ema", "optimizer"}
+    table = read_table(path)
+    assert table["model/head.weight"][:2] == [[10, 4], "float32"]
+    assert set(table) == {f"{part}/{name}" for part, named in parts.items() for name in named}
+    assert json.loads((path / "state.json").read_text()) == facts
+
+
+def test_the_newest_checkpoint_of_a_run_is_found(saved):
+    assert find_checkpoint(saved).name == "step_00000003"
+    assert find_checkpoint(saved / "checkpoints").name == "step_00000003"
+    exact = saved / "checkpoints" / "step_00000001"
+    assert find_checkpoint(exact) == exact
+
+
+def cut_tensors(path: Path) -> str:
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-20])
+    return "model|incomplete|file|buffer"
+
+
+def flip_one_bit(path: Path) -> str:
+    file = path / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(bytes(content))
+    return r"tensor model/[\w.]+ fails its checksum"
+
+
+def remove_tensors(path: Path) -> str:
+    (path / "optimizer.safetensors").unlink()
+    return r"optimizer.safetensors"
+
+
+def cut_table(path: Path) -> str:
+    file = path / "state.json"
+    file.write_text(file.read_text()[:-40])
+    return "step_00000003"
+
+
+def remove_table(path: Path) -> str:
+    (path / "state.json").unlink()
+    return r"state.json"
+
+
+def drop_a_tensor_from_the_table(path: Path) -> str:
+    facts = json.loads((path / "state.json").read_text())
+    facts["tensors"].pop("model/head.bias")
+    (path / "state.json").write_text(json.dumps(facts))
+    return "tensors differ from the table"
+
+
+def age_the_format(path: Path) -> str:
+    facts = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps({**facts, "format_version": 99}))
+    return "format version 99"
+
+
+DAMAGES = (
+    cut_tensors, flip_one_bit, remove_tensors, cut_table, remove_table,
+    drop_a_tensor_from_the_table, age_the_format,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_broken_checkpoint_is_named_and_skipped(saved, damage, caplog):
+    path = saved / "checkpoints" / "step_00000003"
+    reason = damage(path)
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load_checkpoint(path)
+    assert "step_00000003" in str(caught.value)
+    assert find_checkpoint(saved).name == "step_00000002"
+    assert "skipping a broken checkpoint" in caplog.text
+    assert "step_00000003" in caplog.text
+
+
+def test_a_run_without_a_whole_checkpoint_is_refused(saved):
+    for path in (saved / "checkpoints").iterdir():
+        flip_one_bit(path)
+    with pytest.raises(UserError, match=r"run.resume .*no whole checkpoint"):
+        find_checkpoint(saved)
+
+
+def test_what_was_broken_off_is_no_checkpoint(saved):
+    folder = saved / "checkpoints"
+    shutil.copytree(folder / "step_00000003", folder / ".writing_00000004")
+    (folder / "step_9").mkdir()
+    assert CheckpointManager(folder).list_steps() == [1, 2, 3]
+    assert find_checkpoint(saved).name == "step_00000003"
+
+
+def test_old_checkpoints_go_and_the_best_stays(tmp_path):
+    runtime = create_cpu_runtime()
+    state = create_trained(runtime, steps=0)
+    for step in range(5):
+        train(runtime, state, step, step + 1)
+        save(tmp_path, state, runtime, keep=2, best=step == 1)
+    assert CheckpointManager(tmp_path).list_steps() == [2, 4, 5]
+    assert json.loads((tmp_path / BEST_FILE).read_text()) == {"step": 2}
+    assert not list(tmp_path.glob(".writing*"))
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_names(saved):
+    path = find_checkpoint(saved)
+    state = create_trained(create_cpu_runtime(), create_vit(), steps=0)
+    before = {k: v.clone() for k, v in state.model.state_dict().items()}
+    with pytest.raises(UserError) as caught:
+        restore_state(state, *load_checkpoint(path), path)
+    text = str(caught.value)
+    assert "does not fit this run's model" in text
+    assert "missing: cls_token" in text
+    assert "unexpected: conv." in text
+    for key, value in state.model.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_a_checkpoint_of_another_width_is_refused_with_both_shapes(saved):
+    path = find_checkpoint(saved)
+    state = create_trained(create_cpu_runtime(), TinyConvNet(6), steps=0)
+    with pytest.raises(UserError, match=r"conv.weight \(4, 1, 3, 3\) .* \(6, 1, 3, 3\)"):
+        restore_state(state, *load_checkpoint(path), path)
+
+
+def test_a_checkpoint_of_another_optimizer_is_refused(saved):
+    path = find_checkpoint(saved)
+    state = create_trained(create_cpu_runtime(), name="sgd", steps=0)
+    with pytest.raises(UserError, match="does not fit this run's optimizer"):
+        restore_state(state, *load_checkpoint(path), path)
+
+
+def test_a_checkpoint_with_an_average_is_refused_by_a_run_without(saved):
+    path, runtime = find_checkpoint(saved), create_cpu_runtime()
+    state = create_state(runtime, TinyConvNet(), ADAMW)
+    with pytest.raises(UserError, match="does not fit this run's ema"):
+        restore_state(state, *load_checkpoint(path), path)

@@ -1,0 +1,222 @@
+"""From YAML and flags to one frozen configuration, and every refusal in one sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from pydantic import ValidationError
+
+from utils.config import RunConfig, dump_config, load_config
+from utils.config.aliases import ALIASES
+from utils.config.load import iterate_keys
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ("--data.root=data", "--data.name=digits")
+SHORT_FLAGS = (
+    "model epochs batch_size batch-size lr opt weight_decay data_set data_path tfds_data_dir "
+    "tfds_train_split tfds_eval_split output_dir seed resume eval teacher teacher_path kd kd_alpha "
+    "kd_temperature clip_grad warmup_epochs min_lr smoothing mixup cutmix drop_path model_ema "
+    "model_ema_decay layer_decay update_freq"
+).split()
+
+
+def load(*flags: str) -> RunConfig:
+    return load_config([*DATA, *flags])
+
+
+def get(config: RunConfig, key: str) -> object:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def write_yaml(path: Path, **sections: object) -> Path:
+    path.write_text(yaml.safe_dump({"data": {"name": "digits", "root": "data"}, **sections}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def help_run() -> subprocess.CompletedProcess:
+    """`python main.py --help` in a process that then lists its modules on stderr."""
+    code = (
+        "import sys, main\n"
+        "try:\n    main.main(['--help'])\n"
+        "finally:\n    sys.stderr.write(' '.join(sys.modules))\n"
+    )
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_help_lists_every_key_with_its_meaning_and_every_alias(help_run):
+    assert help_run.returncode == 0
+    text = " ".join(help_run.stdout.split())
+    for key in [*iterate_keys(), "config", *SHORT_FLAGS]:
+        assert f"--{key}" in text, key
+    for section in RunConfig.model_fields.values():
+        for name, field in section.annotation.model_fields.items():
+            assert field.description, name
+            assert " ".join(field.description.split()) in text, name
+
+
+def test_help_tells_defaults(help_run):
+    text = " ".join(help_run.stdout.split())
+    assert "(default: adamw)" in text
+    assert "(default: 0.9998)" in text
+
+
+def test_help_imports_no_framework(help_run):
+    modules = set(help_run.stderr.split())
+    assert "pydantic_settings" in modules
+    heavy = {"torch", "torch_xla", "tensorflow", "tensorflow_datasets", "timm", "jax", "numpy"}
+    assert not heavy & modules
+
+
+def test_every_short_flag_of_the_family_is_an_alias():
+    assert sorted(SHORT_FLAGS) == sorted(alias for names in ALIASES.values() for alias in names)
+    assert set(ALIASES) <= set(iterate_keys())
+
+
+VALUES = {
+    "model": "resnet18", "epochs": "7", "batch_size": "32", "batch-size": "32", "lr": "0.5",
+    "opt": "sgd", "weight_decay": "0.25", "data_set": "mnist", "data_path": "/d",
+    "tfds_data_dir": "/d", "tfds_train_split": "train[:9]", "tfds_eval_split": "test",
+    "output_dir": "/o", "seed": "3", "resume": "auto", "eval": "true", "teacher": "resnet34",
+    "teacher_path": "/t.pth", "kd": "kd", "kd_alpha": "0.25", "kd_temperature": "2.0",
+    "clip_grad": "2.0", "warmup_epochs": "1.5", "min_lr": "1e-7", "smoothing": "0.1",
+    "mixup": "0.8", "cutmix": "1.0", "drop_path": "0.1", "model_ema": "true",
+    "model_ema_decay": "0.99", "layer_decay": "0.75", "update_freq": "4",
+}  # fmt: skip
+# What must stand beside a flag for the configuration to be free of contradictions.
+COMPANIONS = {
+    "eval": ("--resume=auto",), "teacher": ("--kd=kd",), "teacher_path": ("--kd=kd",),
+    "kd": ("--teacher=resnet34",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", SHORT_FLAGS)
+@pytest.mark.parametrize("form", ["equals", "space"])
+def test_a_short_flag_sets_its_key(flag, form):
+    value = VALUES[flag]
+    tokens = [f"--{flag}={value}"] if form == "equals" else [f"--{flag}", value]
+    config = load(*tokens, *COMPANIONS.get(flag, ()))
+    (key,) = [key for key, aliases in ALIASES.items() if flag in aliases]
+    wanted = get(config, key)
+    assert str(wanted).lower() == value or wanted == yaml.safe_load(value) or wanted == float(value)
+    assert wanted != get(load(), key)
+
+
+@pytest.mark.parametrize("flag", ["--model_ema", "--train.ema"])
+def test_a_switch_needs_no_value(flag):
+    assert load(flag).train.ema
+    assert load(flag, "--epochs=3").train.ema
+    assert not load(flag, "false").train.ema
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path):
+    path = write_yaml(tmp_path / "my_run.yaml", optim={"lr": 0.5, "momentum": 0.8})
+    config = load_config(["--config", str(path), "--optim.lr=0.25", "--train.epochs", "5"])
+    assert (config.optim.lr, config.optim.momentum, config.train.epochs) == (0.25, 0.8, 5)
+    assert config.optim.name == "adamw"
+    assert config.run.experiment == "my_run"
+
+
+def test_nested_values_come_from_flags_and_files_alike(tmp_path):
+    term = {"name": "kd", "args": {"temperature": 2.0}, "weight": 0.5}
+    path = write_yaml(
+        tmp_path / "a.yaml",
+        model={"args": {"depth": 2}},
+        distill={"teacher": "resnet18", "losses": [term]},
+    )
+    config = load_config(["--config", str(path), "--optim.betas=[0.9, 0.95]"])
+    assert config.model.args == {"depth": 2}
+    assert config.distill.losses[0].args == {"temperature": 2.0}
+    assert config.optim.betas == (0.9, 0.95)
+    flagged = load('--model.args={"depth": 3, "patch_size": 4}')
+    assert flagged.model.args == {"depth": 3, "patch_size": 4}
+
+
+def test_a_configuration_is_frozen():
+    with pytest.raises(ValidationError):
+        load().optim.lr = 1.0
+
+
+def test_a_dumped_configuration_reads_back_equal(tmp_path):
+    config = load(
+        "--mixup=0.8", "--optim.betas=[0.9, 0.99]", "--clip_grad=1.0", '--model.args={"depth": 2}',
+        '--distill.losses=[{"name": "kd", "weight": 0.5}]', "--teacher=resnet18",
+    )  # fmt: skip
+    path = tmp_path / "config_resolved.yaml"
+    path.write_text(dump_config(config))
+    assert load_config(["--config", str(path)]) == config
+
+
+REFUSED = [
+    (("--train.epoch=3",), r"unknown flag --train.epoch; did you mean 'train.epochs'"),
+    (("--optim.momentun=3",), r"unknown flag --optim.momentun; did you mean 'optim.momentum'"),
+    (("--epoch=3",), r"unknown flag --epoch; did you mean 'epochs'"),
+    (("--nonsense=3",), r"unknown flag --nonsense; see python main.py --help"),
+    (("train.epochs=3",), r"'train.epochs=3' belongs to no flag; write --KEY VALUE"),
+    (("--epochs=many",), r"train.epochs \('many'\): input should be a valid integer"),
+    (("--epochs=0",), r"train.epochs \('?0'?\): input should be greater than or equal to 1"),
+    (("--lr=-1",), r"optim.lr \('?-1'?\): input should be greater than 0"),
+    (("--smoothing=1.0",), r"train.label_smoothing \('?1.0'?\): input should be less than 1"),
+    (("--optim.schedule=cosin",), r"optim.schedule \('cosin'\): input should be 'cosine'"),
+    (("--runtime.device=gpu",), r"runtime.device \('gpu'\): input should be 'auto'"),
+    (("--batch_size=10", "--update_freq=4"),
+     r"data.global_batch_size \(10\) is not divisible by train.accumulate_steps \(4\)"),
+    (("--batch_size=12", "--update_freq=4", "--mixup=1"), r"\(3\) is odd, but mixup"),
+    (("--kd=kd",), r"distill.loss is given but distill.teacher is empty"),
+    (("--teacher=resnet18",), r"distill.teacher \('resnet18'\) has no loss to teach by"),
+    (("--kd=kd", "--teacher=resnet18", '--distill.losses=[{"name": "kd"}]'),
+     r"distill.loss \('kd'\) and distill.losses are both given"),
+    (("--kd=kd", "--teacher=resnet18", "--distill.group_size=3"), r"distill.group_size \(3\)"),
+    (("--lr=1e-3", "--min_lr=1e-2"), r"optim.min_lr \(0.01\) exceeds optim.lr \(0.001\)"),
+    (("--epochs=3", "--warmup_epochs=4"), r"optim.warmup_epochs \(4\) exceeds train.epochs \(3\)"),
+    (("--train.steps=20", "--optim.warmup_steps=99"),
+     r"optim.warmup_steps \(99\) exceeds the run's 20 steps; lower it or raise train.epochs"),
+    (("--optim.schedule=step",), r"optim.decay_epochs is empty"),
+    (("--eval",), r"run.eval_only needs weights"),
+    (("--data.root=",), r"data.root is empty; name .* --data_path or --tfds_data_dir"),
+    (("--data.name=",), r"data.name is empty; .*--data_set"),
+    (("--config=nowhere.yaml",), r"--config nowhere.yaml: No such file"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "message"), REFUSED)
+def test_what_is_wrong_is_refused_in_one_sentence(flags, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load(*flags)
+    assert "\n" not in str(caught.value)
+
+
+FILES = [
+    ("optim: {lr: fast}", r"optim.lr \('fast'\): input should be a valid number"),
+    ("optim: {learning_rate: 1}", r"unknown key optim.learning_rate; "),
+    ("optin: {lr: 1}", r"unknown key optin; did you mean 'optim"),
+    ("trian: {epochs: 3}", r"unknown key trian; "),
+    ("model: {drop_path: 0.1}", r"unknown key model.drop_path; did you mean .*drop_path_rate"),
+    ("optim: 3", r"optim \(3\)"),
+    ("[1, 2]", r"holds a list; write sections of keys"),
+    ("optim: {lr: 1", r"is not valid YAML"),
+    ("distill: {teacher: a, losses: [{weight: 2}]}", r"distill.losses.0.name is missing"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), FILES)
+def test_a_wrong_file_is_refused_in_one_sentence(tmp_path, text, message):
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load("--config", str(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_gives_the_defaults(tmp_path):
+    path = tmp_path / "empty.yaml"
+    path.write_text("# nothing\n")
+    config = load("--config", str(path))
+    assert config.optim == load().optim
+    assert config.run.experiment == "empty"

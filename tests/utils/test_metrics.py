@@ -1,0 +1,137 @@
+"""What a run measures of itself, and the file that it writes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from utils.curves import draw_curves, draw_run
+from utils.errors import UserError
+from utils.metrics import GraphBudgetError, LoopMeter, MetricWriter, read_metrics
+
+
+class CountingRuntime:
+    """Counters that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = {"graphs": 3, "host_reads": 7, "host_ops": 0}
+
+    def counters(self) -> dict[str, int]:
+        return dict(self.now)
+
+
+def create_meter(budget: int = 8) -> tuple[LoopMeter, CountingRuntime]:
+    runtime = CountingRuntime()
+    return LoopMeter(runtime, budget, 10), runtime
+
+
+def test_graphs_and_host_reads_are_booked_to_steps_and_evaluations():
+    meter, runtime = create_meter()
+    runtime.now["graphs"] += 1
+    meter.end_step(1, 16, 0.25)
+    runtime.now["host_reads"] += 2
+    meter.end_step(2, 16, 0.5)
+    with meter.phase("eval", 2):
+        runtime.now["graphs"] += 2
+        runtime.now["host_reads"] += 5
+    facts = meter.take(2)
+    assert (facts["graphs"], facts["graphs_train"], facts["graphs_eval"]) == (6, 1, 2)
+    assert facts["host_reads"] == 2
+    assert facts["input_wait_s"] == 0.75
+    assert facts["epoch"] == 0.2
+    assert facts["img_per_s"] > 0
+    assert facts["host_rss_gib"] > 0
+    following = meter.take(3)
+    assert (following["host_reads"], following["input_wait_s"]) == (0, 0)
+    assert following["graphs"] == 6
+
+
+@pytest.mark.parametrize(("phase", "step"), [("train", 5), ("eval", 7)])
+def test_exceeding_the_graph_budget_names_phase_and_step(phase, step):
+    meter, runtime = create_meter(budget=4)
+    runtime.now["graphs"] += 1
+    meter.end_step(1, 16, 0.0)
+    runtime.now["graphs"] += 1
+    with pytest.raises(GraphBudgetError, match=rf"{phase} of step {step} .*graph_budget \(4\)"):
+        if phase == "train":
+            meter.end_step(step, 16, 0.0)
+        else:
+            with meter.phase("eval", step):
+                pass
+
+
+def test_a_budget_that_is_used_up_is_no_error_while_nothing_compiles():
+    meter, _ = create_meter(budget=3)
+    for step in range(4):
+        meter.end_step(step, 16, 0.0)
+    assert meter.get_graphs()["graphs"] == 3
+
+
+def test_a_line_is_written_at_once_and_reads_back(tmp_path):
+    writer = MetricWriter(tmp_path)
+    writer.write(1, {"loss": 0.5})
+    writer.write(2, {"loss": float("nan"), "lr": float("inf")})
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5},
+                                      {"step": 2, "loss": None, "lr": None}]  # fmt: skip
+    writer.close()
+
+
+def test_every_line_is_strict_json(tmp_path):
+    writer = MetricWriter(tmp_path)
+    writer.write(1, {"loss": float("nan"), "epoch": 0.1})
+    writer.close()
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    json.loads(writer.path.read_text(), parse_constant=refuse)
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}]
+
+
+def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
+    """So does it the evaluation at that very step, which is made again."""
+    lines = [
+        {"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_top1": 3.0},
+        {"step": 3, "loss": 4.0},
+    ]  # fmt: skip
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo'
+    (tmp_path / "metrics.jsonl").write_text(text)
+    writer = MetricWriter(tmp_path, first_step=2)
+    writer.write(3, {"loss": 5.0})
+    writer.close()
+    assert read_metrics(tmp_path) == [*lines[:2], {"step": 3, "loss": 5.0}]
+
+
+def test_a_directory_without_metrics_is_refused(tmp_path):
+    with pytest.raises(UserError, match="give the directory of a run"):
+        read_metrics(tmp_path)
+
+
+def test_curves_are_drawn_of_one_run_and_of_several(tmp_path):
+    folders = {}
+    for name in ("alone", "distilled"):
+        folder = tmp_path / name
+        folder.mkdir()
+        writer = MetricWriter(folder)
+        for step in range(1, 5):
+            writer.write(step, {"task": 1 / step})
+        writer.write(4, {"eval_top1": 50.0})
+        writer.close()
+        folders[name] = folder
+    one = draw_run(folders["alone"])
+    both = draw_curves(folders, tmp_path / "both.png")
+    assert one == folders["alone"] / "curves.png"
+    for path in (one, both):
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert one.read_bytes() != both.read_bytes()
+
+
+def test_a_run_that_logged_nothing_still_has_a_picture(tmp_path):
+    MetricWriter(tmp_path).close()
+    assert draw_run(tmp_path).stat().st_size > 1000

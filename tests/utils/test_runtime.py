@@ -1,0 +1,236 @@
+"""The runtimes: feeding, deferred reads, seeds, counters, and refusing what is not there."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from datasets import Batch
+from tests.tiny_parts import create_batch, create_batches, create_cpu_runtime, create_xla_runtime
+from utils.config.sections import RuntimeSection
+from utils.errors import UserError
+from utils.runtime import choose_device
+from utils.runtime.base import derive_seed
+from utils.runtime.feeding import Feeder
+
+RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
+
+
+# ---- feeding
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_batches_arrive_in_order_and_on_the_device(device):
+    runtime = RUNTIMES[device]()
+    with runtime.prefetch(create_batches(7)) as feeder:
+        found = list(feeder)
+    assert len(found) == 7
+    for seed, batch in enumerate(found):
+        assert batch.images.device == runtime.device
+        assert torch.equal(batch.images.cpu(), create_batch(seed=seed).images)
+        assert torch.equal(batch.mask.cpu(), create_batch(seed=seed).mask)
+
+
+def test_the_end_stays_the_end():
+    with Feeder(create_batches(1), lambda tensor: tensor) as feeder:
+        next(feeder)
+        for _ in range(3):
+            with pytest.raises(StopIteration):
+                next(feeder)
+
+
+def test_an_error_of_the_source_reaches_the_caller_with_its_cause_after_good_batches():
+    def source() -> Iterator[Batch]:
+        yield create_batch()
+        try:
+            raise OSError("disk")
+        except OSError as error:
+            raise ValueError("record 17 is broken") from error
+
+    with Feeder(source(), lambda tensor: tensor) as feeder:
+        next(feeder)
+        for _ in range(2):
+            with pytest.raises(ValueError, match="record 17") as caught:
+                next(feeder)
+            assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_error_of_the_transfer_reaches_the_caller():
+    def refuse(tensor: torch.Tensor) -> torch.Tensor:
+        raise MemoryError("device full")
+
+    with Feeder(create_batches(3), refuse) as feeder, pytest.raises(MemoryError):
+        next(feeder)
+
+
+def test_a_feeder_runs_ahead_by_its_depth_and_no_further():
+    drawn, third = [], threading.Event()
+
+    def source() -> Iterator[Batch]:
+        for number in range(100):
+            drawn.append(number)
+            if number == 2:
+                third.set()
+            yield create_batch(2)
+
+    with Feeder(source(), lambda tensor: tensor, depth=2) as feeder:
+        assert third.wait(30)
+        next(feeder)
+    # One is in the caller's hands, two are queued, one waits to be queued; one more may follow.
+    assert len(drawn) <= 5
+
+
+def test_leaving_early_ends_the_thread_and_the_source():
+    closed = []
+
+    def source() -> Iterator[Batch]:
+        try:
+            while True:
+                yield create_batch(2)
+        finally:
+            closed.append(True)
+
+    before = threading.active_count()
+    iterator = source()
+    with Feeder(iterator, lambda tensor: tensor) as feeder:
+        next(feeder)
+    iterator.close()
+    assert threading.active_count() == before
+    assert closed == [True]
+
+
+# ---- reads
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_deferred_work_waits_for_settle_and_keeps_its_order(device):
+    runtime, seen = RUNTIMES[device](), []
+    for number in range(3):
+        scalars = runtime.upload([float(number)])
+        runtime.defer(lambda n, host: seen.append((n, host.item())), number, scalars=scalars)
+    assert seen == []
+    runtime.settle()
+    assert seen == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    runtime.settle()
+    assert len(seen) == 3
+
+
+def test_an_error_in_deferred_work_reaches_the_loop():
+    runtime = create_cpu_runtime()
+
+    def fail(host: torch.Tensor) -> None:
+        raise RuntimeError("the disk is full")
+
+    runtime.defer(fail, scalars=torch.zeros(1))
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        runtime.settle()
+
+
+def test_declared_reads_do_not_count_and_others_do():
+    runtime = create_xla_runtime()
+    vector = runtime.upload([1.0, 2.0]) * 2
+    runtime.finish_step()
+    before = runtime.counters()["host_reads"]
+    assert runtime.fetch(vector).tolist() == [2.0, 4.0]
+    assert runtime.fetch_all({"a": vector, "b": vector + 1})["b"].tolist() == [3.0, 5.0]
+    assert runtime.counters()["host_reads"] == before
+    assert float(vector[0].item()) == 2.0
+    assert runtime.counters()["host_reads"] == before + 1
+
+
+def test_fetched_copies_do_not_change_with_the_device():
+    for create in RUNTIMES.values():
+        runtime = create()
+        vector = runtime.upload([1.0, 2.0])
+        copy = runtime.fetch_all({"a": vector})["a"]
+        vector.add_(5)
+        runtime.finish_step()
+        assert copy.tolist() == [1.0, 2.0]
+        assert copy.device.type == "cpu"
+
+
+def test_numbers_are_data_and_not_constants_of_a_graph():
+    """Any value, 0 and 1 included, runs through the same graph."""
+    runtime = create_xla_runtime()
+    weights = runtime.upload([3.0] * 11)
+    for value in (0.5, 0.25):
+        (weights * runtime.upload([value])[0]).sum()
+    results = []
+    graphs = []
+    for value in (0.3, 0.0, 1.0, -2.0):
+        result = (weights * runtime.upload([value])[0]).sum()
+        runtime.finish_step()
+        graphs.append(runtime.counters()["graphs"])
+        results.append(result)
+    assert len(set(graphs)) == 1
+    assert [runtime.fetch(r).item() for r in results] == pytest.approx([9.9, 0.0, 33.0, -66.0])
+
+
+# ---- seeds
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_a_steps_random_numbers_are_a_function_of_seed_and_step(device):
+    runtime = RUNTIMES[device]()
+
+    def draw(seed: int, step: int) -> list[float]:
+        with runtime.step(seed, step):
+            values = torch.rand(4, device=runtime.device)
+        return runtime.fetch(values).tolist()
+
+    first = draw(0, 3)
+    assert draw(0, 4) != first
+    assert draw(1, 3) != first
+    assert draw(0, 3) == first
+
+
+def test_derived_seeds_differ_by_seed_step_and_rank():
+    seeds = {derive_seed(s, t, r) for s in range(8) for t in range(64) for r in range(8)}
+    assert len(seeds) == 8 * 64 * 8
+    assert all(0 <= seed < 2**31 for seed in seeds)
+
+
+# ---- devices and types
+
+
+def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
+    for device in RUNTIMES:
+        from utils.runtime import create_runtime
+
+        runtime = create_runtime(RuntimeSection(device=device, precision="bf16"))
+        layer = runtime.prepare(torch.nn.Linear(4, 4))
+        with runtime.autocast():
+            output = layer(torch.ones(2, 4, device=runtime.device))
+        assert output.dtype == torch.bfloat16
+        assert layer.weight.dtype == torch.float32
+        with RUNTIMES[device]().autocast():
+            assert layer(torch.ones(2, 4, device=runtime.device)).dtype == torch.float32
+
+
+def test_a_runtime_that_is_not_there_yet_is_refused():
+    with pytest.raises(UserError, match=r"runtime.device 'cuda' is not there yet"):
+        choose_device(RuntimeSection(device="cuda"))
+
+
+def test_auto_takes_xla_where_it_is_installed(monkeypatch):
+    assert choose_device(RuntimeSection(device="auto")) == "xla"
+    monkeypatch.setattr("utils.runtime.importlib.util.find_spec", lambda name: None)
+    assert choose_device(RuntimeSection(device="auto")) == "cpu"
+    with pytest.raises(UserError, match="torch_xla is not installed"):
+        choose_device(RuntimeSection(device="xla"))
+
+
+def test_the_environment_that_the_user_set_is_kept(monkeypatch):
+    from utils.runtime import prepare_environment
+
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    prepare_environment("xla")
+    import os
+
+    assert os.environ["PJRT_DEVICE"] == "TPU"
+    monkeypatch.delenv("PJRT_DEVICE")
+    prepare_environment("cpu")
+    assert "PJRT_DEVICE" not in os.environ
