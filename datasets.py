@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,7 @@ from utils.log import get_logger
 Role = Literal["train", "eval", "test"]
 
 _SPLIT_KEYS = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
+_VIEW_STRIDE = 1_000_003  # run seeds of different views do not meet
 _GIB = 1 << 30
 
 
@@ -109,11 +111,13 @@ class DatasetFacts:
 
     Attributes:
       num_examples: by role; `test` only where data.test_split is set.
+      version: the dataset's version directory; empty for sources without one.
     """
 
     num_examples: dict[str, int]
     num_classes: int
     class_names: tuple[str, ...] | None
+    version: str = ""
 
 
 def describe_dataset(config: Any) -> DatasetFacts:
@@ -134,15 +138,19 @@ def describe_dataset(config: Any) -> DatasetFacts:
             )
     sizes = {role: selection.num_examples for role, selection in found.items()}
     _check_global_batch(config, "train", sizes["train"])
-    return DatasetFacts(sizes, _get_num_classes(config, train), train.class_names)
+    version = PurePath(_select(config, "train")[1]).name if config.data.source == "tfds" else ""
+    return DatasetFacts(sizes, _get_num_classes(config, train), train.class_names, version)
 
 
-def create_loader(config: Any, role: Role, *, shard: tuple[int, int] = (0, 1)) -> Loader:
+def create_loader(
+    config: Any, role: Role, *, shard: tuple[int, int] = (0, 1), view: int = 0
+) -> Loader:
     """The loader of one split for one of several input processes.
 
     Args:
       config: sections `data` and `train`, as in RunConfig.
       shard: (index, count) of this process among the input processes.
+      view: another number draws other augmentations of the same examples in the same order.
 
     Raises:
       UserError: whatever is wrong with dataset, split, string or batch size; before any batch.
@@ -158,11 +166,11 @@ def create_loader(config: Any, role: Role, *, shard: tuple[int, int] = (0, 1)) -
             "processes; make it a multiple"
         )
     spec = ShardSpec(*shard, size)
-    order = _choose_order(config)
+    order = choose_order(config)
     if data.source == "synthetic":
         reader: Any = SyntheticReader(selection, spec, config.train.seed)
     else:
-        reader = _create_tensorflow_reader(config, role, selection, directory, spec)
+        reader = _create_tensorflow_reader(config, role, selection, directory, spec, view)
     if role == "train":
         reader.log_shuffle_memory()
     return Loader(config, role, reader, spec, order, selection)
@@ -388,7 +396,7 @@ def _check_global_batch(config: Any, role: Role, num_examples: int) -> int:
     return size
 
 
-def _choose_order(config: Any) -> str:
+def choose_order(config: Any) -> str:
     """exact or sharded; auto is exact wherever random access is cheap."""
     order = config.data.order
     if config.data.source == "synthetic":
@@ -401,7 +409,7 @@ def _choose_order(config: Any) -> str:
 
 
 def _create_tensorflow_reader(
-    config: Any, role: Role, selection: Any, directory: str, spec: ShardSpec
+    config: Any, role: Role, selection: Any, directory: str, spec: ShardSpec, view: int
 ) -> Any:
     from big_vision.input.pipeline import PipelineSpec
     from big_vision.input.reader import TensorFlowReader
@@ -416,7 +424,7 @@ def _create_tensorflow_reader(
     # Two windows are held at a time: the one that is drained and the one that fills.
     window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
     pipeline = PipelineSpec(
-        preprocess=get_preprocess_fn(host_pp, seed=config.train.seed),
+        preprocess=get_preprocess_fn(host_pp, seed=config.train.seed + view * _VIEW_STRIDE),
         pp_key=f"data.{pp_key}",
         image_key=data.image_key,
         label_key=data.label_key,
@@ -427,7 +435,7 @@ def _create_tensorflow_reader(
         tolerant=data.skip_corrupt > 0,
         window=max(1, window),
     )
-    return TensorFlowReader(source, pipeline, _choose_order(config))
+    return TensorFlowReader(source, pipeline, choose_order(config))
 
 
 def _open_source(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from utils.counting import compute_ece, count_batch
 from utils.metrics import LoopMeter
 
 if TYPE_CHECKING:
@@ -151,49 +152,63 @@ def evaluate(
     predict: Callable[[nn.Module, Batch], Tensor],
     runtime: Runtime,
 ) -> dict[str, float]:
-    """Top-1, top-5 and cross-entropy over every valid example once, exact for any split.
+    """Accuracy, cross-entropy and calibration over every valid example once, for any split.
 
     Args:
       batches: host batches of one static shape, the last one padded and masked.
       predict: model, device batch -> logits [B, K].
 
     Returns:
-      `top1` and `top5` in percent, `loss` in nats, mean over examples; `examples` counted.
+      `top1` and `top5` in percent, `loss` in nats and `ece` (0 to 1), over all examples of all
+      ranks; `examples` counted.
     """
     was_training = model.training
     model.eval()
-    sums = runtime.upload([0.0] * 4)
-    with runtime.prefetch(batches) as feeder:
-        for batch in feeder:
-            with runtime.autocast():
-                logits = predict(model, batch)
-            sums = sums + _count_batch(logits.float(), batch)
-            runtime.finish_step()
+    sums = _sum_batches(lambda batch: count_batch(predict(model, batch), batch), batches, runtime)
     model.train(was_training)
-    # host read: one for each evaluation
-    top1, top5, loss, examples = runtime.fetch(runtime.reduce_sum(sums)).tolist()
+    top1, top5, loss, examples = sums[:4].tolist()
     share = 1.0 / max(examples, 1.0)
     return {
         "top1": 100.0 * top1 * share,
         "top5": 100.0 * top5 * share,
         "loss": loss * share,
+        "ece": compute_ece(sums[4:]),
         "examples": examples,
     }
 
 
-def _count_batch(logits: Tensor, batch: Batch) -> Tensor:
-    """[correct at 1, correct at 5, summed cross-entropy, examples] of the valid examples.
+@torch.no_grad()
+def compute_agreement(
+    predict: Callable[[Batch], Tensor],
+    predict_other: Callable[[Batch], Tensor],
+    batches: Iterable[Batch],
+    runtime: Runtime,
+) -> float:
+    """Percent of valid examples for which two models name the same class."""
 
-    An example counts as correct at k if fewer than k classes score higher; ties go against it.
-    """
-    valid = batch.mask.float()
-    own = logits.gather(1, batch.labels.long().unsqueeze(1))
-    classes = torch.arange(logits.shape[1], device=logits.device)
-    others = classes != batch.labels.long().unsqueeze(1)
-    ahead = ((logits >= own) & others).sum(dim=1)
-    loss = torch.logsumexp(logits, dim=1) - own.squeeze(1)
-    columns = [(ahead < 1).float(), (ahead < 5).float(), loss, torch.ones_like(valid)]
-    return torch.stack([(column * valid).sum() for column in columns])
+    def count(batch: Batch) -> Tensor:
+        same = predict(batch).argmax(dim=1) == predict_other(batch).argmax(dim=1)
+        return torch.stack([(same & batch.mask).float().sum(), batch.mask.float().sum()])
+
+    same, examples = _sum_batches(count, batches, runtime).tolist()
+    return 100.0 * same / max(examples, 1.0)
+
+
+def _sum_batches(
+    count: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
+) -> Tensor:
+    """Sum of `count` over all batches of all ranks, on the host. # host read: one in all"""
+    sums = None
+    with runtime.prefetch(batches) as feeder:
+        for batch in feeder:
+            with runtime.autocast():
+                counted = count(batch)
+            if sums is None:
+                # Uploaded zeros are data: every batch is the same graph.
+                sums = runtime.upload([0.0] * counted.numel())
+            sums = counted + sums
+            runtime.finish_step()
+    return runtime.fetch(runtime.reduce_sum(sums))
 
 
 def fit(

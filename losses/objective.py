@@ -40,6 +40,11 @@ class Objective(nn.Module):
         """Module paths of the teacher whose outputs must come in `teacher_features`."""
         return tuple(dict.fromkeys(p for loss in self.losses for p in loss.teacher_layers()))
 
+    def group_sizes(self) -> tuple[int, ...]:
+        """Sizes of the groups of examples that terms compare; none if no term does."""
+        sizes = (getattr(module, "group_size", 0) for module in self.losses.modules())
+        return tuple(sorted({size for size in sizes if size}))
+
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Make the projections of all terms, before the optimizer is made."""
         for loss in self.losses:
@@ -74,7 +79,7 @@ def create_objective(distill: Any) -> Objective:
         raise UserError(
             f"distill.loss ({distill.loss!r}) and distill.losses are both set; keep one of them"
         )
-    entries = [(term.name, term.args, term.weight) for term in distill.losses]
+    entries = [(term.name, _with_layers(term), term.weight) for term in distill.losses]
     if not entries and (distill.loss or distill.teacher):
         entries = [(distill.loss or "kd", {}, 1.0)]
     terms = [
@@ -86,6 +91,12 @@ def create_objective(distill: Any) -> Objective:
         for name, args, weight in entries
     ]
     return Objective(terms, distill.alpha)
+
+
+def _with_layers(term: Any) -> dict[str, Any]:
+    """A term's arguments; its `layers` are one of them."""
+    layers = getattr(term, "layers", None)
+    return {**term.args, "layers": layers} if layers else dict(term.args)
 
 
 def _scale(value: Tensor, term_scales: Tensor | None, index: int) -> Tensor:

@@ -1,15 +1,29 @@
 """Models by name: `create_model` for students, `Teacher` for teachers, views of their input."""
 
 from models.factory import create_model, export_model, find_model_name
-from models.teacher import Teacher, create_teachers
+from models.features import FeatureTap, get_feature_shapes
+from models.teacher import (
+    EMA,
+    Teacher,
+    combine_answers,
+    create_teachers,
+    get_teacher_sections,
+    hash_teacher,
+)
 from models.views import View, create_view
 
 __all__ = [
+    "EMA",
+    "FeatureTap",
     "Teacher",
     "View",
+    "combine_answers",
     "create_model",
     "create_teachers",
     "create_view",
     "export_model",
     "find_model_name",
+    "get_feature_shapes",
+    "get_teacher_sections",
+    "hash_teacher",
 ]

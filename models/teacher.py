@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
-from models.weights import load_into, load_weights, read_facts
+from models.views import View, spread_channels
+from models.weights import find_weights, load_into, load_weights, read_facts
+from utils.config.sections import TeacherSection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from utils.config.sections import DistillSection
 
+EMA = "ema"
+
 
 class Teacher(nn.Module):
-    """A frozen model that answers under `no_grad`.
+    """A frozen model that answers under `no_grad` in the student's classes.
 
     `train()` does not change its mode, and its parameters never require a gradient.
+
+    Args:
+      model: logits [B, Kt] of its normalised input.
+      view: pixels [B, C, H, W] of 0..255 -> that input.
+      classes: int [K], the teacher's class for each class of the student; none: the same.
+      weight: share in an ensemble.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(
+        self, model: nn.Module, view: View, *, classes: Tensor | None = None, weight: float = 1.0
+    ) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
+        self.view = view
+        self.weight = weight
+        self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
+        self.register_buffer("classes", classes, persistent=False)
         self.eval()
 
     def train(self, mode: bool = True) -> Teacher:
@@ -31,69 +51,165 @@ class Teacher(nn.Module):
         return super().train(False)
 
     @torch.no_grad()
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, K] of normalised images [B, C, H, W]."""
-        return self.model(images)
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Float32 logits [B, K] of raw pixels [B, C, H, W]."""
+        logits = self.model(self.view(pixels).to(self.dtype)).float()
+        return logits if self.classes is None else logits.index_select(1, self.classes)
+
+
+def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
+    """All teachers of a run, the short form of a single one written out."""
+    if section.teacher or section.teacher_weights:
+        return (TeacherSection(model=section.teacher, weights=section.teacher_weights),)
+    return section.teachers
+
+
+def hash_teacher(section: TeacherSection) -> str:
+    """What a teacher is, in 16 hex digits: its weights' bytes, its name and its view."""
+    digest = hashlib.sha256()
+    if section.weights:
+        with find_weights(section.weights, "distill.teacher_weights").open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    facts = section.model_dump(mode="json", exclude={"weights"})
+    digest.update(json.dumps(facts, sort_keys=True).encode())
+    return digest.hexdigest()[:16]
 
 
 def create_teachers(
-    section: DistillSection, *, num_classes: int, device: str = "cpu"
+    section: DistillSection, *, num_classes: int, student_view: View, device: str = "cpu"
 ) -> list[Teacher]:
-    """The teachers of a run; empty without distillation.
+    """The teachers that have weights of their own; empty without distillation.
 
-    A run directory tells its model and arguments itself, so `distill.teacher` may be empty.
+    A run directory tells its model, arguments and normalisation itself. `ema` is not among them:
+    it is the student's average, which the train state holds.
 
     Args:
+      num_classes: the student's.
+      student_view: what a teacher sees that has no view of its own.
       device: "cpu", or "meta" to check names, classes and weights at no cost.
 
     Raises:
-      UserError: unknown model, missing weights, or another number of classes than the student's.
+      UserError: unknown model, missing or foreign weights, or classes that do not agree.
     """
-    if not section.teacher and not section.teacher_weights:
-        return []
-    path = section.teacher_weights
-    facts = read_facts(path) if path else {}
-    name = section.teacher or facts.get("model", "")
+    sections = [one for one in get_teacher_sections(section) if one.model != EMA]
+    return [_create_teacher(one, num_classes, student_view, device) for one in sections]
+
+
+def combine_answers(
+    answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
+) -> tuple[Tensor, ...]:
+    """The answers of several teachers as the losses want them.
+
+    Args:
+      answers: logits [B, K] of each teacher.
+      ensemble: `probs`: log of the weighted mean of probabilities at temperature 1; `logits`:
+        weighted mean of logits; `separate`: as they are.
+    """
+    if len(answers) < 2 or ensemble == "separate":
+        return tuple(answers)
+    shares = [weight / sum(weights) for weight in weights]
+    if ensemble == "logits":
+        return (sum(share * answer for share, answer in zip(shares, answers, strict=True)),)
+    log_probs = [
+        torch.log_softmax(answer, dim=-1) + torch.tensor(share).log().item()
+        for share, answer in zip(shares, answers, strict=True)
+    ]
+    return (torch.logsumexp(torch.stack(log_probs), dim=0),)
+
+
+def _create_teacher(
+    section: TeacherSection, num_classes: int, student_view: View, device: str
+) -> Teacher:
+    facts = read_facts(section.weights) if section.weights else {}
+    name = _choose_name(section, facts)
+    classes = _load_label_map(section, num_classes)
+    own_classes = section.num_classes or facts.get("num_classes") or num_classes
+    if classes is None and own_classes != num_classes:
+        raise UserError(
+            f"distill.teacher {name!r} has {own_classes} classes, the student {num_classes}; use a "
+            "teacher of the same classes, or map them by distill.teachers label_map"
+        )
+    if classes is not None and int(classes.max()) >= own_classes:
+        raise UserError(
+            f"distill.teachers label_map ({section.label_map!r}) names class {int(classes.max())}, "
+            f"but {name!r} has {own_classes}; set num_classes or correct the map"
+        )
+    arguments = {**facts.get("args", {}), **section.args, "num_classes": own_classes}
+    model = build_model(
+        name,
+        arguments,
+        pretrained=not section.weights and device != "meta",
+        key="distill.teacher",
+        device=device,
+    )
+    if section.weights:
+        tensors = load_weights(section.weights, "distill.teacher_weights")
+        _check_head(model, tensors, own_classes, section.weights)
+        load_into(model, tensors, "distill.teacher_weights", section.weights)
+    if section.dtype == "bf16":
+        model = model.to(torch.bfloat16)
+    view = _create_view(section, facts, model, student_view)
+    return Teacher(model, view, classes=classes, weight=section.weight)
+
+
+def _choose_name(section: TeacherSection, facts: dict[str, Any]) -> str:
+    name = section.model or facts.get("model", "")
     if not name:
         raise UserError(
-            f"distill.teacher_weights ({path!r}) does not say its model; name it by distill.teacher"
+            f"distill.teacher_weights ({section.weights!r}) does not say its model; name it by "
+            "distill.teacher"
         )
     if facts and facts["model"] != name:
         raise UserError(
             f"distill.teacher ({name!r}) is not the model in distill.teacher_weights "
-            f"({path!r}), which is {facts['model']!r}; drop distill.teacher"
+            f"({section.weights!r}), which is {facts['model']!r}; drop distill.teacher"
         )
-    _check_classes(facts.get("num_classes"), num_classes, name)
-    find_model_name(name, "distill.teacher")
-    arguments = {**facts.get("args", {}), **section.teacher_args}
-    model = build_model(
-        name,
-        {**arguments, "num_classes": num_classes},
-        pretrained=not path and device != "meta",
-        key="distill.teacher",
-        device=device,
-    )
-    if not path:
-        return [Teacher(model)]
-    tensors = load_weights(path, "distill.teacher_weights")
-    _check_head(model, tensors, num_classes, path)
-    load_into(model, tensors, "distill.teacher_weights", path)
-    return [Teacher(model)]
+    return find_model_name(name, "distill.teacher")
 
 
-def _check_classes(teacher_classes: int | None, num_classes: int, name: str) -> None:
-    if teacher_classes is not None and teacher_classes != num_classes:
+def _create_view(
+    section: TeacherSection, facts: dict[str, Any], model: nn.Module, student_view: View
+) -> View:
+    """Its own size and normalisation where the section, its run or timm's hub tells them."""
+    mean, std = section.mean or facts.get("mean"), section.std or facts.get("std")
+    hub = getattr(model, "pretrained_cfg", {}) if not section.weights else {}
+    if mean is None and hub.get("mean"):
+        mean, std = [255 * v for v in hub["mean"]], [255 * v for v in hub["std"]]
+    if mean is None or std is None:
+        mean, std = student_view.mean.flatten().tolist(), student_view.std.flatten().tolist()
+    channels = student_view.mean.shape[1]
+    return View(spread_channels(mean, channels), spread_channels(std, channels), section.size)
+
+
+def _load_label_map(section: TeacherSection, num_classes: int) -> Tensor | None:
+    if not section.label_map:
+        return None
+    try:
+        values = json.loads(Path(section.label_map).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"distill.teacher {name!r} has {teacher_classes} classes, the student {num_classes}; "
-            "use a teacher of the same classes"
+            f"distill.teachers label_map ({section.label_map!r}) cannot be read: {error}; give a "
+            "JSON list of class numbers"
+        ) from error
+    is_list = isinstance(values, list) and all(isinstance(v, int) and v >= 0 for v in values)
+    if not is_list or len(values) != num_classes:
+        raise UserError(
+            f"distill.teachers label_map ({section.label_map!r}) must be a list of {num_classes} "
+            "class numbers, one for each class of the student"
         )
+    return torch.tensor(values, dtype=torch.int64)
 
 
 def _check_head(model: nn.Module, tensors: dict[str, Tensor], num_classes: int, path: str) -> None:
     """Tell a wrong number of classes apart from a wrong model."""
     for name, value in model.state_dict().items():
         found = tensors.get(name)
-        if found is None or found.shape == value.shape or found.ndim == 0 or value.ndim == 0:
+        if found is None or found.shape == value.shape or not found.ndim or not value.ndim:
             continue
         if value.shape[0] == num_classes and found.shape[1:] == value.shape[1:]:
-            _check_classes(found.shape[0], num_classes, path)
+            raise UserError(
+                f"distill.teacher_weights ({path!r}) is a model of {found.shape[0]} classes, not "
+                f"{num_classes}; use a teacher of the same classes, or map them by "
+                "distill.teachers num_classes and label_map"
+            )

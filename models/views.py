@@ -37,7 +37,7 @@ class View(nn.Module):
 
 def create_view(mean: Sequence[float], std: Sequence[float], channels: int) -> View:
     """A view with one mean and std for each channel; a single value serves all."""
-    return View(_spread(mean, channels), _spread(std, channels))
+    return View(spread_channels(mean, channels), spread_channels(std, channels))
 
 
 def to_pixels(images: Tensor) -> Tensor:
@@ -45,6 +45,7 @@ def to_pixels(images: Tensor) -> Tensor:
     return images.permute(0, 3, 1, 2).to(torch.float32)
 
 
-def _spread(values: Sequence[float], channels: int) -> list[float]:
+def spread_channels(values: Sequence[float], channels: int) -> list[float]:
+    """One number for each channel; a single one serves all."""
     values = [float(v) for v in values]
     return values * channels if len(values) == 1 else values

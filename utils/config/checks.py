@@ -54,21 +54,31 @@ def _check_distillation(config: RunConfig) -> None:
         raise UserError(
             f"distill.loss ({distill.loss!r}) and distill.losses are both given; keep one of them"
         )
+    single = distill.teacher or distill.teacher_weights
+    if single and distill.teachers:
+        raise UserError(
+            f"distill.teacher ({single!r}) and distill.teachers are both given; keep one of them"
+        )
     wants_loss = bool(distill.loss or distill.losses)
-    if wants_loss and not distill.teacher and not distill.teacher_weights:
+    has_teacher = bool(single or distill.teachers or distill.teacher_cache)
+    if wants_loss and not has_teacher:
         raise UserError(
             "distill.loss is given but distill.teacher is empty; name a teacher or drop the loss"
         )
-    if (distill.teacher or distill.teacher_weights) and not wants_loss:
+    if has_teacher and not wants_loss:
         raise UserError(
-            f"distill.teacher ({distill.teacher or distill.teacher_weights!r}) has no loss to "
-            "teach by; set distill.loss (--kd soft) or distill.losses"
+            f"distill.teacher ({single or 'given'!r}) has no loss to teach by; set distill.loss "
+            "(--kd soft) or distill.losses"
         )
-    part = config.data.global_batch_size // config.train.accumulate_steps
-    if wants_loss and part % distill.group_size:
+    names = [distill.teacher, *(teacher.model for teacher in distill.teachers)]
+    if "ema" in names and not config.train.ema:
         raise UserError(
-            f"distill.group_size ({distill.group_size}) does not divide the micro-batch of {part} "
-            "examples; choose a divisor"
+            "distill.teacher 'ema' needs the average of the student's weights; set train.ema"
+        )
+    if distill.teacher_cache and distill.views == "independent":
+        raise UserError(
+            "distill.views 'independent' contradicts distill.teacher_cache: stored answers belong "
+            "to the student's crops; drop one of them"
         )
 
 

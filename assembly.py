@@ -1,0 +1,327 @@
+"""Builds what a replica works with: loaders, models, objective and train state.
+
+Models give outputs and losses turn outputs into one number; they meet here, in `TrainObjective`,
+so that the engine knows of neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from datasets import Batch, Loader, Position, create_loader
+from engine import Plan, TrainState, create_ema
+from losses import LossInputs, LossOutput, Objective, SparseTeacher, create_objective
+from models import (
+    EMA,
+    FeatureTap,
+    Teacher,
+    View,
+    combine_answers,
+    create_model,
+    create_teachers,
+    create_view,
+    get_feature_shapes,
+    get_teacher_sections,
+)
+from models.views import to_pixels
+from optim_factory import PREPARABLE, Schedule, create_optimizer, create_schedule
+from utils.checkpoint import load_checkpoint, restore_state
+from utils.log import get_logger
+from utils.mixing import Mixing
+from utils.teacher_cache import TeacherCache, open_cache
+from utils.term_weights import TermWeights
+
+if TYPE_CHECKING:
+    from preflight import Task
+    from utils.runtime.base import Runtime
+
+# Names of what travels with a batch beside mixing coefficients.
+TEACHER_IMAGES, TERM_SCALES = "teacher_images", "term_scales"
+
+
+@dataclass
+class Parts:
+    """What a replica works with."""
+
+    state: TrainState
+    plan: Plan
+    objective: TrainObjective
+    train_loader: Loader
+    eval_loader: Loader
+    view: View
+    second_loader: Loader | None = None
+    cache: TeacherCache | None = None
+    term_weights: TermWeights | None = None
+    teacher_metrics: list[dict[str, float]] = field(default_factory=list)
+
+    def count_parameters(self) -> int:
+        """Trainable numbers of the student."""
+        return sum(p.numel() for p in self.state.model.parameters())
+
+    def own_teachers(self) -> list[Teacher]:
+        """The live teachers that have weights of their own: not the student's average."""
+        average = self.state.ema
+        return [one for one in self.objective.teachers if one.model is not average]
+
+    def close(self) -> None:
+        """Let the loaders go."""
+        for loader in (self.train_loader, self.eval_loader, self.second_loader):
+            if loader is not None:
+                loader.close()
+
+
+class TrainObjective:
+    """A micro-batch on the device -> mixed images -> student and teachers -> one loss."""
+
+    def __init__(
+        self, view: View, mixing: Mixing, losses: Objective, classes: int, ensemble: str
+    ) -> None:
+        self.view = view
+        self.mixing = mixing
+        self.losses = losses
+        self.num_classes = classes
+        self.ensemble = ensemble
+        self.teachers: list[Teacher] = []
+        self.student_tap: FeatureTap | None = None
+        self.teacher_tap: FeatureTap | None = None
+
+    def __call__(self, model: nn.Module, batch: Batch) -> LossOutput:
+        pixels = self.mixing.mix_pixels(to_pixels(batch.images), batch.extras)
+        outputs = model(self.view(pixels))
+        logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
+        scales = batch.extras.get(TERM_SCALES)
+        inputs = LossInputs(
+            student_logits=logits,
+            targets=self.mixing.mix_targets(batch.labels, self.num_classes, batch.extras),
+            labels=batch.labels,
+            mask=batch.mask,
+            teacher_logits=self.ask_teachers(pixels, batch),
+            sparse_teacher=_get_stored_answers(batch),
+            student_distill_logits=distill_logits,
+            student_features=self.student_tap.take() if self.student_tap else {},
+            teacher_features=self.teacher_tap.take() if self.teacher_tap else {},
+            example_indices=batch.indices,
+            term_scales=None if scales is None else scales[0],
+        )
+        return self.losses(inputs)
+
+    def ask_teachers(self, pixels: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """Answers of the teachers to mixed pixels, or to their own view of the same examples."""
+        if TEACHER_IMAGES in batch.extras:
+            own = to_pixels(batch.extras[TEACHER_IMAGES])
+            pixels = self.mixing.mix_pixels(own, batch.extras)
+        answers = [teacher(pixels) for teacher in self.teachers]
+        weights = [teacher.weight for teacher in self.teachers]
+        return combine_answers(answers, weights, self.ensemble)
+
+
+def build_parts(runtime: Runtime, task: Task) -> Parts:
+    """Loaders, models, objective and train state of this replica, restored if asked."""
+    config, shard = task.config, (runtime.rank, runtime.world_size)
+    train_loader = create_loader(config, "train", shard=shard)
+    eval_loader = create_loader(config, "eval", shard=shard)
+    second_loader = None
+    if config.distill.views == "independent":
+        second_loader = create_loader(config, "train", shard=shard, view=1)
+    plan, schedule = _create_plan(task, train_loader.batches_per_epoch)
+    view = create_view(*train_loader.normalisation, channels=train_loader.image_shape[2])
+    torch.manual_seed(config.train.seed)
+    student = create_model(config.model, num_classes=task.num_classes)
+    losses = create_objective(config.distill)
+    height, width, channels = train_loader.image_shape
+    _build_projections(task, losses, view, (channels, height, width))
+    objective = TrainObjective(
+        view, Mixing(config.train), losses, task.num_classes, config.distill.ensemble
+    )
+    state = _create_state(runtime, task, student, losses, schedule)
+    _add_teachers(runtime, task, objective, state)
+    view.to(runtime.device)
+    if task.checkpoint is not None:
+        parts, facts = load_checkpoint(task.checkpoint)
+        restore_state(state, parts, facts, task.checkpoint)
+        get_logger().info("resumed from %s at step %d", task.checkpoint, state.step)
+    return Parts(
+        state,
+        plan,
+        objective,
+        train_loader,
+        eval_loader,
+        view,
+        second_loader,
+        open_cache(config, task.stream, task.teachers, shard)
+        if config.distill.teacher_cache
+        else None,
+        TermWeights.create(config.distill.losses, plan.total_steps, plan.steps_per_epoch),
+    )
+
+
+def iterate_batches(parts: Parts, first_step: int) -> Iterator[Batch]:
+    """Training batches from a step on, with this rank's share of all that travels with them.
+
+    A cache that is shorter than the run starts over, and so do its epochs' crops and mixing.
+    """
+    loader, cache = parts.train_loader, parts.cache
+    period = None if cache is None else cache.epochs * loader.batches_per_epoch
+    step = first_step
+    while True:
+        stream_step = step if period is None else step % period
+        for batch in _iterate_stream(parts, stream_step):
+            if parts.term_weights is not None:
+                scales = parts.term_weights.get_scales(step)
+                batch.extras[TERM_SCALES] = scales.expand(len(batch.labels), -1).contiguous()
+            yield batch
+            step += 1
+            if period is not None and step % period == 0:
+                break
+
+
+def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, Batch]]:
+    """Steps and host batches with mixing coefficients: the stream that a teacher cache stores."""
+    loader, mixing = parts.train_loader, parts.objective.mixing
+    epoch, batch_in_epoch = divmod(first_step, loader.batches_per_epoch)
+    position = Position(epoch, batch_in_epoch * loader.global_batch_size)
+    for step, batch in enumerate(loader.batches(position), start=first_step):
+        if mixing.active:
+            drawn = mixing.sample(step, loader.global_batch_size, loader.image_shape[:2])
+            start = loader.shard[0] * loader.rank_batch_size
+            block = slice(start, start + loader.rank_batch_size)
+            batch.extras.update({name: value[block] for name, value in drawn.items()})
+        yield step, batch
+
+
+def _iterate_stream(parts: Parts, first_step: int) -> Iterator[Batch]:
+    second = None
+    if parts.second_loader is not None:
+        epoch, batch_in_epoch = divmod(first_step, parts.second_loader.batches_per_epoch)
+        examples = batch_in_epoch * parts.second_loader.global_batch_size
+        second = iter(parts.second_loader.batches(Position(epoch, examples)))
+    for step, batch in iterate_stream_steps(parts, first_step):
+        if parts.cache is not None:
+            batch.extras.update(parts.cache.read(step))
+        if second is not None:
+            batch.extras[TEACHER_IMAGES] = next(second).images
+        yield batch
+
+
+def predict(view: View, model: nn.Module, batch: Batch) -> Tensor:
+    """Logits [B, K] of a device batch of evaluation."""
+    return model(view(to_pixels(batch.images)))
+
+
+def ask_teacher(teacher: Teacher, batch: Batch) -> Tensor:
+    """A teacher's logits [B, K] of a device batch of evaluation, through its own view."""
+    return teacher(to_pixels(batch.images))
+
+
+def _get_stored_answers(batch: Batch) -> SparseTeacher | None:
+    if "cache_log_probs" not in batch.extras:
+        return None
+    names = ("cache_log_probs", "cache_indices", "cache_residual")
+    return SparseTeacher(*(batch.extras[name] for name in names))
+
+
+def _build_projections(
+    task: Task, losses: Objective, view: View, image_shape: tuple[int, int, int]
+) -> None:
+    """Make the projections of feature losses from shapes found on the meta device."""
+    if not losses.student_layers() and not losses.teacher_layers():
+        losses.build({}, {})
+        return
+    config = task.config
+    student = create_model(config.model, num_classes=task.num_classes, device="meta")
+    student_shapes = get_feature_shapes(student, losses.student_layers(), image_shape, "student")
+    teachers = create_teachers(
+        config.distill, num_classes=task.num_classes, student_view=view, device="meta"
+    )
+    size = teachers[0].view.size
+    shape = image_shape if size is None else (image_shape[0], size, size)
+    model = teachers[0].model.float()
+    teacher_shapes = get_feature_shapes(model, losses.teacher_layers(), shape, "teacher")
+    losses.build(student_shapes, teacher_shapes)
+
+
+def _create_state(
+    runtime: Runtime, task: Task, student: nn.Module, losses: Objective, schedule: Schedule
+) -> TrainState:
+    config = task.config
+    if hasattr(student, "set_distilled_training"):
+        student.set_distilled_training(_wants_distill_token(task))
+    ema = create_ema(student) if config.train.ema else None
+    for module in (student, losses, ema):
+        if module is not None:
+            runtime.prepare(module)
+    optimizer = create_optimizer(
+        config.optim,
+        student,
+        extra=losses,
+        device_arguments=runtime.optimizer_arguments(config.optim.name.lower()),
+    )
+    if config.optim.name.lower() in PREPARABLE:
+        runtime.prepare_optimizer(optimizer)
+    return TrainState(
+        model=student,
+        extra=losses,
+        optimizer=optimizer,
+        schedule=schedule,
+        ema=ema,
+        ema_decay=config.train.ema_decay,
+        accumulate_steps=config.train.accumulate_steps,
+        max_grad_norm=config.optim.max_grad_norm,
+    )
+
+
+def _wants_distill_token(task: Task) -> bool:
+    """Whether a term looks at the distillation token's own logits."""
+    distill = task.config.distill
+    names = [distill.loss, *(term.name for term in distill.losses)]
+    return any(name.startswith("deit_") for name in names)
+
+
+def _add_teachers(
+    runtime: Runtime, task: Task, objective: TrainObjective, state: TrainState
+) -> None:
+    """Put the live teachers on the device and their taps, and the student's, in place."""
+    config, losses = task.config, objective.losses
+    if losses.student_layers():
+        objective.student_tap = FeatureTap(state.model, losses.student_layers(), "student")
+    if config.distill.teacher_cache:
+        return
+    teachers = create_teachers(
+        config.distill, num_classes=task.num_classes, student_view=objective.view
+    )
+    objective.teachers = [runtime.prepare(teacher) for teacher in teachers]
+    if losses.teacher_layers():
+        objective.teacher_tap = FeatureTap(teachers[0].model, losses.teacher_layers(), "teacher")
+    for section in get_teacher_sections(config.distill):
+        if section.model == EMA:
+            average = Teacher(state.ema, objective.view, weight=section.weight)
+            objective.teachers.append(average)
+
+
+def _create_plan(task: Task, steps_per_epoch: int) -> tuple[Plan, Schedule]:
+    config = task.config
+    total = config.train.steps or config.train.epochs * steps_per_epoch
+    schedule = create_schedule(config.optim, total_steps=total, steps_per_epoch=steps_per_epoch)
+
+    def in_steps(epochs: float) -> int:
+        return max(1, round(epochs * steps_per_epoch))
+
+    plan = Plan(
+        total_steps=total,
+        steps_per_epoch=steps_per_epoch,
+        log_every=config.train.log_every_steps,
+        eval_every=in_steps(config.train.eval_every_epochs),
+        checkpoint_every=config.train.checkpoint_every_steps
+        or in_steps(config.train.checkpoint_every_epochs),
+        seed=config.train.seed,
+        graph_budget=config.runtime.graph_budget,
+    )
+    get_logger().info(
+        "%d steps, %d an epoch; graph budget %d", total, steps_per_epoch, plan.graph_budget
+    )
+    return plan, schedule

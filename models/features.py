@@ -1,0 +1,70 @@
+"""Activations by module path: what feature losses look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from utils.errors import UserError, get_hint
+
+
+class FeatureTap:
+    """Keeps the outputs of named submodules of a model from its last forward.
+
+    Args:
+      paths: module paths such as `blocks.3`.
+      side: `student` or `teacher`, for messages.
+
+    Raises:
+      UserError: no such module; names the near ones.
+    """
+
+    def __init__(self, model: nn.Module, paths: Sequence[str], side: str) -> None:
+        self._kept: dict[str, Tensor] = {}
+        modules = dict(model.named_modules())
+        for path in paths:
+            if path not in modules or not path:
+                known = [name for name in modules if name]
+                raise UserError(
+                    f"distill.losses: the {side} has no layer {path!r}; {_get_near(path, known)}"
+                )
+            modules[path].register_forward_hook(self._create_hook(path))
+
+    def take(self) -> dict[str, Tensor]:
+        """Outputs by path since the last call; they are forgotten here."""
+        kept, self._kept = self._kept, {}
+        return kept
+
+    def _create_hook(self, path: str) -> Callable[..., None]:
+        def keep(_module: nn.Module, _inputs: tuple, output: Tensor | Sequence[Tensor]) -> None:
+            self._kept[path] = output if isinstance(output, Tensor) else output[0]
+
+        return keep
+
+
+@torch.no_grad()
+def get_feature_shapes(
+    model: nn.Module, paths: Sequence[str], image_shape: tuple[int, int, int], side: str
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of activations for a batch of two, by a forward on the meta device.
+
+    Args:
+      model: on the meta device.
+      image_shape: (C, H, W) of the model's input.
+    """
+    if not paths:
+        return {}
+    tap = FeatureTap(model, paths, side)
+    model.eval()
+    model(torch.empty((2, *image_shape), device="meta"))
+    return {path: tuple(value.shape) for path, value in tap.take().items()}
+
+
+def _get_near(path: str, known: list[str]) -> str:
+    """Near paths, or the first ones if nothing is near."""
+    hint = get_hint(path, known)
+    if hint.startswith("did you mean"):
+        return hint
+    return f"its layers are {', '.join(known[:8])}, ..."

@@ -1,0 +1,203 @@
+"""What can be found wrong before any device is touched: `check` turns a config into a `Task`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from big_vision.pp.checks import require_valid_spec
+from big_vision.pp.device_ops import split_device_ops
+from datasets import DatasetFacts, choose_order, describe_dataset
+from losses import Objective, create_objective
+from models import (
+    FeatureTap,
+    create_model,
+    create_teachers,
+    create_view,
+    find_model_name,
+    get_teacher_sections,
+    hash_teacher,
+)
+from optim_factory import check_optimizer_name, create_schedule
+from utils.checkpoint import find_checkpoint, read_table
+from utils.errors import UserError
+from utils.runs import Run, RunStore
+from utils.runs.store import check_free
+from utils.teacher_cache import describe_stream, open_cache
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from utils.config import RunConfig
+
+
+@dataclass(frozen=True)
+class Task:
+    """A checked configuration: what every replica starts from.
+
+    Args:
+      run: where the results go.
+      checkpoint: weights and state to continue or to evaluate; none: a new run.
+      num_classes: of student, teachers and dataset.
+      model_facts: how to create the exported student again.
+      stream: what decides which training examples come when, for a single input process.
+      teachers: hashes of the teachers that the run names.
+    """
+
+    config: RunConfig
+    run: Run
+    checkpoint: Path | None
+    num_classes: int
+    model_facts: dict[str, Any]
+    stream: dict[str, Any]
+    teachers: list[str]
+
+
+def check(config: RunConfig) -> Task:
+    """All that can be found wrong without a device; nothing is written.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+    find_model_name(config.model.name)
+    check_optimizer_name(config.optim.name)
+    require_valid_spec(config.data.train_pp, "data.train_pp")
+    require_valid_spec(config.data.eval_pp, "data.eval_pp")
+    facts = describe_dataset(config)
+    classes = _choose_classes(config, facts.num_classes)
+    total_steps, steps_per_epoch = _count_steps(config, facts.num_examples["train"])
+    create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    objective = create_objective(config.distill)
+    _check_groups(config, objective)
+    student = create_model(config.model, num_classes=classes, device="meta")
+    _check_teachers(config, classes, student, objective)
+    stream = _describe_stream(config, facts, classes)
+    teachers = _identify_teachers(config)
+    if config.distill.teacher_cache:
+        open_cache(config, stream, teachers, shard=(0, 1))
+    run, checkpoint = _choose_run(config)
+    if checkpoint is not None:
+        _check_checkpoint(student, checkpoint)
+    model_facts = _get_model_facts(config, classes)
+    return Task(config, run, checkpoint, classes, model_facts, stream, teachers)
+
+
+def _identify_teachers(config: RunConfig) -> list[str]:
+    """Hashes of the teachers, and how several become one answer."""
+    hashes = [hash_teacher(one) for one in get_teacher_sections(config.distill)]
+    return [*hashes, config.distill.ensemble] if len(hashes) > 1 else hashes
+
+
+def _describe_stream(config: RunConfig, facts: DatasetFacts, classes: int) -> dict[str, Any]:
+    return describe_stream(
+        config,
+        dataset_version=facts.version,
+        num_examples=facts.num_examples["train"],
+        num_classes=classes,
+        order=choose_order(config),
+        shards=1,
+    )
+
+
+def _get_model_facts(config: RunConfig, classes: int) -> dict[str, Any]:
+    """How to create the student again, and what its input looks like."""
+    arguments = dict(config.model.args)
+    if config.model.image_size is not None:
+        arguments["img_size"] = config.model.image_size
+    mean, std = split_device_ops(config.data.eval_pp, config.data.image_key)[1]
+    return {
+        "model": config.model.name,
+        "args": arguments,
+        "num_classes": classes,
+        "mean": list(mean),
+        "std": list(std),
+    }
+
+
+def _choose_classes(config: RunConfig, dataset_classes: int) -> int:
+    classes = config.model.num_classes or dataset_classes
+    if classes < dataset_classes:
+        raise UserError(
+            f"model.num_classes ({classes}) is less than the {dataset_classes} classes of "
+            f"{config.data.name or config.data.source}; raise it or leave it out"
+        )
+    return classes
+
+
+def _count_steps(config: RunConfig, num_examples: int) -> tuple[int, int]:
+    """Optimizer steps of the run and of one epoch."""
+    batch = config.data.global_batch_size
+    steps_per_epoch = num_examples // batch
+    if steps_per_epoch == 0:
+        raise UserError(
+            f"data.global_batch_size ({batch}) exceeds the {num_examples} examples of "
+            f"data.train_split ({config.data.train_split!r}); lower it"
+        )
+    return config.train.steps or config.train.epochs * steps_per_epoch, steps_per_epoch
+
+
+def _check_groups(config: RunConfig, objective: Objective) -> None:
+    """Losses between examples work in groups that a micro-batch must hold whole."""
+    part = config.data.global_batch_size // config.train.accumulate_steps
+    for size in objective.group_sizes():
+        if part % size:
+            raise UserError(
+                f"distill.group_size ({size}) does not divide the micro-batch of {part} examples; "
+                "choose a divisor"
+            )
+
+
+def _check_teachers(
+    config: RunConfig, classes: int, student: nn.Module, objective: Objective
+) -> None:
+    """Names, weights, classes and layers of the teachers, on the meta device."""
+    view = create_view((0.0,), (1.0,), channels=3)
+    teachers = create_teachers(
+        config.distill, num_classes=classes, student_view=view, device="meta"
+    )
+    FeatureTap(student, objective.student_layers(), "student")
+    layers = objective.teacher_layers()
+    if layers and not teachers:
+        raise UserError(
+            "distill.losses names layers of a teacher, but no teacher with weights of its own "
+            "runs in the step; drop distill.teacher_cache or name a teacher"
+        )
+    if layers:
+        FeatureTap(teachers[0].model, layers, "teacher")
+
+
+def _choose_run(config: RunConfig) -> tuple[Run, Path | None]:
+    """The run's directory and the checkpoint to continue or evaluate, if any."""
+    store = RunStore(config.run.output_dir, config.run.experiment)
+    if not config.run.resume:
+        run = store.choose(config.run.run_id, config.train.seed)
+        if not config.run.eval_only:
+            check_free(run, overwrite=config.run.overwrite)
+        return run, None
+    if config.run.resume != "auto":
+        checkpoint = find_checkpoint(Path(config.run.resume))
+        return Run(checkpoint.parent.parent), checkpoint
+    found = Run(store.folder / config.run.run_id) if config.run.run_id else store.find_newest()
+    if found is None or not found.checkpoints.is_dir():
+        if config.run.eval_only:
+            raise UserError(
+                f"run.resume 'auto' finds no checkpoint under {store.folder}; train first, or give "
+                "--resume PATH"
+            )
+        return found or store.choose(config.run.run_id, config.train.seed), None
+    return found, find_checkpoint(found.path)
+
+
+def _check_checkpoint(student: nn.Module, checkpoint: Path) -> None:
+    table = read_table(checkpoint)
+    own = {f"model/{name}": list(v.shape) for name, v in student.state_dict().items()}
+    found = {name: entry[0] for name, entry in table.items() if name.startswith("model/")}
+    wrong = sorted(n for n in own.keys() | found.keys() if own.get(n) != found.get(n))
+    if wrong:
+        name = wrong[0]
+        raise UserError(
+            f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(wrong)} "
+            f"tensors differ, first {name} {found.get(name, 'missing')} instead of "
+            f"{own.get(name, 'nothing')}; resume with the model that wrote it"
+        )

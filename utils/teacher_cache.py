@@ -1,0 +1,307 @@
+"""Stored teachers: top-k answers to the very stream of examples that a training run sees.
+
+A cache is a directory with `manifest.json` and, for each epoch and each process that wrote it, one
+file of fixed-size rows in the order of the global batches: k log-probabilities (float16), k classes
+(the smallest unsigned integer type) and the logarithm of the remaining mass (float16).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
+LOG_PROBS, INDICES, RESIDUAL = "cache_log_probs", "cache_indices", "cache_residual"
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of a cache.
+
+    Args:
+      top_k: classes stored for each example.
+      num_classes: K of the student.
+      epochs: epochs stored.
+      steps_per_epoch: global batches of an epoch.
+      global_batch_size: examples of a global batch.
+    """
+
+    top_k: int
+    num_classes: int
+    epochs: int
+    steps_per_epoch: int
+    global_batch_size: int
+
+    @property
+    def index_dtype(self) -> np.dtype:
+        """The smallest unsigned type that holds a class number."""
+        return np.min_scalar_type(max(self.num_classes - 1, 0))
+
+    @property
+    def row_dtype(self) -> np.dtype:
+        """One example's row, packed."""
+        k = (self.top_k,)
+        fields = [("log_probs", "<f2", k), ("indices", self.index_dtype, k), ("rest", "<f2")]
+        return np.dtype(fields)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of all rows."""
+        examples = self.epochs * self.steps_per_epoch * self.global_batch_size
+        return examples * self.row_dtype.itemsize
+
+
+def describe_stream(
+    config: RunConfig,
+    *,
+    dataset_version: str,
+    num_examples: int,
+    num_classes: int,
+    order: str,
+    shards: int,
+) -> dict[str, Any]:
+    """All that decides which pixels the teacher is asked about, in which order.
+
+    Two runs with equal descriptions see the same examples in the same batches.
+    """
+    data, train = config.data, config.train
+    return {
+        "dataset": [data.source, data.name, dataset_version, data.train_split, num_examples],
+        "train_pp": data.train_pp,
+        "image_key": data.image_key,
+        "order": order,
+        "input_processes": shards if order == "sharded" else 0,
+        "seed": train.seed,
+        "global_batch_size": data.global_batch_size,
+        "mixing": [train.mixup_alpha, train.cutmix_alpha, train.mix_prob, train.cutmix_prob],
+        "num_classes": num_classes,
+    }
+
+
+def pack_answers(logits: Tensor, shape: CacheShape) -> np.ndarray:
+    """Rows [B] of the k best classes of teacher logits [B, K], on the host."""
+    log_probs = torch.log_softmax(logits.double(), dim=-1)
+    best, indices = log_probs.topk(shape.top_k, dim=-1)
+    rest = (1.0 - best.exp().sum(dim=-1)).clamp(min=0.0)
+    if shape.top_k == shape.num_classes:
+        rest = torch.zeros_like(rest)
+    rows = np.zeros(len(logits), shape.row_dtype)
+    rows["log_probs"] = best.numpy()
+    rows["indices"] = indices.numpy()
+    rows["rest"] = rest.log().numpy()
+    return rows
+
+
+class CacheWriter:
+    """Writes one process's rows of one epoch; continues where an earlier process stopped.
+
+    Rows go to a `.part` file, whose name loses that ending when the epoch is whole.
+    """
+
+    def __init__(
+        self, folder: Path, shape: CacheShape, epoch: int, shard: tuple[int, int] = (0, 1)
+    ) -> None:
+        self._path = folder / _get_file_name(epoch, *shard)
+        self._part = self._path.with_suffix(".part")
+        self._mark = self._path.with_suffix(".progress")
+        self._rows_per_step = shape.global_batch_size // shard[1]
+        self._steps = shape.steps_per_epoch
+        self._rows: np.memmap | None = None
+        self.steps_done = self._steps if self._path.is_file() else 0
+        if self.steps_done:
+            return
+        count = self._steps * self._rows_per_step
+        is_new = not self._part.is_file() or not self._mark.is_file()
+        if not is_new:
+            self.steps_done = int(self._mark.read_text())
+        self._rows = np.memmap(
+            self._part, shape.row_dtype, mode="w+" if is_new else "r+", shape=(count,)
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every step of the epoch is stored."""
+        return self.steps_done == self._steps
+
+    def append(self, rows: np.ndarray) -> None:
+        """Store the next step's rows; progress is kept every 50 steps and at the end."""
+        start = self.steps_done * self._rows_per_step
+        self._rows[start : start + self._rows_per_step] = rows
+        self.steps_done += 1
+        if self.steps_done % 50 == 0 or self.is_complete:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make what is stored so far safe; name the file when the epoch is whole."""
+        if self._rows is None:
+            return
+        self._rows.flush()
+        self._mark.write_text(str(self.steps_done))
+        if self.is_complete:
+            self._rows = None
+            self._part.replace(self._path)
+            self._mark.unlink()
+
+
+def write_manifest(
+    folder: Path, stream: Mapping[str, Any], teachers: list[str], shape: CacheShape, writers: int
+) -> None:
+    """Say what a cache holds; one that is there already must say the same, but for more epochs."""
+    manifest = {
+        "format_version": FORMAT_VERSION,
+        "stream": dict(stream),
+        "teachers": teachers,
+        "top_k": shape.top_k,
+        "steps_per_epoch": shape.steps_per_epoch,
+        "epochs": shape.epochs,
+        "writers": writers,
+        "bytes_per_example": shape.row_dtype.itemsize,
+    }
+    path = folder / MANIFEST
+    if path.is_file():
+        old = read_manifest(folder)
+        _refuse_difference(folder, old, {**manifest, "epochs": old["epochs"]}, "--out")
+        manifest["epochs"] = max(old["epochs"], shape.epochs)
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a cache.
+
+    Raises:
+      UserError: none there, or of another format.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"distill.teacher_cache ({str(folder)!r}): no readable {MANIFEST} ({error}); make the "
+            "cache by tools/cache_teacher.py"
+        ) from error
+    if manifest.get("format_version") != FORMAT_VERSION:
+        raise UserError(
+            f"distill.teacher_cache ({str(folder)!r}) has format "
+            f"{manifest.get('format_version')}, this program reads {FORMAT_VERSION}; make it again"
+        )
+    return manifest
+
+
+class TeacherCache:
+    """Replays a cache to one rank.
+
+    Args:
+      shard: (index, count) of the rank; any number of ranks that divides the global batch.
+    """
+
+    def __init__(self, folder: Path, shard: tuple[int, int] = (0, 1)) -> None:
+        manifest = read_manifest(folder)
+        stream = manifest["stream"]
+        self.epochs: int = manifest["epochs"]
+        self._shape = CacheShape(
+            manifest["top_k"],
+            stream["num_classes"],
+            manifest["epochs"],
+            manifest["steps_per_epoch"],
+            stream["global_batch_size"],
+        )
+        self._writers: int = manifest["writers"]
+        rows = self._shape.global_batch_size // shard[1]
+        self._block = range(shard[0] * rows, (shard[0] + 1) * rows)
+        self._files = {
+            (epoch, writer): self._open(folder, epoch, writer)
+            for epoch in range(self.epochs)
+            for writer in range(self._writers)
+        }
+
+    def read(self, step: int) -> dict[str, Tensor]:
+        """This rank's answers of a step: log-probabilities, classes and remaining mass."""
+        epoch, step_in_epoch = divmod(step, self._shape.steps_per_epoch)
+        size = self._shape.global_batch_size // self._writers
+        pieces = []
+        for writer in range(self._writers):
+            first, last = writer * size, (writer + 1) * size
+            start, stop = max(self._block.start, first), min(self._block.stop, last)
+            if start < stop:
+                rows = self._files[epoch % self.epochs, writer]
+                offset = step_in_epoch * size - first
+                pieces.append(rows[offset + start : offset + stop])
+        found = np.concatenate(pieces)
+        return {
+            LOG_PROBS: torch.from_numpy(found["log_probs"].astype(np.float32)),
+            INDICES: torch.from_numpy(found["indices"].astype(np.int32)),
+            RESIDUAL: torch.from_numpy(np.exp(found["rest"].astype(np.float32))),
+        }
+
+    def _open(self, folder: Path, epoch: int, writer: int) -> np.memmap:
+        path = folder / _get_file_name(epoch, writer, self._writers)
+        count = self._shape.steps_per_epoch * self._shape.global_batch_size // self._writers
+        wanted = count * self._shape.row_dtype.itemsize
+        if not path.is_file() or path.stat().st_size != wanted:
+            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            raise UserError(
+                f"distill.teacher_cache: {path} is {found} instead of {wanted} bytes; finish it by "
+                "tools/cache_teacher.py"
+            )
+        return np.memmap(path, self._shape.row_dtype, mode="r", shape=(count,))
+
+
+def open_cache(
+    config: RunConfig, stream: Mapping[str, Any], teachers: list[str], shard: tuple[int, int]
+) -> TeacherCache:
+    """The cache of a run, checked against it.
+
+    Args:
+      stream: of `describe_stream` for this run.
+      teachers: hashes of the teachers that the run names; empty: whatever the cache holds.
+
+    Raises:
+      UserError: the cache belongs to another stream or teacher (the difference is named), is not
+        whole, or holds fewer epochs than the run needs.
+    """
+    folder = Path(config.distill.teacher_cache)
+    manifest = read_manifest(folder)
+    wanted = {"stream": dict(stream), "teachers": teachers or manifest["teachers"]}
+    _refuse_difference(folder, manifest, {**manifest, **wanted}, "distill.teacher_cache")
+    steps = config.train.steps or config.train.epochs * manifest["steps_per_epoch"]
+    stored = manifest["epochs"] * manifest["steps_per_epoch"]
+    if steps > stored and config.distill.cache_end == "stop":
+        raise UserError(
+            f"distill.teacher_cache ({str(folder)!r}) holds {manifest['epochs']} epochs, the run "
+            f"needs {steps / manifest['steps_per_epoch']:g}; store more, lower train.epochs, or "
+            "set distill.cache_end=cycle"
+        )
+    return TeacherCache(folder, shard)
+
+
+def _refuse_difference(
+    folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], key: str
+) -> None:
+    """Name the first thing in which a cache is not what is wanted."""
+    for name, value in wanted.items():
+        if name == "stream":
+            _refuse_difference(folder, found["stream"], value, key)
+        elif found.get(name) != value:
+            raise UserError(
+                f"{key} ({str(folder)!r}) was made with {name} {found.get(name)!r}, here it is "
+                f"{value!r}; make the cache again or go back to that {name}"
+            )
+
+
+def _get_file_name(epoch: int, writer: int, writers: int) -> str:
+    return f"epoch_{epoch:05d}.{writer:05d}-of-{writers:05d}.bin"
