@@ -27,11 +27,14 @@ def find_model_name(name: str, key: str = "model.name") -> str:
     Raises:
       UserError: unknown, with near names.
     """
-    if name in MODELS or timm.is_model(name):
-        return name
     base, _, tag = name.partition(".")
+    if name in MODELS or (timm.is_model(base) and not tag):
+        return name
     if timm.is_model(base):
-        known = [tag_of.partition(".")[2] for tag_of in timm.list_pretrained(f"{base}.*")]
+        # timm's own look-up drops the tag, and so takes any.
+        known = [found.partition(".")[2] for found in timm.list_pretrained(f"{base}.*")]
+        if tag in known:
+            return name
         raise UserError(f"{key} {name!r}: {base} has no weights tagged {tag!r}; known: {known}")
     near = get_near_names(name, [*MODELS.names(), *timm.list_models()], limit=5)
     hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
