@@ -14,6 +14,8 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# Graphs of tests run a few times only: compiling them without optimisation takes half the time.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 # A backward before the XLA device exists makes the first XLA backward die, and TensorFlow imported
 # before torch_xla aborts Python: so the device comes first, for all tests.
@@ -44,7 +46,7 @@ def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> 
     flags = [
         "--config", str(ROOT / "configs/digits_student.yaml"), f"--data.root={digits_root}",
         f"--run.output_dir={output_dir}", "--run.run_id=taught", "--runtime.device=cpu",
-        "--train.epochs=6", "--train.eval_every_epochs=6", "--run.tensorboard=false",
+        "--train.epochs=6", "--train.eval_every_epochs=6",
     ]  # fmt: skip
     assert main.main(flags) == 0
     return output_dir / "digits_student" / "taught"

@@ -36,6 +36,8 @@ SYNTHETIC = (
     "--optim.warmup_lr=0",
     "--train.log_every_steps=1",
     "--run.tensorboard=false",
+    # Counters belong to the process, which has compiled the graphs of other tests.
+    "--runtime.graph_budget=100000",
     "--run.experiment=tiny",
 )
 

@@ -17,12 +17,13 @@ from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ("--data.root=data", "--data.name=digits")
-SHORT_FLAGS = (
+_SHORT_FLAGS = (
     "model epochs batch_size batch-size lr opt weight_decay data_set data_path tfds_data_dir "
     "tfds_train_split tfds_eval_split output_dir seed resume eval teacher teacher_path kd kd_alpha "
     "kd_temperature clip_grad warmup_epochs min_lr smoothing mixup cutmix drop_path model_ema "
     "model_ema_decay layer_decay update_freq"
-).split()
+)
+SHORT_FLAGS = _SHORT_FLAGS.split()
 
 
 def load(*flags: str) -> RunConfig:
@@ -157,7 +158,7 @@ REFUSED = [
     (("--train.epoch=3",), r"unknown flag --train.epoch; did you mean 'train.epochs'"),
     (("--optim.momentun=3",), r"unknown flag --optim.momentun; did you mean 'optim.momentum'"),
     (("--epoch=3",), r"unknown flag --epoch; did you mean 'epochs'"),
-    (("--nonsense=3",), r"unknown flag --nonsense; see python main.py --help"),
+    (("--qqq=3",), r"unknown flag --qqq; see python main.py --help"),
     (("train.epochs=3",), r"'train.epochs=3' belongs to no flag; write --KEY VALUE"),
     (("--epochs=many",), r"train.epochs \('many'\): input should be a valid integer"),
     (("--epochs=0",), r"train.epochs \('?0'?\): input should be greater than or equal to 1"),

@@ -1,0 +1,37 @@
+"""Runs of main.py in processes of their own: what a person would start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+# Several runs in one fresh process, each with the flags of one list.
+_SERIES = "import json, sys, main; sys.exit(max(main.main(a) for a in json.loads(sys.argv[1])))"
+
+
+def get_command(flags: Sequence[str]) -> list[str]:
+    """`python main.py` with flags."""
+    return [sys.executable, "main.py", *flags]
+
+
+def get_environment() -> dict[str, str]:
+    """This process's environment, with XLA on the CPU where nothing else is said."""
+    return {"PJRT_DEVICE": "CPU", **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def run_main(flags: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """`python main.py` to its end."""
+    return subprocess.run(
+        get_command(flags), cwd=ROOT, env=get_environment(), capture_output=True, text=True
+    )
+
+
+def run_series(runs: Sequence[Sequence[str]]) -> subprocess.CompletedProcess[str]:
+    """Several runs one after the other in one new process; its code is the highest of theirs."""
+    command = [sys.executable, "-c", _SERIES, json.dumps([list(flags) for flags in runs])]
+    return subprocess.run(command, cwd=ROOT, env=get_environment(), capture_output=True, text=True)

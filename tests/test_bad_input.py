@@ -1,0 +1,205 @@
+"""Bad input: one line that names key, value, rule and way out, code 2, and nothing written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import main
+from datasets import create_loader
+from models import export_model
+from tests.child_runs import run_main
+from tests.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
+from utils.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def earlier_run(tmp_path_factory) -> Path:
+    """A finished tiny run of the usual student."""
+    output_dir = tmp_path_factory.mktemp("earlier")
+    assert main.main(create_argv(output_dir, "--train.steps=2", "--run.run_id=a")) == 0
+    return output_dir / "tiny" / "a"
+
+
+@pytest.fixture(scope="module")
+def seven_classes(tmp_path_factory) -> Path:
+    """An exported model with seven classes."""
+    folder = tmp_path_factory.mktemp("seven")
+    args = {**VIT_ARGS, "img_size": 8}
+    facts = {"model": "vit_tiny_patch16_224", "args": args, "num_classes": 7}
+    tensors = create_vit().state_dict()
+    tensors["head.weight"], tensors["head.bias"] = (
+        tensors["head.weight"][:7],
+        tensors["head.bias"][:7],
+    )
+    export_model(tensors, facts, folder)
+    return folder
+
+
+def refuse(capsys, flags: list[str], forbidden: Path) -> str:
+    """Run main with wrong flags; gives its one line."""
+    assert main.main(flags) == 2
+    captured = capsys.readouterr()
+    lines = [line for line in captured.err.splitlines() if "WARNING" not in line]
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert captured.out == ""
+    assert len(errors) == 1
+    assert lines[-1] == errors[0]
+    assert "Traceback" not in captured.err
+    assert not forbidden.exists()
+    return errors[0].removeprefix("error: ")
+
+
+WRONG = [
+    (("--model=vit_tinny_patch16_224",), r"model.name 'vit_tinny_patch16_224' is no model",
+     "vit_tiny_patch16_224"),
+    (("--model=resnet18.no_such_tag",), "model.name 'resnet18.no_such_tag'", "known:"),
+    (("--opt=adamww",), "optim.name 'adamww' is no timm optimizer", "did you mean 'adamw'"),
+    (("--data.train_pp=value_rnage(-1, 1)",), "data.train_pp", "value_range"),
+    (("--data.eval_pp=decode|flip_lrr|value_range(-1, 1)",), "data.eval_pp", "flip_lr"),
+    (("--data.train_pp=resize(8)|value_range(-1, 1",), "data.train_pp", ""),
+    (("--batch_size=128",), "data.global_batch_size (128) exceeds the 96 examples", "lower it"),
+    (("--epochs=2", "--optim.warmup_steps=13"), "optim.warmup_steps (13) exceeds the run's 12",
+     "raise train.epochs"),
+    (("--model.num_classes=5",), "model.num_classes (5) is less than the 10 classes",
+     "leave it out"),
+    (("--kd=kdd", "--teacher=vit_tiny_patch16_224"), "unknown loss 'kdd'", "kd"),
+    (("--kd=kd", "--teacher=vit_tinny_patch16_224"), "'vit_tinny_patch16_224' is no model",
+     "vit_tiny_patch16_224"),
+    (("--kd=kd", "--teacher_path=nowhere.pth", "--teacher=vit_tiny_patch16_224"),
+     "nowhere.pth", "run's directory"),
+    (("--model.weights=nowhere.safetensors",), "model.weights ('nowhere.safetensors')",
+     "finished run's directory"),
+    (('--model.args={"no_such_thing": 1}',), "no_such_thing", "model.args"),
+    (("--resume=nowhere",), "run.resume ('nowhere')", "no whole checkpoint"),
+    (("--eval", "--resume=auto"), "run.resume 'auto' finds no checkpoint", "train first"),
+    (("--run.experiment=a/b",), "run.experiment ('a/b')", "letters, digits"),
+    (("--runtime.device=cuda",), "runtime.device 'cuda' is not there yet", ""),
+    (('--distill.losses=[{"name": "kd", "args": {"temprature": 2}}]',
+      "--teacher=vit_tiny_patch16_224"), "no argument 'temprature'", "did you mean 'temperature'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "what", "way_out"), WRONG)
+def test_a_wrong_flag_is_refused_in_one_line(tmp_path, capsys, flags, what, way_out):
+    line = refuse(capsys, create_argv(tmp_path / "runs", *flags), tmp_path / "runs")
+    assert what in line
+    assert way_out in line
+
+
+def test_a_dataset_root_that_is_not_there_names_the_flag(tmp_path, capsys):
+    flags = ["--config", "configs/digits_student.yaml", f"--data.root={tmp_path / 'gone'}",
+             f"--run.output_dir={tmp_path / 'runs'}"]  # fmt: skip
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert str(tmp_path / "gone") in line
+    assert "data.root" in line
+    assert "--data_path" in line or "--tfds_data_dir" in line
+
+
+@pytest.mark.parametrize("key", ["train_split", "eval_split", "test_split"])
+def test_an_unknown_split_is_refused_with_those_that_exist(tmp_path, capsys, digits_root, key):
+    flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
+             f"--run.output_dir={tmp_path / 'runs'}", f"--data.{key}=validaton"]  # fmt: skip
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert f"data.{key}" in line
+    assert "'validaton'" in line or "(validaton)" in line
+    assert "validation" in line
+
+
+def test_an_unknown_dataset_is_refused(tmp_path, capsys, digits_root):
+    flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
+             f"--run.output_dir={tmp_path / 'runs'}", "--data.name=digit"]  # fmt: skip
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert "data.name" in line
+    assert "digits" in line
+
+
+def test_an_unknown_op_is_named_with_its_position(tmp_path, capsys, digits_root):
+    flags = ["--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
+             f"--run.output_dir={tmp_path / 'runs'}",
+             "--data.train_pp=decode(channels=1)|rezise(8)|value_range(-1, 1)"]  # fmt: skip
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert "data.train_pp" in line
+    assert "rezise" in line
+    assert "resize" in line
+    assert "20" in line or "op 2" in line or "position" in line
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, capsys, earlier_run):
+    other = json.dumps({**VIT_ARGS, "embed_dim": 24})
+    flags = create_argv(tmp_path / "runs", f"--model.args={other}", f"--resume={earlier_run}")
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert f"run.resume ('{earlier_run}" in line
+    assert "a checkpoint of another model" in line
+    assert "resume with the model that wrote it" in line
+
+
+def test_weights_of_another_model_are_refused(tmp_path, capsys, earlier_run):
+    other = json.dumps({**VIT_ARGS, "depth": 2})
+    flags = create_argv(
+        tmp_path / "runs", f"--model.args={other}", f"--model.weights={earlier_run}"
+    )
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert "model.weights" in line
+    assert "missing (blocks.1." in line
+
+
+def test_a_teacher_of_other_classes_is_refused(tmp_path, capsys, seven_classes):
+    flags = create_argv(tmp_path / "runs", "--kd=kd", f"--teacher_path={seven_classes}")
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert "7 classes" in line
+    assert str(CLASSES) in line
+
+
+def test_a_teacher_that_is_another_model_than_its_weights_is_refused(
+    tmp_path, capsys, seven_classes
+):
+    flags = create_argv(
+        tmp_path / "runs", "--kd=kd", f"--teacher_path={seven_classes}", "--teacher=resnet18"
+    )
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert "resnet18" in line
+    assert "vit_tiny_patch16_224" in line
+
+
+def test_a_run_id_that_is_taken_is_refused_and_left_alone(capsys, earlier_run):
+    before = {path: path.stat().st_mtime_ns for path in earlier_run.rglob("*")}
+    flags = create_argv(earlier_run.parent.parent, "--train.steps=2", "--run.run_id=a")
+    assert main.main(flags) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: run.run_id: ")
+    assert "--run.overwrite" in line
+    assert {path: path.stat().st_mtime_ns for path in earlier_run.rglob("*")} == before
+
+
+def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
+    config = create_config(tmp_path)
+    with pytest.raises(UserError, match=r"data.global_batch_size \(16\) is not divisible by the 3"):
+        create_loader(config, "train", shard=(0, 3))
+    with pytest.raises(UserError, match=r"data.eval_batch_size \(40\) is not divisible by the 3"):
+        create_loader(config, "eval", shard=(0, 3))
+
+
+CHILDREN = [
+    (("--train.epoch=3",), "unknown flag --train.epoch; did you mean 'train.epochs'"),
+    (("--data.root=/no/such/place",), "data.root"),
+    (("--model=vit_tinny_patch16_224",), "is no model of timm"),
+]
+
+
+@pytest.mark.parametrize(("flags", "what"), CHILDREN)
+def test_the_command_line_ends_with_code_2_and_one_line(tmp_path, digits_root, flags, what):
+    """A real process: nothing but the line, no traceback, no directory."""
+    output_dir = tmp_path / "runs"
+    done = run_main([
+        "--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
+        f"--run.output_dir={output_dir}", *flags,
+    ])  # fmt: skip
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert what in line
+    assert not output_dir.exists()
