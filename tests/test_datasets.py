@@ -180,6 +180,22 @@ def test_micro_batches_are_contiguous_parts_with_one_last():
     assert all(len(t) == 16 for t in (doubled.images, doubled.mask, doubled.extras["x"]))
 
 
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+def test_single_examples_look_as_in_the_batches(root, order):
+    loader = create_loader(create_config(root, train_pp=RANDOM_PP, order=order), "train")
+    batch = next(loader.batches(Position(2)))
+    shown = loader.load_examples(batch.indices.tolist(), epoch=2)
+    assert torch.equal(shown.images, batch.images) and torch.equal(shown.labels, batch.labels)
+    other = loader.load_examples(batch.indices.tolist(), epoch=3)
+    assert not torch.equal(other.images, batch.images)
+
+
+def test_the_log_says_what_the_shuffle_buffer_holds(root, caplog):
+    with caplog.at_level("INFO", logger="train"):
+        create_loader(create_config(root, order="sharded"), "train")
+    assert "two shuffle windows of" in caplog.text and "GiB" in caplog.text
+
+
 def test_advance_follows_the_batches(root):
     loader = create_loader(create_config(root), "train")
     position = Position()

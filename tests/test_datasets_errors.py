@@ -110,6 +110,18 @@ def test_missing_metadata_is_named(copy):
         describe_dataset(create_config(copy))
 
 
+def test_broken_off_metadata_is_named(copy):
+    path = copy / "records" / "1.0.0" / "dataset_info.json"
+    path.write_text(path.read_text()[:50])
+    with pytest.raises(UserError, match=r"half-written, dataset_info\.json is broken off"):
+        describe_dataset(create_config(copy))
+
+
+def test_a_root_of_an_unknown_kind_is_refused():
+    with pytest.raises(UserError, match=r"data\.root \(nix://bucket\) cannot be opened"):
+        describe_dataset(create_config("nix://bucket"))
+
+
 def test_a_file_that_ends_within_a_record_is_named(copy):
     short = get_files(copy)[1]
     short.write_bytes(short.read_bytes()[:-3])

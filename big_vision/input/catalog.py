@@ -111,13 +111,8 @@ def load_tfds_catalog(root: str, name: str) -> TfdsCatalog:
     """
     _check_root(root)
     directory = _find_version(root, name)
-    info = json.loads(read_text(join_path(directory, "dataset_info.json")))
-    if not path_exists(join_path(directory, "features.json")):
-        raise UserError(
-            f"data.root: the dataset in {directory} is half-written, features.json is missing; "
-            "prepare or copy it again"
-        )
-    features = json.loads(read_text(join_path(directory, "features.json")))
+    info = _read_json(directory, "dataset_info.json")
+    features = _read_json(directory, "features.json")
     file_format = info.get("fileFormat", "tfrecord")
     splits = {}
     for split in info.get("splits", []):
@@ -148,9 +143,17 @@ def is_remote(path: str) -> bool:
     return "://" in path
 
 
+def open_file_system(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a path or URL, and the path within it."""
+    try:
+        return fsspec.core.url_to_fs(path)
+    except (ImportError, ValueError) as error:
+        raise UserError(f"data.root ({path}) cannot be opened: {error}") from error
+
+
 def path_exists(path: str) -> bool:
     """Whether a file or directory is there, on disk or in an object store."""
-    system, inner = fsspec.core.url_to_fs(path)
+    system, inner = open_file_system(path)
     return system.exists(inner)
 
 
@@ -162,10 +165,25 @@ def read_text(path: str) -> str:
 
 def list_directory(path: str) -> list[str]:
     """Sorted names in a directory; empty if there is none."""
-    system, inner = fsspec.core.url_to_fs(path)
+    system, inner = open_file_system(path)
     if not system.isdir(inner):
         return []
     return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in system.ls(inner, detail=False))
+
+
+def _read_json(directory: str, name: str) -> dict[str, Any]:
+    """A metadata file; an error that names it if it is missing or broken off."""
+    path = join_path(directory, name)
+    problem = "missing"
+    if path_exists(path):
+        try:
+            return json.loads(read_text(path))
+        except ValueError:
+            problem = "broken off"
+    raise UserError(
+        f"data.root: the dataset in {directory} is half-written, {name} is {problem}; prepare or "
+        "copy it again"
+    )
 
 
 def _check_root(root: str) -> None:

@@ -46,6 +46,7 @@ def test_a_missed_ratio_is_said(capsys):
         "rounds": 3,
         "cpu_ms_per_image": modes,
         "pipeline_over_timm": 2.6,
+        "pipeline_over_timm_lean": 1.9,
         "pipeline_of_decode": 0.5,
         "required": {"pipeline_over_timm": 2.5, "pipeline_of_decode": 0.55},
     }
