@@ -1,0 +1,179 @@
+"""Ask a run's teachers once and store their answers for training.
+
+The stream of examples (order, crop, flip, mixup) is a function of seed, epoch and position, so the
+stored answers are those that a live teacher would give. `--plan` says what it will take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from utils.config import RunConfig, load_config  # noqa: E402
+from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.log import setup_logging  # noqa: E402
+
+if TYPE_CHECKING:
+    from preflight import Task
+    from utils.runtime.base import Runtime
+    from utils.teacher_cache import CacheShape
+
+IMAGENET_EXAMPLES, IMAGENET_EPOCHS = 1_281_167, 300
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse flags, store what is missing; gives the exit code."""
+    setup_logging()
+    try:
+        return cache(*parse_arguments(argv))
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command continues\n")
+        return 130
+
+
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's own flags, and the rest, which are keys of the run's configuration."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags are keys of the run's configuration, as for main.py.",
+    )  # fmt: skip
+    parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
+    parser.add_argument("--out", type=Path, help="cache directory; none: distill.teacher_cache")
+    parser.add_argument("--epochs", type=int, help="epochs to store; none: train.epochs")
+    parser.add_argument("--top-k", type=int, default=16, help="classes to store (16)")
+    parser.add_argument("--plan", action="store_true", help="print sizes and stop")
+    return parser.parse_known_args(argv)
+
+
+def cache(options: argparse.Namespace, rest: list[str]) -> int:
+    """Check the configuration and run the teachers on the configured runtime."""
+    from preflight import check
+    from utils.runtime import launch
+
+    config = load_config(["--config", options.config, *rest])
+    folder = options.out or Path(config.distill.teacher_cache or "")
+    if folder == Path(""):
+        raise UserError("--out is missing and distill.teacher_cache is empty; name a directory")
+    config = without_cache(config)
+    task = check(config)
+    if not task.teachers:
+        raise UserError("distill.teacher is empty; name the teacher whose answers are to be stored")
+    if "ema" in (config.distill.teacher, *(t.model for t in config.distill.teachers)):
+        raise UserError("distill.teacher 'ema' changes with the student; it cannot be stored")
+    if config.distill.ensemble == "separate" and len(config.distill.teachers) > 1:
+        raise UserError(
+            "distill.ensemble 'separate' keeps several answers; a cache stores one: use probs or "
+            "logits"
+        )
+    shape = get_shape(options, task)
+    print_plan(shape, folder)
+    if not options.plan:
+        launch(config.runtime, store, task, shape, folder)
+    return 0
+
+
+def without_cache(config: RunConfig) -> RunConfig:
+    """The configuration of the live teachers: the one that the cache will stand in for."""
+    distill = config.distill.model_copy(update={"teacher_cache": ""})
+    run = config.run.model_copy(update={"resume": "", "run_id": "", "eval_only": False})
+    return config.model_copy(update={"distill": distill, "run": run})
+
+
+def get_shape(options: argparse.Namespace, task: Task) -> CacheShape:
+    """Sizes of the cache to make."""
+    from utils.teacher_cache import CacheShape
+
+    epochs = options.epochs or task.config.train.epochs
+    if not 1 <= options.top_k <= task.num_classes:
+        raise UserError(f"--top-k ({options.top_k}) must lie between 1 and {task.num_classes}")
+    if epochs < 1:
+        raise UserError(f"--epochs ({epochs}) must be at least 1")
+    batch = task.config.data.global_batch_size
+    steps = task.stream["dataset"][-1] // batch
+    return CacheShape(options.top_k, task.num_classes, epochs, steps, batch)
+
+
+def print_plan(shape: CacheShape, folder: Path) -> None:
+    """Sizes before anything is stored, and what ImageNet would take at this k."""
+    row = shape.row_dtype.itemsize
+    imagenet = dataclasses.replace(shape, num_classes=max(shape.num_classes, 1000))
+    per_image = imagenet.row_dtype.itemsize
+    total = per_image * IMAGENET_EXAMPLES * IMAGENET_EPOCHS / 2**30
+    print(
+        f"{folder}: {shape.epochs} epochs x {shape.steps_per_epoch} steps x "
+        f"{shape.global_batch_size} examples, {row} bytes each = "
+        f"{shape.total_bytes / 2**20:.1f} MiB"
+    )
+    print(
+        f"ImageNet x {IMAGENET_EPOCHS} epochs at k = {shape.top_k}: {per_image} bytes an "
+        f"example-epoch, {total:,.0f} GiB"
+    )
+
+
+def store(runtime: Runtime, task: Task, shape: CacheShape, folder: Path) -> None:
+    """Ask the teachers about every step of every epoch that is not yet stored."""
+    from tqdm import tqdm
+
+    from assembly import build_parts
+    from utils.teacher_cache import CacheWriter, write_manifest
+
+    setup_logging(runtime.rank, runtime.world_size)
+    shard = (runtime.rank, runtime.world_size)
+    parts = build_parts(runtime, task)
+    if runtime.rank == 0:
+        write_manifest(folder, task.stream, task.teachers, shape, runtime.world_size)
+    runtime.barrier("manifest")
+    total = shape.epochs * shape.steps_per_epoch
+    bar = tqdm(total=total, unit="step", disable=runtime.rank > 0 or not sys.stderr.isatty())
+    began = time.perf_counter()
+    try:
+        for epoch in range(shape.epochs):
+            writer = CacheWriter(folder, shape, epoch, shard)
+            bar.update(writer.steps_done)
+            if not writer.is_complete:
+                store_epoch(runtime, parts, writer, shape, epoch, bar)
+    finally:
+        bar.close()
+        parts.close()
+    if runtime.rank == 0:
+        size = sum(path.stat().st_size for path in folder.glob("*.bin")) / 2**20
+        print(f"stored {size:.1f} MiB in {time.perf_counter() - began:.0f} s: {folder}")
+
+
+def store_epoch(
+    runtime: Runtime, parts: Any, writer: Any, shape: CacheShape, epoch: int, bar: Any
+) -> None:
+    """The steps of one epoch that are missing; what is done stays, whatever happens."""
+    from assembly import iterate_stream_steps
+    from models.views import to_pixels
+    from utils.teacher_cache import pack_answers
+
+    first = epoch * shape.steps_per_epoch + writer.steps_done
+    stream = iterate_stream_steps(parts, first)
+    try:
+        with runtime.prefetch(batch for _, batch in stream) as feeder:
+            while not writer.is_complete:
+                batch = next(feeder)
+                mixing, objective = parts.objective.mixing, parts.objective
+                pixels = mixing.mix_pixels(to_pixels(batch.images), batch.extras)
+                with runtime.autocast():
+                    answers = objective.ask_teachers(pixels, batch)
+                runtime.finish_step()
+                writer.append(pack_answers(runtime.fetch(answers[0]), shape))
+                bar.update(1)
+    finally:
+        writer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
