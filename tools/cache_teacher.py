@@ -62,7 +62,7 @@ def cache(options: argparse.Namespace, rest: list[str]) -> int:
 
     config = load_config(["--config", options.config, *rest])
     folder = options.out or Path(config.distill.teacher_cache or "")
-    if folder == Path(""):
+    if folder == Path():
         raise UserError("--out is missing and distill.teacher_cache is empty; name a directory")
     config = without_cache(config)
     task = check(config)
