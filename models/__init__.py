@@ -1,5 +1,6 @@
 """Models by name: `create_model` for students, `Teacher` for teachers, views of their input."""
 
+from models import cifar_resnet as cifar_resnet
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes
 from models.teacher import (
