@@ -65,13 +65,17 @@ def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
 
 
 def hash_teacher(section: TeacherSection) -> str:
-    """What a teacher is, in 16 hex digits: its weights' bytes, its name and its view."""
+    """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and view."""
     digest = hashlib.sha256()
+    files = [Path(section.label_map)] if section.label_map else []
     if section.weights:
-        with find_weights(section.weights, "distill.teacher_weights").open("rb") as file:
+        files.append(find_weights(section.weights, "distill.teacher_weights"))
+        digest.update(json.dumps(read_facts(section.weights), sort_keys=True).encode())
+    for path in files:
+        with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-    facts = section.model_dump(mode="json", exclude={"weights"})
+    facts = section.model_dump(mode="json", exclude={"weights", "label_map"})
     digest.update(json.dumps(facts, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 

@@ -16,6 +16,9 @@ class View(nn.Module):
       mean: per channel, on the scale of the pixels.
       std: per channel, on the scale of the pixels.
       size: side to resize to (bilinear, antialiased); none: as they come.
+
+    The resize is two matrix products with torch's own resampling weights: its operator for it has
+    no lowering to XLA and would run on the host.
     """
 
     def __init__(
@@ -23,16 +26,28 @@ class View(nn.Module):
     ) -> None:
         super().__init__()
         self.size = size
+        self._resamplers: dict[tuple[int, torch.device], Tensor] = {}
         self.register_buffer("mean", torch.tensor(mean).view(1, -1, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(std).view(1, -1, 1, 1), persistent=False)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Float32 [B, C, size, size], (pixels - mean) / std."""
-        if self.size is not None and pixels.shape[-1] != self.size:
-            pixels = functional.interpolate(
-                pixels, size=(self.size, self.size), mode="bilinear", antialias=True
-            )
+        if self.size is not None and pixels.shape[-2:] != (self.size, self.size):
+            rows, columns = (self._get_resampler(side, pixels) for side in pixels.shape[-2:])
+            with torch.autocast(pixels.device.type, enabled=False):
+                pixels = rows @ pixels @ columns.transpose(0, 1)
         return (pixels - self.mean) / self.std
+
+    def _get_resampler(self, side: int, pixels: Tensor) -> Tensor:
+        """[size, side] weights that resample one axis, made once for each side and device."""
+        key = (side, pixels.device)
+        if key not in self._resamplers:
+            unit = torch.eye(side, device="cpu").view(1, 1, side, side)
+            weights = functional.interpolate(
+                unit, size=(self.size, side), mode="bilinear", antialias=True
+            )
+            self._resamplers[key] = weights[0, 0].to(pixels.device)
+        return self._resamplers[key]
 
 
 def create_view(mean: Sequence[float], std: Sequence[float], channels: int) -> View:
