@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import split_device_ops
 from datasets import DatasetFacts, choose_order, describe_dataset
-from losses import Objective, create_objective
+from losses import LossInputs, Objective, SparseTeacher, create_objective
 from models import (
     FeatureTap,
+    combine_answers,
     create_model,
     create_teachers,
     create_view,
@@ -158,13 +162,43 @@ def _check_teachers(
     )
     FeatureTap(student, objective.student_layers(), "student")
     layers = objective.teacher_layers()
-    if layers and not teachers:
+    if layers and (not teachers or config.distill.teacher_cache):
         raise UserError(
             "distill.losses names layers of a teacher, but no teacher with weights of its own "
             "runs in the step; drop distill.teacher_cache or name a teacher"
         )
     if layers:
         FeatureTap(teachers[0].model, layers, "teacher")
+    _rehearse_losses(config, classes, student, objective)
+
+
+def _rehearse_losses(
+    config: RunConfig, classes: int, student: nn.Module, objective: Objective
+) -> None:
+    """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.
+
+    That is the number of teachers it gets, stored answers, or a distillation token.
+    """
+    examples = math.lcm(2, *objective.group_sizes())
+    logits = torch.empty((examples, classes), device="meta")
+    sections, cached = get_teacher_sections(config.distill), bool(config.distill.teacher_cache)
+    answers = combine_answers(
+        [logits] * (0 if cached else len(sections)),
+        [section.weight for section in sections],
+        config.distill.ensemble,
+    )
+    rank, index = logits[:, :1], torch.zeros((examples, 1), dtype=torch.int32, device="meta")
+    inputs = LossInputs(
+        student_logits=logits,
+        targets=logits,
+        labels=index[:, 0],
+        teacher_logits=answers,
+        sparse_teacher=SparseTeacher(rank, index, rank[:, 0]) if cached else None,
+        student_distill_logits=logits if hasattr(student, "set_distilled_training") else None,
+    )
+    for loss in objective.losses:
+        if not loss.student_layers():
+            loss(inputs)
 
 
 def _choose_run(config: RunConfig) -> tuple[Run, Path | None]:

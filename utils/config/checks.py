@@ -75,6 +75,12 @@ def _check_distillation(config: RunConfig) -> None:
         raise UserError(
             "distill.teacher 'ema' needs the average of the student's weights; set train.ema"
         )
+    for term in distill.losses:
+        if term.weight == 0 and term.weight_end:
+            raise UserError(
+                f"distill.losses: {term.name} has weight 0 and weight_end {term.weight_end:g}; a "
+                "term of weight 0 is only logged: give it a weight, and warmup_epochs for a rise"
+            )
     if distill.teacher_cache and distill.views == "independent":
         raise UserError(
             "distill.views 'independent' contradicts distill.teacher_cache: stored answers belong "
