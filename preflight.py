@@ -198,7 +198,7 @@ def _rehearse_losses(
     )
     for loss in objective.losses:
         if not loss.student_layers():
-            loss(inputs)
+            loss.compute(inputs)  # autocast does not know the meta device
 
 
 def _choose_run(config: RunConfig) -> tuple[Run, Path | None]:
