@@ -377,11 +377,14 @@ def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) ->
     program = [sys.executable, str(ROOT / "tools" / "prepare_dataset.py"), "folder"]
     program += [str(work / "many"), "--out", str(work / "tfds"), "--name", "many"]
     _check_child(subprocess.run(program, capture_output=True, text=True))
+    # Written data must not be flushed while reading is measured.
+    os.sync()
     results = {}
     for name in _STARTUP:
         child = [sys.executable, str(Path(__file__).resolve()), "--child", name]
         child += ["--work", str(work), "--size", str(arguments.size)]
         child += ["--batch", str(arguments.batch)]
+        child += ["--startup-records", str(arguments.startup_records)]
         environment = os.environ | {"XDG_CACHE_HOME": str(work / "cache")}
         done = subprocess.run(child, capture_output=True, text=True, env=environment)
         results[name.removeprefix("startup_")] = json.loads(_check_child(done).splitlines()[-1])
@@ -404,7 +407,7 @@ def _start_order(arguments: argparse.Namespace, order: str) -> dict[str, float]:
     before = _get_peak_gib()
     with_index = get_first(Position())
     first = get_first(Position())
-    middle = Position(0, 50_000 // arguments.batch // 2 * arguments.batch)
+    middle = Position(0, arguments.startup_records // arguments.batch // 2 * arguments.batch)
     return {
         "first_batch_and_index_s": with_index,
         "first_batch_s": first,
