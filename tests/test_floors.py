@@ -28,12 +28,19 @@ FLOORS = {
     "utils.checkpoint": 3,
     "utils.mixing": 3,
     "utils.progress": 3,
+    "utils.counting": 3,
+    "utils.teacher_cache": 3,
+    "utils.term_weights": 3,
     "utils.curves": 4,
     "engine": 4,
+    "preflight": 5,
+    "assembly": 5,
     "main": 5,
     "tools": 6,
     "train": 6,
 }
+# Floors whose rooms may use each other: the ground floor, composition and programs.
+MIXED = (0, 5, 6)
 OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
@@ -91,6 +98,7 @@ def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield 1, f"{module} stands on no floor; give it one"
         return
     lazy = {id(n) for f in ast.walk(tree) if _is_function(f) for n in ast.walk(f)}
+    typed = {id(n) for i in ast.walk(tree) if _is_for_types(i) for n in ast.walk(i)}
     for node, target in _iterate_imports(module, name, tree):
         top = target.partition(".")[0]
         if top in ROOMS_OF:
@@ -101,23 +109,26 @@ def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         if room is None:
             continue
         if top in OWN:
-            yield from _check_direction(node.lineno, room, target)
+            yield from _check_direction(node, room, target, is_for_types=id(node) in typed)
         elif FLOORS[room] == 0 and top not in sys.stdlib_module_names:
             yield node.lineno, f"floor 0 imports {top}"
         elif FLOORS[room] == 1 and top not in sys.stdlib_module_names | LIGHT_LIBRARIES:
             yield node.lineno, f"floor 1 imports {top}"
 
 
-def _check_direction(line: int, room: str, target: str) -> Iterator[tuple[int, str]]:
+def _check_direction(
+    node: ast.stmt, room: str, target: str, *, is_for_types: bool
+) -> Iterator[tuple[int, str]]:
+    """Down only; a sibling may be named in annotations."""
     other = _get_room(target)
     if target.startswith("tests"):
-        yield line, f"{room} imports tests"
+        yield node.lineno, f"{room} imports tests"
     elif other is None or other == room:
         return
     elif FLOORS[other] > FLOORS[room]:
-        yield line, f"{room} imports {target}, which is above it"
-    elif FLOORS[other] == FLOORS[room] and FLOORS[room] not in (0, 6):
-        yield line, f"{room} imports its sibling {target}"
+        yield node.lineno, f"{room} imports {target}, which is above it"
+    elif FLOORS[other] == FLOORS[room] and FLOORS[room] not in MIXED and not is_for_types:
+        yield node.lineno, f"{room} imports its sibling {target}"
 
 
 def _check_import_time(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -179,6 +190,10 @@ def _get_room(module: str) -> str | None:
     return next((name for name in names if name in FLOORS), None)
 
 
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"
+
+
 def _is_function(node: ast.AST) -> bool:
     return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
@@ -198,6 +213,7 @@ def test_every_source_is_looked_at():
 PLANTED = [
     ("losses/a.py", "from models import create_model", "its sibling"),
     ("models/a.py", "import losses.logits", "its sibling"),
+    ("models/a.py", "def f():\n    from utils.mixing import Mixing", "its sibling"),
     ("utils/runtime/a.py", "from big_vision.pp import registry", "its sibling"),
     ("utils/config/a.py", "def f():\n    from engine import fit", "above it"),
     ("utils/runtime/a.py", "from utils import checkpoint", "above it"),
@@ -244,6 +260,8 @@ ALLOWED = [
     ("utils/runtime/a.py", "def f(name):\n    return name == 'xla'"),
     ("tools/a.py", "import sys\nsys.path.insert(0, '.')\ndef f():\n    print(1)"),
     ("utils/config/a.py", "import yaml\nfrom pydantic import BaseModel\nfrom utils import errors"),
+    ("utils/mixing.py", "if TYPE_CHECKING:\n    from datasets import Batch"),
+    ("main.py", "from preflight import check"),
     ("losses/a.py", "from losses.base import LOSSES\nimport torch"),
     ("losses/a.py", "for name in ('a', 'b'):\n    LOSSES.register(name)(make(name))"),
 ]

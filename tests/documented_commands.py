@@ -1,0 +1,160 @@
+"""The commands that the documentation shows, and a dry form for each kind of them.
+
+A dry form does everything short of the long part: it parses every flag by the program's own parser
+and, for main.py, makes all checks that need no device. A command without one is an error.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from preflight import check
+from utils.config import load_config
+
+ROOT = Path(__file__).resolve().parents[1]
+_PLACES = ("data", "/data")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Real directories for those that the documentation names.
+
+    Attributes:
+      data_root: instead of `data`: holds the digits.
+      run: instead of any `runs/...`: a finished run of configs/digits_student.yaml.
+      scratch: where a dry form may write.
+    """
+
+    data_root: Path
+    run: Path
+    scratch: Path
+
+
+class UnknownCommandError(AssertionError):
+    """A documented command that is neither run nor given a dry form."""
+
+
+def read_commands(text: str) -> list[str]:
+    """The commands of all ```bash blocks, one string each, without comments."""
+    commands = []
+    for block in re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL):
+        joined = block.replace("\\\n", " ")
+        for line in joined.splitlines():
+            tokens = shlex.split(line, comments=True)
+            if tokens:
+                commands += [shlex.join(part) for part in _split_chain(tokens)]
+    return commands
+
+
+def run_dry(command: str, places: Places) -> str:
+    """Do a command's dry form; says which one it was.
+
+    Raises:
+      UnknownCommandError: it has none.
+    """
+    tokens = shlex.split(command)
+    while tokens and re.fullmatch(r"[A-Z_]+=.*", tokens[0]):
+        tokens = tokens[1:]
+    program = Path(tokens[0]).name
+    if program in ("python", "python3", "python3.11") and tokens[1] == "main.py":
+        return _check_run(tokens[2:], places)
+    if program in ("python", "python3", "python3.11") and tokens[1].startswith("tools/"):
+        return _parse_tool(tokens[1], tokens[2:], places)
+    if tokens[:2] == ["bash", "run_commands.sh"]:
+        return _show_script(tokens[2:], places)
+    if tokens in (["source", ".venv/bin/activate"],):
+        return "activate: `run_commands.sh setup` makes it"
+    raise UnknownCommandError(f"{command!r} is neither run by a test nor given a dry form")
+
+
+def start_script(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """run_commands.sh with an environment that is up to date and a Python that tells its call."""
+    import hashlib
+
+    venv = folder / "venv"
+    (venv / "bin").mkdir(parents=True, exist_ok=True)
+    stamp = hashlib.sha256((ROOT / "requirements.txt").read_bytes()).hexdigest()
+    (venv / ".requirements.sha256").write_text(stamp + "\n")
+    python = venv / "bin" / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
+    python.chmod(0o755)
+    environment = {**os.environ, "VENV": str(venv)}
+    return subprocess.run(
+        ["bash", "run_commands.sh", *arguments],
+        cwd=ROOT, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def get_call(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """What the script would have given to Python."""
+    lines = done.stdout.splitlines()
+    return lines[lines.index("CALL") + 1 :]
+
+
+def _split_chain(tokens: Sequence[str]) -> list[list[str]]:
+    parts: list[list[str]] = [[]]
+    for token in tokens:
+        if token in ("&&", ";"):
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    return [part for part in parts if part]
+
+
+def _check_run(flags: Sequence[str], places: Places) -> str:
+    if flags == ["--help"]:
+        return "help: tests/utils/test_config.py"
+    config = load_config([_place(flag, places) for flag in flags])
+    data = config.data
+    if data.source == "tfds" and data.root in _PLACES:
+        data = data.model_copy(update={"root": str(places.data_root)})
+    run = config.run.model_copy(update={"output_dir": str(places.scratch / "runs")})
+    check(config.model_copy(update={"data": data, "run": run}))
+    return "checked: all that main.py does before a device"
+
+
+def _parse_tool(path: str, flags: Sequence[str], places: Places) -> str:
+    assert (ROOT / path).is_file(), f"{path} is not there"
+    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+    flags = [_place(flag, places) for flag in flags]
+    parse: Callable[..., Any]
+    if hasattr(module, "create_parser"):
+        parse = module.create_parser().parse_args
+    else:
+        parse = module.parse_arguments
+    try:
+        parsed = parse(flags)
+    except SystemExit as error:
+        assert error.code == 0, f"{path} does not take {flags}"
+        return "help"
+    if isinstance(parsed, tuple):
+        load_config(["--config", str(parsed[0].config), *parsed[1]])
+    return f"parsed: by {path}"
+
+
+def _show_script(arguments: Sequence[str], places: Places) -> str:
+    done = start_script(arguments, places.scratch)
+    assert done.returncode == 0, done.stderr
+    if arguments[0] in ("setup", "help"):
+        return "shown: nothing is called"
+    call = get_call(done)
+    if call[:2] == ["-m", "pytest"]:
+        named = [word for word in call[2:] if word.startswith("tests/")]
+        assert all((ROOT / word.partition("::")[0]).exists() for word in named)
+        return "shown: pytest"
+    if call[0] == "main.py":
+        return _check_run(call[1:], places)
+    return _parse_tool(call[0], call[1:], places)
+
+
+def _place(flag: str, places: Places) -> str:
+    """A flag with the run directories of the documentation replaced by a real one."""
+    return re.sub(r"^(--[\w.]+=)?runs/.*$", lambda found: (found[1] or "") + str(places.run), flag)

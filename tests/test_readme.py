@@ -1,0 +1,85 @@
+"""Every command and every file that the documentation names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.documented_commands import Places, UnknownCommandError, read_commands, run_dry
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMANDS = [
+    (path.relative_to(ROOT).as_posix(), command)
+    for path in DOCUMENTS
+    for command in read_commands(path.read_text(encoding="utf-8"))
+]
+_NAMED = r"(?:\.ci|configs|docs|tools|tests|utils|models|losses|big_vision|train)/[\w./-]+\.\w+"
+
+
+@pytest.fixture
+def places(digits_root, teacher_run, tmp_path) -> Places:
+    return Places(digits_root, teacher_run, tmp_path)
+
+
+@pytest.mark.parametrize(("document", "command"), COMMANDS)
+def test_a_documented_command_works(document, command, places):
+    assert run_dry(command, places)
+
+
+def test_the_readme_shows_the_commands_of_the_project():
+    text = "\n".join(command for document, command in COMMANDS if document == "README.md")
+    for needed in ("run_commands.sh demo", "run_commands.sh test", "main.py --config"):
+        assert needed in text
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_names_is_there(path):
+    text = path.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    missing = [link for link in links if not (path.parent / link).exists()]
+    named = set(re.findall(_NAMED, text)) - {f"docs/{link}" for link in links}
+    missing += [name for name in sorted(named) if not (ROOT / name).exists()]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_no_placeholder_is_left(path):
+    assert re.findall(r"\b[A-Z]+_TABLE\b|\bTODO\b|\bTBD\b", path.read_text()) == []
+
+
+def test_commands_are_read_from_bash_blocks_alone():
+    text = (
+        "```bash\n# a comment\nA=1 python main.py \\\n  --help  # why\ncd x && ls\n```\n"
+        "```text\nnot this\n```\n"
+    )
+    assert read_commands(text) == ["A=1 python main.py --help", "cd x", "ls"]
+
+
+@pytest.mark.parametrize(
+    "command", ["rm -rf runs", "python other.py", "gcloud auth login", "python -m timm"]
+)
+def test_a_command_without_a_dry_form_is_an_error(command, places):
+    with pytest.raises(UnknownCommandError):
+        run_dry(command, places)
+
+
+WRONG = [
+    "python main.py --config configs/digits_kd.yaml --train.epoch=3",
+    "python main.py --config configs/no_such.yaml",
+    "python main.py --config configs/digits_student.yaml --data.eval_split=validaton",
+    "python tools/prepare_dataset.py digits --no-such-flag 3",
+    "python tools/no_such_tool.py",
+    "bash run_commands.sh no-such-command",
+    "bash run_commands.sh train configs/no_such.yaml",
+    "bash run_commands.sh test tests/no_such.py",
+]
+
+
+@pytest.mark.parametrize("command", WRONG)
+def test_a_wrong_command_fails_its_dry_form(command, places):
+    with pytest.raises((AssertionError, UserError)):
+        run_dry(command, places)
