@@ -31,6 +31,7 @@ from models import (
 from models.views import to_pixels
 from optim_factory import PREPARABLE, Schedule, create_optimizer, create_schedule
 from utils.checkpoint import load_checkpoint, restore_state
+from utils.erasing import Erasing
 from utils.log import get_logger
 from utils.mixing import Mixing
 from utils.teacher_cache import TeacherCache, open_cache
@@ -38,6 +39,7 @@ from utils.term_weights import TermWeights
 
 if TYPE_CHECKING:
     from preflight import Task
+    from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
 # Names of what travels with a batch beside mixing coefficients.
@@ -78,20 +80,19 @@ class Parts:
 class TrainObjective:
     """A micro-batch on the device -> mixed images -> student and teachers -> one loss."""
 
-    def __init__(
-        self, view: View, mixing: Mixing, losses: Objective, classes: int, ensemble: str
-    ) -> None:
+    def __init__(self, view: View, config: RunConfig, losses: Objective, classes: int) -> None:
         self.view = view
-        self.mixing = mixing
+        self.mixing = Mixing(config.train)
+        self.erasing = Erasing(config.data.random_erasing, config.train.seed)
         self.losses = losses
         self.num_classes = classes
-        self.ensemble = ensemble
+        self.ensemble = config.distill.ensemble
         self.teachers: list[Teacher] = []
         self.student_tap: FeatureTap | None = None
         self.teacher_tap: FeatureTap | None = None
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossOutput:
-        pixels = self.mixing.mix_pixels(to_pixels(batch.images), batch.extras)
+        pixels = self.augment(batch.images, batch.extras)
         outputs = model(self.view(pixels))
         logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
         scales = batch.extras.get(TERM_SCALES)
@@ -110,11 +111,26 @@ class TrainObjective:
         )
         return self.losses(inputs)
 
+    def augment(self, images: Tensor, extras: dict[str, Tensor]) -> Tensor:
+        """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
+        pixels = self.erasing.erase_pixels(to_pixels(images), extras, self.view.mean)
+        return self.mixing.mix_pixels(pixels, extras)
+
+    def sample(self, step: int, loader: Loader) -> dict[str, Tensor]:
+        """This rank's share of what is drawn on the host for a step."""
+        size, image_size = loader.global_batch_size, loader.image_shape[:2]
+        drawn: dict[str, Tensor] = {}
+        for kind in (self.mixing, self.erasing):
+            if kind.active:
+                drawn |= kind.sample(step, size, image_size)
+        start = loader.shard[0] * loader.rank_batch_size
+        block = slice(start, start + loader.rank_batch_size)
+        return {name: value[block] for name, value in drawn.items()}
+
     def ask_teachers(self, pixels: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """Answers of the teachers to mixed pixels, or to their own view of the same examples."""
         if TEACHER_IMAGES in batch.extras:
-            own = to_pixels(batch.extras[TEACHER_IMAGES])
-            pixels = self.mixing.mix_pixels(own, batch.extras)
+            pixels = self.augment(batch.extras[TEACHER_IMAGES], batch.extras)
         answers = [teacher(pixels) for teacher in self.teachers]
         weights = [teacher.weight for teacher in self.teachers]
         return combine_answers(answers, weights, self.ensemble)
@@ -135,9 +151,7 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     losses = create_objective(config.distill)
     height, width, channels = train_loader.image_shape
     _build_projections(task, losses, view, (channels, height, width))
-    objective = TrainObjective(
-        view, Mixing(config.train), losses, task.num_classes, config.distill.ensemble
-    )
+    objective = TrainObjective(view, config, losses, task.num_classes)
     state = _create_state(runtime, task, student, losses, schedule)
     _add_teachers(runtime, task, objective, state)
     view.to(runtime.device)
@@ -181,16 +195,12 @@ def iterate_batches(parts: Parts, first_step: int) -> Iterator[Batch]:
 
 
 def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, Batch]]:
-    """Steps and host batches with mixing coefficients: the stream that a teacher cache stores."""
-    loader, mixing = parts.train_loader, parts.objective.mixing
+    """Steps and host batches with what is drawn for them: the stream that a cache stores."""
+    loader = parts.train_loader
     epoch, batch_in_epoch = divmod(first_step, loader.batches_per_epoch)
     position = Position(epoch, batch_in_epoch * loader.global_batch_size)
     for step, batch in enumerate(loader.batches(position), start=first_step):
-        if mixing.active:
-            drawn = mixing.sample(step, loader.global_batch_size, loader.image_shape[:2])
-            start = loader.shard[0] * loader.rank_batch_size
-            block = slice(start, start + loader.rank_batch_size)
-            batch.extras.update({name: value[block] for name, value in drawn.items()})
+        batch.extras.update(parts.objective.sample(step, loader))
         yield step, batch
 
 

@@ -146,7 +146,7 @@ def create_hooks(runtime: Runtime, task: Task, parts: Parts) -> tuple[Hooks, Cal
 
     def write(step: int, scalars: dict[str, float]) -> None:
         if writer is not None:
-            writer.write(step, scalars)
+            writer.write(step, {**scalars, **parts.train_loader.counters})
         progress.show(step, scalars)
 
     def save(state: TrainState, best: bool) -> None:

@@ -155,7 +155,6 @@ def store_epoch(
 ) -> None:
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
     from assembly import iterate_stream_steps
-    from models.views import to_pixels
     from utils.teacher_cache import pack_answers
 
     first = epoch * shape.steps_per_epoch + writer.steps_done
@@ -164,10 +163,9 @@ def store_epoch(
         with runtime.prefetch(batch for _, batch in stream) as feeder:
             while not writer.is_complete:
                 batch = next(feeder)
-                mixing, objective = parts.objective.mixing, parts.objective
-                pixels = mixing.mix_pixels(to_pixels(batch.images), batch.extras)
+                pixels = parts.objective.augment(batch.images, batch.extras)
                 with runtime.autocast():
-                    answers = objective.ask_teachers(pixels, batch)
+                    answers = parts.objective.ask_teachers(pixels, batch)
                 runtime.finish_step()
                 writer.append(pack_answers(runtime.fetch(answers[0]), shape))
                 bar.update(1)

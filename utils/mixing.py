@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.boxes import compute_inside
+
 if TYPE_CHECKING:
     from utils.config.sections import TrainSection
 
@@ -66,14 +68,8 @@ class Mixing:
             return pixels
         partner = _swap_neighbours(pixels)
         blend = extras[BLEND].view(-1, 1, 1, 1)
-        box = extras[BOX].view(-1, 4, 1, 1)
-        rows = torch.arange(pixels.shape[2], device=pixels.device, dtype=torch.float32)
-        columns = torch.arange(pixels.shape[3], device=pixels.device, dtype=torch.float32)
-        rows, columns = rows.view(1, -1, 1), columns.view(1, 1, -1)
-        inside = (rows >= box[:, 0]) & (rows < box[:, 1])
-        inside = inside & (columns >= box[:, 2]) & (columns < box[:, 3])
-        blended = pixels * blend + partner * (1.0 - blend)
-        return torch.where(inside.unsqueeze(1), partner, blended)
+        inside = compute_inside(extras[BOX], tuple(pixels.shape[2:]))
+        return torch.where(inside, partner, pixels * blend + partner * (1.0 - blend))
 
     def mix_targets(self, labels: Tensor, num_classes: int, extras: dict[str, Tensor]) -> Tensor:
         """Float32 [B, K] targets that sum to 1: smoothed, then mixed like the pixels.

@@ -86,6 +86,7 @@ def describe_stream(
         "input_processes": shards if order == "sharded" else 0,
         "seed": train.seed,
         "global_batch_size": data.global_batch_size,
+        "random_erasing": data.random_erasing,
         "mixing": [train.mixup_alpha, train.cutmix_alpha, train.mix_prob, train.cutmix_prob],
         "num_classes": num_classes,
     }

@@ -1,0 +1,49 @@
+"""Random erasing: drawn from (seed, step) alone, applied as data."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from utils.erasing import ERASE_BOX, Erasing
+
+
+def test_boxes_depend_on_seed_and_step_alone():
+    first = Erasing(0.5, seed=1).sample(7, 64, (32, 32))[ERASE_BOX]
+    again = Erasing(0.5, seed=1).sample(7, 64, (32, 32))[ERASE_BOX]
+    assert torch.equal(first, again)
+    assert not torch.equal(first, Erasing(0.5, seed=1).sample(8, 64, (32, 32))[ERASE_BOX])
+    assert not torch.equal(first, Erasing(0.5, seed=2).sample(7, 64, (32, 32))[ERASE_BOX])
+
+
+def test_share_area_and_aspect_follow_their_distributions():
+    boxes = Erasing(0.25, seed=0).sample(0, 40_000, (224, 224))[ERASE_BOX].numpy()
+    rows, columns = boxes[:, 1] - boxes[:, 0], boxes[:, 3] - boxes[:, 2]
+    erased = rows > 0
+    assert abs(erased.mean() - 0.25) < 0.01
+    assert (boxes >= 0).all()
+    assert (boxes <= 224).all()
+    area = (rows * columns)[erased] / 224**2
+    assert area.min() > 0.015
+    assert area.max() < 0.345
+    aspect = np.log(rows[erased] / columns[erased])
+    assert abs(aspect.mean()) < 0.02
+    assert np.abs(aspect).max() < np.log(1 / 0.3) + 0.15
+
+
+def test_exactly_the_box_is_filled_with_the_mean_pixel():
+    erasing = Erasing(1.0, seed=3)
+    extras = erasing.sample(0, 4, (16, 12))
+    pixels = torch.arange(4 * 3 * 16 * 12, dtype=torch.float32).view(4, 3, 16, 12) + 1000
+    fill = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
+    erased = erasing.erase_pixels(pixels, extras, fill)
+    for image, before, box in zip(erased, pixels, extras[ERASE_BOX].int().tolist(), strict=True):
+        expected = before.clone()
+        expected[:, box[0] : box[1], box[2] : box[3]] = fill[0]
+        assert torch.equal(image, expected)
+        assert box[1] > box[0]
+
+
+def test_nothing_happens_where_it_is_off():
+    pixels = torch.rand(2, 3, 4, 4)
+    assert Erasing(0.0, seed=0).erase_pixels(pixels, {}, torch.zeros(1)) is pixels
