@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import main
+from optim_factory import create_schedule
 from preflight import check
 from tests.tiny_parts import VIT_ARGS, create_argv
+from tools import cache_teacher
 from utils.config import RunConfig, load_config
 from utils.config.load import iterate_keys
 from utils.config.sections import LossTerm, Section, TeacherSection
@@ -26,6 +28,7 @@ model.drop_path_rate model.args
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
 data.eval_pp data.image_key data.label_key data.global_batch_size data.eval_batch_size data.order
 data.shuffle_gib data.threads data.prefetch_batches data.return_id data.skip_corrupt
+data.random_erasing
 optim.name optim.lr optim.min_lr optim.warmup_lr optim.warmup_epochs optim.warmup_steps
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
@@ -64,7 +67,9 @@ def read_keys(tmp_path_factory, digits_root, teacher_run) -> set[str]:
             found.add(f"{prefix}.{name}")
         return original(self, name)
 
-    for number, (flags, is_run) in enumerate(list_runs(digits_root, teacher_run)):
+    cache = tmp_path_factory.mktemp("cache") / "answers"
+    write_cache(cache, teacher_run)
+    for number, (flags, is_run) in enumerate(list_runs(digits_root, teacher_run, cache)):
         output_dir = tmp_path_factory.mktemp(f"keys{number}")
         config = load_config(create_argv(output_dir, *flags))
         with pytest.MonkeyPatch.context() as patch:
@@ -73,15 +78,28 @@ def read_keys(tmp_path_factory, digits_root, teacher_run) -> set[str]:
                 assert main.start(config) == 0
             else:
                 check(config)
+                schedule = create_schedule(config.optim, total_steps=12, steps_per_epoch=6)
+                assert all(schedule.lr_at(step) >= 0 for step in range(12))
     return found
 
 
-def list_runs(digits_root: Path, teacher_run: Path) -> list[tuple[tuple[str, ...], bool]]:
+def write_cache(folder: Path, teacher_run: Path) -> None:
+    """Store one epoch of the teacher's answers to the synthetic stream."""
+    empty = folder.with_suffix(".yaml")
+    empty.write_text("")
+    flags = create_argv(folder.parent, "--kd=kd", f"--teacher_path={teacher_run}", "--epochs=1")
+    assert cache_teacher.main(["--config", str(empty), *flags, "--out", str(folder)]) == 0
+
+
+def list_runs(
+    digits_root: Path, teacher_run: Path, cache: Path
+) -> list[tuple[tuple[str, ...], bool]]:
     """Flags of each run, and whether its steps are needed or its checks alone."""
     digits = (
         "--config=configs/digits_student.yaml", "--data.source=tfds", "--data.name=digits",
-        f"--data.root={digits_root}", "--data.train_pp=decode(channels=1)|value_range(-1, 1)",
-        "--data.eval_pp=decode(channels=1)|value_range(-1, 1)",
+        f"--data.root={digits_root}",
+        "--data.train_pp=decode(channels=1)|resize(8)|value_range(-1, 1)",
+        "--data.eval_pp=decode(channels=1)|resize(8)|value_range(-1, 1)",
     )  # fmt: skip
     two_steps = ("--train.steps=2", "--run.run_id=a", "--optim.warmup_epochs=0")
     weights = teacher_run / "student.safetensors"
@@ -94,7 +112,10 @@ def list_runs(digits_root: Path, teacher_run: Path) -> list[tuple[tuple[str, ...
           "--distill.allow_weak_teacher"), True),
         ((*digits, *two_steps, "--data.order=sharded", f"--distill.losses={terms}",
           f"--distill.teachers=[{teacher}, {teacher}]"), True),
-        (("--opt=sgd", "--optim.schedule=step", "--optim.decay_epochs=[2, 3]"), False),
+        (("--kd=kd", f"--teacher_path={teacher_run}", f"--distill.teacher_cache={cache}",
+          "--epochs=2", "--distill.cache_end=cycle"), False),
+        (("--opt=sgd", "--optim.schedule=step", "--optim.decay_epochs=[1]",
+          "--optim.warmup_steps=2"), False),
         (("--optim.schedule=polynomial",), False),
         (("--optim.schedule=wsd",), False),
     ]  # fmt: skip

@@ -107,7 +107,7 @@ def test_a_teacher_is_untouched_after_20_steps(tmp_path, device):
     flags = (*get_distill_flags(folder), "--model_ema")
     steps = 20
     runtime, task, parts = build(tmp_path, *flags, device=device)
-    (taught,) = parts.teachers
+    (taught,) = parts.objective.teachers
     start = parts.state.model.state_dict()
     start = {name: value.detach().cpu().clone() for name, value in start.items()}
     take_steps(runtime, task, parts, steps)
@@ -229,7 +229,7 @@ def test_four_micro_batches_give_the_gradients_of_the_undivided_batch(tmp_path, 
 # ---- continuing
 
 RESUMED = (
-    *MIXED, "--model_ema", "--model_ema_decay=0.9", "--update_freq=2", "--drop_path=0.2",
+    *MIXED, "--model_ema", "--model_ema_decay=0.9", "--update_freq=2",
     "--model.drop_rate=0.1", "--epochs=3", "--train.checkpoint_every_steps=3", "--clip_grad=0.5",
     "--train.keep_checkpoints=9", "--optim.warmup_steps=4",
 )  # fmt: skip

@@ -18,7 +18,8 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 MAX_NESTING = 3
 MAX_STEP_LINES = 45
-_BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.Match)
+# As pylint counts: a `with` is no branch and no loop.
+_BLOCKS = (ast.If, ast.For, ast.While, ast.Try, ast.Match)
 
 
 def find_faults(name: str, text: str) -> list[str]:
@@ -76,7 +77,7 @@ def test_files_and_functions_keep_their_size():
         ("x = 1\n" * 501, "501 lines"),
         ("def f():\n" + "    x = 1\n" * 60, "has 61 lines"),
         ("def f(a, b, c, *, d, e, f, g): ...\n", "has 7 parameters"),
-        ("def f():\n for a in b:\n  if a:\n   with a:\n    while b:\n     a()\n", "nested 4"),
+        ("def f():\n for a in b:\n  if a:\n   for c in a:\n    while b:\n     a()\n", "nested 4"),
     ],
 )
 def test_a_planted_fault_of_shape_is_found(text, fault):

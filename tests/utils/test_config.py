@@ -173,7 +173,6 @@ REFUSED = [
     (("--teacher=resnet18",), r"distill.teacher \('resnet18'\) has no loss to teach by"),
     (("--kd=kd", "--teacher=resnet18", '--distill.losses=[{"name": "kd"}]'),
      r"distill.loss \('kd'\) and distill.losses are both given"),
-    (("--kd=kd", "--teacher=resnet18", "--distill.group_size=3"), r"distill.group_size \(3\)"),
     (("--lr=1e-3", "--min_lr=1e-2"), r"optim.min_lr \(0.01\) exceeds optim.lr \(0.001\)"),
     (("--epochs=3", "--warmup_epochs=4"), r"optim.warmup_epochs \(4\) exceeds train.epochs \(3\)"),
     (("--train.steps=20", "--optim.warmup_steps=99"),

@@ -22,21 +22,17 @@ KINDS = {
 
 def mix_by_loops(images: np.ndarray, labels: np.ndarray, drawn: dict, smoothing: float):
     """Pixels [B, C, H, W] and targets [B, K] by the definition, one number at a time."""
-    count, channels, height, width = images.shape
+    count = len(images)
     pixels = np.zeros(images.shape, np.float64)
     targets = np.zeros((count, CLASSES), np.float64)
     for i in range(count):
         partner = i ^ 1
         blend, lam = float(drawn[BLEND][i]), float(drawn[LAM][i])
         y0, y1, x0, x1 = (float(v) for v in drawn[BOX][i])
-        for y in range(height):
-            for x in range(width):
-                inside = y0 <= y < y1 and x0 <= x < x1
-                share = 0.0 if inside else blend
-                for c in range(channels):
-                    pixels[i, c, y, x] = (
-                        share * images[i, c, y, x] + (1 - share) * images[partner, c, y, x]
-                    )
+        for c, y, x in np.ndindex(*images.shape[1:]):
+            share = 0.0 if y0 <= y < y1 and x0 <= x < x1 else blend
+            own, other = images[i, c, y, x], images[partner, c, y, x]
+            pixels[i, c, y, x] = share * own + (1 - share) * other
         for k in range(CLASSES):
             own = (1 - smoothing) * (labels[i] == k) + smoothing / CLASSES
             other = (1 - smoothing) * (labels[partner] == k) + smoothing / CLASSES
