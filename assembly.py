@@ -198,7 +198,10 @@ def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, B
     """Steps and host batches with what is drawn for them: the stream that a cache stores."""
     loader = parts.train_loader
     epoch, batch_in_epoch = divmod(first_step, loader.batches_per_epoch)
-    position = Position(epoch, batch_in_epoch * loader.global_batch_size)
+    examples = batch_in_epoch * loader.global_batch_size
+    position = Position(epoch, examples, parts.state.input_processes)
+    # From here on positions count on this run's processes.
+    parts.state.input_processes = loader.shard[1]
     for step, batch in enumerate(loader.batches(position), start=first_step):
         batch.extras.update(parts.objective.sample(step, loader))
         yield step, batch

@@ -35,6 +35,7 @@ class TrainState:
       extra: trainable and stateful modules of the losses; may be empty.
       step: optimizer steps done.
       best_metric: best evaluation so far, top-1 in percent.
+      input_processes: that the data position counts on; 0: any number may go on from it.
       first_bad_step: on the device: first step with a non-finite loss or gradient, else -1.
     """
 
@@ -48,6 +49,7 @@ class TrainState:
     max_grad_norm: float | None = None
     step: int = 0
     best_metric: float = -1.0
+    input_processes: int = 0
     first_bad_step: Tensor | None = None
 
     @property

@@ -138,7 +138,7 @@ def collect_state(state: Any, fetch_all: Any) -> tuple[Parts, dict[str, Any]]:
     """Parts and facts of a train state, as host tensors.
 
     Args:
-      state: has model, ema, extra, optimizer, step, best_metric.
+      state: has model, ema, extra, optimizer, step, best_metric, input_processes.
       fetch_all: dict of device tensors -> dict of host tensors, in one read.
     """
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
@@ -151,7 +151,12 @@ def collect_state(state: Any, fetch_all: Any) -> tuple[Parts, dict[str, Any]]:
     for key, value in fetch_all(flat).items():
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = value
-    facts = {"step": state.step, "best_metric": state.best_metric, "optimizer": scalars}
+    facts = {
+        "step": state.step,
+        "best_metric": state.best_metric,
+        "input_processes": state.input_processes,
+        "optimizer": scalars,
+    }
     return parts, facts
 
 
@@ -171,6 +176,7 @@ def restore_state(state: Any, parts: Parts, facts: Mapping[str, Any], path: Path
     _copy_into(own, parts.get("optimizer", {}))
     _restore_scalars(state, facts["optimizer"])
     state.step, state.best_metric = facts["step"], facts["best_metric"]
+    state.input_processes = facts["input_processes"]
 
 
 def _names_of(state: Any) -> dict[nn.Parameter, str]:
