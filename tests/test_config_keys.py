@@ -88,7 +88,8 @@ def write_cache(folder: Path, teacher_run: Path) -> None:
     empty = folder.with_suffix(".yaml")
     empty.write_text("")
     flags = create_argv(folder.parent, "--kd=kd", f"--teacher_path={teacher_run}", "--epochs=1")
-    assert cache_teacher.main(["--config", str(empty), *flags, "--out", str(folder)]) == 0
+    own = ["--config", str(empty), "--out", str(folder), "--top-k=4"]
+    assert cache_teacher.main([*own, *flags]) == 0
 
 
 def list_runs(

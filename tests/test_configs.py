@@ -63,7 +63,8 @@ def test_a_configuration_reads_back_equal_after_it_is_resolved(path, tmp_path):
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
 def test_a_header_says_command_hardware_time_and_expected_result(path):
     header = get_header(path)
-    assert {"command", "hardware", "time", "result"} <= header.keys()
+    assert {"command", "hardware", "dataset", "expected"} <= header.keys()
+    assert re.search(r"\d+ ?(s|min|minutes|h|hours)\b", " ".join(header.values()))
     assert path.relative_to(ROOT).as_posix() in header["command"]
 
 
