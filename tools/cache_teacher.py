@@ -83,8 +83,9 @@ def cache(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def without_cache(config: RunConfig) -> RunConfig:
-    """The configuration of the live teachers: the one that the cache will stand in for."""
-    distill = config.distill.model_copy(update={"teacher_cache": ""})
+    """The live teachers that the cache will stand in for; losses may work on the cache alone."""
+    changes = {"teacher_cache": "", "loss": "", "losses": ()}
+    distill = config.distill.model_copy(update=changes)
     run = config.run.model_copy(update={"resume": "", "run_id": "", "eval_only": False})
     return config.model_copy(update={"distill": distill, "run": run})
 
