@@ -50,7 +50,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
     parser.add_argument("--out", type=Path, help="cache directory; none: distill.teacher_cache")
     parser.add_argument("--epochs", type=int, help="epochs to store; none: train.epochs")
-    parser.add_argument("--top-k", type=int, default=16, help="classes to store (16)")
+    parser.add_argument("--top-k", type=int, help="classes to store; none: 16, or all if fewer")
     parser.add_argument("--plan", action="store_true", help="print sizes and stop")
     return parser.parse_known_args(argv)
 
@@ -94,14 +94,15 @@ def get_shape(options: argparse.Namespace, task: Task) -> CacheShape:
     """Sizes of the cache to make."""
     from utils.teacher_cache import CacheShape
 
-    epochs = options.epochs or task.config.train.epochs
-    if not 1 <= options.top_k <= task.num_classes:
-        raise UserError(f"--top-k ({options.top_k}) must lie between 1 and {task.num_classes}")
+    epochs = task.config.train.epochs if options.epochs is None else options.epochs
+    top_k = min(16, task.num_classes) if options.top_k is None else options.top_k
+    if not 1 <= top_k <= task.num_classes:
+        raise UserError(f"--top-k ({top_k}) must lie between 1 and {task.num_classes}")
     if epochs < 1:
         raise UserError(f"--epochs ({epochs}) must be at least 1")
     batch = task.config.data.global_batch_size
     steps = task.stream["dataset"][-1] // batch
-    return CacheShape(options.top_k, task.num_classes, epochs, steps, batch)
+    return CacheShape(top_k, task.num_classes, epochs, steps, batch)
 
 
 def print_plan(shape: CacheShape, folder: Path) -> None:
