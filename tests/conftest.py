@@ -50,3 +50,20 @@ def teacher_run(tmp_path_factory: pytest.TempPathFactory, digits_root: Path) -> 
     ]  # fmt: skip
     assert main.main(flags) == 0
     return output_dir / "digits_student" / "taught"
+
+
+@pytest.fixture(scope="session")
+def digits_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of the model of configs/digits_teacher.yaml, untrained: for checks of a config."""
+    import torch
+
+    from models import create_model, export_model
+    from utils.config import load_config
+
+    section = load_config(["--config", str(ROOT / "configs/digits_teacher.yaml")]).model
+    torch.manual_seed(0)
+    tensors = create_model(section, num_classes=10).state_dict()
+    folder = tmp_path_factory.mktemp("digits_teacher")
+    args = {**section.args, "img_size": section.image_size}
+    export_model(tensors, {"model": section.name, "args": args, "num_classes": 10}, folder)
+    return folder

@@ -30,11 +30,13 @@ class Places:
     Attributes:
       data_root: instead of `data`: holds the digits.
       run: instead of any `runs/...`: a finished run of configs/digits_student.yaml.
+      teacher: instead of `runs/digits_teacher/...`: that model, exported.
       scratch: where a dry form may write.
     """
 
     data_root: Path
     run: Path
+    teacher: Path
     scratch: Path
 
 
@@ -75,6 +77,15 @@ def run_dry(command: str, places: Places) -> str:
     raise UnknownCommandError(f"{command!r} is neither run by a test nor given a dry form")
 
 
+def place_flag(flag: str, places: Places) -> str:
+    """A flag with the run directories of the documentation replaced by real ones."""
+    found = re.match(r"(--[\w.]+=)?(runs/.*)$", flag)
+    if not found:
+        return flag
+    target = places.teacher if found[2].startswith("runs/digits_teacher/") else places.run
+    return f"{found[1] or ''}{target}"
+
+
 def start_script(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """run_commands.sh with an environment that is up to date and a Python that tells its call."""
     import hashlib
@@ -112,7 +123,7 @@ def _split_chain(tokens: Sequence[str]) -> list[list[str]]:
 def _check_run(flags: Sequence[str], places: Places) -> str:
     if flags == ["--help"]:
         return "help: tests/utils/test_config.py"
-    config = load_config([_place(flag, places) for flag in flags])
+    config = load_config([place_flag(flag, places) for flag in flags])
     data = config.data
     if data.source == "tfds" and data.root in _PLACES:
         data = data.model_copy(update={"root": str(places.data_root)})
@@ -124,7 +135,7 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
 def _parse_tool(path: str, flags: Sequence[str], places: Places) -> str:
     assert (ROOT / path).is_file(), f"{path} is not there"
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
-    flags = [_place(flag, places) for flag in flags]
+    flags = [place_flag(flag, places) for flag in flags]
     parse: Callable[..., Any]
     if hasattr(module, "create_parser"):
         parse = module.create_parser().parse_args
@@ -153,8 +164,3 @@ def _show_script(arguments: Sequence[str], places: Places) -> str:
     if call[0] == "main.py":
         return _check_run(call[1:], places)
     return _parse_tool(call[0], call[1:], places)
-
-
-def _place(flag: str, places: Places) -> str:
-    """A flag with the run directories of the documentation replaced by a real one."""
-    return re.sub(r"^(--[\w.]+=)?runs/.*$", lambda found: (found[1] or "") + str(places.run), flag)

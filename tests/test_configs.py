@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from preflight import check
-from tests.documented_commands import Places, run_dry
-from utils.config import dump_config, load_config
+from tests.documented_commands import Places, place_flag, run_dry
+from utils.config import RunConfig, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -28,15 +29,28 @@ def get_header(path: Path) -> dict[str, str]:
     return header
 
 
-def load_on_digits(path: Path, digits_root: Path, output_dir: Path):
-    """The configuration with its dataset replaced by the digits, if it is a TFDS one."""
-    config = load_config(["--config", str(path), f"--run.output_dir={output_dir}"])
-    changes = {"name": "digits", "root": str(digits_root), "train_split": "train"}
-    changes |= {"eval_split": "validation", "label_key": "label", "image_key": "image"}
-    if config.data.test_split:
-        changes["test_split"] = "test"
-    size = min(config.data.global_batch_size, 1024)
-    data = config.data.model_copy(update={**changes, "global_batch_size": size})
+def get_flags(path: Path) -> list[str]:
+    """The flags of the header's command, without what only its own machine holds.
+
+    Weights that the reader must fetch are left out: the teacher's name then stands alone.
+    """
+    tokens = shlex.split(get_header(path)["command"])[2:]
+    if "--teacher_path" in tokens:
+        place = tokens.index("--teacher_path")
+        if not tokens[place + 1].startswith("runs/digits_teacher/"):
+            del tokens[place : place + 2]
+    return tokens
+
+
+def load_on_digits(flags: list[str], digits_root: Path, output_dir: Path) -> RunConfig:
+    """A configuration with its dataset replaced by the digits, if it is another one."""
+    config = load_config([*flags, f"--run.output_dir={output_dir}"])
+    changes = {"root": str(digits_root)}
+    if config.data.name != "digits":
+        changes |= {"name": "digits", "train_split": "train", "eval_split": "validation"}
+        changes |= {"label_key": "label", "image_key": "image", "global_batch_size": 1024}
+        changes["test_split"] = "test" if config.data.test_split else ""
+    data = config.data.model_copy(update=changes)
     return config if data.source != "tfds" else config.model_copy(update={"data": data})
 
 
@@ -45,16 +59,17 @@ def test_there_are_configurations():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_a_configuration_loads_and_passes_all_checks(path, digits_root, tmp_path):
-    config = load_on_digits(path, digits_root, tmp_path / "runs")
-    task = check(config)
+def test_a_configuration_loads_and_passes_all_checks(path, digits_root, digits_teacher, tmp_path):
+    places = Places(digits_root, tmp_path, digits_teacher, tmp_path)
+    flags = [place_flag(flag, places) for flag in get_flags(path)]
+    task = check(load_on_digits(flags, digits_root, tmp_path / "runs"))
     assert task.num_classes >= 10
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
 def test_a_configuration_reads_back_equal_after_it_is_resolved(path, tmp_path):
-    config = load_config(["--config", str(path)])
+    config = load_config(get_flags(path))
     resolved = tmp_path / "config_resolved.yaml"
     resolved.write_text(dump_config(config))
     assert load_config(["--config", str(resolved)]) == config
@@ -64,15 +79,16 @@ def test_a_configuration_reads_back_equal_after_it_is_resolved(path, tmp_path):
 def test_a_header_says_command_hardware_time_and_expected_result(path):
     header = get_header(path)
     assert {"command", "hardware", "dataset", "expected"} <= header.keys()
-    assert re.search(r"\d+ ?(s|min|minutes|h|hours)\b", " ".join(header.values()))
+    measured = re.search(r"\d+ (s|min|minutes|h|hours)\b", header["hardware"])
+    assert measured or "not measured" in header["hardware"]
     assert path.relative_to(ROOT).as_posix() in header["command"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_the_command_of_a_header_works(path, digits_root, teacher_run, tmp_path):
+def test_the_commands_of_a_header_work(path, digits_root, teacher_run, digits_teacher, tmp_path):
     header = get_header(path)
-    if load_config(["--config", str(path)]).data.name == "digits":
-        places = Places(digits_root, teacher_run, tmp_path)
+    if load_config(get_flags(path)).data.name == "digits":
+        places = Places(digits_root, teacher_run, digits_teacher, tmp_path)
         assert run_dry(header["command"], places)
         assert run_dry(header["dataset"], places)
     else:

@@ -83,6 +83,19 @@ def test_norms_biases_and_layer_scale_of_a_conv_net_do_not_decay():
         assert group["weight_decay"] == expected, name
 
 
+def test_tokens_and_tables_do_not_decay_in_a_model_that_does_not_say_so():
+    class Bare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cls_token = nn.Parameter(torch.zeros(1, 1, 4))
+            self.pos_embed = nn.Parameter(torch.zeros(1, 5, 4))
+            self.attn = nn.ParameterDict({"relative_position_bias_table": torch.zeros(9, 2)})
+            self.head = nn.Linear(4, 2)
+
+    groups = create_groups(Bare())
+    assert {name for name, group in groups.items() if group["decays"]} == {"head.weight"}
+
+
 def test_layer_decay_scales_each_layer_by_a_power_of_its_distance_to_the_head():
     decay = 0.5
     groups = create_groups(create_distilled_vit(), layer_decay=decay)

@@ -21,8 +21,8 @@ _NAMED = r"(?:\.ci|configs|docs|tools|tests|utils|models|losses|big_vision|train
 
 
 @pytest.fixture
-def places(digits_root, teacher_run, tmp_path) -> Places:
-    return Places(digits_root, teacher_run, tmp_path)
+def places(digits_root, teacher_run, digits_teacher, tmp_path) -> Places:
+    return Places(digits_root, teacher_run, digits_teacher, tmp_path)
 
 
 @pytest.mark.parametrize(("document", "command"), COMMANDS)
