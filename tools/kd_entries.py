@@ -67,7 +67,7 @@ def _create_ensemble(name: str, ensemble: str, loss: str, what: str, **args: Any
     paths = ("{store}/teacher-seed{seed}", "{store}/teacher-seed{other}")
     teachers = json.dumps([{"weights": path} for path in paths])
     flags = (
-        "--distill.loss=", f"--distill.teachers={teachers}",
+        "--distill.teacher=", "--distill.loss=", f"--distill.teachers={teachers}",
         f"--distill.ensemble={ensemble}",
     )  # fmt: skip
     return Entry(name, what, losses=(term,), flags=flags)
@@ -95,7 +95,7 @@ _ALONE = (
     Entry("alone_ema", "labels only, its average evaluated", ALONE,
           flags=("--train.ema=true", "--train.ema_decay=0.98")),
     Entry("alone_token", "student with a distillation token, labels only", TOKEN,
-          flags=("--distill.loss=",), compare_with="alone_token"),
+          flags=("--distill.teacher=", "--distill.loss="), compare_with="alone_token"),
 )  # fmt: skip
 
 _LOGITS = (
