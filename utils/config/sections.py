@@ -227,7 +227,9 @@ class RuntimeSection(Section):
     """Where it runs."""
 
     device: Literal["auto", "xla", "cpu", "cuda"] = Field(
-        "auto", description="auto: a TPU if there is one, else a GPU, else XLA on the CPU"
+        "auto",
+        description="auto: XLA (a TPU if there is one, else the CPU) where torch_xla is installed, "
+        "else cpu; cuda: not yet",
     )
     precision: Literal["fp32", "bf16"] = Field(
         "fp32", description="compute type of matmuls under autocast; weights stay float32"
