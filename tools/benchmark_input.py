@@ -207,19 +207,17 @@ def _check_child(result: subprocess.CompletedProcess[str]) -> str:
 def _measure_in_turns(arguments: argparse.Namespace, work: Path) -> dict[str, list[float]]:
     """One process for each mode; each runs its round while the others wait."""
     children = {mode: _start_child(arguments, work, mode) for mode in MODES}
-    rounds: dict[str, list[float]] = {mode: [] for mode in MODES}
     try:
-        for number in range(arguments.rounds + 1):
-            for mode, child in children.items():
-                measured = _ask(mode, child)
-                # The first round warms up.
-                if number:
-                    rounds[mode].append(measured)
+        rounds = [
+            {mode: _ask(mode, child) for mode, child in children.items()}
+            for _ in range(arguments.rounds + 1)
+        ]
     finally:
         for child in children.values():
             child.kill()
             child.wait()
-    return rounds
+    # The first round warms up.
+    return {mode: [measured[mode] for measured in rounds[1:]] for mode in MODES}
 
 
 def _ask(mode: str, child: subprocess.Popen[str]) -> float:
