@@ -76,7 +76,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
-    parser.add_argument("--epochs", type=int, default=15, help="epochs of each student (15)")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of each student (20)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows to run (all)")
     parser.add_argument("--limit-s", type=int, default=60, help="processor seconds of a run (60)")
     parser.add_argument("--docs", type=Path, help="Markdown file that holds the table's marks")
