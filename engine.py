@@ -103,6 +103,11 @@ def create_ema(model: nn.Module) -> nn.Module:
     return deepcopy(model).requires_grad_(False).eval()
 
 
+def get_ema_decay(decay: float, step: int) -> float:
+    """The decay at a step: a short run's average forgets its start, (1 + step) / (10 + step)."""
+    return min(decay, (1.0 + step) / (10.0 + step))
+
+
 @torch.no_grad()
 def update_ema(ema: nn.Module, model: nn.Module, decay: float) -> None:
     """ema = decay * ema + (1 - decay) * model, for parameters and float buffers in one lerp.
@@ -135,7 +140,7 @@ def train_step(
     grad_norm = _clip_gradients(state.parameters(), state.max_grad_norm)
     runtime.optimizer_step(state.optimizer)
     if state.ema is not None:
-        update_ema(state.ema, state.model, state.ema_decay)
+        update_ema(state.ema, state.model, get_ema_decay(state.ema_decay, state.step))
     return {**totals, "grad_norm": grad_norm}
 
 

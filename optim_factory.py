@@ -90,8 +90,8 @@ def create_optimizer(
         )
     except (TypeError, ValueError) as error:
         raise UserError(
-            f"optim.name {name!r} refuses its arguments: {error}; change optim.args, optim.betas "
-            "or optim.eps"
+            f"optim.name {name!r} refuses its arguments: {error}; change optim.args, "
+            "optim.momentum, optim.betas or optim.eps"
         ) from error
 
 

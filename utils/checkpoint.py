@@ -176,7 +176,7 @@ def restore_state(state: Any, parts: Parts, facts: Mapping[str, Any], path: Path
     _copy_into(own, parts.get("optimizer", {}))
     _restore_scalars(state, facts["optimizer"])
     state.step, state.best_metric = facts["step"], facts["best_metric"]
-    state.input_processes = facts["input_processes"]
+    state.input_processes = facts.get("input_processes", 0)
 
 
 def _names_of(state: Any) -> dict[nn.Parameter, str]:

@@ -138,7 +138,12 @@ class TrainSection(Section):
         0.5, ge=0, le=1, description="share of cutmix among mixed pairs where both are on"
     )
     ema: bool = Field(False, description="keep an average of the weights and evaluate it")
-    ema_decay: float = Field(0.9998, gt=0, lt=1, description="decay of the average per step")
+    ema_decay: float = Field(
+        0.9998,
+        gt=0,
+        lt=1,
+        description="decay of the average per step, rising to it as (1 + step) / (10 + step)",
+    )
 
 
 class TeacherSection(Section):
