@@ -24,7 +24,7 @@ from tools.loader_arguments import add_loader_arguments, create_config
 from utils.errors import EXIT_USER_ERROR, UserError
 
 _GAP = 4
-_MIN_CELL = 96
+_MIN_CELL = 104  # pixels: what a caption needs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,7 +120,7 @@ def save_grid(views: Sequence[Any], path: Path) -> None:
     from PIL import Image, ImageDraw
 
     height, width = views[0].images.shape[1:3]
-    scale = max(1, _MIN_CELL // max(height, width))
+    scale = -(-_MIN_CELL // max(height, width))
     cell = (width * scale, height * scale)
     rows, caption = len(views[0].labels), 14
     step = (cell[0] + _GAP, cell[1] + _GAP + caption)
