@@ -31,6 +31,7 @@ class Entry:
         are filled in.
       cache_top_k: classes to store beforehand; 0: nothing is stored.
       compare_with: the row that a gain counts from.
+      own_epochs: train as long as the YAML says, not as long as the table's other students.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Entry:
     flags: tuple[str, ...] = TAUGHT
     cache_top_k: int = 0
     compare_with: str = "alone"
-    is_teacher: bool = False
+    own_epochs: bool = False
 
 
 def _create_logit(
@@ -88,7 +89,7 @@ def _describe(term: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-TEACHING = Entry("teacher", "`digits_teacher.yaml`", TEACHER, flags=(), is_teacher=True)
+TEACHING = Entry("teacher", "`digits_teacher.yaml`", TEACHER, flags=(), own_epochs=True)
 
 _ALONE = (
     Entry("alone", "labels only", ALONE, flags=()),
@@ -157,4 +158,30 @@ _OTHERS = (
     _create_cached("tinyvit_sparse", "tinyvit_sparse", 3, "stored answers, k = 3"),
 )  # fmt: skip
 
-ENTRIES = (*_ALONE, *_LOGITS, *_FEATURES, *_OTHERS)
+
+def _create_recipe(name: str, compare_with: str = "alone") -> Entry:
+    """A row of one YAML below configs/kd as it is."""
+    config = f"configs/kd/digits_{name}.yaml"
+    return Entry(
+        f"digits_{name}", f"`{config}`", config, compare_with=compare_with, own_epochs=True
+    )
+
+
+def _create_untaught(name: str) -> Entry:
+    """The same YAML without its teacher: what its length and mixing give by themselves."""
+    row, drop = f"{name}_alone", ("--distill.teacher=", "--distill.loss=")
+    config = f"configs/kd/digits_{name}.yaml"
+    return Entry(row, "the next row without its teacher", config, (), drop, 0, row, True)
+
+
+_RECIPES = (
+    _create_recipe("dkd"),
+    _create_recipe("dist"),
+    _create_recipe("cached"),
+    _create_untaught("patient"),
+    _create_recipe("patient", "patient_alone"),
+    _create_untaught("vanillakd"),
+    _create_recipe("vanillakd", "vanillakd_alone"),
+)
+
+ENTRIES = (*_ALONE, *_LOGITS, *_FEATURES, *_OTHERS, *_RECIPES)

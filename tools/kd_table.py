@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.kd_entries import ENTRIES, TEACHING, Entry  # noqa: E402
-from utils.config import dump_config, load_config  # noqa: E402
+from utils.config import RunConfig, dump_config, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 from utils.runs import Run  # noqa: E402
 from utils.runs.store import CONFIG_FILE  # noqa: E402
@@ -56,13 +56,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parse_arguments(argv)
     entries = [one for one in ENTRIES if not options.only or one.name in options.only]
     teacher_seeds = sorted({s for seed in options.seeds for s in (seed, get_other(seed))})
+    jobs = [(TEACHING, seed) for seed in teacher_seeds]
+    jobs += [(entry, seed) for seed in options.seeds for entry in entries]
+    # All YAMLs are read before the first run: one that is edited meanwhile changes no row.
+    configs = [read_config(entry, seed, options) for entry, seed in jobs]
     outcomes = []
-    for seed in teacher_seeds:
-        outcomes.append(run_entry(TEACHING, seed, options))
-    for seed in options.seeds:
-        for entry in entries:
-            outcomes.append(run_entry(entry, seed, options))
-            write_json(outcomes, options)
+    for (entry, seed), config in zip(jobs, configs, strict=True):
+        outcomes.append(run_entry(entry, seed, config, options))
+        write_json(outcomes, options)
     table = format_table(outcomes, options)
     print(table)
     if options.docs:
@@ -83,12 +84,23 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def run_entry(entry: Entry, seed: int, options: argparse.Namespace) -> Outcome:
+def read_config(entry: Entry, seed: int, options: argparse.Namespace) -> RunConfig | UserError:
+    """The configuration of one run, or what is wrong with it."""
+    try:
+        return load_config(get_flags(entry, seed, options))
+    except UserError as error:
+        return error
+
+
+def run_entry(
+    entry: Entry, seed: int, config: RunConfig | UserError, options: argparse.Namespace
+) -> Outcome:
     """A finished run as it stands, or a new one; a failure is an outcome too."""
     run = Run(options.output_dir / EXPERIMENT / get_run_id(entry, seed))
     began = time.process_time()
     try:
-        config = load_config(get_flags(entry, seed, options))
+        if isinstance(config, UserError):
+            raise config
         if not is_finished(run, dump_config(config)):
             print(f"--- {entry.name}, seed {seed}", flush=True)
             with limit_time(options.limit_s):
@@ -122,7 +134,7 @@ def get_flags(entry: Entry, seed: int, options: argparse.Namespace) -> list[str]
         "--runtime.num_threads=1", "--train.eval_every_epochs=1000",
         "--train.checkpoint_every_epochs=1000",
     ]  # fmt: skip
-    if not entry.is_teacher:
+    if not entry.own_epochs:
         flags.append(f"--train.epochs={options.epochs}")
     if entry.losses:
         flags.append(f"--distill.losses={json.dumps(entry.losses)}")

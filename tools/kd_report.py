@@ -1,0 +1,176 @@
+"""What distillation gained: `python tools/kd_report.py RUN... [--student-alone RUN] [--out DIR]`.
+
+Reads finished runs: student and teacher top-1, agreement, calibration, the share of the gap between
+the student alone and the teacher that was closed, and the loss terms over time. Writes
+`kd_report.json` and `kd_report.png`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.metrics import read_metrics  # noqa: E402
+from utils.runs import Run  # noqa: E402
+
+# What a log line holds beside the parts of the loss.
+_NO_TERMS = {
+    "step", "epoch", "time_s", "img_per_s", "input_wait_s", "host_reads", "host_rss_gib", "graphs",
+    "graphs_train", "graphs_eval", "lr", "grad_norm", "skipped_corrupt",
+}  # fmt: skip
+_COLUMNS = (
+    ("run", "run", "{}"), ("student", "student", "{:.2f}"), ("teacher", "teacher", "{:.2f}"),
+    ("alone", "alone", "{:.2f}"), ("gap closed", "gap_closed", "{:.2f}"),
+    ("agreement", "agreement", "{:.2f}"), ("student ECE", "student_ece", "{:.4f}"),
+    ("teacher ECE", "teacher_ece", "{:.4f}"),
+)  # fmt: skip
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print the table, write JSON and picture; gives the exit code."""
+    options = parse_arguments(argv)
+    try:
+        alone = read_run(options.student_alone)["student"] if options.student_alone else None
+        rows = [add_gap(read_run(path), alone) for path in options.runs]
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_USER_ERROR
+    print(format_table(rows))
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / "kd_report.json"
+    target.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    picture = draw(rows, options.runs, options.out / "kd_report.png")
+    print(f"table:   {target}\npicture: {picture}")
+    return 0
+
+
+def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+    """The tool's flags."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
+    parser.add_argument("--student-alone", type=Path, metavar="RUN", help="the student, untaught")
+    parser.add_argument("--out", type=Path, default=Path("kd_report"), help="where files go")
+    return parser.parse_args(argv)
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """What a finished run says of student and teachers, on its evaluation split.
+
+    Raises:
+      UserError: no run there, or one that has not finished.
+    """
+    facts = Run(folder).read()
+    if facts.get("status") != "complete":
+        found = facts.get("status", "no run.json")
+        raise UserError(f"RUN {str(folder)!r} is no finished run ({found}); give a complete one")
+    final, teachers = facts["final"], facts.get("teachers", [])
+    row = {
+        "run": f"{folder.parent.name}/{folder.name}",
+        "student": final["eval_top1"],
+        "student_ece": final["eval_ece"],
+        "test": final.get("test_top1"),
+        "teacher": teachers[0]["top1"] if teachers else None,
+        "teacher_ece": teachers[0]["ece"] if teachers else None,
+        "agreement": final.get("agreement"),
+    }
+    for number, metrics in enumerate(teachers[1:], start=2):
+        row |= {f"teacher_{number}": metrics["top1"], f"teacher_{number}_ece": metrics["ece"]}
+        row[f"agreement_{number}"] = final.get(f"agreement_{number}")
+    return row
+
+
+def add_gap(row: dict[str, Any], alone: float | None) -> dict[str, Any]:
+    """The row with (student - alone) / (teacher - alone); none where there is no gap to close."""
+    gap = None
+    if alone is not None and row["teacher"] is not None and row["teacher"] > alone:
+        gap = (row["student"] - alone) / (row["teacher"] - alone)
+    return {**row, "alone": alone, "gap_closed": gap}
+
+
+def format_table(rows: list[dict[str, Any]]) -> str:
+    """Aligned columns; a dash where a run says nothing."""
+    cells = [[title for title, _, _ in _COLUMNS]]
+    for row in rows:
+        values = [(row[key], form) for _, key, form in _COLUMNS]
+        cells.append(["-" if value is None else form.format(value) for value, form in values])
+    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
+    lines = []
+    for line in cells:
+        first, *rest = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        lines.append("  ".join([first.strip().ljust(widths[0]), *rest]))
+    return "\n".join(lines)
+
+
+def read_terms(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of every part of the loss, before its weight."""
+    terms: dict[str, list[tuple[int, float]]] = {}
+    for line in read_metrics(folder):
+        if "total" not in line:
+            continue
+        for name in line.keys() - _NO_TERMS:
+            terms.setdefault(name, []).append((line["step"], line[name]))
+    return dict(sorted(terms.items(), key=lambda item: (item[0] in ("task", "total"), item[0])))
+
+
+def draw(rows: list[dict[str, Any]], folders: list[Path], path: Path) -> Path:
+    """Bars of top-1, then one panel of loss terms for each run."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(len(rows) + 1, 3)
+    lines = -(-(len(rows) + 1) // columns)
+    figure, panels = pyplot.subplots(
+        lines, columns, figsize=(5.2 * columns, 3.8 * lines), constrained_layout=True, squeeze=False
+    )
+    panels = panels.flatten()
+    _draw_bars(panels[0], rows)
+    for axes, row, folder in zip(panels[1:], rows, folders, strict=False):
+        for name, points in read_terms(folder).items():
+            style = "--" if name in ("task", "total") else "-"
+            axes.plot(*zip(*points, strict=True), style, label=name, linewidth=1.3)
+        axes.set(title=row["run"], xlabel="step", ylabel="loss term before its weight")
+        if all(value > 0 for line in axes.lines for value in line.get_ydata()):
+            axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend(fontsize="small")
+    for axes in panels[len(rows) + 1 :]:
+        axes.set_visible(False)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return path
+
+
+def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+    """Student, teacher and the student alone of each run, side by side."""
+    kinds = [("alone", "0.7"), ("student", "tab:blue"), ("teacher", "tab:orange")]
+    values = []
+    for offset, (kind, color) in enumerate(kinds):
+        found = [(i, row[kind]) for i, row in enumerate(rows) if row[kind] is not None]
+        if not found:
+            continue
+        places = [i + 0.27 * (offset - 1) for i, _ in found]
+        heights = [value for _, value in found]
+        values += heights
+        bars = axes.bar(places, heights, width=0.25, color=color, label=kind)
+        axes.bar_label(bars, fmt="%.1f", fontsize=7)
+    axes.set_xticks(range(len(rows)), [row["run"].split("/")[-1] for row in rows], rotation=20)
+    margin = max(0.15 * (max(values) - min(values)), 1.0)
+    axes.set_ylim(max(min(values) - 2 * margin, 0.0), max(values) + 3 * margin)
+    axes.set(ylabel="top-1 (%)", title="evaluation split")
+    axes.legend(fontsize="small", ncols=3, loc="upper left")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
