@@ -1,0 +1,304 @@
+"""Distillation from end to end: students and teachers through `create_model` and the loop."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+
+import main
+from assembly import TEACHER_IMAGES, build_parts, iterate_batches
+from engine import _run_step
+from models.views import to_pixels
+from preflight import check
+from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
+from utils.config import load_config
+from utils.errors import EXIT_USER_ERROR
+from utils.metrics import read_metrics
+from utils.runs import Run
+
+ROOT = Path(__file__).resolve().parents[1]
+STUDENT = "configs/digits_kd.yaml"
+TOKEN = "configs/kd/digits_deit_token.yaml"
+NARROW = {"patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 1, "num_heads": 2}
+POOLED = {"fc_norm": "fc_norm"}
+STEPS = 8
+
+
+def get_flags(
+    digits_root: Path, output_dir: Path, *flags: str, config: str = STUDENT, device: str = "cpu"
+) -> list[str]:
+    """Flags of a short run on the digits with a student that is narrower than its teacher."""
+    return [
+        "--config", str(ROOT / config), f"--data.root={digits_root}",
+        f"--run.output_dir={output_dir}", "--run.experiment=kd", "--run.run_id=run",
+        "--run.tensorboard=false", "--runtime.num_threads=1", f"--runtime.device={device}",
+        "--runtime.graph_budget=100000",
+        f"--train.steps={STEPS}", "--optim.warmup_epochs=0", "--train.log_every_steps=1",
+        f"--model.args={json.dumps(NARROW)}", "--distill.group_size=16",
+        "--data.test_split=", *flags,
+    ]  # fmt: skip
+
+
+def get_terms(teacher_run: Path, *terms: dict) -> tuple[str, ...]:
+    """Flags for these losses and this teacher."""
+    return (
+        "--distill.teacher=", "--distill.loss=", f"--teacher_path={teacher_run}",
+        f"--distill.losses={json.dumps(terms)}",
+    )  # fmt: skip
+
+
+def train(*args, **kwargs) -> tuple[Run, list[dict]]:
+    """A whole run through main; gives its directory and its training lines."""
+    flags = get_flags(*args, **kwargs)
+    assert main.main(flags) == 0
+    run = Run(args[1] / "kd" / "run")
+    assert run.read()["status"] == "complete"
+    return run, [line for line in read_metrics(run.path) if "total" in line]
+
+
+def build(*args, **kwargs):
+    """Runtime, task and parts, ready for the first step."""
+    config = load_config(get_flags(*args, **kwargs))
+    runtime = create_xla_runtime() if kwargs.get("device") == "xla" else create_cpu_runtime()
+    task = check(config)
+    parts = build_parts(runtime, task)
+    parts.state.first_bad_step = runtime.upload([-1.0])[0]
+    return runtime, task, parts
+
+
+def take_steps(runtime, parts, count: int) -> None:
+    with runtime.prefetch(iterate_batches(parts, 0)) as feeder:
+        parts.state.model.train()
+        for _ in range(count):
+            _run_step(parts.state, next(feeder), parts.objective, runtime, 0)
+            parts.state.step += 1
+    runtime.finish_step()
+
+
+# ---- whole runs
+
+
+@pytest.mark.parametrize(
+    "term",
+    [
+        {"name": "kd"},
+        {"name": "dist", "weight": 0.1},
+        {"name": "fitnet", "layers": POOLED},
+        {"name": "hcl", "layers": {"patch_embed.proj": "patch_embed.proj"}},
+        {"name": "rkd", "layers": POOLED, "weight": 0.1},
+        {"name": "crd", "layers": POOLED, "args": {"num_examples": 1197, "negatives": 64}},
+    ],
+    ids=lambda term: term["name"],
+)
+def test_a_run_learns_from_its_teacher(term, digits_root, teacher_run, tmp_path):
+    run, lines = train(digits_root, tmp_path, *get_terms(teacher_run, term))
+    name = term["name"]
+    assert all(math.isfinite(line[name]) and math.isfinite(line["total"]) for line in lines)
+    assert min(line["total"] for line in lines) < lines[0]["total"]
+    alpha, weight = 0.9, term.get("weight", 1.0)
+    for line in lines:
+        wanted = (1 - alpha) * line["task"] + alpha * weight * line[name]
+        assert line["total"] == pytest.approx(wanted, rel=1e-4)
+    facts = run.read()
+    assert facts["teachers"][0]["top1"] > 50
+    assert 0 <= facts["teachers"][0]["ece"] <= 1
+    assert 0 <= facts["final"]["agreement"] <= 100
+    assert 0 <= facts["final"]["eval_ece"] <= 1
+
+
+def test_the_distillation_token_learns_the_teachers_classes(digits_root, teacher_run, tmp_path):
+    flags = (f"--teacher_path={teacher_run}", "--distill.alpha=1.0")
+    runtime, _, parts = build(digits_root, tmp_path, *flags, config=TOKEN)
+    start = {name: value.clone() for name, value in parts.state.model.state_dict().items()}
+    take_steps(runtime, parts, 3)
+    moved = parts.state.model.state_dict()
+    # Without the labels' share the class head has no gradient; weight decay alone moves it.
+    assert not torch.equal(moved["head_dist.bias"], start["head_dist.bias"])
+    assert torch.equal(moved["head.bias"], start["head.bias"])
+
+
+def test_a_token_student_is_evaluated_and_exported_whole(digits_root, teacher_run, tmp_path):
+    run, lines = train(digits_root, tmp_path, f"--teacher_path={teacher_run}", config=TOKEN)
+    assert {"deit_hard", "task"} <= lines[-1].keys()
+    facts = json.loads((run.path / "student.json").read_text())
+    model = timm.create_model(facts["model"], num_classes=10, **facts["args"])
+    model.load_state_dict(load_file(run.path / "student.safetensors"), strict=True)
+
+
+def test_several_terms_add_up_by_their_scheduled_weights(digits_root, teacher_run, tmp_path):
+    terms = (
+        {"name": "kd", "weight": 1.0, "warmup_epochs": 0.25},
+        {"name": "fitnet", "layers": POOLED, "weight": 0.5, "weight_end": 0.0},
+    )
+    _, lines = train(digits_root, tmp_path, *get_terms(teacher_run, *terms))
+    rise = round(0.25 * 18)
+    for step, line in enumerate(lines):
+        kd = min(step / rise, 1.0)
+        fitnet = 0.5 * 0.5 * (1 + math.cos(math.pi * step / (STEPS - 1)))
+        wanted = 0.1 * line["task"] + 0.9 * (kd * line["kd"] + fitnet * line["fitnet"])
+        assert line["total"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_student_is_born_again_from_a_finished_run(digits_root, teacher_run, tmp_path):
+    facts = json.loads((teacher_run / "student.json").read_text())
+    args = {name: value for name, value in facts["args"].items() if name != "img_size"}
+    flags = (*get_terms(teacher_run, {"name": "kd"}), f"--model.args={json.dumps(args)}")
+    run, _ = train(digits_root, tmp_path, *flags)
+    mine, theirs = (json.loads((p / "student.json").read_text()) for p in (run.path, teacher_run))
+    assert mine["args"] == theirs["args"]
+
+
+def test_the_students_own_average_teaches(digits_root, tmp_path):
+    flags = ("--distill.teacher=ema", "--kd=kd", "--model_ema", "--model_ema_decay=0.9")
+    run, lines = train(digits_root, tmp_path, *flags)
+    assert lines[0]["kd"] == pytest.approx(0.0, abs=1e-9)
+    assert max(line["kd"] for line in lines) > 1e-6
+    assert run.read()["teachers"] == []
+
+
+def test_stored_answers_teach_as_the_live_teacher_does(digits_root, teacher_run, tmp_path):
+    from tools import cache_teacher
+
+    taught = (*get_terms(teacher_run, {"name": "kd"}), "--mixup=0.5")
+    _, live = train(digits_root, tmp_path / "live", *taught)
+    flags = get_flags(digits_root, tmp_path / "cached", *taught)
+    folder = tmp_path / "answers"
+    assert cache_teacher.main(["--out", str(folder), "--epochs=1", "--top-k=10", *flags]) == 0
+    cached_flags = (*taught, f"--distill.teacher_cache={folder}")
+    run, cached = train(digits_root, tmp_path / "cached", *cached_flags)
+    for one, other in zip(live, cached, strict=True):
+        assert one["kd"] == pytest.approx(other["kd"], abs=2e-3)
+        assert one["task"] == pytest.approx(other["task"], abs=2e-3)
+    assert run.read()["teachers"] == []
+    assert "agreement" not in run.read()["final"]
+
+
+# ---- several teachers
+
+
+def test_two_teachers_of_other_dtypes_views_and_classes_teach(digits_root, teacher_run, tmp_path):
+    labels = tmp_path / "map.json"
+    labels.write_text(json.dumps(list(range(10))[::-1]))
+    teachers = [
+        {"weights": str(teacher_run), "weight": 3.0},
+        {"weights": str(teacher_run), "dtype": "bf16", "size": 8, "label_map": str(labels)},
+    ]
+    flags = (
+        "--distill.teacher=", f"--distill.teachers={json.dumps(teachers)}",
+        "--distill.ensemble=logits", "--distill.allow_weak_teacher=true",
+    )  # fmt: skip
+    run, lines = train(digits_root, tmp_path, *flags)
+    assert lines[-1]["kd"] < lines[0]["kd"]
+    facts = run.read()
+    good, reversed_labels = (metrics["top1"] for metrics in facts["teachers"])
+    assert good > 50 > reversed_labels
+    assert facts["final"]["agreement"] != facts["final"]["agreement_2"]
+
+
+def test_a_teacher_that_knows_nothing_ends_the_run_before_it_begins(
+    digits_root, teacher_run, tmp_path, capsys
+):
+    labels = tmp_path / "map.json"
+    labels.write_text(json.dumps(list(range(10))[::-1]))
+    teachers = json.dumps([{"weights": str(teacher_run), "label_map": str(labels)}])
+    flags = get_flags(digits_root, tmp_path, "--distill.teacher=", f"--distill.teachers={teachers}")
+    assert main.main(flags) == EXIT_USER_ERROR
+    assert "no better than chance" in capsys.readouterr().err
+    assert not (tmp_path / "kd").exists()
+
+
+def test_consistent_teachers_see_the_crop_and_independent_ones_another(
+    digits_root, teacher_run, tmp_path
+):
+    flags = (
+        *get_terms(teacher_run, {"name": "kd"}), "--mixup=0.8",
+        "--data.train_pp=decode(channels=1)|resize(10)|random_crop(8)|value_range(-1, 1)",
+    )  # fmt: skip
+    _, _, parts = build(digits_root, tmp_path, *flags)
+    same = next(iter(iterate_batches(parts, 0)))
+    assert TEACHER_IMAGES not in same.extras
+    _, _, parts = build(digits_root, tmp_path, *flags, "--distill.views=independent")
+    batch = next(iter(iterate_batches(parts, 0)))
+    assert torch.equal(batch.images, same.images)
+    other = batch.extras[TEACHER_IMAGES]
+    is_same = (other == batch.images).flatten(1).all(dim=1).float().mean()
+    assert is_same < 0.5  # 9 places for a crop: one in nine falls alike
+    means = torch.stack([x.float().mean(dim=(1, 2, 3)) for x in (other, batch.images)])
+    assert torch.corrcoef(means)[0, 1] > 0.5  # the same examples in the same order
+    mixed = parts.objective.mixing.mix_pixels(to_pixels(other), batch.extras)
+    (answer,) = parts.objective.ask_teachers(to_pixels(batch.images), batch)
+    torch.testing.assert_close(answer, parts.objective.teachers[0](mixed))
+
+
+# ---- what is trained, and what is not
+
+
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_projections_are_trained_and_the_teacher_is_not(digits_root, teacher_run, tmp_path, device):
+    flags = get_terms(teacher_run, {"name": "fitnet", "layers": POOLED})
+    runtime, _, parts = build(digits_root, tmp_path, *flags, device=device)
+    (projection,) = parts.state.extra.parameters()
+    width = json.loads((teacher_run / "student.json").read_text())["args"]["embed_dim"]
+    assert projection.shape == (width, NARROW["embed_dim"])
+    teacher = parts.objective.teachers[0]
+    start = projection.detach().cpu().clone()
+    known = {name: value.cpu().clone() for name, value in teacher.state_dict().items()}
+    take_steps(runtime, parts, 3)
+    assert not torch.equal(projection.detach().cpu(), start)
+    for name, value in teacher.state_dict().items():
+        assert torch.equal(value.cpu(), known[name]), name
+    assert not any(p.requires_grad or p.grad is not None for p in teacher.parameters())
+    assert not {id(p) for p in teacher.parameters()} & {id(p) for p in parts.state.parameters()}
+
+
+def test_the_export_is_the_student_alone_and_the_checkpoint_keeps_projections(
+    digits_root, teacher_run, tmp_path
+):
+    flags = get_terms(teacher_run, {"name": "fitnet", "layers": POOLED})
+    run, _ = train(digits_root, tmp_path, *flags)
+    facts = json.loads((run.path / "student.json").read_text())
+    model = timm.create_model(facts["model"], num_classes=10, **facts["args"])
+    model.load_state_dict(load_file(run.path / "student.safetensors"), strict=True)
+    table = next(run.checkpoints.glob(f"step_{STEPS:08d}/*.json"))
+    names = "".join(path.read_text() for path in table.parent.glob("*.json"))
+    assert "projections" in names
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ({"fc_norn": "fc_norm"}, "student has no layer 'fc_norn'; did you mean 'fc_norm'"),
+        ({"fc_norm": "block.0"}, "teacher has no layer 'block.0'; did you mean 'blocks.0'"),
+    ],
+)
+def test_a_wrong_layer_ends_the_run_with_near_ones(
+    digits_root, teacher_run, tmp_path, capsys, layers, message
+):
+    flags = get_terms(teacher_run, {"name": "fitnet", "layers": layers})
+    assert main.main(get_flags(digits_root, tmp_path, *flags)) == EXIT_USER_ERROR
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "kd").exists()
+
+
+# ---- recipes
+
+RECIPES = sorted(path.stem for path in (ROOT / "configs/kd").glob("digits_*.yaml"))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_digits_recipe_trains_through(name, digits_root, teacher_run, tmp_path):
+    flags = [
+        "--config", str(ROOT / f"configs/kd/{name}.yaml"), f"--data.root={digits_root}",
+        f"--teacher_path={teacher_run}", f"--run.output_dir={tmp_path}", "--run.run_id=run",
+        "--run.tensorboard=false", "--data.test_split=", "--train.steps=4",
+        "--optim.warmup_epochs=0", "--train.log_every_steps=1",
+    ]  # fmt: skip
+    assert main.main(flags) == 0
+    lines = read_metrics(tmp_path / name / "run")
+    assert all(math.isfinite(line["total"]) for line in lines if "total" in line)

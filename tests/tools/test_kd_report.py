@@ -1,0 +1,151 @@
+"""What the report says of runs, and what the table of all losses does with rows and failures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from losses import LOSSES
+from tools import kd_report, kd_table
+from tools.kd_entries import ENTRIES, TEACHING, Entry
+from utils.errors import EXIT_USER_ERROR, UserError
+
+
+def write_run(folder: Path, top1: float, teachers: list[dict], **changes: object) -> Path:
+    """The files that a report reads of a run."""
+    folder.mkdir(parents=True)
+    final = {"eval_top1": top1, "eval_ece": 0.05, "test_top1": top1 - 1}
+    if teachers:
+        final["agreement"] = 90.0
+    facts = {"status": "complete", "teachers": teachers, "final": final, **changes}
+    (folder / "run.json").write_text(json.dumps(facts))
+    lines = [
+        {"step": step, "task": 2.0 / step, "kd": 1.0 / step, "total": 1.5 / step, "lr": 0.1}
+        for step in (1, 2, 3)
+    ]
+    lines.append({"step": 3, "eval_top1": top1})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path) -> dict[str, Path]:
+    teacher = {"top1": 96.0, "ece": 0.1}
+    return {
+        "alone": write_run(tmp_path / "digits" / "alone", 90.0, []),
+        "taught": write_run(tmp_path / "digits" / "taught", 93.0, [teacher]),
+        "two": write_run(tmp_path / "digits" / "two", 96.0, [teacher, {"top1": 80.0, "ece": 0.2}]),
+    }
+
+
+def test_a_report_tells_the_share_of_the_gap_that_was_closed(runs, tmp_path, capsys):
+    out = tmp_path / "report"
+    flags = [str(runs["taught"]), str(runs["two"]), "--student-alone", str(runs["alone"])]
+    assert kd_report.main([*flags, "--out", str(out)]) == 0
+    first, second = json.loads((out / "kd_report.json").read_text())
+    assert first["gap_closed"] == pytest.approx(0.5)
+    assert second["gap_closed"] == pytest.approx(1.0)
+    assert (first["student"], first["teacher"], first["alone"]) == (93.0, 96.0, 90.0)
+    assert second["teacher_2"] == 80.0
+    assert (out / "kd_report.png").read_bytes()[:4] == b"\x89PNG"
+    printed = capsys.readouterr().out
+    assert "digits/taught" in printed
+    assert "0.50" in printed
+
+
+def test_a_report_without_the_untaught_student_has_no_gap(runs, tmp_path, capsys):
+    assert kd_report.main([str(runs["taught"]), "--out", str(tmp_path)]) == 0
+    (row,) = json.loads((tmp_path / "kd_report.json").read_text())
+    assert row["gap_closed"] is None
+    assert "-" in capsys.readouterr().out
+
+
+def test_there_is_no_gap_below_the_student_alone(runs):
+    row = kd_report.read_run(runs["taught"])
+    assert kd_report.add_gap(row, 97.0)["gap_closed"] is None
+    assert kd_report.add_gap(kd_report.read_run(runs["alone"]), 90.0)["gap_closed"] is None
+
+
+def test_the_terms_over_time_are_the_parts_of_the_loss(runs):
+    terms = kd_report.read_terms(runs["taught"])
+    assert list(terms) == ["kd", "task", "total"]
+    assert terms["kd"] == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+
+
+def test_an_unfinished_run_is_refused(tmp_path, capsys):
+    folder = write_run(tmp_path / "digits" / "open", 90.0, [], status="running")
+    assert kd_report.main([str(folder), "--out", str(tmp_path)]) == EXIT_USER_ERROR
+    assert "no finished run (running)" in capsys.readouterr().err
+    assert kd_report.main([str(tmp_path / "none"), "--out", str(tmp_path)]) == EXIT_USER_ERROR
+
+
+# ---- the table of all losses
+
+
+def get_options(tmp_path: Path, **changes: object) -> argparse.Namespace:
+    flags = ["--data-dir", str(tmp_path), "--output-dir", str(tmp_path), "--seeds", "0", "1"]
+    return argparse.Namespace(**{**vars(kd_table.parse_arguments(flags)), **changes})
+
+
+@pytest.mark.parametrize("entry", (TEACHING, *ENTRIES), ids=lambda entry: entry.name)
+def test_every_row_has_a_valid_configuration(entry, tmp_path):
+    config = kd_table.read_config(entry, 1, get_options(tmp_path))
+    assert not isinstance(config, UserError), config
+    assert config.runtime.device == "cpu"
+    assert config.train.seed == 1
+
+
+def test_every_registered_loss_has_a_row(tmp_path):
+    used = set()
+    for entry in ENTRIES:
+        config = kd_table.read_config(entry, 0, get_options(tmp_path))
+        used |= {config.distill.loss, *(term.name for term in config.distill.losses)}
+    aliases = {"soft", "hard_kd", "mlkd_total", "lskd_kd"}  # other names of rows that are there
+    assert set(LOSSES.names()) - used - aliases == {"bv_agree"}  # a metric without a gradient
+
+
+def test_rows_show_mean_spread_gain_and_failures(tmp_path):
+    outcomes = [
+        kd_table.Outcome("alone", 0, 90.0, 5.0),
+        kd_table.Outcome("alone", 1, 92.0, 5.0),
+        kd_table.Outcome("kd", 0, 94.0, 6.0),
+        kd_table.Outcome("kd", 1, 96.0, 6.0),
+        kd_table.Outcome("hard", 0, 93.0, 6.0),
+        kd_table.Outcome("hard", 1, None, 60.0, "TimeoutError: longer"),
+    ]
+    table = kd_table.format_table(outcomes, get_options(tmp_path))
+    assert "| `alone` | labels only | 90.0 | 92.0 | 91.00 | 1.41 |  | 5 |" in table
+    assert "| 94.0 | 96.0 | 95.00 | 1.41 | +4.00 | 6 |" in table
+    assert "| 93.0 | failed | 93.00 |  | +2.00 | 33 |" in table
+    assert "- hard, seed 1: TimeoutError: longer" in table
+
+
+def test_the_table_goes_between_its_marks_and_nowhere_else(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(f"before\n{kd_table.BEGIN}\nold\n{kd_table.END}\nafter\n")
+    kd_table.write_between_marks(path, "new")
+    assert path.read_text() == f"before\n{kd_table.BEGIN}\nnew\n{kd_table.END}\nafter\n"
+    path.write_text("no marks")
+    with pytest.raises(UserError, match="lacks the lines"):
+        kd_table.write_between_marks(path, "new")
+
+
+def test_a_run_that_fails_is_an_outcome_and_a_finished_one_is_kept(digits_root, tmp_path):
+    options = get_options(tmp_path, data_dir=digits_root, epochs=2)
+    alone = next(entry for entry in ENTRIES if entry.name == "alone")
+    config = kd_table.read_config(alone, 0, options)
+    first = kd_table.run_entry(alone, 0, config, options)
+    assert first.error == ""
+    started = kd_table.Run(tmp_path / "kd_table" / "alone-seed0").read()["started"]
+    again = kd_table.run_entry(alone, 0, config, options)
+    assert again == first
+    assert kd_table.Run(tmp_path / "kd_table" / "alone-seed0").read()["started"] == started
+    flags = ("--distill.loss=", "--distill.teacher=vit_tiny_patch16_224")
+    broken = Entry("broken", "no such loss", losses=({"name": "kdd"},), flags=flags)
+    config = kd_table.read_config(broken, 0, options)
+    outcome = kd_table.run_entry(broken, 0, config, options)
+    assert outcome.top1 is None
+    assert "kdd" in outcome.error
