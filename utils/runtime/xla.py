@@ -53,6 +53,12 @@ class XlaRuntime(Runtime):
     def finish_step(self) -> None:
         self._xla.sync()
 
+    def to_device(self, tensor: Tensor) -> Tensor:
+        # Not `tensor.to`: it makes an empty device tensor first and copies into it. A sync of the
+        # main thread between the two would take that half-made tensor for an output of the step and
+        # compile another graph.
+        return self._xm.send_cpu_data_to_device([tensor], self.device)[0]
+
     def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
         if optimizer_name in _DEVICE_LR:
             return {"capturable": True, "foreach": False}
