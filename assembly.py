@@ -292,6 +292,7 @@ def _wants_distill_token(task: Task) -> bool:
     """Whether a term looks at the distillation token's own logits."""
     distill = task.config.distill
     names = [distill.loss, *(term.name for term in distill.losses)]
+    names += [str(term.args.get("loss", "")) for term in distill.losses]  # inside multi_* and lskd
     return any(name.startswith("deit_") for name in names)
 
 

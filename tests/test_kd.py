@@ -123,6 +123,14 @@ def test_the_distillation_token_learns_the_teachers_classes(digits_root, teacher
     assert torch.equal(moved["head.bias"], start["head.bias"])
 
 
+def test_a_token_loss_inside_another_finds_its_head(digits_root, teacher_run, tmp_path):
+    term = {"name": "multi_avg_prob", "args": {"loss": "deit_soft"}}
+    flags = get_terms(teacher_run, term)
+    runtime, _, parts = build(digits_root, tmp_path, *flags, config=TOKEN)
+    take_steps(runtime, parts, 1)
+    assert parts.state.model.distilled_training
+
+
 def test_a_token_student_is_evaluated_and_exported_whole(digits_root, teacher_run, tmp_path):
     run, lines = train(digits_root, tmp_path, f"--teacher_path={teacher_run}", config=TOKEN)
     assert {"deit_hard", "task"} <= lines[-1].keys()
