@@ -109,16 +109,22 @@ def get_ema_decay(decay: float, step: int) -> float:
 
 
 @torch.no_grad()
-def update_ema(ema: nn.Module, model: nn.Module, decay: float) -> None:
-    """ema = decay * ema + (1 - decay) * model, for parameters and float buffers in one lerp.
+def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
+    """ema += weight * (model - ema), for parameters and float buffers.
 
     Integer buffers (BatchNorm's count of batches) are copied.
+
+    Args:
+      weight: 1 - decay, a scalar on the device. A Python number would be merged with any equal
+        number of the graph, such as 1 - beta1, and cost another graph when the two meet.
     """
     pairs = list(zip(ema.state_dict().values(), model.state_dict().values(), strict=True))
     moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
     if moving:
-        averages, values = zip(*moving, strict=True)
-        torch._foreach_lerp_(list(averages), list(values), 1.0 - decay)
+        averages, values = (list(side) for side in zip(*moving, strict=True))
+        differences = torch._foreach_sub(values, averages)
+        torch._foreach_mul_(differences, weight)
+        torch._foreach_add_(averages, differences)
     for mine, theirs in pairs:
         if not mine.is_floating_point():
             mine.copy_(theirs)
@@ -140,7 +146,8 @@ def train_step(
     grad_norm = _clip_gradients(state.parameters(), state.max_grad_norm)
     runtime.optimizer_step(state.optimizer)
     if state.ema is not None:
-        update_ema(state.ema, state.model, get_ema_decay(state.ema_decay, state.step))
+        weight = runtime.upload([1.0 - get_ema_decay(state.ema_decay, state.step)])[0]
+        update_ema(state.ema, state.model, weight)
     return {**totals, "grad_norm": grad_norm}
 
 

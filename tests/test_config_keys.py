@@ -104,7 +104,7 @@ def list_runs(
     )  # fmt: skip
     two_steps = ("--train.steps=2", "--run.run_id=a", "--optim.warmup_epochs=0")
     weights = teacher_run / "student.safetensors"
-    args = json.dumps({"img_size": 8, **VIT_ARGS, "embed_dim": 32})
+    args = json.dumps({"img_size": 8, **VIT_ARGS})
     teacher = f'{{"model": "vit_tiny_patch16_224", "weights": "{weights}", "args": {args}}}'
     terms = '[{"name": "kd", "weight": 0.5, "weight_end": 0.1, "warmup_epochs": 0.5}]'
     mixed = ("--mixup=0.8", "--cutmix=1", "--model_ema", "--clip_grad=1", "--layer_decay=0.8")

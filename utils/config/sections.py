@@ -142,7 +142,7 @@ class TrainSection(Section):
         0.9998,
         gt=0,
         lt=1,
-        description="decay of the average per step, rising to it as (1 + step) / (10 + step)",
+        description="decay of the average per step; it rises to it as (1 + step) / (10 + step)",
     )
 
 

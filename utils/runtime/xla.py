@@ -36,6 +36,7 @@ class XlaRuntime(Runtime):
         self.device = torch_xla.device()
         self.rank, self.world_size = xr.global_ordinal(), xr.world_size()
         self._hardware = xr.device_type()
+        self._counted_before = self._count()
 
     @classmethod
     def launch(cls, section: RuntimeSection, worker: Callable[..., None], *args: Any) -> None:
@@ -109,16 +110,19 @@ class XlaRuntime(Runtime):
         return {}
 
     def counters(self) -> dict[str, int]:
+        now = self._count()
+        gained = {name: now[name] - self._counted_before[name] for name in now}
+        gained["host_reads"] -= self._declared_reads
+        return gained
+
+    def _count(self) -> dict[str, int]:
+        """What torch_xla has counted in this process, earlier runtimes included."""
         transfers = self._metrics.metric_data("TransferFromDeviceTime")
-        names = self._metrics.counter_names()
+        fallbacks = [n for n in self._metrics.counter_names() if n.startswith("aten::")]
         return {
             "graphs": self._metrics.counter_value("UncachedCompile") or 0,
-            "host_reads": (transfers[0] if transfers else 0) - self._declared_reads,
-            "host_ops": sum(
-                self._metrics.counter_value(name) or 0
-                for name in names
-                if name.startswith("aten::")
-            ),
+            "host_reads": transfers[0] if transfers else 0,
+            "host_ops": sum(self._metrics.counter_value(name) or 0 for name in fallbacks),
         }
 
     def describe(self) -> dict[str, Any]:
