@@ -232,6 +232,8 @@ RESUMED = (
     *MIXED, "--model_ema", "--model_ema_decay=0.9", "--update_freq=2",
     "--model.drop_rate=0.1", "--epochs=3", "--train.checkpoint_every_steps=3", "--clip_grad=0.5",
     "--train.keep_checkpoints=9", "--optim.warmup_steps=4",
+    # Sums on the CPU depend on the number of threads, which another test may have set.
+    "--runtime.num_threads=1",
 )  # fmt: skip
 
 

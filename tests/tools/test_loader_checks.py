@@ -44,7 +44,7 @@ def test_the_loader_check_prints_samples_and_throughput_and_draws_a_sheet(root, 
     assert sum(line.startswith("  loop ") for line in lines) == 2
     assert any(line.startswith("images/s: min ") for line in lines)
     pixels = np.asarray(Image.open(sheet))
-    cell = 104
+    cell = 108
     assert pixels.shape[1] == 5 * (cell + 4) + 4
     assert pixels.shape[0] == 3 * (cell + 4 + 14) + 4
     # The red of a record is its number, the same in every view; a flip turns the green around.
