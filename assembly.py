@@ -34,7 +34,7 @@ from utils.checkpoint import load_checkpoint, restore_state
 from utils.erasing import Erasing
 from utils.log import get_logger
 from utils.mixing import Mixing
-from utils.teacher_cache import TeacherCache, open_cache
+from utils.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
 from utils.term_weights import TermWeights
 
 if TYPE_CHECKING:
@@ -197,9 +197,7 @@ def iterate_batches(parts: Parts, first_step: int) -> Iterator[Batch]:
 def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, Batch]]:
     """Steps and host batches with what is drawn for them: the stream that a cache stores."""
     loader = parts.train_loader
-    epoch, batch_in_epoch = divmod(first_step, loader.batches_per_epoch)
-    examples = batch_in_epoch * loader.global_batch_size
-    position = Position(epoch, examples, parts.state.input_processes)
+    position = _get_position(parts, loader, first_step)
     # From here on positions count on this run's processes.
     parts.state.input_processes = loader.shard[1]
     for step, batch in enumerate(loader.batches(position), start=first_step):
@@ -210,15 +208,21 @@ def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, B
 def _iterate_stream(parts: Parts, first_step: int) -> Iterator[Batch]:
     second = None
     if parts.second_loader is not None:
-        epoch, batch_in_epoch = divmod(first_step, parts.second_loader.batches_per_epoch)
-        examples = batch_in_epoch * parts.second_loader.global_batch_size
-        second = iter(parts.second_loader.batches(Position(epoch, examples)))
+        position = _get_position(parts, parts.second_loader, first_step)
+        second = iter(parts.second_loader.batches(position))
     for step, batch in iterate_stream_steps(parts, first_step):
         if parts.cache is not None:
             batch.extras.update(parts.cache.read(step))
         if second is not None:
             batch.extras[TEACHER_IMAGES] = next(second).images
         yield batch
+
+
+def _get_position(parts: Parts, loader: Loader, step: int) -> Position:
+    """Where a loader stands before a step."""
+    epoch, batch_in_epoch = divmod(step, loader.batches_per_epoch)
+    examples = batch_in_epoch * loader.global_batch_size
+    return Position(epoch, examples, parts.state.input_processes)
 
 
 def predict(view: View, model: nn.Module, batch: Batch) -> Tensor:
@@ -232,10 +236,9 @@ def ask_teacher(teacher: Teacher, batch: Batch) -> Tensor:
 
 
 def _get_stored_answers(batch: Batch) -> SparseTeacher | None:
-    if "cache_log_probs" not in batch.extras:
+    if LOG_PROBS not in batch.extras:
         return None
-    names = ("cache_log_probs", "cache_indices", "cache_residual")
-    return SparseTeacher(*(batch.extras[name] for name in names))
+    return SparseTeacher(*(batch.extras[name] for name in (LOG_PROBS, INDICES, RESIDUAL)))
 
 
 def _build_projections(

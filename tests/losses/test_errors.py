@@ -40,7 +40,9 @@ def test_bad_arguments_are_named(name, args, words):
 
 
 def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument():
-    create_loss("bv_l2", temperature=4.0, group_size=2)
+    loss = create_loss("bv_l2", temperature=4.0, group_size=2)
+    assert not hasattr(loss, "temperature")
+    assert not hasattr(loss, "group_size")
 
 
 @pytest.mark.parametrize(
