@@ -16,6 +16,7 @@ FLOORS = {
     "utils.registry": 0,
     "utils.log": 0,
     "utils.errors": 0,
+    "utils.storage": 0.5,
     "utils.config": 1,
     "utils.runs": 1,
     "utils.runtime": 2,
@@ -46,7 +47,7 @@ MIXED = (0, 5, 6)
 OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
-    "torch_xla": ("utils/runtime/xla.py", "models/patches.py", "tools/", "tests/"),
+    "torch_xla": ("utils/runtime/xla", "models/patches", "tools/", "tests/"),
     "tensorflow": ("big_vision/", "datasets.py", "tools/", "tests/"),
     "tensorflow_datasets": ("big_vision/", "datasets.py", "tools/", "tests/"),
     "jax": ("tools/", "tests/"),
@@ -114,8 +115,8 @@ def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from _check_direction(node, room, target, is_for_types=id(node) in typed)
         elif FLOORS[room] == 0 and top not in sys.stdlib_module_names:
             yield node.lineno, f"floor 0 imports {top}"
-        elif FLOORS[room] == 1 and top not in sys.stdlib_module_names | LIGHT_LIBRARIES:
-            yield node.lineno, f"floor 1 imports {top}"
+        elif 0 < FLOORS[room] <= 1 and top not in sys.stdlib_module_names | LIGHT_LIBRARIES:
+            yield node.lineno, f"floor {FLOORS[room]} imports {top}"
 
 
 def _check_direction(
@@ -226,6 +227,8 @@ PLANTED = [
     ("utils/config/a.py", "import torch", "floor 1 imports torch"),
     ("utils/runs/a.py", "def f():\n    import torch", "floor 1 imports torch"),
     ("utils/log.py", "import tqdm", "floor 0 imports tqdm"),
+    ("utils/storage.py", "import torch", "floor 0.5 imports torch"),
+    ("utils/storage.py", "from utils import runs", "above it"),
     ("engine.py", "def f():\n    import torch_xla", "outside its rooms"),
     ("utils/runtime/xla.py", "import torch_xla.core.xla_model as xm", "at module level"),
     ("main.py", "def f():\n    import tensorflow as tf", "outside its rooms"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from utils.errors import UserError
+from utils.storage import write_atomically
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime
@@ -22,6 +24,10 @@ METRICS_FILE = "metrics.jsonl"
 
 class GraphBudgetError(RuntimeError):
     """The run compiled more graphs than `runtime.graph_budget` allows."""
+
+
+class LostRunError(RuntimeError):
+    """What the run has written is gone."""
 
 
 class LoopMeter:
@@ -125,9 +131,24 @@ class MetricWriter:
             line[name] = value if math.isfinite(value) else None
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise LostRunError(
+                f"{self.path} was deleted while the run was writing it; restore the directory from "
+                "a copy, or begin the run again"
+            )
         if self._events is not None:
             for name, value in scalars.items():
                 self._events.add_scalar(name, value, step)
+
+    def sync(self) -> None:
+        """Have all lines so far on the disk: before a checkpoint that counts on them."""
+        os.fsync(self._file.fileno())
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines after a step, which the run does again."""
+        self._file.close()
+        _drop_lines_after(self.path, step)
+        self._file = self.path.open("a", encoding="utf-8")
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -137,14 +158,16 @@ class MetricWriter:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics; a torn last line is left out."""
+    """All whole lines of a run's metrics; torn or damaged ones are left out."""
     path = folder / METRICS_FILE
     if not path.is_file():
         raise UserError(f"{path} is not there; give the directory of a run")
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        with contextlib.suppress(json.JSONDecodeError):
-            lines.append(json.loads(line))
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        with contextlib.suppress(ValueError):
+            line = json.loads(text)
+            if isinstance(line, dict) and type(line.get("step")) is int:
+                lines.append(line)
     return lines
 
 
@@ -156,7 +179,4 @@ def _drop_lines_after(path: Path, step: int) -> None:
         is_redone = line["step"] == step and "eval_top1" in line
         if line["step"] <= step and not is_redone:
             kept.append(line)
-    text = "".join(json.dumps(line) + "\n" for line in kept)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))

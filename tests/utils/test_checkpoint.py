@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ from utils.checkpoint import (
     collect_state,
     find_checkpoint,
     load_checkpoint,
+    load_newest,
     read_table,
     restore_state,
 )
@@ -116,7 +118,7 @@ def test_the_newest_checkpoint_of_a_run_is_found(saved):
 def cut_tensors(path: Path) -> str:
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-20])
-    return "model|incomplete|file|buffer"
+    return r"model.safetensors is incomplete: \d+ of \d+ bytes"
 
 
 def flip_one_bit(path: Path) -> str:
@@ -147,18 +149,40 @@ def drop_a_tensor_from_the_table(path: Path) -> str:
     facts = json.loads((path / "state.json").read_text())
     facts["tensors"].pop("model/head.bias")
     (path / "state.json").write_text(json.dumps(facts))
+    return r"state.json fails its checksum"
+
+
+def drop_a_tensor_and_sign_the_table(path: Path) -> str:
+    drop_a_tensor_from_the_table(path)
+    digest = hashlib.sha256((path / "state.json").read_bytes()).hexdigest()
+    (path / "COMMITTED").write_text(json.dumps({"state_sha256": digest}))
     return "tensors differ from the table"
+
+
+def remove_marker(path: Path) -> str:
+    (path / "COMMITTED").unlink()
+    return "COMMITTED: No such file"
+
+
+def spoil_marker(path: Path) -> str:
+    (path / "COMMITTED").write_text("[]")
+    return "COMMITTED"
 
 
 def age_the_format(path: Path) -> str:
     facts = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps({**facts, "format_version": 99}))
-    return "format version 99"
+    return "format version 99, this program reads 1 and 2"
+
+
+def empty_the_table(path: Path) -> str:
+    (path / "state.json").write_text('{"format_version": 2, "tensors": [], "parts": 3}')
+    return "lacks a field or holds it in another form"
 
 
 DAMAGES = (
-    cut_tensors, flip_one_bit, remove_tensors, cut_table, remove_table,
-    drop_a_tensor_from_the_table, age_the_format,
+    cut_tensors, flip_one_bit, remove_tensors, cut_table, remove_table, remove_marker, spoil_marker,
+    drop_a_tensor_from_the_table, drop_a_tensor_and_sign_the_table, age_the_format, empty_the_table,
 )  # fmt: skip
 
 
@@ -175,7 +199,7 @@ def test_a_broken_checkpoint_is_named_and_skipped(saved, damage, caplog):
 
 
 def test_a_run_without_a_whole_checkpoint_is_refused(saved):
-    for path in (saved / "checkpoints").iterdir():
+    for path in (saved / "checkpoints").glob("step_*"):
         flip_one_bit(path)
     with pytest.raises(UserError, match=r"run.resume .*no whole checkpoint"):
         find_checkpoint(saved)
@@ -200,16 +224,20 @@ def test_old_checkpoints_go_and_the_best_stays(tmp_path):
     assert not list(tmp_path.glob(".writing*"))
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_names(saved):
+def test_a_checkpoint_of_another_model_is_refused_with_names(saved, caplog):
     path = find_checkpoint(saved)
     state = create_trained(create_cpu_runtime(), create_vit(), steps=0)
     before = {k: v.clone() for k, v in state.model.state_dict().items()}
     with pytest.raises(UserError) as caught:
         restore_state(state, *load_checkpoint(path), path)
     text = str(caught.value)
-    assert "does not fit this run's model" in text
+    assert "does not fit this run's model and ema and optimizer: model: " in text
     assert "missing: cls_token" in text
     assert re.search(r"unexpected: (conv|norm)\.", text)
+    # The log has every tensor of every part, a line each.
+    for name in (name for name in before if name.startswith("blocks.")):
+        assert f"model: missing: {name}\n" in caplog.text
+    assert "optimizer: unexpected: conv.weight|exp_avg" in caplog.text
     for key, value in state.model.state_dict().items():
         assert torch.equal(value, before[key])
 
@@ -217,7 +245,19 @@ def test_a_checkpoint_of_another_model_is_refused_with_names(saved):
 def test_a_checkpoint_of_another_width_is_refused_with_both_shapes(saved):
     path = find_checkpoint(saved)
     state = create_trained(create_cpu_runtime(), TinyConvNet(6), steps=0)
-    with pytest.raises(UserError, match=r"conv.weight \(4, 1, 3, 3\) .* \(6, 1, 3, 3\)"):
+    with pytest.raises(UserError) as caught:
+        restore_state(state, *load_checkpoint(path), path)
+    text = str(caught.value)
+    assert "conv.weight (4, 1, 3, 3) float32 instead of (6, 1, 3, 3) float32" in text
+    assert "head.weight (10, 4) float32 instead of (10, 6) float32" in text
+
+
+def test_a_checkpoint_of_other_types_is_refused_with_both(saved):
+    path = find_checkpoint(saved)
+    state = create_trained(create_cpu_runtime(), TinyConvNet().bfloat16(), steps=0)
+    with pytest.raises(
+        UserError, match=r"conv.weight \(4, 1, 3, 3\) float32 instead of .* bfloat16"
+    ):
         restore_state(state, *load_checkpoint(path), path)
 
 
@@ -233,3 +273,31 @@ def test_a_checkpoint_with_an_average_is_refused_by_a_run_without(saved):
     state = create_state(runtime, TinyConvNet(), ADAMW)
     with pytest.raises(UserError, match="does not fit this run's ema"):
         restore_state(state, *load_checkpoint(path), path)
+
+
+def test_a_checkpoint_of_the_first_format_is_still_read(saved):
+    path = saved / "checkpoints" / "step_00000003"
+    parts, facts = load_checkpoint(path)
+    old = {key: value for key, value in facts.items() if key not in ("files", "skipped_steps")}
+    (path / "state.json").write_text(json.dumps({**old, "format_version": 1}))
+    (path / "COMMITTED").unlink()
+    found, _ = load_checkpoint(find_checkpoint(saved))
+    assert find_checkpoint(saved) == path
+    for part, tensors in parts.items():
+        assert all(torch.equal(value, found[part][name]) for name, value in tensors.items())
+
+
+def test_a_tensor_found_broken_while_loading_gives_way_to_an_older_checkpoint(saved, caplog):
+    """Resuming reads each checkpoint once: the quick look takes the newest, the load decides."""
+    newest = saved / "checkpoints" / "step_00000003"
+    flip_one_bit(newest)
+    quick = find_checkpoint(saved, verify=False)
+    assert quick == newest
+    place, parts, facts = load_newest(quick)
+    assert (Path(place).name, facts["step"]) == ("step_00000002", 2)
+    assert "step_00000003: tensor model/" in caplog.text
+    assert set(parts) == {"model", "ema", "optimizer"}
+    for path in newest.parent.glob("step_*"):
+        remove_table(path)
+    with pytest.raises(CheckpointError, match="step_00000003"):
+        load_newest(quick)

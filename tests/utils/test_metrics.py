@@ -8,7 +8,7 @@ import pytest
 
 from utils.curves import draw_curves, draw_run
 from utils.errors import UserError
-from utils.metrics import GraphBudgetError, LoopMeter, MetricWriter, read_metrics
+from utils.metrics import GraphBudgetError, LoopMeter, LostRunError, MetricWriter, read_metrics
 
 
 class CountingRuntime:
@@ -106,6 +106,32 @@ def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
     writer.write(3, {"loss": 5.0})
     writer.close()
     assert read_metrics(tmp_path) == [*lines[:2], {"step": 3, "loss": 5.0}]
+
+
+def test_lines_of_no_known_form_are_left_out(tmp_path):
+    text = b'{"step": 1, "loss": 2.0}\n5\n[1]\n{"loss": 1}\n{"step": "x"}\n\xff\xfe{\n{"step": 2}\n'
+    (tmp_path / "metrics.jsonl").write_bytes(text)
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2}]
+
+
+def test_a_writer_that_goes_back_drops_what_is_done_again(tmp_path):
+    writer = MetricWriter(tmp_path)
+    for step in (1, 2, 3):
+        writer.write(step, {"loss": float(step)})
+    writer.sync()
+    writer.rewind(1)
+    writer.write(2, {"loss": 7.0})
+    writer.close()
+    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 7.0}]
+
+
+def test_a_deleted_file_is_noticed_at_the_next_line(tmp_path):
+    writer = MetricWriter(tmp_path)
+    writer.write(1, {"loss": 1.0})
+    writer.path.unlink()
+    with pytest.raises(LostRunError, match=r"metrics.jsonl was deleted while the run"):
+        writer.write(2, {"loss": 1.0})
+    writer.close()
 
 
 def test_a_directory_without_metrics_is_refused(tmp_path):

@@ -17,9 +17,11 @@ def test_a_begun_run_has_its_configuration_and_status(tmp_path):
     begin(run, "train: {}\n", {"started": 1.0}, overwrite=False)
     assert run.path == tmp_path / "digits" / "first"
     assert (run.path / "config_resolved.yaml").read_text() == "train: {}\n"
-    assert run.read() == {"status": "running", "started": 1.0}
+    assert run.read() == {"status": "running", "number": 1, "started": 1.0}
     run.update(status="complete", final={"top1": 3.0})
-    assert run.read() == {"status": "complete", "started": 1.0, "final": {"top1": 3.0}}
+    assert run.read() == {
+        "status": "complete", "number": 1, "started": 1.0, "final": {"top1": 3.0}
+    }  # fmt: skip
     assert not list(run.path.glob("*.tmp"))
 
 
@@ -53,9 +55,36 @@ def test_a_taken_directory_is_refused_unless_it_may_be_replaced(tmp_path):
 def test_the_newest_run_is_the_one_that_was_begun_last(tmp_path):
     store = RunStore(str(tmp_path), "digits")
     assert store.find_newest() is None
+    # The clock went back before c was begun.
     for name, started in (("b", 20.0), ("a", 30.0), ("c", 10.0)):
         begin(store.choose(name, 0), "", {"started": started}, overwrite=False)
+        assert store.find_newest().path.name == name
+    # Runs of an earlier version have no number: their clock decides.
+    for name in "abc":
+        facts = store.get(name).read()
+        del facts["number"]
+        (store.get(name).path / "run.json").write_text(json.dumps(facts))
     assert store.find_newest().path.name == "a"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"status": '])
+def test_a_damaged_run_file_counts_as_empty(tmp_path, text):
+    store = RunStore(str(tmp_path), "digits")
+    begin(store.choose("a", 0), "", {"started": 1.0}, overwrite=False)
+    begin(store.choose("b", 0), "", {"started": 2.0}, overwrite=False)
+    (store.get("b").path / "run.json").write_text(text)
+    assert store.get("b").read() == {}
+    assert store.find_newest().path.name == "a"
+    store.get("b").update(status="running")
+    assert store.get("b").read() == {"status": "running"}
+
+
+def test_checkpoints_lie_in_the_run_or_below_another_root(tmp_path):
+    store = RunStore(str(tmp_path), "digits")
+    assert store.get("a").checkpoints == tmp_path / "digits" / "a" / "checkpoints"
+    store = RunStore(str(tmp_path), "digits", "gs://bucket/runs")
+    assert store.get("a").checkpoints == "gs://bucket/runs/digits/a"
+    assert store.choose("", 0).checkpoint_root == "gs://bucket/runs"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "with space"])

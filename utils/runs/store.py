@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
+from utils.log import get_logger
+from utils.storage import join_place, write_atomically
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "config_resolved.yaml"
@@ -26,26 +28,39 @@ _PACKAGES = ("torch", "torch_xla", "timm", "tensorflow-cpu", "tensorflow", "tens
 
 @dataclass(frozen=True)
 class Run:
-    """One run's directory."""
+    """One run's directory.
+
+    Args:
+      checkpoint_root: directory or URL below which the checkpoints lie, as
+        `<experiment>/<run_id>`; empty: in the run's own directory.
+    """
 
     path: Path
+    checkpoint_root: str = ""
 
     @property
-    def checkpoints(self) -> Path:
+    def checkpoints(self) -> str | Path:
         """Where its checkpoints lie."""
+        if self.checkpoint_root:
+            return join_place(self.checkpoint_root, self.path.parent.name, self.path.name)
         return self.path / CHECKPOINTS
 
     def read(self) -> dict[str, Any]:
-        """What run.json says; empty before the run has begun."""
+        """What run.json says; empty before the run has begun, or if it is damaged."""
         file = self.path / RUN_FILE
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        try:
+            facts = json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            get_logger().warning("%s is damaged and counts as empty: %s", file, error)
+            return {}
+        return facts if isinstance(facts, dict) else {}
 
     def update(self, **facts: Any) -> None:
         """Merge facts into run.json, atomically."""
         merged = {**self.read(), **facts}
-        temporary = self.path / (RUN_FILE + ".tmp")
-        temporary.write_text(json.dumps(merged, indent=2) + "\n", encoding="utf-8")
-        temporary.replace(self.path / RUN_FILE)
+        write_atomically(self.path / RUN_FILE, json.dumps(merged, indent=2) + "\n")
 
     def write_config(self, text: str) -> None:
         """Keep the resolved configuration."""
@@ -58,31 +73,37 @@ class RunStore:
     Args:
       output_dir: root of the store.
       experiment: directory below it.
+      checkpoint_root: of its runs.
     """
 
-    def __init__(self, output_dir: str, experiment: str) -> None:
+    def __init__(self, output_dir: str, experiment: str, checkpoint_root: str = "") -> None:
         if not re.fullmatch(r"[\w.\-]+", experiment):
             raise UserError(
                 f"run.experiment ({experiment!r}) is no directory name; use letters, digits, dots, "
                 "dashes and underscores"
             )
         self.folder = Path(output_dir) / experiment
+        self.checkpoint_root = checkpoint_root
+
+    def get(self, run_id: str) -> Run:
+        """The run of that name, begun or not."""
+        return Run(self.folder / run_id, self.checkpoint_root)
 
     def choose(self, run_id: str, seed: int) -> Run:
         """The directory of a new run, not yet made; a free name if `run_id` is empty."""
         if run_id:
-            return Run(self.folder / run_id)
+            return self.get(run_id)
         base = f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}"
         name, count = base, 1
         while (self.folder / name).exists():
             count += 1
             name = f"{base}-{count}"
-        return Run(self.folder / name)
+        return self.get(name)
 
     def find_newest(self) -> Run | None:
         """The run that was begun last; none if there is none."""
-        runs = [Run(path.parent) for path in self.folder.glob(f"*/{RUN_FILE}")]
-        return max(runs, key=lambda run: run.read().get("started", 0.0), default=None)
+        runs = [self.get(path.parent.name) for path in self.folder.glob(f"*/{RUN_FILE}")]
+        return max(runs, key=_get_age, default=None)
 
 
 def check_free(run: Run, *, overwrite: bool) -> None:
@@ -99,8 +120,22 @@ def begin(run: Run, config_text: str, facts: dict[str, Any], *, overwrite: bool)
     if overwrite and run.path.exists():
         shutil.rmtree(run.path)
     run.path.mkdir(parents=True, exist_ok=True)
+    others = [Run(path.parent).read() for path in run.path.parent.glob(f"*/{RUN_FILE}")]
+    number = 1 + max((_get_number(other) for other in others), default=0)
     run.write_config(config_text)
-    run.update(status="running", **facts)
+    run.update(status="running", number=number, **facts)
+
+
+def _get_age(run: Run) -> tuple[int, float]:
+    """Orders runs by their beginning: by number, because clocks may go back."""
+    facts = run.read()
+    started = facts.get("started", 0.0)
+    return _get_number(facts), started if isinstance(started, int | float) else 0.0
+
+
+def _get_number(facts: dict[str, Any]) -> int:
+    number = facts.get("number", 0)
+    return number if isinstance(number, int) else 0
 
 
 def get_environment() -> dict[str, Any]:

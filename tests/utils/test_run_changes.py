@@ -1,0 +1,67 @@
+"""What may change between start and continuation, and what is refused with its difference."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import pytest
+
+from utils.config import RunConfig
+from utils.config.load import iterate_keys
+from utils.errors import UserError
+from utils.runs.changes import MAY_CHANGE, check_changes, find_changes, hash_config
+
+BASE = RunConfig()
+
+
+def dump(**changes: object) -> dict:
+    """The default configuration with changed keys, written `section__key`."""
+    values = BASE.model_dump(mode="json")
+    for name, value in changes.items():
+        section, key = name.split("__")
+        values[section][key] = value
+    return values
+
+
+def test_an_unchanged_configuration_passes_in_silence():
+    assert check_changes(dump(), dump(), ()) == []
+
+
+def test_refused_keys_are_named_all_at_once_with_both_values():
+    with pytest.raises(UserError) as caught:
+        check_changes(dump(), dump(optim__lr=0.5, train__seed=3, data__root="/x"), ())
+    text = str(caught.value)
+    assert "optim.lr was 0.001, is 0.5; train.seed was 0, is 3;" in text
+    assert "data.root" not in text
+    assert """--run.allow_changes='["optim.lr","train.seed"]'""" in text
+
+
+def test_allowed_keys_that_may_change_bits_are_reported():
+    lines = check_changes(
+        dump(), dump(train__epochs=9, runtime__num_threads=4, data__root="/x"), ()
+    )
+    assert lines == ["runtime.num_threads was 0, is 4", "train.epochs was 90, is 9"]
+
+
+def test_a_person_may_allow_more():
+    lines = check_changes(dump(), dump(optim__lr=0.5), ("optim.*",))
+    assert lines == ["optim.lr was 0.001, is 0.5"]
+
+
+def test_keys_that_one_side_does_not_know_are_no_change():
+    old = dump()
+    del old["optim"]["eps"]
+    old["optim"]["gone"] = 3
+    assert find_changes(old, dump()) == {}
+
+
+def test_the_hash_tells_what_must_not_change():
+    base = hash_config(dump())
+    assert hash_config(dump(run__output_dir="/x", runtime__num_threads=3)) == base
+    assert hash_config(dump(optim__lr=0.5)) != base
+
+
+def test_every_pattern_names_a_key():
+    keys = list(iterate_keys())
+    unknown = [p for p in MAY_CHANGE if not any(fnmatchcase(key, p) for key in keys)]
+    assert unknown == []

@@ -1,0 +1,107 @@
+"""Two programs on one run: the second is refused by name, and a dead owner keeps nobody out."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.child_runs import ROOT
+from utils.errors import UserError
+from utils.runs.lock import LOCK_FILE, RunLock, find_owner, refuse_if_owned
+
+_HOLD = """
+import sys, os
+sys.path.insert(0, os.getcwd())
+from pathlib import Path
+from utils.runs.lock import RunLock
+RunLock(Path(sys.argv[1])).acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def start_owner(folder) -> subprocess.Popen:
+    """Another program that holds the run."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", _HOLD, str(folder)],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert owner.stdout.readline() == "held\n"
+    return owner
+
+
+def test_a_second_program_is_refused_by_the_name_of_the_first(tmp_path):
+    owner = start_owner(tmp_path)
+    wanted = rf"process {owner.pid} on {socket.gethostname()}, started \d{{4}}-"
+    with pytest.raises(UserError, match=wanted):
+        RunLock(tmp_path).acquire(wait_s=0)
+    with pytest.raises(UserError, match=wanted):
+        refuse_if_owned(tmp_path)
+    assert find_owner(tmp_path)["pid"] == owner.pid
+    owner.kill()
+    owner.wait()
+
+
+def test_the_lock_of_a_killed_program_is_taken_over(tmp_path, caplog):
+    caplog.set_level("INFO", logger="train")
+    owner = start_owner(tmp_path)
+    owner.kill()
+    owner.wait()
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == owner.pid
+    refuse_if_owned(tmp_path)
+    lock = RunLock(tmp_path)
+    lock.acquire(wait_s=0)
+    assert f"took over the run from process {owner.pid}" in caplog.text
+    assert json.loads((tmp_path / LOCK_FILE).read_text())["pid"] == os.getpid()
+    lock.release()
+
+
+def test_a_released_lock_is_free_and_names_nobody(tmp_path):
+    lock = RunLock(tmp_path)
+    lock.acquire()
+    with pytest.raises(UserError, match=f"process {os.getpid()} "):
+        RunLock(tmp_path).acquire(wait_s=0)
+    lock.release()
+    assert find_owner(tmp_path) == {}
+    again = RunLock(tmp_path)
+    again.acquire(wait_s=0)
+    again.release()
+
+
+@pytest.mark.parametrize(("age_s", "is_free"), [(30, False), (-500, False), (1000, True)])
+def test_an_owner_on_another_host_counts_while_it_beats(tmp_path, age_s, is_free):
+    """A beat from the future means that a clock went back: it does not free the run."""
+    path = tmp_path / LOCK_FILE
+    path.write_text(json.dumps({"host": "elsewhere", "pid": 7, "started": 1.0}))
+    then = time.time() - age_s
+    os.utime(path, (then, then))
+    if is_free:
+        refuse_if_owned(tmp_path)
+        lock = RunLock(tmp_path)
+        lock.acquire(wait_s=0)
+        lock.release()
+        return
+    for refuse in (lambda: refuse_if_owned(tmp_path), lambda: RunLock(tmp_path).acquire(wait_s=0)):
+        with pytest.raises(UserError, match="process 7 on elsewhere"):
+            refuse()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": []}'])
+def test_a_damaged_lock_file_keeps_nobody_out(tmp_path, text):
+    (tmp_path / LOCK_FILE).write_text(text)
+    os.utime(tmp_path / LOCK_FILE, (1.0, 1.0))
+    refuse_if_owned(tmp_path)
+    lock = RunLock(tmp_path)
+    lock.acquire(wait_s=0)
+    lock.release()
+
+
+def test_looking_for_an_owner_makes_no_file(tmp_path):
+    assert find_owner(tmp_path) == {}
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,164 @@
+"""The storage seam: the same on a disk and behind a URL; whole or not there on both."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from utils.storage import COMMIT_FILE, Folder, LocalFolder, is_remote, join_place, open_folder
+
+
+@pytest.fixture(params=["disk", "memory"])
+def root(request, tmp_path) -> Folder:
+    """An empty place on a disk or in fsspec's memory."""
+    if request.param == "disk":
+        return open_folder(tmp_path / "store")
+    return open_folder(f"memory://{uuid.uuid4().hex}/store")
+
+
+def fill(folder: Path) -> None:
+    (folder / "a.bin").write_bytes(b"x" * 1000)
+    (folder / "b.txt").write_text("text")
+
+
+def commit(folder: Folder) -> str:
+    assert folder.get_size("a.bin") == 1000
+    assert COMMIT_FILE not in folder.list_names()
+    with folder.open_local("a.bin") as path:
+        assert path.read_bytes() == b"x" * 1000
+    return "whole"
+
+
+def test_what_is_published_is_there_with_its_marker(root):
+    folder = root.child("one")
+    assert not folder.is_there()
+    assert folder.list_names() == []
+    folder.publish(fill, commit)
+    assert folder.is_there()
+    assert folder.list_names() == [COMMIT_FILE, "a.bin", "b.txt"]
+    assert folder.read_text(COMMIT_FILE) == "whole"
+    assert (folder.name, folder.parent.place) == ("one", root.place)
+    assert root.list_names() == ["one"]
+    again = open_folder(folder.place)
+    assert again.read_text("b.txt") == "text"
+
+
+@pytest.mark.parametrize("broken", ["fill", "commit"])
+def test_a_failed_publication_leaves_nothing(root, broken):
+    def fail(folder: object) -> str:
+        raise OSError("no space left")
+
+    steps = {"fill": fill, "commit": commit, broken: fail}
+    with pytest.raises(OSError, match="no space left"):
+        root.child("one").publish(steps["fill"], steps["commit"])
+    assert root.list_names() == []
+
+
+def test_a_publication_replaces_what_was_there(root):
+    folder = root.child("one")
+    folder.publish(fill, commit)
+
+    def fill_other(path: Path) -> None:
+        (path / "c.txt").write_text("other")
+
+    folder.publish(fill_other, lambda written: "second")
+    assert folder.list_names() == [COMMIT_FILE, "c.txt"]
+    assert root.list_names() == ["one"]
+
+
+def test_a_replacement_that_fails_leaves_the_old_folder_on_a_disk(tmp_path):
+    folder = LocalFolder(tmp_path / "one")
+    folder.publish(fill, commit)
+
+    def fail(written: Folder) -> str:
+        raise OSError("gone")
+
+    with pytest.raises(OSError, match="gone"):
+        folder.publish(fill, fail)
+    assert folder.read_text(COMMIT_FILE) == "whole"
+    assert os.listdir(tmp_path) == ["one"]  # noqa: PTH208
+
+
+def test_what_is_set_aside_is_kept_out_of_sight(root):
+    folder = root.child("one")
+    folder.publish(fill, commit)
+    folder.set_aside()
+    assert COMMIT_FILE not in folder.list_names()
+    aside = folder if is_remote(root.place) else root.child("aside_one")
+    assert aside.read_text("b.txt") == "text"
+    folder.publish(fill, commit)
+    assert folder.read_text(COMMIT_FILE) == "whole"
+
+
+def test_a_removed_folder_is_gone_and_removing_it_again_is_no_error(root):
+    folder = root.child("one")
+    folder.publish(fill, commit)
+    folder.remove()
+    folder.remove()
+    assert root.list_names() == []
+
+
+def test_what_was_cut_short_is_swept_away(tmp_path):
+    root = LocalFolder(tmp_path)
+    for name in (".writing_a", ".deleting_b", ".old_c", ".old_d", "c", "kept"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    root.remove_leftovers()
+    # What was being replaced when the program died is the only one of its name.
+    assert root.list_names() == [".old_d", "c", "kept"]
+
+
+def test_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    root = LocalFolder(tmp_path)
+    root.write_text("facts.json", "first")
+
+    def fail(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("utils.storage.os.fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        root.write_text("facts.json", "second")
+    assert root.read_text("facts.json") == "first"
+    assert root.list_names() == ["facts.json"]
+
+
+def test_places_are_joined_as_paths_or_urls():
+    assert join_place("gs://bucket/runs/", "a", "b") == "gs://bucket/runs/a/b"
+    assert join_place("/data/runs", "a") == Path("/data/runs/a")
+    assert join_place("file:///data", "a") == Path("/data/a")
+    assert not is_remote("file:///data")
+    assert is_remote("gs://bucket")
+    assert isinstance(open_folder("file:///data/x"), LocalFolder)
+
+
+class UnsteadyFileSystem(MemoryFileSystem):
+    """Object storage whose uploads fail after so many, as networks do."""
+
+    protocol = "unsteady"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs: list = [""]  # noqa: RUF012
+    uploads_left = 0
+
+    def put_file(self, *args: object, **kwargs: object) -> None:
+        if type(self).uploads_left == 0:
+            raise OSError("connection reset")
+        type(self).uploads_left -= 1
+        super().put_file(*args, **kwargs)
+
+
+@pytest.mark.parametrize("uploads", [0, 1])
+def test_an_upload_that_breaks_off_is_no_whole_folder(uploads):
+    fsspec.register_implementation("unsteady", UnsteadyFileSystem, clobber=True)
+    folder = open_folder(f"unsteady://{uuid.uuid4().hex}/one")
+    UnsteadyFileSystem.uploads_left = uploads
+    with pytest.raises(OSError, match="connection reset"):
+        folder.publish(fill, commit)
+    assert COMMIT_FILE not in folder.list_names()
+    UnsteadyFileSystem.uploads_left = 5
+    folder.publish(fill, commit)
+    assert folder.read_text(COMMIT_FILE) == "whole"

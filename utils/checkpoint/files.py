@@ -1,0 +1,230 @@
+"""One checkpoint: a folder `step_00001000/` of plain CPU tensors and JSON, whole or not there.
+
+One .safetensors file for each part (model, ema, optimizer, extra); `state.json`, which lists every
+tensor with shape, dtype and checksum; and `COMMITTED`, which holds the checksum of `state.json` and
+is written last, after everything has been read back and verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
+
+# 1: without COMMITTED, configuration and data position; still read.
+FORMAT_VERSION = 2
+_READABLE = (1, 2)
+STATE_FILE = "state.json"
+Parts = dict[str, dict[str, Tensor]]
+Place = str | Path
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint is broken or cannot be written; the text names the file and what is wrong."""
+
+
+def write_checkpoint(folder: Folder, parts: Parts, facts: Mapping[str, Any]) -> None:
+    """Write a checkpoint under a temporary name, read it back, and let it appear whole.
+
+    Raises:
+      CheckpointError: what was read back is not what was written.
+      OSError: the disk or the store refuses.
+    """
+    described = {
+        f"{part}/{name}": describe_tensor(tensor)
+        for part, tensors in parts.items()
+        for name, tensor in tensors.items()
+    }
+
+    def fill(staged: Path) -> None:
+        for part, tensors in parts.items():
+            plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+            save_file(plain, staged / _get_file(part))
+        sizes = {_get_file(part): (staged / _get_file(part)).stat().st_size for part in parts}
+        head = {"format_version": FORMAT_VERSION, **facts, "parts": list(parts), "files": sizes}
+        text = json.dumps({**head, "tensors": described}, indent=1)
+        (staged / STATE_FILE).write_text(text, encoding="utf-8")
+
+    def commit(written: Folder) -> str:
+        state = _read_state(written)
+        _check_files(written, state)
+        if state["tensors"] != described:
+            raise CheckpointError(f"{written}: {STATE_FILE} reads back otherwise than written")
+        for part in parts:
+            with written.open_local(_get_file(part)) as path:
+                _check_part(written, part, _load(written, path, "mmap"), state["tensors"])
+        return json.dumps({"state_sha256": _hash_text(written.read_text(STATE_FILE))}) + "\n"
+
+    folder.publish(fill, commit)
+
+
+def load_checkpoint(place: Place | Folder) -> tuple[Parts, dict[str, Any]]:
+    """Parts and facts of a checkpoint, every tensor checked against its table.
+
+    Raises:
+      CheckpointError: a file is missing or unreadable, or a tensor is not what the table says.
+    """
+    folder = open_folder(place)
+    facts = inspect_checkpoint(folder)
+    parts: Parts = {}
+    for part in facts["parts"]:
+        parts[part] = _read_part(folder, part, facts["tensors"], "pread")
+    _check_names(folder, parts, facts)
+    return parts, facts
+
+
+def verify_checkpoint(place: Place | Folder) -> dict[str, Any]:
+    """Facts of a checkpoint after every tensor has been checked, one file at a time.
+
+    Raises:
+      CheckpointError: it is not whole.
+    """
+    folder = open_folder(place)
+    facts = inspect_checkpoint(folder)
+    names: dict[str, dict[str, Any]] = {}
+    for part in facts["parts"]:
+        names[part] = dict.fromkeys(_read_part(folder, part, facts["tensors"], "mmap"))
+    _check_names(folder, names, facts)
+    return facts
+
+
+def inspect_checkpoint(place: Place | Folder) -> dict[str, Any]:
+    """Facts of a checkpoint after all checks that need no tensor: marker, table, file sizes.
+
+    Raises:
+      CheckpointError: it is not whole.
+    """
+    folder = open_folder(place)
+    facts = _read_state(folder)
+    _check_marker(folder, facts)
+    _check_files(folder, facts)
+    return facts
+
+
+def read_table(place: Place) -> dict[str, list[Any]]:
+    """[shape, dtype, checksum] of every tensor of a checkpoint, without reading tensors."""
+    try:
+        return _read_state(open_folder(place))["tensors"]
+    except CheckpointError as error:
+        raise UserError(f"checkpoint cannot be read: {error}; choose another") from error
+
+
+def describe_tensor(tensor: Tensor) -> list[Any]:
+    """[shape, dtype, SHA-256 of the bytes, shortened]."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    digest = hashlib.sha256(data).hexdigest()[:16]
+    return [list(tensor.shape), str(tensor.dtype).removeprefix("torch."), digest]
+
+
+def _get_file(part: str) -> str:
+    return f"{part}.safetensors"
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_state(folder: Folder) -> dict[str, Any]:
+    """The facts of state.json, of a form that the rest may rely on."""
+    try:
+        facts = json.loads(folder.read_text(STATE_FILE))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {STATE_FILE}: {_explain(error)}") from error
+    if not isinstance(facts, dict):
+        raise CheckpointError(f"{folder}: {STATE_FILE} holds no table")
+    if facts.get("format_version") not in _READABLE:
+        raise CheckpointError(
+            f"{folder}: format version {facts.get('format_version')}, this program reads "
+            f"{' and '.join(map(str, _READABLE))}"
+        )
+    if not _has_form(facts):
+        raise CheckpointError(f"{folder}: {STATE_FILE} lacks a field or holds it in another form")
+    return facts
+
+
+def _has_form(facts: Mapping[str, Any]) -> bool:
+    parts, tensors = facts.get("parts"), facts.get("tensors")
+    if not isinstance(parts, list) or not isinstance(tensors, dict):
+        return False
+    if not all(isinstance(part, str) and part.isidentifier() for part in parts):
+        return False
+    if not all(isinstance(entry, list) and len(entry) == 3 for entry in tensors.values()):
+        return False
+    has_files = facts["format_version"] == 1 or isinstance(facts.get("files"), dict)
+    return has_files and type(facts.get("step")) is int and isinstance(facts.get("optimizer"), dict)
+
+
+def _check_marker(folder: Folder, facts: Mapping[str, Any]) -> None:
+    if facts["format_version"] == 1 and isinstance(folder, LocalFolder):
+        return
+    try:
+        wanted = json.loads(folder.read_text(COMMIT_FILE))["state_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder}: {COMMIT_FILE}: {_explain(error)}") from error
+    if wanted != _hash_text(folder.read_text(STATE_FILE)):
+        raise CheckpointError(f"{folder}: {STATE_FILE} fails its checksum")
+
+
+def _check_files(folder: Folder, facts: Mapping[str, Any]) -> None:
+    for name, size in facts.get("files", {}).items():
+        try:
+            found = folder.get_size(name)
+        except OSError as error:
+            raise CheckpointError(f"{folder}: {name}: {_explain(error)}") from error
+        if found != size:
+            raise CheckpointError(f"{folder}: {name} is incomplete: {found} of {size} bytes")
+
+
+def _read_part(
+    folder: Folder, part: str, table: Mapping[str, list[Any]], backend: str
+) -> dict[str, Tensor]:
+    try:
+        with folder.open_local(_get_file(part)) as path:
+            tensors = _load(folder, path, backend)
+            _check_part(folder, part, tensors, table)
+            return tensors
+    except OSError as error:
+        raise CheckpointError(f"{folder}: {_get_file(part)}: {_explain(error)}") from error
+
+
+def _load(folder: Folder, path: Path, backend: str) -> dict[str, Tensor]:
+    """Tensors of a file; `mmap` leaves the reading, and other threads free, to who uses them."""
+    try:
+        return load_file(path, backend=backend)
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(f"{folder}: {path.name}: {_explain(error)}") from error
+
+
+def _check_part(
+    folder: Folder, part: str, tensors: Mapping[str, Tensor], table: Mapping[str, list[Any]]
+) -> None:
+    for name, tensor in tensors.items():
+        entry = table.get(f"{part}/{name}")
+        if entry is None:
+            raise CheckpointError(f"{folder}: tensors differ from the table of {STATE_FILE}")
+        if describe_tensor(tensor) != entry:
+            raise CheckpointError(f"{folder}: tensor {part}/{name} fails its checksum")
+
+
+def _check_names(
+    folder: Folder, parts: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
+) -> None:
+    found = {f"{part}/{name}" for part, tensors in parts.items() for name in tensors}
+    if found != set(facts["tensors"]):
+        raise CheckpointError(f"{folder}: tensors differ from the table of {STATE_FILE}")
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error)

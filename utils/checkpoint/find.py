@@ -1,0 +1,191 @@
+"""Which checkpoint a path means: the newest whole one; broken ones are named and passed over."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from utils.checkpoint.files import (
+    STATE_FILE,
+    CheckpointError,
+    Parts,
+    Place,
+    inspect_checkpoint,
+    load_checkpoint,
+    verify_checkpoint,
+)
+from utils.errors import UserError
+from utils.log import get_logger
+from utils.storage import Folder, LocalFolder, get_old_name, is_remote, open_folder
+
+EXPORT_FILE = "student.safetensors"
+_STEP = re.compile(r"step_(\d{8})")
+
+
+def get_folder_name(step: int) -> str:
+    """`step_00001000`."""
+    return f"step_{step:08d}"
+
+
+def list_steps(folder: Folder) -> list[int]:
+    """Steps whose folders stand there, ascending: whole on a disk, perhaps not on a store."""
+    return sorted(int(m[1]) for m in map(_STEP.fullmatch, folder.list_names()) if m)
+
+
+def find_checkpoint(place: Place, *, verify: bool = True) -> Place:
+    """The checkpoint behind a path: itself, or the newest one of a run or `checkpoints/`.
+
+    Args:
+      verify: read every tensor; False leaves that to `load_newest`.
+
+    Raises:
+      UserError: there is none.
+    """
+    check = verify_checkpoint if verify else inspect_checkpoint
+    for folder in iterate_checkpoints(place):
+        try:
+            check(folder)
+        except CheckpointError as error:
+            get_logger().warning("skipping a broken checkpoint: %s", error)
+        else:
+            return _get_place(folder)
+    raise UserError(
+        f"run.resume ({str(place)!r}): no whole checkpoint there; give a run's directory or a "
+        "step_... directory"
+    )
+
+
+def load_newest(place: Place) -> tuple[Place, Parts, dict[str, Any]]:
+    """A checkpoint or, if a tensor of it is broken, the newest older one beside it.
+
+    Raises:
+      CheckpointError: none of them is whole; the text is that of the first.
+    """
+    first = open_folder(place)
+    failure: CheckpointError | None = None
+    for folder in (first, *_iterate_older(first)):
+        try:
+            parts, facts = load_checkpoint(folder)
+        except CheckpointError as error:
+            get_logger().warning("skipping a broken checkpoint: %s", error)
+            failure = failure or error
+        else:
+            return _get_place(folder), parts, facts
+    assert failure is not None
+    raise failure
+
+
+def has_checkpoints(place: Place) -> bool:
+    """Whether any finished checkpoint, broken or not, stands below a run or `checkpoints/`."""
+    return next(iterate_checkpoints(place), None) is not None
+
+
+def iterate_checkpoints(place: Place) -> Iterator[Folder]:
+    """The checkpoint that a path names, or those of a run or `checkpoints/`, newest first."""
+    folder = open_folder(place)
+    if STATE_FILE in folder.list_names() or _STEP.fullmatch(folder.name):
+        yield folder
+        return
+    for parent in (folder.child("checkpoints"), folder):
+        yield from _iterate_folder(parent)
+
+
+def read_weights(place: Place) -> tuple[Place, dict[str, Any]]:
+    """Where weights were found, and the evaluated ones: the average where there is one.
+
+    Args:
+      place: a checkpoint, a run, a folder of checkpoints, or a .safetensors file.
+
+    Raises:
+      UserError: no weights there, or broken ones.
+    """
+    path = Path(str(place))
+    if not is_remote(place) and path.is_file():
+        return place, _read_file(path)
+    if not has_checkpoints(place) and not is_remote(place) and (path / EXPORT_FILE).is_file():
+        return path / EXPORT_FILE, _read_file(path / EXPORT_FILE)
+    try:
+        found, parts, _ = load_newest(find_checkpoint(place))
+    except (UserError, CheckpointError) as error:
+        raise UserError(_say_no_weights(place, error)) from error
+    return found, parts.get("ema", parts.get("model", {}))
+
+
+def read_weight_table(place: Place) -> dict[str, Any]:
+    """What `compare_tensors` needs of the tensors of `read_weights`, without reading them.
+
+    Raises:
+      UserError: no weights there, or broken ones.
+    """
+    path = Path(str(place))
+    if not has_checkpoints(place) and (path / EXPORT_FILE).is_file():
+        path = path / EXPORT_FILE
+    if not is_remote(place) and path.is_file():
+        return _read_file(path)
+    try:
+        table = inspect_checkpoint(find_checkpoint(place))["tensors"]
+    except (UserError, CheckpointError) as error:
+        raise UserError(_say_no_weights(place, error)) from error
+    parts = {name.partition("/")[0] for name in table}
+    wanted = "ema/" if "ema" in parts else "model/"
+    return {n.removeprefix(wanted): kind for n, kind in table.items() if n.startswith(wanted)}
+
+
+def read_best_step(folder: Folder) -> int | None:
+    """The step of the best checkpoint, if it is known."""
+    try:
+        step = json.loads(folder.read_text("best.json"))["step"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        get_logger().warning("%s/best.json cannot be read: %s", folder, error)
+        return None
+    return step if isinstance(step, int) else None
+
+
+def _iterate_folder(folder: Folder) -> Iterator[Folder]:
+    """Checkpoints of one folder, newest first; one that was being replaced counts."""
+    names = set(folder.list_names())
+    steps = {name: int(m[1]) for name in names if (m := _STEP.fullmatch(name))}
+    for name in names:
+        whole_name = name.removeprefix(get_old_name(""))
+        match = _STEP.fullmatch(whole_name)
+        if match and whole_name not in names:
+            steps[name] = int(match[1])
+    for name in sorted(steps, key=lambda name: steps[name], reverse=True):
+        yield folder.child(name)
+
+
+def _iterate_older(first: Folder) -> Iterator[Folder]:
+    """What stands beside a checkpoint and is older."""
+    match = _STEP.search(first.name)
+    if match is None:
+        return
+    for folder in _iterate_folder(first.parent):
+        other = _STEP.search(folder.name)
+        if other is not None and int(other[1]) < int(match[1]):
+            yield folder
+
+
+def _get_place(folder: Folder) -> Place:
+    return folder.path if isinstance(folder, LocalFolder) else folder.place
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        raise UserError(_say_no_weights(path, error)) from error
+
+
+def _say_no_weights(place: Place, error: Exception) -> str:
+    return (
+        f"run.init_from ({str(place)!r}) holds no weights that can be read: {error}; give a "
+        "checkpoint, a run or a .safetensors file"
+    )

@@ -1,0 +1,197 @@
+"""`CheckpointManager`: writes the checkpoints of one run beside the loop, and drops old ones."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from utils.checkpoint.files import CheckpointError, Parts, Place, write_checkpoint
+from utils.checkpoint.find import get_folder_name, list_steps, read_best_step
+from utils.log import get_logger
+from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
+
+BEST_FILE = "best.json"
+
+
+@dataclass
+class _Job:
+    """One write.
+
+    Args:
+      before: called before the checkpoint appears: what it relies on is then on the disk.
+    """
+
+    step: int
+    parts: Parts
+    facts: Mapping[str, Any]
+    best: bool
+    before: Callable[[], None] | None
+
+
+class CheckpointManager:
+    """Saves the checkpoints of one run in a thread, one at a time.
+
+    An error of the thread is raised, with its cause, by the next call of `save`, `check`, `wait`
+    or `submit`. Nothing is announced or deleted before the new checkpoint was read back.
+
+    Args:
+      place: `checkpoints/` of the run, a path or a URL.
+      keep: newest checkpoints to keep beside the best one.
+      keep_every: multiples of this step are kept too; none: they are not.
+    """
+
+    def __init__(self, place: Place | Folder, keep: int = 2, keep_every: int | None = None) -> None:
+        self.folder = open_folder(place)
+        self.keep, self.keep_every = keep, keep_every
+        self.written_s = 0.0
+        self._held_s = 0.0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._job: _Job | None = None
+        self._error: BaseException | None = None
+        self._whole: set[int] = set()
+
+    def save(self, step: int, parts: Parts, facts: Mapping[str, Any], *, best: bool) -> Folder:
+        """Write, read back and verify, and wait for it. Gives the checkpoint's folder."""
+        self.submit(step, lambda: (parts, facts), best=best)
+        self.wait()
+        return self.folder.child(get_folder_name(step))
+
+    def submit(
+        self,
+        step: int,
+        collect: Callable[[], tuple[Parts, Mapping[str, Any]]],
+        *,
+        best: bool,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Take a state to the host and have it written; waits for an earlier write to end.
+
+        Args:
+          collect: host copies that nothing else changes, and facts. Not called where this step's
+            checkpoint has been written or is being written: then it may only become the best one.
+          before: called by the thread before the checkpoint appears.
+        """
+        began = time.perf_counter()
+        try:
+            if self._mark_known(step, best=best):
+                return
+            self.wait()
+            parts, facts = collect()
+            self._job = _Job(step, parts, facts, best, before)
+            self._thread = threading.Thread(target=self._run, name="checkpoint-writer")
+            self._thread.start()
+        finally:
+            self._held_s += time.perf_counter() - began
+
+    def check(self) -> None:
+        """Raise what the writing thread has met.
+
+        Raises:
+          CheckpointError: a checkpoint could not be written; those before it stand.
+        """
+        error, self._error = self._error, None
+        if isinstance(error, CheckpointError):
+            raise error
+        if error is not None:
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            raise CheckpointError(
+                f"no checkpoint could be written to {self.folder}: {reason}; earlier ones stand: "
+                "mend the storage and continue with --resume auto"
+            ) from error
+
+    def wait(self) -> None:
+        """Wait until nothing is being written; raises as `check` does."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def take_held_s(self) -> float:
+        """Seconds for which the loop was held since the last call."""
+        held, self._held_s = self._held_s, 0.0
+        return held
+
+    def list_steps(self) -> list[int]:
+        """Steps of the checkpoints that have appeared, ascending."""
+        steps = list_steps(self.folder)
+        if isinstance(self.folder, LocalFolder):
+            return steps
+        return [step for step in steps if COMMIT_FILE in self._get_folder(step).list_names()]
+
+    def trust(self, step: int) -> None:
+        """Say that this step's checkpoint was read and is what the state would be written as."""
+        self._whole.add(step)
+
+    def set_aside_after(self, step: int) -> None:
+        """Take later checkpoints out of sight: the run goes on from `step` another way."""
+        self._whole = {one for one in self._whole if one <= step}
+        for later in self.list_steps():
+            if later > step:
+                get_logger().warning("%s is set aside", self._get_folder(later))
+                self._get_folder(later).set_aside()
+
+    def _mark_known(self, step: int, *, best: bool) -> bool:
+        """Whether a step needs no new write; makes it the best one if it is."""
+        with self._lock:
+            if self._job is not None and self._job.step == step:
+                self._job.best |= best
+                return True
+        if step not in self._whole:
+            return False
+        self.wait()
+        if best:
+            try:
+                self._mark_best(step)
+            except OSError as error:
+                self._error = error
+                self.check()
+        return True
+
+    def _run(self) -> None:
+        """The thread: one write, then the old ones go."""
+        job = self._job
+        assert job is not None
+        began = time.perf_counter()
+        try:
+            folder = self._get_folder(job.step)
+            if job.before is not None:
+                job.before()
+            write_checkpoint(folder, job.parts, job.facts)
+            self._whole.add(job.step)
+            self.written_s = time.perf_counter() - began
+            get_logger().info("checkpoint %s saved and read back", folder)
+        except BaseException as error:
+            self._error = error
+        with self._lock:
+            self._job = None
+        if self._error is None:
+            self._tidy(job)
+
+    def _tidy(self, job: _Job) -> None:
+        try:
+            if job.best:
+                self._mark_best(job.step)
+            self._prune(job.step)
+            self.folder.remove_leftovers()
+        except BaseException as error:
+            self._error = error
+
+    def _mark_best(self, step: int) -> None:
+        self.folder.write_text(BEST_FILE, json.dumps({"step": step}))
+
+    def _prune(self, newest: int) -> None:
+        """Delete what is neither new, best nor a multiple; `newest` was just read back whole."""
+        steps = self.list_steps()
+        kept = {newest, read_best_step(self.folder), *steps[-self.keep :]}
+        for step in steps:
+            is_multiple = self.keep_every is not None and step % self.keep_every == 0
+            if step not in kept and not is_multiple:
+                self._get_folder(step).remove()
+
+    def _get_folder(self, step: int) -> Folder:
+        return self.folder.child(get_folder_name(step))

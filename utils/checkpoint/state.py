@@ -1,0 +1,212 @@
+"""A train state as plain host tensors and facts, and back; weights alone into a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from utils.checkpoint.files import Parts, Place
+from utils.errors import UserError
+from utils.log import get_logger
+
+_NAMED = 8  # names in an error's one line; the log has them all
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """What keeps tensors by name from fitting a model's own.
+
+    Attributes:
+      missing: names that the model has and the checkpoint has not.
+      unexpected: names that only the checkpoint has.
+      different: name -> shape and dtype found, and those wanted.
+    """
+
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    different: dict[str, str]
+
+    def __len__(self) -> int:
+        return len(self.missing) + len(self.unexpected) + len(self.different)
+
+    def lines(self) -> list[str]:
+        """One line for each tensor."""
+        out = [f"missing: {name}" for name in self.missing]
+        out += [f"unexpected: {name}" for name in self.unexpected]
+        return out + [f"different: {name} {words}" for name, words in self.different.items()]
+
+    def summary(self) -> str:
+        """Counts, and the first names of each kind."""
+        different = [f"{name} {words}" for name, words in self.different.items()]
+        kinds = (
+            ("missing", self.missing), ("unexpected", self.unexpected), ("different", different),
+        )  # fmt: skip
+        out = []
+        for word, names in kinds:
+            if names:
+                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+                out.append(f"{len(names)} {word}: {', '.join(names[:_NAMED])}{more}")
+        return "; ".join(out)
+
+
+def compare_tensors(own: Mapping[str, Any], found: Mapping[str, Any]) -> Misfit:
+    """How tensors, or [shape, dtype, ...] entries of a table, by name differ from a model's own."""
+    own_kinds = {name: _get_kind(value) for name, value in own.items()}
+    found_kinds = {name: _get_kind(value) for name, value in found.items()}
+    return Misfit(
+        missing=tuple(name for name in own_kinds if name not in found_kinds),
+        unexpected=tuple(name for name in found_kinds if name not in own_kinds),
+        different={
+            name: "{} {} instead of {} {}".format(*found_kinds[name], *kind)
+            for name, kind in own_kinds.items()
+            if name in found_kinds and found_kinds[name] != kind
+        },
+    )
+
+
+def collect_state(
+    state: Any, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> tuple[Parts, dict[str, Any]]:
+    """Parts and facts of a train state, as host tensors.
+
+    Args:
+      state: has model, ema, extra, optimizer, step, best_metric, input_processes.
+      fetch_all: dict of device tensors -> dict of host tensors, in one read.
+    """
+    flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
+    flat |= {f"extra/{k}": v for k, v in state.extra.state_dict().items()}
+    if state.ema is not None:
+        flat |= {f"ema/{k}": v for k, v in state.ema.state_dict().items()}
+    tensors, scalars = _flatten_optimizer(state)
+    flat |= {f"optimizer/{k}": v for k, v in tensors.items()}
+    parts: Parts = {}
+    for key, value in fetch_all(flat).items():
+        part, _, name = key.partition("/")
+        parts.setdefault(part, {})[name] = value
+    facts = {
+        "step": state.step,
+        "best_metric": state.best_metric,
+        "input_processes": state.input_processes,
+        "skipped_steps": list(getattr(state, "skipped_steps", ())),
+        "optimizer": scalars,
+    }
+    return parts, facts
+
+
+def restore_state(state: Any, parts: Parts, facts: Mapping[str, Any], place: Place) -> None:
+    """Copy a checkpoint into a train state in place: all of it or nothing.
+
+    Raises:
+      UserError: the checkpoint is of another model, optimizer or EMA setting; names the misfits.
+    """
+    modules = {"model": state.model, "extra": state.extra, "ema": state.ema}
+    own: Parts = {
+        part: {} if module is None else module.state_dict() for part, module in modules.items()
+    }
+    own["optimizer"], _ = _flatten_optimizer(state)
+    _check_fit(own, parts, place)
+    for part, tensors in own.items():
+        _copy_into(tensors, parts.get(part, {}))
+    _restore_scalars(state, facts["optimizer"])
+    state.step, state.best_metric = facts["step"], facts["best_metric"]
+    state.input_processes = facts.get("input_processes", 0)
+    if hasattr(state, "skipped_steps"):
+        state.skipped_steps = tuple(facts.get("skipped_steps", ()))
+
+
+def init_weights(model: nn.Module, weights: Mapping[str, Tensor], place: Place) -> Misfit:
+    """Copy the weights that fit into a model; what does not keeps its start, and is logged."""
+    own = model.state_dict()
+    misfit = compare_tensors(own, weights)
+    for line in misfit.lines():
+        get_logger().info("run.init_from: %s", line)
+    fitting = [n for n in own if n in weights and n not in misfit.different]
+    _copy_into({name: own[name] for name in fitting}, weights)
+    get_logger().info("%d of %d tensors start from %s", len(fitting), len(own), place)
+    return misfit
+
+
+def check_init(
+    own: Mapping[str, Tensor], found: Mapping[str, Any], place: Place, tolerance: float
+) -> None:
+    """Refuse weights of which too large a share does not fit.
+
+    Raises:
+      UserError: the misfits exceed `tolerance` times the model's tensors.
+    """
+    misfit = compare_tensors(own, found)
+    if len(misfit) > tolerance * len(own):
+        for line in misfit.lines():
+            get_logger().error("run.init_from: %s", line)
+        raise UserError(
+            f"run.init_from ({str(place)!r}) does not fit the model: {misfit.summary()}; that is "
+            f"more than run.init_tolerance ({tolerance:g}) of its {len(own)} tensors: choose "
+            "weights of this model, or raise run.init_tolerance"
+        )
+
+
+def _get_kind(value: Any) -> tuple[tuple[int, ...], str]:
+    """(shape, dtype) of a tensor or of a table's entry."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), str(value.dtype).removeprefix("torch.")
+    return tuple(value[0]), value[1]
+
+
+def _check_fit(own: Parts, found: Parts, place: Place) -> None:
+    misfits = {part: compare_tensors(own[part], found.get(part, {})) for part in own}
+    wrong = {part: misfit for part, misfit in misfits.items() if len(misfit)}
+    if not wrong:
+        return
+    for part, misfit in wrong.items():
+        for line in misfit.lines():
+            get_logger().error("%s: %s", part, line)
+    faults = "; ".join(f"{part}: {misfit.summary()}" for part, misfit in wrong.items())
+    raise UserError(
+        f"checkpoint {place} does not fit this run's {' and '.join(wrong)}: {faults}; resume with "
+        "the configuration that wrote it"
+    )
+
+
+def _names_of(state: Any) -> dict[nn.Parameter, str]:
+    names = {p: name for name, p in state.model.named_parameters()}
+    return names | {p: f"extra.{name}" for name, p in state.extra.named_parameters()}
+
+
+def _flatten_optimizer(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer's state as tensors by name, and its plain numbers."""
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    names = _names_of(state)
+    for parameter, values in state.optimizer.state.items():
+        for key, value in values.items():
+            name = f"{names[parameter]}|{key}"
+            if isinstance(value, Tensor):
+                tensors[name] = value
+            elif value is None or isinstance(value, int | float | bool):
+                scalars[name] = value
+    for index, group in enumerate(state.optimizer.param_groups):
+        if isinstance(group.get("step"), Tensor):
+            tensors[f"group{index}|step"] = group["step"]
+        elif "step" in group:
+            scalars[f"group{index}|step"] = group["step"]
+    return tensors, scalars
+
+
+def _restore_scalars(state: Any, scalars: Mapping[str, Any]) -> None:
+    parameters = {name: p for p, name in _names_of(state).items()}
+    for name, value in scalars.items():
+        owner, _, key = name.partition("|")
+        if owner in parameters:
+            state.optimizer.state[parameters[owner]][key] = value
+        else:
+            state.optimizer.param_groups[int(owner.removeprefix("group"))][key] = value
+
+
+@torch.no_grad()
+def _copy_into(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    for name, value in own.items():
+        value.copy_(found[name])

@@ -1,0 +1,164 @@
+"""One program at a time on a run's directory: a lock that names its owner."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from utils.errors import UserError
+from utils.log import get_logger
+
+LOCK_FILE = "run.lock"
+_BEAT_S = 20.0
+# Beats that an owner on another host may miss before it is taken for dead.
+_PATIENCE_S = 120.0
+# How long an owner that is just being ended may take.
+_WAIT_S = 20.0
+
+
+class RunLock:
+    """Held for as long as a program writes to a run's directory.
+
+    The kernel holds the lock and lets go of it when the owner dies, however it dies. Where two
+    hosts share a directory without sharing locks, the owner's beat in the file's time decides.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LOCK_FILE
+        self._file: IO[str] | None = None
+        self._stop = threading.Event()
+
+    def acquire(self, wait_s: float = _WAIT_S) -> None:
+        """Take the lock; one whose owner is dead is taken over.
+
+        Args:
+          wait_s: how long to wait for an owner that is alive.
+
+        Raises:
+          UserError: another program has the run; names it.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        file = self.path.open("a+", encoding="utf-8")
+        try:
+            self._wait_for(file, time.monotonic() + wait_s)
+            owner = _read_owner(file)
+            if _may_be_alive_elsewhere(owner, self.path):
+                raise UserError(_explain(self.path.parent, owner))
+            if owner:
+                get_logger().info("took over the run from %s", _name(owner))
+            _write_owner(file)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+        beat = threading.Thread(target=self._beat, name="run-lock", daemon=True)
+        beat.start()
+
+    def release(self) -> None:
+        """Let go of the run."""
+        self._stop.set()
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.truncate(0)
+            self._file.close()
+            self._file = None
+
+    def _wait_for(self, file: IO[str], deadline: float) -> None:
+        announced = False
+        while not _try_lock(file):
+            if time.monotonic() >= deadline:
+                raise UserError(_explain(self.path.parent, _read_owner(file)))
+            if not announced:
+                get_logger().warning("waiting for %s to end", _name(_read_owner(file)))
+                announced = True
+            time.sleep(0.2)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(_BEAT_S):
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+
+def find_owner(folder: Path) -> dict[str, Any]:
+    """The program that has a run right now; empty if none has. Changes nothing."""
+    path = folder / LOCK_FILE
+    try:
+        with path.open("r", encoding="utf-8") as file:
+            owner = _read_owner(file)
+            if not _try_lock(file):
+                return owner or {"pid": "unknown"}
+    except OSError:
+        return {}
+    return owner if _may_be_alive_elsewhere(owner, path) else {}
+
+
+def refuse_if_owned(folder: Path) -> None:
+    """Refuse a run that another program writes to.
+
+    Raises:
+      UserError: names host, process and start.
+    """
+    owner = find_owner(folder)
+    if owner:
+        raise UserError(_explain(folder, owner))
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # a file system without locks: the beat alone decides
+    return True
+
+
+def _read_owner(file: IO[str]) -> dict[str, Any]:
+    file.seek(0)
+    try:
+        owner = json.loads(file.read())
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _write_owner(file: IO[str]) -> None:
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
+    file.seek(0)
+    file.truncate(0)
+    file.write(json.dumps(owner))
+    file.flush()
+
+
+def _may_be_alive_elsewhere(owner: dict[str, Any], path: Path) -> bool:
+    """Whether an owner whose lock this host does not see may still be at work."""
+    if not owner or owner.get("host") == socket.gethostname():
+        return False
+    try:
+        silent_s = time.time() - path.stat().st_mtime
+    except OSError:
+        return False
+    # A beat from the future: a clock has gone back, and so tells nothing of the owner's death.
+    return silent_s < _PATIENCE_S
+
+
+def _name(owner: dict[str, Any]) -> str:
+    started = owner.get("started")
+    since = ""
+    if isinstance(started, int | float):
+        since = time.strftime(", started %Y-%m-%d %H:%M:%S", time.localtime(started))
+    return f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}{since}"
+
+
+def _explain(folder: Path, owner: dict[str, Any]) -> str:
+    return (
+        f"run.run_id: {folder} is being written by {_name(owner)}; wait for it, stop it, or choose "
+        "another run.run_id"
+    )
