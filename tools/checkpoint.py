@@ -1,0 +1,260 @@
+"""What a run has saved: `python tools/checkpoint.py {list,verify,diff,export,prune} PLACE ...`.
+
+PLACE is a run, its `checkpoints/` or a `step_...` directory, on a disk or behind a URL such as
+gs://bucket/runs/digits/first. `list` and `diff` show, `verify` reads every tensor, `export` writes
+weights for timm, `prune` deletes old checkpoints and never the last whole one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.log import setup_logging  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.storage import Folder
+
+EXIT_DIFFERENT = 1
+_MIB = 1 << 20
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do one command; gives the exit code: 0 all well, 1 broken or different, 2 wrong use."""
+    setup_logging()
+    options = create_parser().parse_args(argv)
+    try:
+        return options.command(options)
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_USER_ERROR
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """One parser for each command."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="{list,verify,diff,export,prune}")
+    shown = commands.add_parser("list", help="steps, sizes, which is best, which are broken")
+    shown.set_defaults(command=list_checkpoints)
+    shown.add_argument("place", metavar="PLACE")
+    verify = commands.add_parser("verify", help="read every tensor of every checkpoint")
+    verify.set_defaults(command=verify_checkpoints)
+    verify.add_argument("place", metavar="PLACE", nargs="+")
+    diff = commands.add_parser("diff", help="tensors that differ, and by how much")
+    diff.set_defaults(command=diff_checkpoints)
+    diff.add_argument("first", metavar="A")
+    diff.add_argument("second", metavar="B")
+    diff.add_argument("--parts", default="", help="only these, such as model,ema (default: all)")
+    diff.add_argument("--limit", type=int, default=40, help="tensors to name")
+    export = commands.add_parser("export", help="weights as timm safetensors or as one .pth")
+    export.set_defaults(command=export_weights)
+    export.add_argument("place", metavar="PLACE")
+    export.add_argument("--out", type=Path, required=True, help="FILE.safetensors or FILE.pth")
+    export.add_argument(
+        "--weights", choices=("best", "model", "ema"), default="best",
+        help="best: the average where there is one",
+    )  # fmt: skip
+    prune = commands.add_parser("prune", help="delete old checkpoints")
+    prune.set_defaults(command=prune_checkpoints)
+    prune.add_argument("place", metavar="PLACE")
+    prune.add_argument("--keep", type=int, default=2, help="newest whole ones to keep, beside best")
+    prune.add_argument("--keep-every", type=int, help="keep multiples of this step too")
+    prune.add_argument("--broken", action="store_true", help="delete broken ones too")
+    prune.add_argument("--dry-run", action="store_true", help="say what would be deleted")
+    return parser
+
+
+def list_checkpoints(options: argparse.Namespace) -> int:
+    """A line for each checkpoint, newest last, after a look that reads no tensor."""
+    from utils.checkpoint import CheckpointError, inspect_checkpoint, read_best_step
+
+    folders = _find_all(options.place)
+    best = read_best_step(folders[0].parent)
+    print(f"{'checkpoint':<16} {'MiB':>9} {'tensors':>8} {'best metric':>12}  state")
+    for folder in reversed(folders):
+        try:
+            facts = inspect_checkpoint(folder)
+        except CheckpointError as error:
+            print(f"{folder.name:<16} {'':>9} {'':>8} {'':>12}  broken: {_shorten(error, folder)}")
+            continue
+        size = sum(facts.get("files", {}).values()) / _MIB
+        state = "best" if facts["step"] == best else ""
+        metric = facts.get("best_metric", -1.0)
+        row = f"{folder.name:<16} {size:>9.1f} {len(facts['tensors']):>8} {metric:>12.2f}  {state}"
+        print(row.rstrip())
+    return 0
+
+
+def verify_checkpoints(options: argparse.Namespace) -> int:
+    """Whole or broken, for each; 1 if any is broken."""
+    broken = 0
+    for place in options.place:
+        for folder in reversed(_find_all(place)):
+            reason = _find_fault(folder)
+            broken += reason is not None
+            print(f"{folder}: {'whole' if reason is None else f'broken: {reason}'}")
+    return EXIT_DIFFERENT if broken else 0
+
+
+def diff_checkpoints(options: argparse.Namespace) -> int:
+    """Names of tensors that differ, largest difference first; 1 if any does."""
+    first, second = (_load(place) for place in (options.first, options.second))
+    wanted = set(filter(None, options.parts.split(",")))
+    unknown = wanted - first.keys() - second.keys()
+    if unknown:
+        raise UserError(f"--parts names {', '.join(sorted(unknown))}, which neither side has")
+    lines = compare(flatten(first, wanted), flatten(second, wanted))
+    for line in lines[: options.limit]:
+        print(line)
+    if len(lines) > options.limit:
+        print(f"... and {len(lines) - options.limit} more; see --limit")
+    count = len(flatten(first, wanted))
+    print(f"{len(lines)} of {count} tensors differ" if lines else f"{count} tensors are equal")
+    return EXIT_DIFFERENT if lines else 0
+
+
+def flatten(parts: dict[str, dict[str, Tensor]], wanted: set[str]) -> dict[str, Tensor]:
+    """`part/name` -> tensor, of the wanted parts or of all."""
+    return {
+        f"{part}/{name}": tensor
+        for part, tensors in parts.items()
+        if not wanted or part in wanted
+        for name, tensor in tensors.items()
+    }
+
+
+def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
+    """A line for each tensor that is not the same on both sides, largest difference first."""
+    lines = [f"only in A: {name}" for name in first if name not in second]
+    lines += [f"only in B: {name}" for name in second if name not in first]
+    found = []
+    for name in first.keys() & second.keys():
+        difference = _measure(first[name], second[name])
+        if difference is not None:
+            found.append((*difference, name))
+    found.sort(key=lambda item: (-item[0], item[2]))
+    return lines + [f"{name}: {words}" for _, words, name in found]
+
+
+def export_weights(options: argparse.Namespace) -> int:
+    """One file of weights, and beside a .safetensors the JSON that tells how to build the model."""
+    import torch
+    from safetensors.torch import save_file
+
+    from utils.checkpoint import find_checkpoint, load_newest
+
+    place, parts, facts = load_newest(find_checkpoint(options.place))
+    part = options.weights
+    if part == "best":
+        part = "ema" if "ema" in parts else "model"
+    if part not in parts:
+        raise UserError(f"--weights {part}: {place} holds {', '.join(parts)}; choose one of them")
+    model = facts.get("model", {})
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    if options.out.suffix == ".safetensors":
+        save_file(parts[part], options.out, metadata={"format": "pt"})
+        text = json.dumps({**model, "step": facts["step"]}, indent=2) + "\n"
+        options.out.with_suffix(".json").write_text(text, encoding="utf-8")
+    elif options.out.suffix == ".pth":
+        content = {"state_dict": parts[part], "arch": model.get("model", ""), "step": facts["step"]}
+        torch.save(content, options.out)
+    else:
+        raise UserError(f"--out {options.out}: end it with .safetensors or .pth")
+    print(f"{options.out}: {part} of {place}, {len(parts[part])} tensors")
+    return 0
+
+
+def prune_checkpoints(options: argparse.Namespace) -> int:
+    """Delete what is neither new, best nor a multiple, after all have been read."""
+    from utils.checkpoint import read_best_step
+
+    folders = _find_all(options.place)
+    faults = {folder.name: _find_fault(folder) for folder in folders}
+    whole = [folder for folder in folders if faults[folder.name] is None]
+    if not whole:
+        raise UserError(f"{options.place}: none of {len(folders)} checkpoints is whole; kept all")
+    best = read_best_step(folders[0].parent)
+    kept = {folder.name for folder in whole[: max(options.keep, 1)]}
+    for folder in folders:
+        step = _get_step(folder)
+        is_multiple = bool(options.keep_every) and step % options.keep_every == 0
+        is_broken = faults[folder.name] is not None
+        is_kept = not options.broken if is_broken else step == best or is_multiple
+        if folder.name in kept or is_kept:
+            continue
+        print(f"{'would delete' if options.dry_run else 'deleted'} {folder}")
+        if not options.dry_run:
+            folder.remove()
+    return 0
+
+
+def _find_all(place: str) -> list[Folder]:
+    """Checkpoints below a place, newest first; at least one."""
+    from utils.checkpoint import iterate_checkpoints
+
+    folders = list(iterate_checkpoints(place))
+    if not folders:
+        raise UserError(f"{place}: no checkpoint there; give a run or a step_... directory")
+    return folders
+
+
+def _find_fault(folder: Folder) -> str | None:
+    from utils.checkpoint import CheckpointError, verify_checkpoint
+
+    try:
+        verify_checkpoint(folder)
+    except CheckpointError as error:
+        return _shorten(error, folder)
+    return None
+
+
+def _shorten(error: Exception, folder: Folder) -> str:
+    """The reason without the path, which the line has already."""
+    return str(error).removeprefix(f"{folder}: ")
+
+
+def _load(place: str) -> dict[str, dict[str, Tensor]]:
+    from utils.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+
+    try:
+        return load_checkpoint(find_checkpoint(place, verify=False))[0]
+    except CheckpointError as error:
+        raise UserError(f"{error}; choose another checkpoint") from error
+
+
+def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
+    """Largest absolute difference and words for it; none where every bit is the same."""
+    import torch
+
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        kinds = [f"{tuple(t.shape)} {str(t.dtype)[6:]}" for t in (first, second)]
+        return float("inf"), f"{kinds[0]} in A, {kinds[1]} in B"
+    if torch.equal(*(t.contiguous().reshape(-1).view(torch.uint8) for t in (first, second))):
+        return None
+    a, b = first.double(), second.double()
+    distance = (a - b).abs()
+    largest = float(distance.nan_to_num(nan=float("inf")).max())
+    scale = float(a.abs().max())
+    relative = largest / scale if scale else float("inf")
+    count = int((distance != 0).sum())
+    words = f"max difference {largest:.3e} ({relative:.1e} of the largest value), "
+    return largest, words + f"{count} of {first.numel()} elements"
+
+
+def _get_step(folder: Folder) -> Any:
+    return int(folder.name.rpartition("_")[2])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
