@@ -27,9 +27,13 @@ from models import (
     create_view,
     get_feature_shapes,
     get_teacher_sections,
+    recompute_blocks,
+    scan_blocks,
+    synchronise_batch_norm,
 )
 from models.views import to_pixels
 from optim_factory import PREPARABLE, Schedule, create_optimizer, create_schedule
+from preflight import check_split
 from utils.checkpoint import load_checkpoint, restore_state
 from utils.erasing import Erasing
 from utils.log import get_logger
@@ -149,6 +153,7 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     torch.manual_seed(config.train.seed)
     student = create_model(config.model, num_classes=task.num_classes)
     losses = create_objective(config.distill)
+    check_split(config, losses, runtime.device_count)
     height, width, channels = train_loader.image_shape
     _build_projections(task, losses, view, (channels, height, width))
     objective = TrainObjective(view, config, losses, task.num_classes)
@@ -267,10 +272,17 @@ def _create_state(
     config = task.config
     if hasattr(student, "set_distilled_training"):
         student.set_distilled_training(_wants_distill_token(task))
+    if config.train.scan_layers:
+        scan_blocks(student, runtime.scan_blocks)
     ema = create_ema(student) if config.train.ema else None
-    for module in (student, losses, ema):
-        if module is not None:
-            runtime.prepare(module)
+    if config.train.remat:
+        recompute_blocks(student, runtime.checkpoint_block)
+    if config.train.sync_batchnorm and runtime.world_size > 1:
+        synchronise_batch_norm(student, runtime.sum_with_gradient)
+    runtime.prepare(losses)
+    for model in (student, ema):
+        if model is not None:
+            runtime.accelerate(runtime.prepare(model))
     optimizer = create_optimizer(
         config.optim,
         student,
@@ -288,6 +300,7 @@ def _create_state(
         ema_decay=config.train.ema_decay,
         accumulate_steps=config.train.accumulate_steps,
         max_grad_norm=config.optim.max_grad_norm,
+        scaler=runtime.scaler,
     )
 
 
@@ -311,7 +324,7 @@ def _add_teachers(
     teachers = create_teachers(
         config.distill, num_classes=task.num_classes, student_view=objective.view
     )
-    objective.teachers = [runtime.prepare(teacher) for teacher in teachers]
+    objective.teachers = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
     if losses.teacher_layers():
         objective.teacher_tap = FeatureTap(teachers[0].model, losses.teacher_layers(), "teacher")
     for section in get_teacher_sections(config.distill):

@@ -63,6 +63,7 @@ class Batch:
       ids: names of the examples with data.return_id; empty on padding.
       extras: further [B, ...] tensors that travel with the batch.
       is_last: whether this is the last micro-batch of its optimizer step.
+      blocks: contiguous parts on as many devices; a micro-batch takes its share of each.
     """
 
     images: Tensor
@@ -72,10 +73,11 @@ class Batch:
     ids: tuple[str, ...] | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)
     is_last: bool = True
+    blocks: int = 1
 
     def split(self, parts: int) -> list[Batch]:
-        """Contiguous micro-batches of equal size; `parts` divides the batch."""
-        size, rest = divmod(len(self.labels), parts)
+        """Micro-batches of equal size, contiguous in each block; `parts` divides the blocks."""
+        size, rest = divmod(len(self.labels), parts * self.blocks)
         if rest:
             raise UserError(
                 f"train.accumulate_steps ({parts}) does not divide the rank's batch of "
@@ -83,15 +85,26 @@ class Batch:
             )
         if parts == 1:
             return [self]
-        cuts = [slice(part * size, (part + 1) * size) for part in range(parts)]
         return [
             dataclasses.replace(
-                self.map(lambda tensor, cut=cut: tensor[cut]),
-                ids=None if self.ids is None else self.ids[cut],
-                is_last=self.is_last and number == parts - 1,
+                self.map(lambda tensor, part=part: self._cut(tensor, part, size)),
+                ids=self._cut_ids(part, size),
+                is_last=self.is_last and part == parts - 1,
             )
-            for number, cut in enumerate(cuts)
+            for part in range(parts)
         ]
+
+    def _cut(self, tensor: Tensor, part: int, size: int) -> Tensor:
+        """Examples part * size and following of each block."""
+        in_blocks = tensor.reshape(self.blocks, -1, *tensor.shape[1:])
+        return in_blocks[:, part * size : (part + 1) * size].reshape(-1, *tensor.shape[1:])
+
+    def _cut_ids(self, part: int, size: int) -> tuple[str, ...] | None:
+        if self.ids is None:
+            return None
+        length = len(self.ids) // self.blocks
+        starts = [block * length + part * size for block in range(self.blocks)]
+        return tuple(name for start in starts for name in self.ids[start : start + size])
 
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with `fn` applied to every tensor: the way to a device."""

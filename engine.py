@@ -36,6 +36,7 @@ class TrainState:
       step: optimizer steps done.
       best_metric: best evaluation so far, top-1 in percent.
       input_processes: that the data position counts on; 0: any number may go on from it.
+      scaler: of the loss, where the runtime computes in float16.
       first_bad_step: on the device: first step with a non-finite loss or gradient, else -1.
     """
 
@@ -50,6 +51,7 @@ class TrainState:
     step: int = 0
     best_metric: float = -1.0
     input_processes: int = 0
+    scaler: torch.amp.GradScaler | None = None
     first_bad_step: Tensor | None = None
 
     @property
@@ -60,6 +62,14 @@ class TrainState:
     def parameters(self) -> list[nn.Parameter]:
         """All that is trained: the student's parameters and the losses' projections."""
         return [*self.model.parameters(), *self.extra.parameters()]
+
+    def get_replicated(self) -> dict[str, Tensor]:
+        """What must be the same on every rank: weights, average and projections."""
+        found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
+        found |= {f"extra.{k}": v for k, v in self.extra.named_parameters()}
+        if self.ema is not None:
+            found |= {f"ema.{k}": v for k, v in self.ema.state_dict().items()}
+        return found
 
 
 @dataclass
@@ -84,6 +94,7 @@ class Hooks:
       evaluate: state -> metrics by name, `top1` among them.
       write: step, metrics of a log point or an evaluation -> written and shown.
       save: state, whether it is the best so far -> checkpoint.
+      begin_step: step that is about to begin: a trace may start or end.
       global_batch_size: examples of one optimizer step over all ranks.
     """
 
@@ -92,6 +103,7 @@ class Hooks:
     write: Callable[[int, dict[str, float]], None]
     save: Callable[[TrainState, bool], None]
     global_batch_size: int
+    begin_step: Callable[[int], None] = lambda step: None
 
 
 class NonFiniteError(RuntimeError):
@@ -239,16 +251,20 @@ def fit(
     """
     state.first_bad_step = runtime.upload([-1.0])[0]
     runtime.finish_step()
+    runtime.check_replicas(state.get_replicated(), "at the start")
     meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch)
     metrics: dict[str, float] = {}
     if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
-        metrics = _evaluate(state, meter, hooks)
+        metrics = _evaluate(state, meter, hooks, runtime)
     with runtime.prefetch(hooks.batches(state.step)) as feeder:
         state.model.train()
         state.extra.train()
         while state.step < plan.total_steps:
-            batch = next(feeder)
-            scalars = _run_step(state, batch, objective, runtime, plan.seed)
+            hooks.begin_step(state.step)
+            with runtime.span("input"):
+                batch = next(feeder)
+            with runtime.span("step"):
+                scalars = _run_step(state, batch, objective, runtime, plan.seed)
             state.step += 1
             meter.end_step(state.step, hooks.global_batch_size, feeder.wait_s)
             runtime.settle()
@@ -257,11 +273,12 @@ def fit(
                 _log(state, scalars, meter, hooks, runtime)
             if state.step % plan.checkpoint_every == 0 and not is_end:
                 runtime.settle()
-                hooks.save(state, False)
+                _save(state, hooks, runtime)
             if state.step % plan.eval_every == 0 or is_end:
                 runtime.settle()
-                metrics = _evaluate(state, meter, hooks)
-    hooks.save(state, False)
+                metrics = _evaluate(state, meter, hooks, runtime)
+    _save(state, hooks, runtime)
+    runtime.check_replicas(state.get_replicated(), "at the end")
     runtime.barrier("end of training")
     return metrics
 
@@ -276,8 +293,11 @@ def _run_step(
         scalars = train_step(state, batch, objective, runtime)
         # One vector, made in every step: the same graph whether or not it is read.
         vector = torch.stack([value.detach().float().reshape(()) for value in scalars.values()])
+        vector = runtime.reduce_mean(vector)
         step = runtime.upload([float(state.step)])[0]
-        is_new = (state.first_bad_step < 0) & ~torch.isfinite(vector).all()
+        # A scaled loss overflows now and then; its gradients are then dropped, not used.
+        watched = vector if state.scaler is None else vector[:-1]
+        is_new = (state.first_bad_step < 0) & ~torch.isfinite(watched).all()
         state.first_bad_step = torch.where(is_new, step, state.first_bad_step)
         vector = torch.cat([vector, state.first_bad_step.reshape(1)])
     return (*scalars, "first_bad_step"), vector
@@ -307,8 +327,12 @@ def _log(
     runtime.defer(write, state.step, scalars=vector)
 
 
-def _evaluate(state: TrainState, meter: LoopMeter, hooks: Hooks) -> dict[str, float]:
-    with meter.phase("eval", state.step):
+def _evaluate(
+    state: TrainState, meter: LoopMeter, hooks: Hooks, runtime: Runtime
+) -> dict[str, float]:
+    _average_buffers(state, runtime)
+    with runtime.span("evaluation"), meter.phase("eval", state.step):
+        runtime.check_replicas(state.get_replicated(), f"after step {state.step}")
         metrics = hooks.evaluate(state)
     state.model.train()
     if metrics["top1"] > state.best_metric:
@@ -317,3 +341,16 @@ def _evaluate(state: TrainState, meter: LoopMeter, hooks: Hooks) -> dict[str, fl
     line = {f"eval_{name}": value for name, value in metrics.items()}
     hooks.write(state.step, {**line, **meter.get_graphs()})
     return metrics
+
+
+def _save(state: TrainState, hooks: Hooks, runtime: Runtime) -> None:
+    _average_buffers(state, runtime)
+    with runtime.span("checkpoint"):
+        hooks.save(state, False)
+
+
+def _average_buffers(state: TrainState, runtime: Runtime) -> None:
+    """BatchNorm's running statistics are of each rank's examples: evaluate and save their mean."""
+    for model in (state.model, state.ema):
+        if model is not None:
+            runtime.average_buffers(model)

@@ -11,6 +11,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from utils.errors import EXIT_USER_ERROR, UserError
 from utils.log import get_logger, setup_logging
 from utils.runs import get_environment
 from utils.runs.store import begin
+from utils.runtime import choose_device, is_silent_rank, launch
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,7 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return start(load_config(sys.argv[1:] if argv is None else argv))
     except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        if not is_silent_rank():
+            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; --resume auto continues from the last checkpoint\n")
@@ -48,21 +51,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(config: RunConfig) -> int:
     """Check a configuration on the host, then run it on its runtime; gives the exit code."""
-    from utils.runtime import choose_device, launch
-
     choose_device(config.runtime)
     from engine import NonFiniteError
     from preflight import check
     from utils.metrics import GraphBudgetError
+    from utils.runtime.base import ReplicaError
+    from utils.runtime.processes import GroupError
 
     task = check(config)
     logging.captureWarnings(True)
     try:
-        launch(config.runtime, run, task)
-    except (GraphBudgetError, NonFiniteError) as error:
+        return launch(config.runtime, run, task)
+    except (GraphBudgetError, NonFiniteError, ReplicaError, GroupError) as error:
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED
-    return 0
 
 
 def run(runtime: Runtime, task: Task) -> None:
@@ -70,6 +72,7 @@ def run(runtime: Runtime, task: Task) -> None:
     from assembly import build_parts
 
     setup_logging(runtime.rank, runtime.world_size)
+    task = _agree(runtime, task)
     if task.config.run.eval_only:
         evaluate_checkpoint(runtime, task)
         return
@@ -94,6 +97,12 @@ def run(runtime: Runtime, task: Task) -> None:
         get_logger().info("complete: %s", task.run.path)
 
 
+def _agree(runtime: Runtime, task: Task) -> Task:
+    """Rank zero's choice of directory and checkpoint: names are made from the clock."""
+    path, checkpoint = runtime.broadcast_value((task.run.path, task.checkpoint))
+    return replace(task, run=replace(task.run, path=path), checkpoint=checkpoint)
+
+
 def _begin_run(runtime: Runtime, task: Task, parts: Parts, started: float) -> None:
     """Write the run's first facts, once every part has been built."""
     facts = {
@@ -113,9 +122,11 @@ def train(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
     from engine import fit
 
     hooks, close = create_hooks(runtime, task, parts)
+    state = parts.state
+    objective = runtime.prepare_objective(parts.objective, state.model, state.extra)
     began = time.perf_counter()
     try:
-        metrics = fit(parts.state, parts.plan, hooks, parts.objective, runtime)
+        metrics = fit(state, parts.plan, hooks, objective, runtime)
     finally:
         close()
     outcome = {"train_s": time.perf_counter() - began, "steps": parts.state.step}
@@ -134,6 +145,7 @@ def create_hooks(runtime: Runtime, task: Task, parts: Parts) -> tuple[Hooks, Cal
     from utils.checkpoint import CheckpointManager, collect_state
     from utils.metrics import MetricWriter
     from utils.progress import Progress
+    from utils.runtime.tracing import Tracer
 
     config, is_writer = task.config, runtime.rank == 0
     manager = CheckpointManager(task.run.checkpoints, config.train.keep_checkpoints)
@@ -158,7 +170,10 @@ def create_hooks(runtime: Runtime, task: Task, parts: Parts) -> tuple[Hooks, Cal
     def evaluate_state(state: TrainState) -> dict[str, float]:
         return evaluate_model(runtime, state.eval_model, parts, parts.eval_loader)
 
+    tracer = Tracer(runtime, config.profile.steps, task.run.path / "profile")
+
     def close() -> None:
+        tracer.close()
         progress.close()
         if writer is not None:
             writer.close()
@@ -169,6 +184,7 @@ def create_hooks(runtime: Runtime, task: Task, parts: Parts) -> tuple[Hooks, Cal
         write=write,
         save=save,
         global_batch_size=config.data.global_batch_size,
+        begin_step=tracer.begin_step,
     )
     return hooks, close
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,12 +23,15 @@ from models import (
     find_model_name,
     get_teacher_sections,
     hash_teacher,
+    recompute_blocks,
+    scan_blocks,
 )
 from optim_factory import check_optimizer_name, create_schedule
 from utils.checkpoint import find_checkpoint, read_table
 from utils.errors import UserError
 from utils.runs import Run, RunStore
 from utils.runs.store import check_free
+from utils.runtime import choose_device, count_planned_ranks, has_layer_loop
 from utils.teacher_cache import describe_stream, open_cache
 
 if TYPE_CHECKING:
@@ -73,8 +77,9 @@ def check(config: RunConfig) -> Task:
     total_steps, steps_per_epoch = _count_steps(config, facts.num_examples["train"])
     create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     objective = create_objective(config.distill)
-    _check_groups(config, objective)
+    _check_ranks(config, objective, facts.num_examples["train"])
     student = create_model(config.model, num_classes=classes, device="meta")
+    _check_blocks(config, student, objective)
     _check_teachers(config, classes, student, objective)
     stream = _describe_stream(config, facts, classes)
     teachers = _identify_teachers(config)
@@ -141,15 +146,61 @@ def _count_steps(config: RunConfig, num_examples: int) -> tuple[int, int]:
     return config.train.steps or config.train.epochs * steps_per_epoch, steps_per_epoch
 
 
-def _check_groups(config: RunConfig, objective: Objective) -> None:
-    """Losses between examples work in groups that a micro-batch must hold whole."""
-    part = config.data.global_batch_size // config.train.accumulate_steps
+def check_split(config: RunConfig, objective: Objective, devices: int) -> None:
+    """Refuse a global batch that does not deal out evenly.
+
+    Each device's micro-batch must hold whole pairs of mixing and whole groups of the losses that
+    compare examples.
+
+    Args:
+      devices: that the global batch is dealt to.
+    """
+    batch, parts = config.data.global_batch_size, config.train.accumulate_steps
+    if batch % (parts * devices):
+        raise UserError(
+            f"data.global_batch_size ({batch}) does not divide into {parts} micro-batches "
+            f"(train.accumulate_steps) on {devices} devices; make it a multiple of "
+            f"{parts * devices}"
+        )
+    part = batch // (parts * devices)
+    if part % 2 and (config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0):
+        raise UserError(
+            f"data.global_batch_size ({batch}) leaves {part} examples for the micro-batch of each "
+            f"of {devices} devices, but mixup and cutmix mix pairs; make it a multiple of "
+            f"{2 * parts * devices} or switch mixing off"
+        )
     for size in objective.group_sizes():
         if part % size:
             raise UserError(
-                f"distill.group_size ({size}) does not divide the micro-batch of {part} examples; "
-                "choose a divisor"
+                f"distill.group_size ({size}) does not divide the micro-batch of {part} examples "
+                f"on each of {devices} devices; choose a divisor"
             )
+
+
+def _check_ranks(config: RunConfig, objective: Objective, num_examples: int) -> None:
+    ranks = count_planned_ranks(config.runtime, choose_device(config.runtime))
+    if ranks > num_examples:
+        raise UserError(
+            f"runtime.num_processes ({ranks}) exceeds the {num_examples} examples of "
+            f"data.train_split ({config.data.train_split!r}); lower it"
+        )
+    check_split(config, objective, ranks)
+
+
+def _check_blocks(config: RunConfig, student: nn.Module, objective: Objective) -> None:
+    """Whether the student has the blocks that train.remat and train.scan_layers work on."""
+    if config.train.remat:
+        recompute_blocks(deepcopy(student), lambda function, *args: function(*args))
+    if not config.train.scan_layers:
+        return
+    if not has_layer_loop(choose_device(config.runtime)):
+        raise UserError("train.scan_layers works on xla alone; leave it out or use that device")
+    if objective.student_layers():
+        raise UserError(
+            "train.scan_layers hides the blocks' features from distill.losses with layers; drop "
+            "one of them"
+        )
+    scan_blocks(deepcopy(student), lambda blocks, inputs: inputs)
 
 
 def _check_teachers(

@@ -1,8 +1,10 @@
 """Models by name: `create_model` for students, `Teacher` for teachers, views of their input."""
 
 from models import cifar_resnet as cifar_resnet
+from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes
+from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
     EMA,
     Teacher,
@@ -27,4 +29,7 @@ __all__ = [
     "get_feature_shapes",
     "get_teacher_sections",
     "hash_teacher",
+    "recompute_blocks",
+    "scan_blocks",
+    "synchronise_batch_norm",
 ]

@@ -6,15 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import main
 from optim_factory import create_schedule
 from preflight import check
-from tests.tiny_parts import VIT_ARGS, create_argv
+from tests.tiny_parts import VIT_ARGS, create_argv, create_cpu_runtime
 from tools import cache_teacher
 from utils.config import RunConfig, load_config
 from utils.config.load import iterate_keys
-from utils.config.sections import LossTerm, Section, TeacherSection
+from utils.config.sections import LossTerm, RuntimeSection, Section, TeacherSection
+from utils.runtime.compile_cache import prepare_cache
+from utils.runtime.group import Group
+from utils.runtime.xla_spmd import get_mesh_shape
 
 PREFIXES = {
     **{field.annotation: name for name, field in RunConfig.model_fields.items()},
@@ -36,11 +40,14 @@ optim.max_grad_norm optim.args
 train.epochs train.steps train.accumulate_steps train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_prob
-train.cutmix_prob train.ema train.ema_decay
+train.cutmix_prob train.remat train.scan_layers train.sync_batchnorm train.ema train.ema_decay
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
 distill.losses distill.group_size distill.allow_weak_teacher
-runtime.device runtime.precision runtime.graph_budget runtime.num_threads
+runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.mesh_fsdp
+runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
+runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
+runtime.graph_budget runtime.num_threads profile.steps
 run.output_dir run.experiment run.run_id run.resume run.eval_only run.overwrite run.tensorboard
 """
 
@@ -80,7 +87,23 @@ def read_keys(tmp_path_factory, digits_root, teacher_run) -> set[str]:
                 check(config)
                 schedule = create_schedule(config.optim, total_steps=12, steps_per_epoch=6)
                 assert all(schedule.lr_at(step) >= 0 for step in range(12))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Section, "__getattribute__", record)
+        read_keys_of_ranks(RuntimeSection(), tmp_path_factory.mktemp("store"))
     return found
+
+
+def read_keys_of_ranks(section: RuntimeSection, folder: Path) -> None:
+    """What only a group of processes, a mesh or a TPU asks for."""
+    runtime = create_cpu_runtime()
+    runtime.section = section
+    runtime.group = Group(section, "gloo", init_method=f"file://{folder}/store", size=1)
+    layer = torch.nn.Linear(2, 2)
+    layer(torch.ones(1, 2)).sum().backward()
+    runtime.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
+    runtime.close()
+    assert get_mesh_shape(section, devices=4) == (4, 1)
+    assert prepare_cache(section, "CPU", rank=0) is None
 
 
 def write_cache(folder: Path, teacher_run: Path) -> None:

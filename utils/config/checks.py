@@ -19,6 +19,8 @@ def check_config(config: RunConfig) -> None:
     _check_batches(config)
     _check_distillation(config)
     _check_optimizer(config)
+    _check_runtime(config)
+    _check_profile(config)
     if config.data.source in ("tfds", "folder") and not config.data.root:
         raise UserError(
             "data.root is empty; name the dataset's directory by data.root, --data_path or "
@@ -105,6 +107,41 @@ def _check_optimizer(config: RunConfig) -> None:
     if optim.schedule == "step" and not optim.decay_epochs:
         raise UserError(
             "optim.schedule is 'step' but optim.decay_epochs is empty; name the epochs of the steps"
+        )
+
+
+def _check_runtime(config: RunConfig) -> None:
+    runtime = config.runtime
+    if runtime.parallel != "spmd" and (runtime.mesh_fsdp > 1 or runtime.mesh_data):
+        key = "mesh_fsdp" if runtime.mesh_fsdp > 1 else "mesh_data"
+        raise UserError(
+            f"runtime.{key} ({getattr(runtime, key)}) needs a mesh; set runtime.parallel=spmd or "
+            f"leave it out"
+        )
+    if runtime.parallel == "spmd" and (runtime.num_processes or 1) > 1:
+        raise UserError(
+            f"runtime.num_processes ({runtime.num_processes}) contradicts runtime.parallel=spmd, "
+            "which has one process for all devices of a host; drop one of them"
+        )
+    if config.train.remat and config.train.scan_layers:
+        raise UserError(
+            "train.remat and train.scan_layers are both set; scan_layers keeps each block's input "
+            "alone already, drop train.remat"
+        )
+    if config.train.scan_layers and (config.model.drop_path_rate or config.model.drop_rate):
+        raise UserError(
+            "train.scan_layers runs one block's graph for all blocks, so it cannot draw dropout; "
+            "set model.drop_rate and model.drop_path_rate to 0, or drop train.scan_layers"
+        )
+
+
+def _check_profile(config: RunConfig) -> None:
+    if not config.profile.steps:
+        return
+    first, last = map(int, config.profile.steps.split("-"))
+    if last < first:
+        raise UserError(
+            f"profile.steps ({config.profile.steps!r}) ends before it begins; write FIRST-LAST"
         )
 
 

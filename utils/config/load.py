@@ -18,6 +18,7 @@ from utils.config.sections import (
     DistillSection,
     ModelSection,
     OptimSection,
+    ProfileSection,
     RunSection,
     RuntimeSection,
     Section,
@@ -41,6 +42,7 @@ class RunConfig(Section):
     train: TrainSection = TrainSection()
     distill: DistillSection = DistillSection()
     runtime: RuntimeSection = RuntimeSection()
+    profile: ProfileSection = ProfileSection()
     run: RunSection = RunSection()
 
 

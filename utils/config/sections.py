@@ -137,6 +137,15 @@ class TrainSection(Section):
     cutmix_prob: float = Field(
         0.5, ge=0, le=1, description="share of cutmix among mixed pairs where both are on"
     )
+    remat: bool = Field(
+        False, description="recompute each block in the backward pass instead of storing it"
+    )
+    scan_layers: bool = Field(
+        False, description="compile the equal blocks of a ViT once and loop over them (xla)"
+    )
+    sync_batchnorm: bool = Field(
+        False, description="BatchNorm statistics over all ranks; spmd has them always"
+    )
     ema: bool = Field(False, description="keep an average of the weights and evaluate it")
     ema_decay: float = Field(
         0.9998,
@@ -234,15 +243,67 @@ class RuntimeSection(Section):
     device: Literal["auto", "xla", "cpu", "cuda"] = Field(
         "auto",
         description="auto: XLA (a TPU if there is one, else the CPU) where torch_xla is installed, "
-        "else cpu; cuda: not yet",
+        "else cuda where PyTorch sees a GPU, else cpu",
     )
-    precision: Literal["fp32", "bf16"] = Field(
-        "fp32", description="compute type of matmuls under autocast; weights stay float32"
+    parallel: Literal["process", "spmd"] = Field(
+        "process",
+        description="process: a process for each device; spmd: a process for each host and one "
+        "mesh over all devices (xla)",
+    )
+    num_processes: int | None = Field(
+        None,
+        ge=1,
+        description="processes that main.py starts on this host; none: as torchrun says, one for "
+        "each GPU on cuda, else one",
+    )
+    mesh_data: int | None = Field(
+        None, ge=1, description="mesh devices along the batch; none: all that mesh_fsdp leaves"
+    )
+    mesh_fsdp: int = Field(
+        1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
+    )
+    timeout_s: float = Field(
+        600.0, gt=0, description="seconds after which a silent rank ends the whole group"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="compute type of matmuls under autocast; weights stay float32; fp16 scales "
+        "the loss (cpu, cuda)",
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="type in which gradients are summed over devices"
+    )
+    overlap: bool | None = Field(
+        None,
+        description="sum gradients while the backward pass runs (DDP); none: on cuda",
+    )
+    compile: bool = Field(False, description="torch.compile of student and teachers (cpu, cuda)")
+    channels_last: bool = Field(False, description="weights in channels-last layout (cpu, cuda)")
+    tf32: bool = Field(False, description="let float32 matmuls and convolutions use TF32 (cuda)")
+    compile_cache: str = Field(
+        "auto",
+        description="directory of compiled XLA graphs, one below it for each rank; auto: "
+        "~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
+    )
+    compile_cache_gib: float = Field(
+        10.0, gt=0, description="size of a rank's compile cache above which old graphs are dropped"
     )
     graph_budget: int = Field(
         8, ge=1, description="XLA graphs that the run may compile before it is stopped"
     )
-    num_threads: int = Field(0, ge=0, description="threads of PyTorch's CPU maths; 0: its default")
+    num_threads: int = Field(
+        0,
+        ge=0,
+        description="threads of PyTorch's CPU maths in each process; 0: the cores, shared out",
+    )
+
+
+class ProfileSection(Section):
+    """A trace of some steps, for TensorBoard and Perfetto."""
+
+    steps: str = Field(
+        "", pattern=r"^(\d+-\d+)?$", description="first-last step to trace, as 20-25; empty: none"
+    )
 
 
 class RunSection(Section):

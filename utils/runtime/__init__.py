@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 from collections.abc import Callable
@@ -17,28 +18,54 @@ if TYPE_CHECKING:
 
 _RUNTIMES = {
     "cpu": ("utils.runtime.cpu", "CpuRuntime"),
+    "cuda": ("utils.runtime.cuda", "CudaRuntime"),
     "xla": ("utils.runtime.xla", "XlaRuntime"),
 }
+_SPMD = ("utils.runtime.xla_spmd", "XlaSpmdRuntime")
+# Keys that mean something on native PyTorch alone, with the value that switches them off.
+_NATIVE_KEYS = {"compile": False, "channels_last": False, "overlap": None}
 
 
 def choose_device(section: RuntimeSection) -> str:
     """The runtime's name behind `runtime.device`, without touching a device.
 
     Raises:
-      UserError: the runtime cannot work on this machine.
+      UserError: the runtime cannot work on this machine, or not with these keys.
     """
     name = section.device
     has_xla = importlib.util.find_spec("torch_xla") is not None
     if name == "auto":
-        return "xla" if has_xla else "cpu"
-    if name == "xla" and not has_xla:
+        name = "xla" if has_xla else "cuda" if _has_cuda() else "cpu"
+    elif name == "xla" and not has_xla:
         raise UserError(
             "runtime.device is 'xla' but torch_xla is not installed; pip install -r "
             "requirements.txt, or use --runtime.device=cpu"
         )
-    if name not in _RUNTIMES:
-        raise UserError(f"runtime.device {name!r} is not there yet; use xla or cpu")
+    elif name == "cuda" and not _has_cuda():
+        raise UserError(
+            "runtime.device is 'cuda' but PyTorch sees no NVIDIA GPU here; use another device, or "
+            "a build of torch with CUDA on a machine that has one"
+        )
+    _check_environment(name)
+    _check_keys(section, name)
     return name
+
+
+def count_planned_ranks(section: RuntimeSection, name: str) -> int:
+    """Input processes that are known before a device is touched; 1 where the device decides."""
+    from utils.runtime.group import get_planned_size
+
+    return max(get_planned_size(), section.num_processes or 1) if section.parallel != "spmd" else 1
+
+
+def has_layer_loop(name: str) -> bool:
+    """Whether a runtime can compile equal blocks once and loop over them (train.scan_layers)."""
+    return name == "xla"
+
+
+def is_silent_rank() -> bool:
+    """Whether another process of the group says what is wrong with all of them alike."""
+    return os.environ.get("RANK", "0") not in ("", "0")
 
 
 def prepare_environment(name: str) -> None:
@@ -47,23 +74,85 @@ def prepare_environment(name: str) -> None:
         os.environ["PJRT_DEVICE"] = "CPU"
 
 
-def launch(section: RuntimeSection, worker: Callable[..., None], *args: Any) -> None:
-    """Run `worker(runtime, *args)` on every replica.
+def launch(section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
+    """Run `worker(runtime, *args)` on every replica; gives the exit code.
 
-    `worker` must be a module-level function: replicas may be processes of their own.
+    `worker` must be a module-level function: replicas may be processes of their own. It gives its
+    exit code, or none for 0.
     """
     name = choose_device(section)
     prepare_environment(name)
     module, class_name = _RUNTIMES[name]
-    getattr(importlib.import_module(module), class_name).launch(section, worker, *args)
+    return getattr(importlib.import_module(module), class_name).launch(section, worker, *args)
 
 
 def create_runtime(section: RuntimeSection) -> Runtime:
     """The runtime of this process, for tests and tools that run one replica in place."""
     name = choose_device(section)
     prepare_environment(name)
-    module, class_name = _RUNTIMES[name]
+    module, class_name = _SPMD if section.parallel == "spmd" else _RUNTIMES[name]
     return getattr(importlib.import_module(module), class_name)(section)
+
+
+def _check_environment(name: str) -> None:
+    pjrt = os.environ.get("PJRT_DEVICE")
+    if name == "xla":
+        _check_versions()
+        if pjrt not in (None, "CPU", "TPU"):
+            raise UserError(
+                f"PJRT_DEVICE ({pjrt!r}) contradicts runtime.device='xla'; unset it, or set it to "
+                "TPU or CPU"
+            )
+    elif pjrt == "TPU":
+        raise UserError(
+            f"PJRT_DEVICE ('TPU') contradicts runtime.device={name!r}; unset it, or set "
+            "runtime.device=xla"
+        )
+
+
+def _check_versions() -> None:
+    """torch_xla is built against one torch: the other ones die with an undefined symbol."""
+    torch, xla = (importlib.metadata.version(name) for name in ("torch", "torch_xla"))
+    if torch.split(".")[:2] != xla.split(".")[:2]:
+        wanted = ".".join(xla.split("+")[0].split(".")[:3])
+        raise UserError(
+            f"torch {torch} does not pair with torch_xla {xla}; pip install torch=={wanted} "
+            f"torch_xla=={wanted}, or use runtime.device=cpu or cuda"
+        )
+
+
+def _check_keys(section: RuntimeSection, name: str) -> None:
+    """Keys that this runtime cannot honour are refused, not ignored."""
+    if section.parallel == "spmd" and name != "xla":
+        raise UserError(
+            f"runtime.parallel 'spmd' needs runtime.device=xla, not {name!r}; use process"
+        )
+    if name == "xla":
+        if section.precision == "fp16":
+            raise UserError(
+                "runtime.precision 'fp16' is not for xla, whose devices compute in bf16 with the "
+                "range of fp32; use bf16"
+            )
+        for key, off in _NATIVE_KEYS.items():
+            if getattr(section, key) != off:
+                raise UserError(
+                    f"runtime.{key} ({getattr(section, key)}) works on cpu and cuda, XLA compiles "
+                    "and lays out by itself; leave it out"
+                )
+        is_cpu = os.environ.get("PJRT_DEVICE") == "CPU" or not _has_tpu()
+        if (section.num_processes or 1) > 1 and not is_cpu:
+            raise UserError(
+                f"runtime.num_processes ({section.num_processes}) is not for a TPU, which has a "
+                "process for each chip; leave it out"
+            )
+    if section.tf32 and name != "cuda":
+        raise UserError(f"runtime.tf32 is a mode of NVIDIA GPUs, not of {name!r}; leave it out")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _has_tpu() -> bool:

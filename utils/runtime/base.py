@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.profiler
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from utils.runtime.feeding import Feeder
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
+    from utils.runtime.group import Group
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class ReplicaError(RuntimeError):
+    """The ranks' weights are not the same; the text names the ranks and the first tensor."""
 
 
 class Runtime(ABC):
@@ -25,20 +36,45 @@ class Runtime(ABC):
 
     name: str
     device: torch.device
-    rank: int = 0
+    rank: int = 0  # among input processes
     world_size: int = 1
+    local_devices: int = 1  # that this process's part of a batch is dealt to
+    group: Group | None = None
+    scaler: torch.amp.GradScaler | None = None
+    mean_dtype = torch.float64  # the mean of equal float32 numbers is that number, to the bit
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section
+        self.current_span = ""
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[Any, ...], Tensor]] = []
         self._declared_reads = 0
+        self._profile: torch.profiler.profile | None = None
+
+    @property
+    def is_writer(self) -> bool:
+        """Whether this rank writes what is written once for all."""
+        return self.rank == 0
+
+    @property
+    def device_count(self) -> int:
+        """Devices that a global batch is dealt to."""
+        return self.world_size * self.local_devices
 
     @classmethod
-    def launch(cls, section: RuntimeSection, worker: Callable[..., None], *args: Any) -> None:
-        """Run `worker(runtime, *args)` on every replica of this runtime."""
-        worker(cls(section), *args)
+    def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
+        """Run `worker(runtime, *args)` on every replica of this runtime; gives the exit code."""
+        runtime = cls(section)
+        try:
+            return worker(runtime, *args) or 0
+        finally:
+            runtime.close()
+
+    def close(self) -> None:
+        """Leave the other ranks."""
+        if self.group is not None:
+            self.group.leave()
 
     # ------------------------------------------------------------------ placing
 
@@ -47,6 +83,24 @@ class Runtime(ABC):
         module.to(self.device)
         self.broadcast([*module.parameters(), *module.buffers()])
         return module
+
+    def accelerate(self, module: nn.Module) -> nn.Module:
+        """A placed model whose forward pass may be compiled or laid out for the device."""
+        return module
+
+    def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
+        """The objective as the loop calls it: may begin to sum gradients in the backward pass."""
+        return objective
+
+    def checkpoint_block(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a block of a model that is computed again in the backward pass."""
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+    def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
+        """Run equal blocks one after the other as one compiled loop, where there is one."""
+        for block in blocks:
+            inputs = block(inputs)
+        return inputs
 
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Create the optimizer's state before step 0, so that every step is alike.
@@ -102,11 +156,15 @@ class Runtime(ABC):
         """Compute matmuls in `runtime.precision`."""
         if self.section.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return torch.autocast(self.device.type, dtype=_DTYPES[self.section.precision])
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2) -> Feeder:
         """Batches moved to the device by a thread, `depth` ahead; its errors reach the caller."""
-        return Feeder(batches, self.to_device, depth)
+        return Feeder(batches, self.place, depth)
+
+    def place(self, batch: Any) -> Any:
+        """A host batch on the device."""
+        return batch.map(self.to_device)
 
     def to_device(self, tensor: Tensor) -> Tensor:
         """A host tensor on the device."""
@@ -129,19 +187,89 @@ class Runtime(ABC):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
+    # ------------------------------------------------------------------ looking on
+
+    @contextlib.contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        """A named stretch of the loop, as traces and a watchdog see it."""
+        before, self.current_span = self.current_span, name
+        with self.annotate(name):
+            yield
+        self.current_span = before
+
+    def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        """A name in the trace for what happens inside."""
+        return torch.profiler.record_function(name)
+
+    def start_trace(self, folder: Path) -> None:
+        """Begin to record what host and device do."""
+        self._profile = torch.profiler.profile(
+            on_trace_ready=torch.profiler.tensorboard_trace_handler(
+                str(folder), worker_name=f"rank_{self.rank}"
+            )
+        )
+        self._profile.start()
+
+    def stop_trace(self) -> None:
+        """End the recording and write it, readable by TensorBoard and Perfetto."""
+        self._profile.stop()
+
     # ------------------------------------------------------------------ other ranks
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks."""
-        return tensor
+        return tensor if self.group is None else self.group.add_up(tensor.clone())
+
+    def reduce_mean(self, tensor: Tensor) -> Tensor:
+        """Mean over ranks."""
+        return tensor if self.world_size == 1 else self.reduce_sum(tensor) / self.world_size
+
+    def sum_with_gradient(self, tensor: Tensor) -> Tensor:
+        """Sum over ranks through which the backward pass goes: its gradient is summed, too."""
+        return tensor if self.world_size == 1 else _SumOverRanks.apply(tensor, self)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Copy rank zero's values into every rank's tensors."""
-        return
+        if self.group is not None:
+            self.group.copy_first(tensors)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's host object, in order of ranks."""
+        return [value] if self.group is None else self.group.gather(value)
+
+    def broadcast_value(self, value: Any) -> Any:
+        """Rank zero's host object."""
+        return self.gather(value)[0]
+
+    def any_rank(self, flag: bool) -> bool:
+        """Whether the flag is up on any rank."""
+        return any(self.gather(flag))
 
     def barrier(self, name: str) -> None:
         """Wait for all ranks."""
-        return
+        if self.group is not None:
+            self.group.barrier()
+
+    @torch.no_grad()
+    def average_buffers(self, module: nn.Module) -> None:
+        """Mean over ranks of the float buffers, such as BatchNorm's running statistics."""
+        floats = [b for b in module.buffers() if b.is_floating_point()]
+        if self.world_size == 1 or not floats:
+            return
+        mean = self.reduce_mean(torch.cat([b.reshape(-1).to(self.mean_dtype) for b in floats]))
+        for buffer, piece in zip(floats, mean.split([b.numel() for b in floats]), strict=True):
+            buffer.copy_(piece.view(buffer.shape))
+
+    def check_replicas(self, tensors: Mapping[str, Tensor], when: str) -> None:
+        """Compare the ranks' tensors by checksum. # host read: start, evaluations and end
+
+        Raises:
+          ReplicaError: on every rank, if they differ.
+        """
+        if self.world_size == 1:
+            return
+        host = self.fetch_all(tensors)
+        compare_checksums(self.gather({n: _sum_bytes(t) for n, t in host.items()}), when)
 
     # ------------------------------------------------------------------ host reads
 
@@ -181,6 +309,42 @@ class Runtime(ABC):
     def describe(self) -> dict[str, Any]:
         """Device facts for run.json."""
         return {"runtime": self.name, "device": str(self.device), "world_size": self.world_size}
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Sum over ranks; every rank's result depends on every rank's input, so gradients add up."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, runtime: Runtime) -> Tensor:
+        ctx.runtime = runtime
+        return runtime.reduce_sum(tensor.detach())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return ctx.runtime.reduce_sum(gradient.contiguous()), None
+
+
+def compare_checksums(sums: Sequence[Mapping[str, int]], when: str) -> None:
+    """Refuse ranks whose checksums differ from those of most ranks (of rank 0 where it is even).
+
+    Raises:
+      ReplicaError: names the ranks, the moment and the first tensor.
+    """
+    kinds = [tuple(one.items()) for one in sums]
+    usual = max(kinds, key=kinds.count)
+    odd = [rank for rank, kind in enumerate(kinds) if kind != usual]
+    if odd:
+        mine, theirs = dict(usual), sums[odd[0]]
+        names = [name for name in mine if theirs.get(name) != mine[name]]
+        raise ReplicaError(
+            f"the weights of rank {', '.join(map(str, odd))} differ from the others' {when}: "
+            f"{len(names)} of {len(mine)} tensors, first {names[0] if names else 'a missing one'}"
+        )
+
+
+def _sum_bytes(tensor: Tensor) -> int:
+    """CRC-32 of a host tensor's bytes."""
+    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def derive_seed(seed: int, step: int, rank: int) -> int:

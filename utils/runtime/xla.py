@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.errors import UserError
 from utils.runtime.base import Runtime, derive_seed
+from utils.runtime.compile_cache import prepare_cache
+from utils.runtime.group import Group, get_planned_size
+from utils.runtime.processes import (
+    RECORDS,
+    launch_processes,
+    raise_cause,
+    read_failures,
+    record_failure,
+    watch_records,
+)
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
@@ -24,27 +37,48 @@ class XlaRuntime(Runtime):
     """One process for each chip; on the CPU one process in place."""
 
     name = "xla"
+    # A TPU has no float64; its worlds are powers of two, whose means are exact all the same.
+    mean_dtype = torch.float32
 
     def __init__(self, section: RuntimeSection) -> None:
         super().__init__(section)
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.debug.metrics as metrics
+        import torch_xla.debug.profiler as profiler
         import torch_xla.runtime as xr
 
-        self._xla, self._xm, self._metrics = torch_xla, xm, metrics
+        self._xla, self._xm, self._xr = torch_xla, xm, xr
+        self._metrics, self._profiler = metrics, profiler
+        self._hardware = _get_hardware(xr)
+        self._start_backend()
         self.device = torch_xla.device()
-        self.rank, self.world_size = xr.global_ordinal(), xr.world_size()
-        self._hardware = xr.device_type()
+        self._join()
         self._counted_before = self._count()
 
-    @classmethod
-    def launch(cls, section: RuntimeSection, worker: Callable[..., None], *args: Any) -> None:
-        """In place on the CPU; by `torch_xla.launch`, a process for each chip, on a TPU."""
-        import torch_xla
+    def _start_backend(self) -> None:
+        """What must be set before the first computation."""
+        rank = self._xr.global_ordinal()
+        folder = prepare_cache(self.section, self._hardware, rank)
+        if folder is not None:
+            self._xr.initialize_cache(str(folder), readonly=False)
 
-        in_place = os.environ.get("PJRT_DEVICE") == "CPU"
-        torch_xla.launch(_run_replica, args=(section, worker, args), debug_single_process=in_place)
+    def _join(self) -> None:
+        """Find the other ranks: the chips' by XLA, their hosts' words by gloo."""
+        self.rank, self.world_size = self._xr.global_ordinal(), self._xr.world_size()
+        if self.world_size > 1:
+            self.group = Group(self.section, "gloo", init_method="xla://")
+
+    @classmethod
+    def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
+        """In place on the CPU; by `torch_xla.launch`, a process for each chip, on a TPU."""
+        if section.parallel == "spmd":
+            from utils.runtime.xla_spmd import XlaSpmdRuntime
+
+            return super(XlaRuntime, XlaSpmdRuntime).launch(section, worker, *args)
+        if os.environ.get("PJRT_DEVICE") == "CPU":
+            return _launch_on_cpu(section, worker, args)
+        return _launch_on_chips(section, worker, args)
 
     def seed(self, seed: int, step: int) -> None:
         # Every sync advances the device's generator, so it is set just before the step.
@@ -77,6 +111,28 @@ class XlaRuntime(Runtime):
         for position, group in enumerate(optimizer.param_groups):
             group["lr"] = values[position]
 
+    def checkpoint_block(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # Its optimisation barrier keeps the compiler from sharing the two computations again.
+        from torch_xla.utils.checkpoint import checkpoint
+
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+    def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
+        from torch_xla.experimental.scan_layers import scan_layers
+
+        return scan_layers(blocks, inputs)
+
+    def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
+        # Not `Trace`: its scope must not stand open across a sync.
+        return self._xla._XLAC.profiler.TraceMe(name)
+
+    def start_trace(self, folder: Path) -> None:
+        self._profiler.start_trace(str(folder))
+
+    def stop_trace(self) -> None:
+        self._xm.wait_device_ops()
+        self._profiler.stop_trace()
+
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         if self.world_size > 1:
             self._xm.reduce_gradients(optimizer)
@@ -90,10 +146,6 @@ class XlaRuntime(Runtime):
         if self.world_size > 1:
             self._xm.collective_broadcast(list(tensors))
         self._xla.sync()
-
-    def barrier(self, name: str) -> None:
-        if self.world_size > 1:
-            self._xm.rendezvous(name)
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = list(tensors)
@@ -129,10 +181,84 @@ class XlaRuntime(Runtime):
         return {**super().describe(), "hardware": self._hardware}
 
 
-def _run_replica(_: int, section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> None:
-    if section.device == "xla" and os.environ.get("PJRT_DEVICE") not in (None, "CPU", "TPU"):
+def _get_hardware(xr: Any) -> str:
+    """The kind of device behind PJRT.
+
+    Raises:
+      UserError: it cannot be opened.
+    """
+    try:
+        return xr.device_type()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        pjrt = os.environ.get("PJRT_DEVICE", "unset")
         raise UserError(
-            f"PJRT_DEVICE ({os.environ['PJRT_DEVICE']!r}) contradicts runtime.device='xla'; unset "
-            "it, or set it to TPU or CPU"
-        )
-    worker(XlaRuntime(section), *args)
+            f"runtime.device 'xla' with PJRT_DEVICE={pjrt} cannot open its device "
+            f"({reason}); set PJRT_DEVICE=CPU, or see which process holds the TPU"
+        ) from error
+
+
+def _launch_on_cpu(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
+    """One process in place, or several that add up their gradients through gloo."""
+    if get_planned_size() > 1:
+        return run_on_gloo(section, worker, args)
+    count = section.num_processes or 1
+    if count > 1:
+        return launch_processes(count, section.timeout_s, run_on_gloo, section, worker, args)
+    runtime = XlaRuntime(section)
+    try:
+        return worker(runtime, *args) or 0
+    finally:
+        runtime.close()
+
+
+def run_on_gloo(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
+    """One rank of several XLA processes on the CPU."""
+    from utils.runtime.xla_gloo import XlaGlooRuntime
+
+    runtime = XlaGlooRuntime(section)
+    try:
+        return worker(runtime, *args) or 0
+    finally:
+        runtime.close()
+
+
+def _launch_on_chips(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
+    """A process for each chip of this host; a failed one ends the others and is named."""
+    import torch_xla
+
+    with tempfile.TemporaryDirectory(prefix="run-group-") as name:
+        folder = Path(name)
+        os.environ[RECORDS] = name
+        try:
+            with watch_records(folder):
+                torch_xla.launch(_run_on_chip, args=(section, worker, args))
+        except Exception as error:
+            failures = read_failures(folder)
+            if not failures:
+                raise
+            try:
+                raise_cause(failures)
+            except RuntimeError as cause:
+                raise cause from error
+        finally:
+            del os.environ[RECORDS]
+        codes = [int(path.read_text()) for path in folder.glob("code_*")]
+        return max(codes, default=0)
+
+
+def _run_on_chip(
+    index: int, section: RuntimeSection, worker: Callable[..., Any], args: Any
+) -> None:
+    runtime = None
+    try:
+        runtime = XlaRuntime(section)
+        code = worker(runtime, *args) or 0
+        if code and RECORDS in os.environ:
+            Path(os.environ[RECORDS], f"code_{index}").write_text(str(code))
+    except BaseException as error:
+        record_failure(index if runtime is None else runtime.rank, error)
+        raise
+    finally:
+        if runtime is not None:
+            runtime.close()

@@ -1,0 +1,89 @@
+"""BatchNorm as plain operations: float32 statistics, over all ranks where a sum is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def compute_batch_norm(
+    inputs: Tensor, module: nn.Module, add_up: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
+    """Normalise a training batch by its own statistics and update the running ones.
+
+    Args:
+      inputs: [B, C, ...] of any float type; statistics are float32.
+      module: a BatchNorm; its momentum, weight, bias and buffers are used.
+      add_up: sum over ranks with a gradient; none: the statistics of these inputs alone.
+
+    Returns:
+      [B, C, ...] in the type of `inputs`.
+
+    Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 1. The variance is summed around the
+    mean in a second pass, so that nothing cancels.
+    """
+    add_up = add_up or (lambda tensor: tensor)
+    dims = [dim for dim in range(inputs.dim()) if dim != 1]
+    shape = [1, -1] + [1] * (inputs.dim() - 2)
+    wide = inputs.float()
+    here = wide.new_full((1,), inputs.numel() / inputs.shape[1])
+    sums = add_up(torch.cat([wide.sum(dims), here]))
+    count = sums[-1].detach()
+    mean = sums[:-1] / count
+    centred = wide - mean.view(shape)
+    variance = add_up((centred * centred).sum(dims)) / count
+    _update_running(module, mean.detach(), variance.detach(), count)
+    scale = torch.rsqrt(variance + module.eps)
+    if module.weight is not None:
+        scale = scale * module.weight.float()
+    result = centred * scale.view(shape)
+    if module.bias is not None:
+        result = result + module.bias.float().view(shape)
+    return result.to(inputs.dtype)
+
+
+def synchronise_batch_norm(model: nn.Module, add_up: Callable[[Tensor], Tensor]) -> int:
+    """Let every BatchNorm of a model train on statistics of all ranks; names and buffers stay.
+
+    timm's BatchNorm with activation keeps its activation.
+
+    Args:
+      add_up: sum over ranks with a gradient (`Runtime.sum_with_gradient`).
+
+    Returns:
+      How many modules were changed.
+    """
+
+    def forward(module: nn.Module, inputs: Tensor) -> Tensor:
+        if not module.training:
+            return type(module).forward(module, inputs)
+        result = compute_batch_norm(inputs, module, add_up)
+        for name in ("drop", "act"):  # timm's BatchNormAct2d
+            if hasattr(module, name):
+                result = getattr(module, name)(result)
+        return result
+
+    found = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    for module in found:
+        module.forward = MethodType(forward, module)
+    return len(found)
+
+
+@torch.no_grad()
+def _update_running(module: nn.Module, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+    """Running averages as PyTorch keeps them: of the mean and of the unbiased variance."""
+    if not module.track_running_stats or module.running_mean is None:
+        return
+    module.num_batches_tracked.add_(1)
+    unbiased = variance * (count / (count - 1))
+    if module.momentum is None:
+        share = 1.0 / module.num_batches_tracked.float()
+        module.running_mean.add_((mean - module.running_mean) * share)
+        module.running_var.add_((unbiased - module.running_var) * share)
+        return
+    module.running_mean.mul_(1 - module.momentum).add_(mean, alpha=module.momentum)
+    module.running_var.mul_(1 - module.momentum).add_(unbiased, alpha=module.momentum)

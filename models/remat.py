@@ -1,0 +1,104 @@
+"""The repeated blocks of a model: computed again in the backward pass, or compiled as one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import MethodType
+from typing import Any
+
+from torch import Tensor, nn
+
+from utils.errors import UserError
+
+# Wrappers that call a function or a module again in the backward pass.
+Recompute = Callable[..., Any]
+
+
+def find_blocks(model: nn.Module) -> list[nn.Sequential | nn.ModuleList]:
+    """The outermost containers that hold two or more blocks of one class with weights."""
+    return list(_iterate_blocks(model))
+
+
+def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
+    """Store only the inputs of each block; what happens inside is computed again.
+
+    Args:
+      recompute: function, *args -> its result (`Runtime.checkpoint_block`).
+
+    Returns:
+      How many blocks.
+
+    Raises:
+      UserError: the model has no repeated blocks.
+    """
+    blocks = [block for container in find_blocks(model) for block in container]
+    if not blocks:
+        raise UserError(
+            f"train.remat finds no repeated blocks in {type(model).__name__}; leave it out"
+        )
+
+    def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        plain = MethodType(type(block).forward, block)
+        return recompute(plain, *args, **kwargs) if block.training else plain(*args, **kwargs)
+
+    for block in blocks:
+        block.forward = MethodType(forward, block)
+    return len(blocks)
+
+
+def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], Tensor]) -> int:
+    """Run each chain of equal blocks through `scan`.
+
+    Args:
+      scan: blocks, input of the first -> output of the last (`Runtime.scan_blocks`).
+
+    Returns:
+      How many blocks.
+
+    Raises:
+      UserError: the model has no chain of blocks that are equal in shape, or they draw dropout.
+    """
+    chains = [one for one in find_blocks(model) if isinstance(one, nn.Sequential) and _equal(one)]
+    if not chains:
+        raise UserError(
+            f"train.scan_layers needs a chain of equal blocks, which {type(model).__name__} does "
+            "not have; leave it out"
+        )
+    for chain in chains:
+        _check_dropout(chain)
+        chain.forward = MethodType(lambda self, inputs: scan(list(self), inputs), chain)
+    return sum(len(chain) for chain in chains)
+
+
+def _iterate_blocks(module: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:
+    for child in module.children():
+        if isinstance(child, nn.Sequential | nn.ModuleList) and _repeats(child):
+            yield child
+        else:
+            yield from _iterate_blocks(child)
+
+
+def _repeats(container: nn.Sequential | nn.ModuleList) -> bool:
+    kinds = {type(block) for block in container}
+    has_parts = all(next(block.children(), None) is not None for block in container)
+    # Stages repeat as well, but their own blocks are what is worth storing less of.
+    return len(container) > 1 and len(kinds) == 1 and has_parts and not _holds_blocks(container)
+
+
+def _holds_blocks(container: nn.Module) -> bool:
+    return any(next(_iterate_blocks(block), None) is not None for block in container)
+
+
+def _equal(chain: nn.Sequential) -> bool:
+    shapes = [{name: v.shape for name, v in block.state_dict().items()} for block in chain]
+    return all(one == shapes[0] for one in shapes)
+
+
+def _check_dropout(chain: nn.Sequential) -> None:
+    for name, module in chain.named_modules():
+        rate = getattr(module, "drop_prob", getattr(module, "p", 0.0))
+        if isinstance(rate, float) and rate > 0:
+            raise UserError(
+                f"train.scan_layers runs one block's graph for all blocks, but {name} draws "
+                f"dropout ({rate:g}); set its rate to 0 or leave train.scan_layers out"
+            )

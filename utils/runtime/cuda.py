@@ -1,0 +1,78 @@
+"""Native PyTorch on NVIDIA GPUs, one process for each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.runtime.group import get_planned_size
+from utils.runtime.native import NativeRuntime
+
+if TYPE_CHECKING:
+    from utils.config.sections import RuntimeSection
+
+_FUSED = ("adam", "adamw", "sgd", "nesterov", "momentum")  # timm names of torch's own optimizers
+
+
+class CudaRuntime(NativeRuntime):
+    """A GPU; gradients are summed by NCCL while the backward pass runs."""
+
+    name = "cuda"
+    backend = "cpu:gloo,cuda:nccl"
+    overlaps = True
+
+    def __init__(self, section: RuntimeSection) -> None:
+        index = int(os.environ.get("LOCAL_RANK", "0")) if get_planned_size() > 1 else 0
+        if index >= torch.cuda.device_count():
+            raise UserError(
+                f"runtime.num_processes needs a GPU for each process, but this host has "
+                f"{torch.cuda.device_count()}; lower it"
+            )
+        self.device = torch.device("cuda", index)
+        torch.cuda.set_device(self.device)
+        torch.set_float32_matmul_precision("high" if section.tf32 else "highest")
+        torch.backends.cudnn.allow_tf32 = section.tf32
+        super().__init__(section)
+        # Copies run beside the step on a stream of their own.
+        self._copies = torch.cuda.Stream(self.device)
+
+    @classmethod
+    def count_processes(cls, section: RuntimeSection) -> int:
+        available = torch.cuda.device_count()
+        if section.num_processes and section.num_processes > available:
+            raise UserError(
+                f"runtime.num_processes ({section.num_processes}) exceeds the {available} GPUs of "
+                "this host; lower it"
+            )
+        return section.num_processes or available
+
+    def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
+        return {"fused": True} if optimizer_name in _FUSED else {}
+
+    def place(self, batch: Any) -> Any:
+        """In the feeder's thread, which waits for the copies: the loop gets finished batches."""
+        with self._copying():
+            return super().place(batch)
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        if torch.cuda.current_stream() != self._copies:
+            return tensor.to(self.device)
+        moved = tensor.pin_memory().to(self.device, non_blocking=True)
+        moved.record_stream(torch.cuda.default_stream(self.device))
+        return moved
+
+    @contextlib.contextmanager
+    def _copying(self) -> Iterator[None]:
+        torch.cuda.set_device(self.device)  # the current device belongs to the thread
+        with torch.cuda.stream(self._copies):
+            yield
+        self._copies.synchronize()
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), "hardware": torch.cuda.get_device_name(self.device)}

@@ -1,0 +1,131 @@
+"""What the CPU and CUDA runtimes share: native PyTorch, alone or in a torch.distributed group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from utils.runtime.base import Runtime, derive_seed
+from utils.runtime.group import Group, flatten, get_planned_size, unflatten
+from utils.runtime.processes import launch_processes
+
+if TYPE_CHECKING:
+    from utils.config.sections import RuntimeSection
+
+_REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class NativeRuntime(Runtime):
+    """One process, or one rank of several."""
+
+    backend: str
+    overlaps: bool
+
+    def __init__(self, section: RuntimeSection) -> None:
+        super().__init__(section)
+        self.group = Group.join(section, self.backend)
+        if self.group is not None:
+            self.rank, self.world_size = self.group.rank, self.group.size
+        self.uses_ddp = self.overlaps if section.overlap is None else section.overlap
+        if section.precision == "fp16":
+            self.scaler = torch.amp.GradScaler(self.device.type)
+
+    @classmethod
+    def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
+        count = 1 if get_planned_size() > 1 else cls.count_processes(section)
+        if count == 1:
+            return super().launch(section, worker, *args)
+        entry = (_run_native, cls, section, worker, args)
+        return launch_processes(count, section.timeout_s, *entry)
+
+    @classmethod
+    def count_processes(cls, section: RuntimeSection) -> int:
+        """Processes that this host starts."""
+        return section.num_processes or 1
+
+    def seed(self, seed: int, step: int) -> None:
+        torch.manual_seed(derive_seed(seed, step, self.rank))
+
+    def accelerate(self, module: nn.Module) -> nn.Module:
+        if self.section.channels_last:
+            module.to(memory_format=torch.channels_last)
+        if self.section.compile:
+            module.compile()
+        return module
+
+    def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
+        if self.group is None or not self.uses_ddp:
+            return objective
+        return _OverlappedObjective(_Step(objective, model, extra))
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        # One vector in the order of the parameters: the ring adds up in the same order in every
+        # process that ever runs this, so a resumed run has the same bits.
+        if self.group is None or self.uses_ddp:
+            return
+        owners = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        gradients = [p.grad for p in owners]
+        flat = flatten(gradients).to(_REDUCE_DTYPES[self.section.reduce_dtype])
+        mean = self.group.add_up(flat).float() / self.world_size
+        for gradient, piece in zip(gradients, unflatten(mean, gradients), strict=True):
+            gradient.copy_(piece)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.scaler is not None:
+            self.scaler.unscale_(optimizer)
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+
+    @property
+    def rng_state(self) -> dict[str, Any]:
+        return {}
+
+
+class _Step(nn.Module):
+    """All trainable modules behind one forward, as DistributedDataParallel wants them."""
+
+    def __init__(self, objective: Any, model: nn.Module, extra: nn.Module) -> None:
+        super().__init__()
+        self.objective, self.model, self.extra = objective, model, extra
+
+    def forward(self, batch: Any) -> Any:
+        return self.objective(self.model, batch)
+
+
+class _OverlappedObjective:
+    """An objective whose backward pass sums gradients over ranks bucket by bucket.
+
+    Only the last micro-batch of a step communicates.
+    """
+
+    def __init__(self, step: _Step) -> None:
+        # find_unused_parameters: buckets are then never rebuilt after the first step, which would
+        # add up in another order than a resumed run does.
+        self._ddp = DistributedDataParallel(
+            step, broadcast_buffers=False, find_unused_parameters=True
+        )
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        if batch.is_last:
+            return self._ddp(batch)
+        with self._ddp.no_sync():
+            return self._ddp(batch)
+
+
+def _run_native(
+    cls: type[NativeRuntime], section: RuntimeSection, worker: Callable[..., Any], args: tuple
+) -> int:
+    return super(NativeRuntime, cls).launch(section, worker, *args)

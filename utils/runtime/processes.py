@@ -1,0 +1,301 @@
+"""Starts the ranks of one host as processes and ends them together, with the first cause last.
+
+A rank that fails leaves a record; a rank that is killed leaves none; a rank that hangs is the one
+that never answered when the others' patience (`runtime.timeout_s`) ran out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psutil
+
+from utils.errors import EXIT_USER_ERROR, UserError
+
+RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
+EXIT_FAILED, EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 1, 75, 130
+_PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
+_GRACE_S = 3.0  # for the other ranks to leave a record of their own
+_PR_SET_PDEATHSIG = 1
+# What a rank says when another one has gone: a consequence, not the cause.
+_CONSEQUENCES = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL")
+_TIMEOUTS = ("timed out", "timeout", "Timed out", "Timeout")
+
+
+class GroupError(RuntimeError):
+    """The group was ended; the text names the first rank that failed and why."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What one rank left behind.
+
+    Attributes:
+      kind: `user` (mendable), `error`, `killed`, `consequence` (lost the others), `timeout`.
+    """
+
+    rank: int
+    kind: str
+    text: str
+    time: float
+    trace: str = ""
+
+
+def launch_processes(
+    count: int, timeout_s: float, entry: Callable[..., int | None], *args: Any
+) -> int:
+    """Run `entry(*args)` in `count` processes that find each other; gives the exit code.
+
+    Args:
+      entry: module-level function; gives its process's exit code.
+      timeout_s: how long the processes may wait for each other.
+
+    Raises:
+      UserError: a rank met something that a user can mend.
+      GroupError: a rank failed, was killed or hung.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    with tempfile.TemporaryDirectory(prefix="run-group-") as folder:
+        shared = _get_environment(count, store.port, folder)
+        context = multiprocessing.get_context("spawn")
+        processes = [
+            context.Process(target=_run_rank, args=(rank, shared, entry, args), name=f"rank {rank}")
+            for rank in range(count)
+        ]
+        with _ForwardedSignals(processes):
+            try:
+                for process in processes:
+                    process.start()
+                killed = _await(processes)
+            finally:
+                _end(processes)
+        codes = {rank: process.exitcode or 0 for rank, process in enumerate(processes)}
+        return _judge(read_failures(Path(folder)), codes, killed, timeout_s)
+
+
+def record_failure(rank: int, error: BaseException) -> int:
+    """Leave a rank's cause for whoever started it; gives the exit code of the process."""
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else EXIT_FAILED
+        if code in (0, EXIT_TRY_AGAIN):
+            return code
+    kind = _classify(error)
+    text = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
+    trace = "".join(traceback.format_exception(error))
+    failure = Failure(rank, kind, " ".join(text.split()), time.time(), trace)
+    folder = os.environ.get(RECORDS)
+    if folder and Path(folder).is_dir():
+        path = Path(folder) / f"rank_{rank}.json"
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(failure)), encoding="utf-8")
+        temporary.replace(path)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    return EXIT_USER_ERROR if kind == "user" else EXIT_FAILED
+
+
+def read_failures(folder: Path) -> list[Failure]:
+    """The records of a group, earliest first."""
+    found = [
+        Failure(**json.loads(path.read_text(encoding="utf-8")))
+        for path in folder.glob("rank_*.json")
+    ]
+    return sorted(found, key=lambda failure: failure.time)
+
+
+@contextlib.contextmanager
+def watch_records(folder: Path) -> Iterator[None]:
+    """While this process waits for children that somebody else started: a failed one ends all."""
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(1.0):
+            if any(folder.glob("rank_*.json")):
+                done.wait(_GRACE_S)
+                for child in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.kill()
+                return
+
+    watcher = threading.Thread(target=watch, name="group watcher", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def raise_cause(failures: Sequence[Failure]) -> None:
+    """Raise what ended a group: a mendable error as such, another with its rank.
+
+    Raises:
+      UserError, GroupError
+    """
+    cause = _choose_cause(failures)
+    if cause.kind == "user":
+        raise UserError(cause.text)
+    if cause.trace and cause.kind == "error":
+        sys.stderr.write(cause.trace)
+    raise GroupError(f"rank {cause.rank} {_VERBS[cause.kind]}: {cause.text}")
+
+
+_VERBS = {
+    "user": "refused",
+    "error": "failed",
+    "killed": "died",
+    "consequence": "lost the others",
+    "timeout": "hung",
+}
+_ORDER = ("user", "error", "killed", "timeout", "consequence")
+
+
+def _choose_cause(failures: Sequence[Failure]) -> Failure:
+    """The first primary failure; a consequence only where there is nothing else."""
+    primary = [one for one in failures if one.kind in ("user", "error", "killed")]
+    return min(primary or failures, key=lambda one: (one.time, _ORDER.index(one.kind)))
+
+
+def _judge(
+    failures: list[Failure], codes: dict[int, int], killed: dict[int, float], timeout_s: float
+) -> int:
+    """The group's exit code, or its cause as an exception."""
+    recorded = {failure.rank for failure in failures}
+    for rank, when in killed.items():
+        if rank not in recorded and codes[rank] < 0:
+            name = signal.Signals(-codes[rank]).name
+            failures.append(Failure(rank, "killed", f"ended by {name}", when))
+        elif rank not in recorded and codes[rank] not in (0, EXIT_TRY_AGAIN):
+            text = f"exit code {codes[rank]} without a record"
+            failures.append(Failure(rank, "killed", text, when))
+    if not failures:
+        return max(codes.values()) if killed.keys() >= codes.keys() else EXIT_FAILED
+    silent = [r for r in codes if r not in recorded and r not in killed]
+    if silent and all(one.kind in ("timeout", "consequence") for one in failures):
+        text = f"no answer for {timeout_s:g} s (runtime.timeout_s); {failures[0].text}"
+        failures = [Failure(silent[0], "timeout", text, failures[0].time)]
+    if all(failure.text.startswith("KeyboardInterrupt") for failure in failures):
+        raise KeyboardInterrupt
+    raise_cause(failures)
+    return EXIT_FAILED
+
+
+def _classify(error: BaseException) -> str:
+    if isinstance(error, UserError):
+        return "user"
+    text = f"{type(error).__module__}.{type(error).__name__}: {error}"
+    is_remote = "torch.distributed" in text or isinstance(error, RuntimeError)
+    if is_remote and any(word in text for word in (*_CONSEQUENCES, "Dist")):
+        return "timeout" if any(word in text for word in _TIMEOUTS) else "consequence"
+    return "error"
+
+
+def _run_rank(
+    rank: int, shared: dict[str, str], entry: Callable[..., int | None], args: tuple[Any, ...]
+) -> None:
+    """In a new process: take the rank's place, run, leave a record of what went wrong."""
+    os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))
+    _die_with_parent()
+    os.setpgrp()  # the terminal's Ctrl-C goes to the parent, which passes it on once
+    try:
+        code = entry(*args) or 0
+    except BaseException as error:
+        code = record_failure(rank, error)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads of a failed rank (feeder, gloo) may not end by themselves.
+    os._exit(code)
+
+
+def _get_environment(count: int, port: int, folder: str) -> dict[str, str]:
+    shared = {
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # the parent keeps the store
+        RECORDS: folder,
+        _PARENT: str(os.getpid()),
+    }
+    if "OMP_NUM_THREADS" not in os.environ:
+        shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
+    return shared
+
+
+def _await(processes: Sequence[BaseProcess]) -> dict[int, float]:
+    """Wait until all have ended or one has failed and the grace is over.
+
+    Returns:
+      Rank -> when it was seen to have ended.
+    """
+    ended: dict[int, float] = {}
+    deadline = None
+    while len(ended) < len(processes):
+        waiting = {p.sentinel: r for r, p in enumerate(processes) if r not in ended}
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            break
+        for sentinel in wait(list(waiting), timeout=left):
+            rank = waiting[sentinel]
+            processes[rank].join()
+            ended[rank] = time.time()
+            if processes[rank].exitcode not in (0, EXIT_TRY_AGAIN) and deadline is None:
+                deadline = time.monotonic() + _GRACE_S
+    return ended
+
+
+def _end(processes: Sequence[BaseProcess]) -> None:
+    """No rank outlives the group."""
+    for process in processes:
+        if process.pid is not None and process.is_alive():
+            process.kill()
+    for process in processes:
+        if process.pid is not None:
+            process.join()
+
+
+class _ForwardedSignals:
+    """While the ranks run, SIGINT and SIGTERM of the parent are theirs."""
+
+    def __init__(self, processes: Sequence[BaseProcess]) -> None:
+        self._processes = processes
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._forward)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _: FrameType | None) -> None:
+        for process in self._processes:
+            if process.pid is not None and process.exitcode is None:
+                os.kill(process.pid, number)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux to kill this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if str(os.getppid()) != os.environ[_PARENT]:
+        os._exit(EXIT_FAILED)

@@ -1,0 +1,130 @@
+"""One process for each host and one mesh over all devices: XLA's partitioner deals out the step.
+
+Every tensor is a global array. The batch is dealt along both axes of the mesh, parameters are
+replicated along `data` and, with `runtime.mesh_fsdp`, sharded along `fsdp`; sums over examples are
+sums over all devices without being asked for, BatchNorm's statistics included.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from utils.errors import UserError
+from utils.runtime.group import Group
+from utils.runtime.xla import XlaRuntime
+
+if TYPE_CHECKING:
+    from utils.config.sections import RuntimeSection
+
+_DATA, _FSDP = "data", "fsdp"
+
+
+def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, int]:
+    """Devices along (data, fsdp).
+
+    Raises:
+      UserError: the keys do not match the devices.
+    """
+    fsdp = section.mesh_fsdp
+    data = section.mesh_data or max(devices // fsdp, 1)
+    if data * fsdp != devices:
+        raise UserError(
+            f"runtime.mesh_data ({data}) x runtime.mesh_fsdp ({fsdp}) is {data * fsdp}, but there "
+            f"are {devices} devices; change one of them, or CPU_NUM_DEVICES on the CPU"
+        )
+    return data, fsdp
+
+
+class XlaSpmdRuntime(XlaRuntime):
+    """All devices of the run behind one mesh of (data, fsdp)."""
+
+    def _start_backend(self) -> None:
+        import torch_xla.distributed.spmd as xs
+
+        self._xs = xs
+        self._xr.use_spmd()
+        super()._start_backend()
+        count = self._xr.global_runtime_device_count()
+        self.mesh = xs.Mesh(np.arange(count), get_mesh_shape(self.section, count), (_DATA, _FSDP))
+
+    def _join(self) -> None:
+        self.rank, self.world_size = self._xr.process_index(), self._xr.process_count()
+        self.local_devices = self._xr.global_runtime_device_count() // self.world_size
+        if self.world_size > 1:
+            self.group = Group(self.section, "gloo", init_method="xla://")
+
+    # ------------------------------------------------------------------ placing
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        module.to(self.device)
+        for tensor in (*module.parameters(), *module.buffers()):
+            self._xs.mark_sharding(tensor, self.mesh, self.get_partition(tensor.shape))
+        self.finish_step()
+        return module
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        super().prepare_optimizer(optimizer)
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.device.type == self.device.type:
+                    # Uploaded anew in its layout: what the zeroing step left lies in another one.
+                    same = value.shape == parameter.shape
+                    partition = self.get_partition(value.shape) if same else (None,) * value.dim()
+                    state[key] = self._upload(value.cpu(), partition)
+        self.finish_step()
+
+    def place(self, batch: Any) -> Any:
+        # Micro-batches must be cut out of each device's block, or examples would move.
+        return dataclasses.replace(batch.map(self.to_device), blocks=self.local_devices)
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        return self._upload(tensor, ((_DATA, _FSDP), *[None] * (tensor.dim() - 1)), part=True)
+
+    def _upload(self, tensor: Tensor, partition: Sequence[Any], *, part: bool = False) -> Tensor:
+        """A host tensor as a global array; `part`: each host holds its share of the first axis."""
+        minibatch = part and self.world_size > 1
+        spec = self._xs.ShardingSpec(self.mesh, tuple(partition), minibatch=minibatch)
+        return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]
+
+    def get_partition(self, shape: Sequence[int]) -> tuple[str | None, ...]:
+        """The mesh axis of each dimension: `fsdp` for the largest one that it divides.
+
+        Vectors (biases, norms) stay whole: they weigh nothing.
+        """
+        partition: list[str | None] = [None] * len(shape)
+        fsdp = self.section.mesh_fsdp
+        fitting = [d for d, size in enumerate(shape) if size % fsdp == 0 and size >= fsdp]
+        if fsdp > 1 and fitting and len(shape) > 1:
+            partition[max(fitting, key=lambda d: shape[d])] = _FSDP
+        return tuple(partition)
+
+    # ------------------------------------------------------------------ other devices
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing: the partitioner has added them up."""
+
+    def reduce_sum(self, tensor: Tensor) -> Tensor:
+        """The tensor: a global array holds the sum already."""
+        return tensor
+
+    def reduce_mean(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def sum_with_gradient(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        self.finish_step()
+
+    def average_buffers(self, module: nn.Module) -> None:
+        """Nothing: a global array is the same on all devices."""
+
+    def describe(self) -> dict[str, Any]:
+        shape = dict(zip(self.mesh.axis_names, self.mesh.mesh_shape, strict=True))
+        return {**super().describe(), "mesh": shape}
