@@ -1,0 +1,360 @@
+"""The life of a TPU VM against a stand-in cloud: every verb twice, refusals, preemptions."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests.cloud import ROOT, Cloud
+from train.commands import RemoteCommand
+from train.generations import GENERATIONS, find_generation, is_pod
+from train.provision import draw_table, find_problems, read_pins
+from train.recover import add_resume
+from train.worker import main as worker
+from utils.errors import UserError
+
+CREATE = ("create", "vm", "--accelerator-type=v5litepod-8", "--zone=z")
+# What a worker's environment looks like to `facts`: a Python that answers for its packages.
+FAKE_PYTHON = "#!/bin/bash\nprintf '%s\\n' '{}'\n"
+
+
+@pytest.fixture
+def cloud(tmp_path) -> Cloud:
+    return Cloud(tmp_path, hosts=2)
+
+
+def run(cloud: Cloud, *words: str):
+    return cloud.run("train.tpu_vm", *words)
+
+
+@pytest.mark.parametrize(
+    ("accelerator_type", "version", "pod"),
+    [
+        ("v4-8", "tpu-ubuntu2204-base", False),
+        ("v4-32", "tpu-ubuntu2204-base", True),
+        ("v5litepod-8", "v2-alpha-tpuv5-lite", False),
+        ("v5litepod-16", "v2-alpha-tpuv5-lite", True),
+        ("v5p-8", "v2-alpha-tpuv5", False),
+        ("v6e-8", "v2-alpha-tpuv6e", False),
+        ("v6e-64", "v2-alpha-tpuv6e", True),
+    ],
+)
+def test_each_generation_has_its_runtime_version_and_size(accelerator_type, version, pod):
+    assert find_generation(accelerator_type).runtime_version == version
+    assert is_pod(accelerator_type) is pod
+
+
+@pytest.mark.parametrize("wrong", ["v5e-8", "v9-8", "v4", "", "v4-0", "8-v4"])
+def test_an_unknown_accelerator_type_is_refused(wrong):
+    with pytest.raises(UserError, match="accelerator type"):
+        find_generation(wrong)
+
+
+def test_create_asks_once_and_says_so_the_second_time(cloud):
+    first = run(cloud, *CREATE, "--spot")
+    assert (first.returncode, first.stdout) == (0, "vm is created: v5litepod-8\n")
+    assert cloud.load("tpu-vm")["vm"]["runtimeVersion"] == "v2-alpha-tpuv5-lite"
+    second = run(cloud, *CREATE, "--spot")
+    assert second.returncode == 0
+    assert "vm is there already: v5litepod-8, READY" in second.stdout
+    assert cloud.get_verbs().count("tpu-vm create") == 1
+
+
+@pytest.mark.parametrize("generation", GENERATIONS, ids=lambda row: row.name)
+def test_create_uses_the_table_for_every_generation(cloud, generation):
+    done = run(cloud, "create", "vm", f"--accelerator-type={generation.prefix}-8")
+    assert done.returncode == 0
+    assert cloud.load("tpu-vm")["vm"]["runtimeVersion"] == generation.runtime_version
+
+
+def test_create_starts_a_stopped_one_and_stop_can_be_repeated(cloud):
+    run(cloud, *CREATE)
+    assert "vm is stopped" in run(cloud, "stop", "vm").stdout
+    assert "vm is STOPPED already" in run(cloud, "stop", "vm").stdout
+    assert "has been started" in run(cloud, *CREATE).stdout
+    assert cloud.load("tpu-vm")["vm"]["state"] == "READY"
+    assert cloud.get_verbs().count("tpu-vm stop") == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"acceleratorType": "v4-8"}, "is there already as v4-8, not v5litepod-8"),
+        ({"acceleratorType": "v5litepod-8", "state": "PREEMPTED"}, "is PREEMPTED: delete it"),
+    ],
+)
+def test_create_refuses_what_it_would_not_make(cloud, facts, text):
+    cloud.create("vm", **facts)
+    done = run(cloud, *CREATE)
+    assert done.returncode == 2 and text in done.stdout
+    assert "tpu-vm create" not in cloud.get_verbs()
+
+
+def test_no_capacity_is_told_in_clouds_own_words(cloud):
+    cloud.save("failures", {"tpu-vm create": [{"error": "RESOURCE_EXHAUSTED: no more capacity"}]})
+    done = run(cloud, *CREATE)
+    assert done.returncode == 2
+    assert "RESOURCE_EXHAUSTED: no more capacity" in done.stdout
+
+
+def test_a_queued_request_is_made_once_and_deleted_with_its_machine(cloud):
+    cloud.environment["STAND_IN_QUEUED_STATE"] = "WAITING_FOR_RESOURCES"
+    flags = ("--queued", "--reserved", "--valid-until=6h")
+    assert "is asked for in the queue" in run(cloud, *CREATE, *flags).stdout
+    call = next(c for c in cloud.get_calls() if c[3:5] == ["queued-resources", "create"])
+    assert {"--node-id=vm", "--reserved", "--valid-until-duration=6h"} <= set(call)
+    assert "queued already: WAITING_FOR_RESOURCES" in run(cloud, *CREATE, *flags).stdout
+    assert run(cloud, "describe", "vm").stdout == "vm: queued, WAITING_FOR_RESOURCES\n"
+    assert "its queued resource are deleted" in run(cloud, "delete", "vm", "--yes").stdout
+    assert cloud.load("queued-resources") == {}
+
+
+def test_a_queued_request_that_has_failed_is_replaced(cloud):
+    cloud.save("queued-resources", {"vm": {"name": "vm", "state": {"state": "FAILED"}}})
+    assert run(cloud, *CREATE, "--queued").returncode == 0
+    assert cloud.load("queued-resources")["vm"]["state"]["state"] == "ACTIVE"
+
+
+def test_delete_asks_unless_told_and_can_be_repeated(cloud):
+    run(cloud, *CREATE)
+    asked = run(cloud, "delete", "vm")
+    assert asked.returncode == 2 and "add --yes" in asked.stdout
+    assert "vm" in cloud.load("tpu-vm")
+    assert run(cloud, "delete", "vm", "--yes").stdout == "vm is deleted\n"
+    again = run(cloud, "delete", "vm", "--yes")
+    assert (again.returncode, again.stdout) == (0, "vm does not exist; nothing to delete\n")
+
+
+def test_describe_shows_state_and_hosts(cloud):
+    assert run(cloud, "describe", "vm").returncode == 1
+    run(cloud, *CREATE)
+    done = run(cloud, "describe", "vm")
+    assert done.stdout.splitlines() == [
+        "vm: v5litepod-8, READY, HEALTHY, v2-alpha-tpuv5-lite",
+        "  worker 0: 10.0.0.2",
+        "  worker 1: 10.0.0.3",
+    ]
+    assert json.loads(run(cloud, "describe", "vm", "--json").stdout)["hosts"] == [
+        "10.0.0.2", "10.0.0.3",
+    ]  # fmt: skip
+
+
+def test_ssh_gives_the_remote_exit_code(cloud):
+    run(cloud, *CREATE)
+    done = run(cloud, "ssh", "vm", "--worker=1", "--", "python", "-c", "print('a b'); exit(3)")
+    assert done.returncode == 3
+    assert "a b" in done.stdout
+    refused = run(cloud, "ssh", "vm", "--worker=all")
+    assert refused.returncode == 2 and "needs a command" in refused.stdout
+
+
+def test_sync_ships_the_tree_and_setup_is_stopped_by_other_versions(cloud):
+    """The real tree goes to both workers; a worker with another torch is marked in the table."""
+    run(cloud, *CREATE)
+    done = run(cloud, "sync", "vm", "--dirty")
+    assert done.returncode == 0, done.stdout
+    pins = read_pins(ROOT / "requirements.txt")
+    for worker_number in range(2):
+        home = cloud.get_home(worker_number)
+        tree = home / "trainer"
+        assert (tree / "main.py").read_bytes() == (ROOT / "main.py").read_bytes()
+        assert not (tree / ".git").exists()
+        prepare_environment(tree, {**pins, "torch": ["2.9.0", "2.8.0"][worker_number]})
+    done = run(cloud, "setup", "vm")
+    assert done.returncode == 1
+    assert "problem: worker 1 has torch 2.8.0, not 2.9.0" in done.stdout
+    assert "2.8.0 *" in done.stdout
+    prepare_environment(cloud.get_home(1) / "trainer", pins)
+    done = run(cloud, "setup", "vm")
+    assert done.returncode == 0
+    assert "all 2 workers have the versions of requirements.txt" in done.stdout
+
+
+def prepare_environment(tree: Path, versions: dict[str, str]) -> None:
+    """An environment that is up to date, as far as setup and facts look at it."""
+    import hashlib
+
+    (tree / ".venv" / "bin").mkdir(parents=True, exist_ok=True)
+    stamp = hashlib.sha256((tree / "requirements.txt").read_bytes()).hexdigest()
+    (tree / ".venv" / ".requirements.sha256").write_text(f"{stamp}\n")
+    (tree / ".venv" / ".extra-tpu").write_text(f"{stamp}\n")
+    python = tree / ".venv" / "bin" / "python"
+    facts = {"python": "3.11.9", "libtpu": "0.0.21", **versions}
+    python.write_text(FAKE_PYTHON.format(json.dumps(facts)))
+    python.chmod(0o755)
+
+
+def test_a_new_tree_replaces_the_old_one_and_leaves_the_rest(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for names in (("a.py", "old/b.py"), ("a.py", "c.py")):
+        with tarfile.open(tmp_path / "tree.tar.gz", "w:gz") as archive:
+            for name in names:
+                (tmp_path / "source.py").write_text(f"{name} of {names}")
+                archive.add(tmp_path / "source.py", arcname=name)
+        (tmp_path / "tree" / "runs").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / "runs" / "kept").touch()
+        assert worker(["unpack", "tree.tar.gz", "tree"]) == 0
+    left = {str(p.relative_to(tmp_path / "tree")) for p in (tmp_path / "tree").rglob("*")}
+    assert left == {"a.py", "c.py", "old", "runs", "runs/kept", ".synced.json"}
+    assert "of ('a.py', 'c.py')" in (tmp_path / "tree" / "a.py").read_text()
+
+
+def test_an_archive_that_leads_outside_is_refused(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "evil").touch()
+    with tarfile.open(tmp_path / "tree.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "evil", arcname="../outside")
+    assert worker(["unpack", "tree.tar.gz", "tree/in"]) == 72
+    assert "lies outside the tree" in capfd.readouterr().out
+    assert not (tmp_path / "tree" / "outside").exists()
+
+
+def test_logs_shows_the_newest_launch_of_each_worker(cloud):
+    run(cloud, *CREATE)
+    place = ("--tpu=vm", "--workdir=.", f"--logs-dir={cloud.folder}/logs")
+    cloud.run("train.xla_dist", *place, "--", "python", "-c", "print('one\\ntwo\\nthree')")
+    done = run(cloud, "logs", "vm", "--lines=2")
+    for number in range(2):
+        assert f"[w{number}] two\n" in done.stdout
+    assert "one" not in done.stdout
+    missing = run(cloud, "logs", "vm", "--run-id=none")
+    assert missing.returncode == 1 and "no log of none" in missing.stdout
+
+
+# The program ends with the code that the next line of a file names, and writes what it was given.
+PROGRAM = """
+import os, sys
+from pathlib import Path
+home = Path(os.environ['HOME'])
+codes = (home / 'codes').read_text().split()
+(home / 'codes').write_text(' '.join(codes[1:]))
+with (home / 'given').open('a') as log: log.write(' '.join(sys.argv[1:]) + '\\n')
+if codes[0] == 'vanish' and home.name == 'host0':
+    import json
+    path = home.parent / 'tpu-vm.json'
+    path.write_text(json.dumps({}))
+sys.exit(255 if codes[0] == 'vanish' else int(codes[0]))
+"""
+RUN = ("run", "vm", "--no-setup", "--workdir=.", "--venv=", "--backoff-s=0")
+
+
+def run_program(cloud: Cloud, codes: str, *flags: str):
+    run(cloud, *CREATE)
+    for number in range(2):
+        cloud.get_home(number).mkdir(exist_ok=True)
+        (cloud.get_home(number) / "codes").write_text(codes)
+        (cloud.get_home(number) / "main.py").write_text(PROGRAM)
+    logs = f"--logs-dir={cloud.folder}/logs"
+    return run(cloud, *RUN, logs, *flags, "--", "python", "main.py", "--config", "c.yaml")
+
+
+def get_given(cloud: Cloud) -> list[str]:
+    return (cloud.get_home(1) / "given").read_text().splitlines()
+
+
+def test_a_run_that_is_preempted_twice_goes_on_until_it_is_done(cloud):
+    done = run_program(cloud, "75 75 0")
+    assert done.returncode == 0, done.stdout
+    assert get_given(cloud) == ["--config c.yaml", *["--config c.yaml --resume auto"] * 2]
+    assert done.stdout.count("preempted (exit code 75); restart") == 2
+
+
+def test_a_machine_that_vanished_is_made_again_and_the_run_goes_on(cloud):
+    flags = ("--accelerator-type=v5litepod-8", "--zone=z", "--spot")
+    done = run_program(cloud, "vanish 0", *flags)
+    assert done.returncode == 0, done.stdout
+    assert "the TPU VM is gone; restart 1 of 10" in done.stdout
+    assert "vm is created: v5litepod-8" in done.stdout
+    assert get_given(cloud)[-1] == "--config c.yaml --resume auto"
+    assert cloud.get_verbs().count("tpu-vm create") == 2
+    created = [call for call in cloud.get_calls() if call[4] == "create"]
+    assert "--spot" in created[-1]
+
+
+def test_a_machine_that_vanished_needs_the_flags_to_make_it_again(cloud):
+    done = run_program(cloud, "vanish 0", "--max-restarts=1")
+    assert done.returncode == 255
+    assert "add --accelerator-type" in done.stdout
+    assert "gave up after 1 restarts" in done.stdout
+
+
+def test_a_run_gives_up_after_so_many_restarts(cloud):
+    done = run_program(cloud, "75 75 75 75", "--max-restarts=2")
+    assert done.returncode == 75
+    assert len(get_given(cloud)) == 3
+    assert "gave up after 2 restarts" in done.stdout
+
+
+def test_a_programs_own_failure_is_not_repeated(cloud):
+    done = run_program(cloud, "1 0")
+    assert done.returncode == 1
+    assert len(get_given(cloud)) == 1
+    assert "exit code 1 is no preemption" in done.stdout
+
+
+def test_a_preempted_machine_is_deleted_and_made_again(cloud):
+    flags = ("--accelerator-type=v5litepod-8",)
+    run(cloud, *CREATE)
+    cloud.create("vm", state="PREEMPTED", acceleratorType="v5litepod-8")
+    for number in range(2):
+        cloud.get_home(number).mkdir(exist_ok=True)
+        (cloud.get_home(number) / "codes").write_text("0")
+        (cloud.get_home(number) / "main.py").write_text(PROGRAM)
+    logs = f"--logs-dir={cloud.folder}/logs"
+    done = run(cloud, *RUN, logs, *flags, "--", "python", "main.py")
+    assert done.returncode == 0, done.stdout
+    assert cloud.get_verbs().count("tpu-vm delete") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("python", "main.py"), ("python", "main.py", "--resume", "auto")),
+        (("python", "main.py", "--resume=x"), ("python", "main.py", "--resume=x")),
+        (("python", "main.py", "--run.resume", "x"), ("python", "main.py", "--run.resume", "x")),
+        (("python", "other.py"), ("python", "other.py")),
+    ],
+)
+def test_resume_is_added_to_main_py_alone_and_once(words, expected):
+    assert add_resume(RemoteCommand(words)).words == expected
+
+
+@pytest.mark.parametrize("verb", ["create", "describe", "ssh", "sync", "setup", "run", "logs",
+                                  "stop", "delete"])  # fmt: skip
+def test_every_verb_has_a_dry_run_that_calls_nothing(cloud, verb):
+    more = {"create": ["--accelerator-type=v4-8"], "run": ["--", "python", "main.py"]}
+    done = run(cloud, verb, "vm", "--zone=z", "--dry-run", *more.get(verb, []))
+    assert done.returncode == 0, done.stdout
+    lines = done.stdout.splitlines()
+    assert lines and all(line.startswith(("gcloud compute tpus ", "git ")) for line in lines)
+    assert cloud.get_calls() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["create", "vm", "--accelerator-type=v5e-8"], "is spelled v5litepod-8"),
+        (["create", "vm", "--accelerator-type=v4-8", "--valid-until=6h"], "add --queued"),
+        (["stop", "vm"], "nothing to stop"),
+        (["run", "vm"], "there is no command"),
+        (["run", "vm", "--", "true"], "add --accelerator-type"),
+    ],
+)
+def test_a_wrong_call_gives_one_line_and_code_2(cloud, words, text):
+    done = run(cloud, *words)
+    assert done.returncode == 2
+    assert text in done.stdout and done.stdout.count("\n") == 1
+
+
+def test_the_odd_worker_out_is_starred():
+    table = draw_table({"0": {"torch": "2.9.0"}, "1": {"torch": "2.8.0"}, "2": {"torch": "2.9.0"}})
+    assert table.splitlines()[1].split() == ["torch", "2.9.0", "2.8.0", "*", "2.9.0"]
+
+
+def test_builds_of_a_version_count_as_it_and_missing_libtpu_does_not_pass():
+    columns = {"0": {"torch": "2.9.0+cpu", "libtpu": "none"}}
+    problems = find_problems(columns, {"torch": "2.9.0"})
+    assert len(problems) == 1 and "no libtpu" in problems[0]

@@ -1,0 +1,115 @@
+"""The one place where a command is run, or shown by --dry-run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.commands import show
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+# Programs that a person installs, and what for.
+_PROGRAMS = {
+    "gcloud": "Google Cloud's command line",
+    "sky": "SkyPilot: pip install 'skypilot[gcp]'",
+    "docker": "Docker",
+    "torchrun": "PyTorch's launcher: bash run_commands.sh setup",
+    "git": "git",
+    "ssh": "the OpenSSH client",
+    "scp": "the OpenSSH client",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a command ended and what it wrote."""
+
+    code: int
+    output: str
+    error: str
+
+    @property
+    def reason(self) -> str:
+        """The last line that tells why it failed."""
+        lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
+        told = [line for line in lines if "error" in line.lower()]
+        return (told or lines or [f"exit code {self.code}"])[-1]
+
+
+class Executor:
+    """Runs commands from the repository's root; in a dry run it prints them instead."""
+
+    def __init__(self, *, dry_run: bool = False) -> None:
+        self.dry_run = dry_run
+
+    def ask(self, command: Sequence[str], *, assume: str = "") -> Answer:
+        """Run to the end and give what it wrote; a dry run gives `assume`.
+
+        Raises:
+          UserError: there is no such program here.
+        """
+        if self._show(command):
+            return Answer(0, assume, "")
+        done = subprocess.run(
+            self._find(command), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def require(self, command: Sequence[str], *, assume: str = "") -> str:
+        """As `ask`, for what must succeed.
+
+        Raises:
+          UserError: it failed; one line with what the program said.
+        """
+        answer = self.ask(command, assume=assume)
+        if answer.code:
+            said = answer.reason
+            raise UserError(f"{show(command[:5])} ... failed with {answer.code}: {said}")
+        return answer.output
+
+    def call(self, command: Sequence[str]) -> int:
+        """Run on this terminal; the exit code."""
+        if self._show(command):
+            return 0
+        return subprocess.run(self._find(command), cwd=ROOT).returncode
+
+    def open(self, command: Sequence[str]) -> subprocess.Popen[bytes] | None:
+        """Start in a session of its own, output and errors in one pipe; none in a dry run."""
+        if self._show(command):
+            return None
+        return subprocess.Popen(
+            self._find(command), cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def _show(self, command: Sequence[str]) -> bool:
+        if self.dry_run:
+            print(show(command))
+        return self.dry_run
+
+    def _find(self, command: Sequence[str]) -> list[str]:
+        program = shutil.which(command[0])
+        if program is None:
+            what = _PROGRAMS.get(command[0], "a program")
+            raise UserError(f"{command[0]!r} is not on PATH; install {what}, or use --dry-run")
+        sys.stdout.flush()
+        return [program, *command[1:]]
+
+
+def end_process(process: subprocess.Popen[bytes], grace_s: float = 5.0) -> None:
+    """End a process that `open` started, and all its children."""
+    for number, wait_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, None)):
+        if process.poll() is not None:
+            return
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=wait_s)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue

@@ -1,0 +1,268 @@
+"""One command on every worker of a TPU VM: start, follow, end."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from train import commands
+from train.commands import RemoteCommand, Tpu
+from train.execute import ROOT, Executor, end_process
+from train.worker import MARK
+from utils.errors import UserError
+
+EXIT_PREEMPTED = 75
+EXIT_LOST = 255
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+WORKER_SOURCE = "train/worker.py"
+_POLL_S = 0.2
+_LINE = re.compile(r"^\[w(\d+|\?)\] ?(.*)$")
+# gcloud's own word of a worker's end, should a mark get lost.
+_GCLOUD_FAILED = re.compile(r"Command execution on worker (\d+) failed with exit status (\d+)")
+
+
+@dataclass(frozen=True)
+class FanoutOptions:
+    """How a launch is followed.
+
+    Attributes:
+      logs_dir: holds a directory for each launch, with a file for each worker.
+      start_timeout_s: within it every worker must have begun.
+      grace_s: from SIGTERM to SIGKILL on the workers: time for a last checkpoint.
+    """
+
+    run_id: str
+    logs_dir: Path
+    start_timeout_s: float = 600.0
+    grace_s: float = 120.0
+    quiet: bool = False
+
+
+@dataclass
+class Outcome:
+    """How a launch ended.
+
+    Attributes:
+      code: 0, or that of the worker that failed first.
+      cause: what happened, in one line; empty for success.
+      codes: exit code of each worker that told one.
+    """
+
+    code: int
+    cause: str = ""
+    codes: dict[str, int] = field(default_factory=dict)
+
+
+class InterruptedLaunchError(Exception):
+    """The user, or the machine, asked for the end; carries the exit code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+def fan_out(
+    tpu: Tpu, remote: RemoteCommand, *, hosts: int, options: FanoutOptions, executor: Executor
+) -> Outcome:
+    """Run a command on all workers and give its end; all of them end when one fails.
+
+    Raises:
+      UserError: the worker script cannot be copied to the workers.
+    """
+    copy_worker_script(tpu, executor)
+    launch = Launch(tpu, hosts, options, executor)
+    text = commands.worker_run(options.run_id, remote)
+    with _turn_signals_into_errors(), ExitStack() as stack:
+        process = executor.open(commands.run_remote(tpu, text))
+        if process is None:
+            return Outcome(0)
+        stack.callback(end_process, process)
+        return launch.follow(process)
+
+
+def copy_worker_script(tpu: Tpu, executor: Executor) -> None:
+    """Put the worker's half into the home directory of every worker."""
+    executor.require(commands.copy_to(tpu, WORKER_SOURCE, commands.WORKER_SCRIPT))
+
+
+def stop_everywhere(tpu: Tpu, run_id: str, grace_s: float, executor: Executor) -> None:
+    """End a launch on all workers; a worker that cannot be reached is told of."""
+    answer = executor.ask(commands.run_remote(tpu, commands.worker_stop(run_id, grace_s)))
+    for line in answer.output.splitlines():
+        if _LINE.match(line):
+            print(line, flush=True)
+    if answer.code:
+        print(f"[launch] not every worker could be told to end: {answer.reason}", flush=True)
+
+
+class Launch:
+    """Follows the workers' lines until all have ended."""
+
+    def __init__(self, tpu: Tpu, hosts: int, options: FanoutOptions, executor: Executor) -> None:
+        self._tpu, self._hosts, self._options = tpu, hosts, options
+        self._executor = executor
+        self._folder = options.logs_dir / options.run_id
+        self._logs: dict[str, BinaryIO] = {}
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        self._started: set[str] = set()
+        self._last: dict[str, str] = {}
+        self._codes: dict[str, int] = {}
+        self._first: tuple[str, int, str] | None = None  # worker, code, its last line
+        self._stopping = False
+        self._deadline = time.monotonic() + options.start_timeout_s
+
+    def follow(self, process: subprocess.Popen[bytes]) -> Outcome:
+        """Show, keep and judge every line."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        threading.Thread(target=self._read, args=(process,), daemon=True).start()
+        try:
+            self._watch(process)
+        except InterruptedLaunchError as error:
+            return self._interrupt(process, error.code)
+        finally:
+            for log in self._logs.values():
+                log.close()
+        return self._judge(process.wait())
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        for line in process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        while True:
+            try:
+                line = self._lines.get(timeout=_POLL_S)
+            except queue.Empty:
+                self._check_times(process)
+                continue
+            if line is None:
+                return
+            self._take(line)
+            self._check_times(process)
+
+    def _take(self, raw: bytes) -> None:
+        text = raw.decode(errors="replace").rstrip("\n")
+        found = _LINE.match(text)
+        worker, rest = (found[1], found[2]) if found else ("gcloud", text)
+        self._keep(worker, rest)
+        if found and rest.startswith(MARK):
+            self._take_mark(worker, rest.removeprefix(MARK).split())
+            return
+        if not self._options.quiet:
+            print(f"[w{worker}] {rest}" if found else f"[gcloud] {rest}", flush=True)
+        if found and rest.strip():
+            self._last[worker] = rest.strip()
+        failed = None if found else _GCLOUD_FAILED.search(rest)
+        if failed:
+            self._end_worker(failed[1], int(failed[2]))
+
+    def _take_mark(self, worker: str, words: list[str]) -> None:
+        if words[:1] == ["started"]:
+            self._started.add(worker)
+        elif words[:1] == ["exit"]:
+            self._end_worker(worker, int(words[1]))
+
+    def _end_worker(self, worker: str, code: int) -> None:
+        self._started.add(worker)
+        self._codes.setdefault(worker, code)
+        if code and self._first is None:
+            self._first = (worker, code, self._last.get(worker, ""))
+            # A preempted group has agreed on its end: the others come by themselves.
+            wait_s = self._options.grace_s if code == EXIT_PREEMPTED else 0.0
+            self._deadline = time.monotonic() + wait_s
+
+    def _check_times(self, process: subprocess.Popen[bytes]) -> None:
+        """End the others after a failure, and all where a worker never began."""
+        is_late = time.monotonic() >= self._deadline
+        if self._first is not None:
+            if is_late and not self._stopping and len(self._codes) < self._hosts:
+                self._stop()
+            elif is_late and self._stopping:
+                end_process(process)
+            return
+        if is_late and len(self._started) < self._hosts:
+            missing = sorted({str(n) for n in range(self._hosts)} - self._started)
+            limit = f"{self._options.start_timeout_s:g} s"
+            self._first = (", ".join(missing), EXIT_LOST, f"did not begin within {limit}")
+            self._stop()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        print(f"[launch] {self._tell_first()}; ending the other workers", flush=True)
+        stop_everywhere(self._tpu, self._options.run_id, self._options.grace_s, self._executor)
+        # What is not gone now is a connection without a worker behind it.
+        self._deadline = time.monotonic() + min(10.0, self._options.grace_s)
+
+    def _interrupt(self, process: subprocess.Popen[bytes], code: int) -> Outcome:
+        print("[launch] interrupted: ending the workers (again to leave them)", flush=True)
+        options = self._options
+        try:
+            stop_everywhere(self._tpu, options.run_id, options.grace_s, self._executor)
+            cause = "interrupted; all workers were told to end"
+        except (InterruptedLaunchError, UserError):
+            cause = f"interrupted twice; workers may still run, --stop {options.run_id} ends them"
+        end_process(process)
+        return Outcome(code, cause, self._codes)
+
+    def _judge(self, gcloud_code: int) -> Outcome:
+        if self._first is not None:
+            return Outcome(self._first[1], self._tell_first(), self._codes)
+        silent = sorted({str(n) for n in range(self._hosts)} - set(self._codes))
+        if gcloud_code or (silent and "?" not in self._codes):
+            told = f"worker {', '.join(silent)}" if silent else "a worker"
+            last = self._last.get(silent[0], "") if silent else ""
+            cause = f"{told} was lost without an exit code (gcloud: {gcloud_code}) {last}".strip()
+            return Outcome(EXIT_LOST, cause, self._codes)
+        return Outcome(0, "", self._codes)
+
+    def _tell_first(self) -> str:
+        worker, code, last = self._first
+        return f"worker {worker} failed first with exit code {code}" + (f": {last}" if last else "")
+
+    def _keep(self, worker: str, text: str) -> None:
+        """A file for each worker, and one for gcloud's own words."""
+        if worker not in self._logs:
+            name = f"worker_{worker}.log" if worker != "gcloud" else "gcloud.log"
+            self._logs[worker] = (self._folder / name).open("ab", buffering=0)
+        self._logs[worker].write(text.encode() + b"\n")
+
+
+def create_run_id(*, dry_run: bool = False) -> str:
+    """A name that sorts by time; a dry run shows a word in its place."""
+    return "RUN_ID" if dry_run else f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def get_logs_dir(path: str) -> Path:
+    """Where launches keep the workers' lines."""
+    return ROOT / (path or "runs/launches")
+
+
+@contextmanager
+def _turn_signals_into_errors() -> Iterator[None]:
+    """SIGINT and SIGTERM end the launch in order, not the process at any point."""
+    codes = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, _: object) -> None:
+        raise InterruptedLaunchError(codes[signal.Signals(number)])
+
+    before = {number: signal.signal(number, interrupt) for number in codes}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,137 @@
+"""Keeps a run going: starts again where the machines were taken away, and stops where it must."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from train.commands import CreateOptions, RemoteCommand, Tpu
+from train.describe import describe, require_ready
+from train.execute import Executor
+from train.fanout import (
+    EXIT_INTERRUPTED,
+    EXIT_LOST,
+    EXIT_PREEMPTED,
+    EXIT_TERMINATED,
+    FanoutOptions,
+    Outcome,
+    fan_out,
+)
+from train.lifecycle import recreate, wait_until_ready
+from train.provision import set_up, sync
+from train.worker import EXIT_TWICE
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class RecoverOptions:
+    """When to start again.
+
+    Attributes:
+      create: how to ask for the TPU VM where it is not there; none: it must be.
+      provision: ship the tree and set up before each start.
+    """
+
+    max_restarts: int = 10
+    backoff_s: float = 30.0
+    create: CreateOptions | None = None
+    provision: bool = True
+    dirty: bool = False
+
+
+class Recovery:
+    """One run on one TPU VM, over as many starts as it takes."""
+
+    def __init__(
+        self, tpu: Tpu, executor: Executor, *, options: RecoverOptions, fanout: FanoutOptions
+    ) -> None:
+        self._tpu, self._executor = tpu, executor
+        self._options, self._fanout = options, fanout
+
+    def run(self, remote: RemoteCommand) -> int:
+        """Run to the end over preemptions; the exit code of the last attempt.
+
+        Raises:
+          UserError: the TPU VM cannot be had, shipped to or set up at the first start.
+        """
+        options = self._options
+        for attempt in range(options.max_restarts + 1):
+            outcome = self._attempt(remote, attempt)
+            if self._executor.dry_run or outcome.code == 0:
+                return outcome.code
+            _say(f"attempt {attempt + 1}: {outcome.cause}")
+            reason = self._get_restart_reason(outcome)
+            if reason is None:
+                _say(f"not started again: exit code {outcome.code} is no preemption")
+                return outcome.code
+            if attempt == options.max_restarts:
+                _say(f"{reason}; gave up after {attempt} restarts")
+                return outcome.code
+            _say(f"{reason}; restart {attempt + 1} of {options.max_restarts}")
+            time.sleep(options.backoff_s)
+            remote = replace(add_resume(remote), end_others=True)
+        raise UserError(f"--max-restarts ({options.max_restarts}) is negative; use 0 or more")
+
+    def _attempt(self, remote: RemoteCommand, attempt: int) -> Outcome:
+        """One start: machine, tree, environment, command."""
+        tpu, executor = self._tpu, self._executor
+        try:
+            self._ensure_machine()
+            if self._options.provision:
+                sync(tpu, remote.workdir, executor, dirty=self._options.dirty)
+                if not set_up(tpu, remote.workdir, executor):
+                    raise UserError("the workers' versions differ from requirements.txt; see above")
+            facts = require_ready(tpu, executor)
+            # Every start is a launch of its own.
+            name = f"{self._fanout.run_id}.{attempt}" if attempt else self._fanout.run_id
+            fanout = replace(self._fanout, run_id=name)
+            return fan_out(tpu, remote, hosts=len(facts.hosts), options=fanout, executor=executor)
+        except UserError as error:
+            # A machine may be taken away again while it is being set up.
+            if attempt == 0:
+                raise
+            return Outcome(EXIT_LOST, str(error))
+
+    def _ensure_machine(self) -> None:
+        tpu, executor = self._tpu, self._executor
+        if wait_until_ready(tpu, executor):
+            return
+        if self._options.create is None:
+            raise UserError(
+                f"{tpu.name!r} is not there and cannot be made again; add --accelerator-type and "
+                "the other flags of create"
+            )
+        _say(recreate(tpu, self._options.create, executor))
+        if not wait_until_ready(tpu, executor):
+            raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
+
+    def _get_restart_reason(self, outcome: Outcome) -> str | None:
+        """Why to start again; none: it is the program's own failure, or the user's wish."""
+        if outcome.code == EXIT_PREEMPTED:
+            return "preempted (exit code 75)"
+        if outcome.code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            return None
+        is_lost = outcome.code in (EXIT_LOST, EXIT_TWICE)
+        try:
+            facts = describe(self._tpu, self._executor)
+        except UserError as error:
+            return f"lost ({error})" if is_lost else None
+        if facts is None:
+            return "the TPU VM is gone"
+        if facts.state != "READY":
+            return f"the TPU VM is {facts.state}"
+        return "the connection was lost" if is_lost else None
+
+
+def add_resume(remote: RemoteCommand) -> RemoteCommand:
+    """The same command, going on from its last checkpoint if it is main.py's."""
+    is_ours = any(word.endswith("main.py") for word in remote.words)
+    names = ("--resume", "--run.resume")
+    given = [word for word in remote.words if word.partition("=")[0] in names]
+    if not is_ours or given:
+        return remote
+    return replace(remote, words=(*remote.words, "--resume", "auto"))
+
+
+def _say(text: str) -> None:
+    print(f"[run] {text}", flush=True)

@@ -1,0 +1,248 @@
+"""The life of a TPU VM or pod slice, from its creation to the end of a run on it.
+
+    python -m train.tpu_vm create NAME --accelerator-type v5litepod-8 --zone ZONE --spot
+    python -m train.tpu_vm run NAME --zone ZONE -- python main.py --config C --run.output_dir OUT
+    python -m train.tpu_vm delete NAME --zone ZONE --yes
+
+Every verb can be repeated: what is there already is said, not made twice. `run` ships the commit,
+sets the workers up, and starts over with --resume auto when the machines are taken away. Add
+--dry-run to see the commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+
+from train import commands
+from train.commands import VENV, CreateOptions, Tpu
+from train.describe import describe, get_queued_state
+from train.execute import Executor
+from train.generations import GENERATIONS, find_generation
+from train.lifecycle import create, delete, stop
+from train.provision import set_up, sync
+from train.recover import RecoverOptions, Recovery
+from train.xla_dist import add_launch, add_place, create_options, create_remote, split_command
+from utils.errors import EXIT_USER_ERROR, UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    flags, command = split_command(sys.argv[1:] if argv is None else argv)
+    arguments = create_parser().parse_args(flags)
+    arguments.command = command
+    tpu = Tpu(arguments.name, arguments.zone, arguments.project)
+    if command and arguments.verb not in ("ssh", "run"):
+        print(f"error: {arguments.verb} takes no command after --", file=sys.stderr)
+        return EXIT_USER_ERROR
+    try:
+        return VERBS[arguments.verb](tpu, arguments, Executor(dry_run=arguments.dry_run))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train.tpu_vm", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+
+    def add_verb(name: str, text: str) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=text, description=text)
+        verb.add_argument("name", help="of the TPU VM")
+        add_place(verb)
+        return verb
+
+    _add_create_flags(add_verb("create", "create a TPU VM, or start a stopped one"))
+    add_verb("describe", "state, type and hosts").add_argument("--json", action="store_true")
+    add = add_verb("ssh", "a shell on one worker, or a command on workers").add_argument
+    add("--worker", default="0", help="its number, or all with a command after -- (default 0)")
+    _add_tree_flags(add_verb("sync", "ship the committed tree to every worker"))
+    _add_setup_flags(add_verb("setup", "make the virtual environment on every worker; check it"))
+    _add_run_flags(add_verb("run", "sync, setup, run, and go on after a preemption"))
+    add = add_verb("logs", "what the workers have written").add_argument
+    add("--worker", default="all", help="one worker's number (default all)")
+    add("--run-id", default="", help="a launch's name (default: the newest)")
+    add("--lines", type=int, default=50, help="last lines to show (default 50)")
+    add("--follow", action="store_true", help="go on showing what comes")
+    add_verb("stop", "stop the machine; its disk stays and is paid for")
+    add = add_verb("delete", "delete the machine and its disk").add_argument
+    add("--yes", action="store_true", help="do not ask")
+    return parser
+
+
+def _add_create_flags(verb: argparse.ArgumentParser) -> None:
+    types = ", ".join(f"{generation.prefix}-N" for generation in GENERATIONS)
+    add = verb.add_argument
+    add("--accelerator-type", required=verb.prog.endswith("create"), default="", help=types)
+    add("--version", default="", help="runtime version (default: the generation's)")
+    tier = verb.add_mutually_exclusive_group()
+    tier.add_argument("--spot", action="store_true", help="cheaper; may be taken away")
+    tier.add_argument("--reserved", action="store_true", help="from a reservation")
+    add("--queued", action="store_true", help="as a queued resource: wait for capacity")
+    add("--valid-until", default="", metavar="6h", help="give a queued request up after this")
+
+
+def _add_tree_flags(verb: argparse.ArgumentParser) -> None:
+    add = verb.add_argument
+    add("--dirty", action="store_true", help="ship what is not committed, too")
+    if not verb.prog.endswith("run"):
+        add("--workdir", default=commands.WORKDIR, help="below a worker's home (default trainer)")
+
+
+def _add_setup_flags(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--workdir", default=commands.WORKDIR, help="where the tree is")
+
+
+def _add_run_flags(verb: argparse.ArgumentParser) -> None:
+    _add_create_flags(verb)
+    _add_tree_flags(verb)
+    add_launch(verb)
+    verb.set_defaults(venv=VENV)
+    add = verb.add_argument
+    add("--max-restarts", type=int, default=10, help="starts after the first one (default 10)")
+    add("--backoff-s", type=float, default=30.0, help="wait before a restart (default 30)")
+    add("--no-setup", action="store_true", help="neither ship the tree nor set up")
+
+
+def run_create(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """create: idempotent."""
+    print_note(executor, create(tpu, get_create_options(arguments), executor))
+    return 0
+
+
+def run_describe(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """describe: 1 where there is nothing of this name."""
+    facts = describe(tpu, executor)
+    if facts is None:
+        waiting = get_queued_state(tpu, executor)
+        print(f"{tpu.name}: queued, {waiting}" if waiting else f"{tpu.name} does not exist")
+        return 0 if waiting else 1
+    if executor.dry_run:
+        return 0
+    if arguments.json:
+        print(json.dumps(facts.__dict__))
+        return 0
+    health = f", {facts.health}" if facts.health else ""
+    print(f"{tpu.name}: {facts.accelerator_type}, {facts.state}{health}, {facts.runtime_version}")
+    for number, address in enumerate(facts.hosts):
+        print(f"  worker {number}: {address}")
+    return 0
+
+
+def run_ssh(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """ssh: the exit code is the remote program's."""
+    if not arguments.command:
+        if arguments.worker == "all":
+            raise UserError("--worker all needs a command after --; choose one worker for a shell")
+        return executor.call(commands.login(tpu, arguments.worker))
+    text = shlex.join(arguments.command)
+    return executor.call(commands.run_remote(tpu, text, arguments.worker))
+
+
+def run_sync(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """sync: what is in the tree replaces what was; runs, data and .venv stay."""
+    sync(tpu, arguments.workdir, executor, dirty=arguments.dirty)
+    return 0
+
+
+def run_setup(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """setup: 1 where the workers differ from each other or from requirements.txt."""
+    return 0 if set_up(tpu, arguments.workdir, executor) else 1
+
+
+def run_run(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """run: the program's exit code, or that of the last attempt."""
+    options = RecoverOptions(
+        max_restarts=arguments.max_restarts,
+        backoff_s=arguments.backoff_s,
+        create=get_create_options(arguments) if arguments.accelerator_type else None,
+        provision=not arguments.no_setup,
+        dirty=arguments.dirty,
+    )
+    remote = create_remote(arguments)
+    fanout = create_options(arguments)
+    return Recovery(tpu, executor, options=options, fanout=fanout).run(remote)
+
+
+def run_logs(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """logs: from the workers, also of launches that another machine has started."""
+    text = commands.worker_logs(arguments.run_id, lines=arguments.lines, follow=arguments.follow)
+    return executor.call(commands.run_remote(tpu, text, arguments.worker))
+
+
+def run_stop(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """stop: idempotent."""
+    print_note(executor, stop(tpu, executor))
+    return 0
+
+
+def run_delete(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+    """delete: asks, and is idempotent."""
+    if not arguments.yes and not arguments.dry_run:
+        confirm(f"delete {tpu.name} with its disk? [y/N] ")
+    print_note(executor, delete(tpu, executor))
+    return 0
+
+
+def confirm(question: str) -> None:
+    """Go on only after a yes.
+
+    Raises:
+      UserError: no, or nobody is there to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UserError("delete asks first and there is no terminal to answer on; add --yes")
+    if input(question).strip().lower() not in ("y", "yes"):
+        raise UserError("not deleted")
+
+
+def print_note(executor: Executor, text: str) -> None:
+    """A word on what was done; a dry run has done nothing."""
+    if not executor.dry_run:
+        print(text)
+
+
+def get_create_options(arguments: argparse.Namespace) -> CreateOptions:
+    """What to ask Cloud TPU for.
+
+    Raises:
+      UserError: an unknown accelerator type, or a queue's flag without a queue.
+    """
+    find_generation(arguments.accelerator_type)
+    if arguments.valid_until and not arguments.queued:
+        raise UserError("--valid-until is for --queued requests; add --queued")
+    return CreateOptions(
+        accelerator_type=arguments.accelerator_type,
+        runtime_version=arguments.version,
+        spot=arguments.spot,
+        reserved=arguments.reserved,
+        queued=arguments.queued,
+        valid_until=arguments.valid_until,
+    )
+
+
+VERBS = {
+    "create": run_create,
+    "describe": run_describe,
+    "ssh": run_ssh,
+    "sync": run_sync,
+    "setup": run_setup,
+    "run": run_run,
+    "logs": run_logs,
+    "stop": run_stop,
+    "delete": run_delete,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

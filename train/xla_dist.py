@@ -1,0 +1,152 @@
+"""Runs a command on every worker of a TPU VM or pod slice, with their output in one place.
+
+    python -m train.xla_dist --tpu=NAME --zone=ZONE --venv=.venv -- python main.py --config C
+
+The flags are those of torch_xla.distributed.xla_dist, which torch_xla has not had since 2.1. The
+command runs in ~/trainer of each worker, where `python -m train.tpu_vm sync` puts the tree. When a
+worker fails, the others are ended, and its exit code is given back. Ctrl-C ends all of them; the
+workers' lines are kept in --logs-dir/RUN_ID/worker_N.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from train.commands import WORKDIR, RemoteCommand, Tpu
+from train.describe import require_ready
+from train.execute import Executor
+from train.fanout import (
+    FanoutOptions,
+    copy_worker_script,
+    create_run_id,
+    fan_out,
+    get_logs_dir,
+    stop_everywhere,
+)
+from utils.errors import EXIT_USER_ERROR, UserError
+
+_GONE = {
+    "restart_tpuvm_pod_server": "--restart-tpuvm-pod-server",
+    "tpuvm_server_port": "--tpuvm-server-port",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    flags, command = split_command(sys.argv[1:] if argv is None else argv)
+    arguments = create_parser().parse_args(flags)
+    arguments.command = command
+    try:
+        return run(arguments)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train.xla_dist", description=__doc__, epilog="-- begins the command",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add_place(parser)
+    add_launch(parser)
+    add = parser.add_argument
+    add("--tpu", required=True, metavar="NAME", help="the TPU VM or pod slice")
+    add("--stop", default="", metavar="RUN_ID", help="end a launch that is still on the workers")
+    add("--restart-tpuvm-pod-server", action="store_true", help="ignored: there is no such server")
+    add("--tpuvm-server-port", type=int, help="ignored: there is no such server")
+    return parser
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """This program's own words, and those after -- that the workers run."""
+    words = list(argv)
+    if "--" not in words:
+        return words, []
+    return words[: words.index("--")], words[words.index("--") + 1 :]
+
+
+def add_place(parser: argparse.ArgumentParser) -> None:
+    """Flags that say where a TPU VM is, and that nothing shall happen."""
+    add = parser.add_argument
+    add("--zone", default="", help="its zone (default: gcloud's)")
+    add("--project", default="", help="its project (default: gcloud's)")
+    add("--dry-run", action="store_true", help="print the commands instead of running them")
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Flags that say how a command runs on the workers."""
+    add = parser.add_argument
+    add("--env", action="append", default=[], metavar="K=V", help="a variable of the command")
+    add("--workdir", default=WORKDIR, help="its directory below a worker's home (default trainer)")
+    add("--venv", default="", help="virtual environment, relative to --workdir")
+    add("--conda-env", default="", help="conda environment instead of --venv")
+    add("--end-others", action="store_true", help="end what an earlier launch left running")
+    add("--run-id", default="", help="name of this launch (default: the time)")
+    add("--logs-dir", default="", help="where the workers' lines go (default runs/launches)")
+    add("--start-timeout-s", type=float, default=600.0, help="for all workers to begin")
+    add("--grace-s", type=float, default=120.0, help="from SIGTERM to SIGKILL (default 120)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launch, or end a launch; the exit code."""
+    executor = Executor(dry_run=arguments.dry_run)
+    tpu = Tpu(arguments.tpu, arguments.zone, arguments.project)
+    for name, flag in _GONE.items():
+        if getattr(arguments, name):
+            print(f"{flag} is ignored: PJRT, in place since torch_xla 2.1, has no server to start")
+    if arguments.stop:
+        copy_worker_script(tpu, executor)
+        stop_everywhere(tpu, arguments.stop, arguments.grace_s, executor)
+        return 0
+    remote = create_remote(arguments)
+    hosts = len(require_ready(tpu, executor).hosts)
+    options = create_options(arguments)
+    if not arguments.dry_run:
+        print(f"[launch] {options.run_id}: {hosts} workers of {tpu.name}", flush=True)
+    outcome = fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
+    if outcome.cause:
+        print(f"[launch] {outcome.cause}", flush=True)
+    if not arguments.dry_run:
+        print(f"[launch] logs: {options.logs_dir / options.run_id}", flush=True)
+    return outcome.code
+
+
+def create_options(arguments: argparse.Namespace) -> FanoutOptions:
+    """How this launch is followed."""
+    return FanoutOptions(
+        run_id=arguments.run_id or create_run_id(dry_run=arguments.dry_run),
+        logs_dir=get_logs_dir(arguments.logs_dir),
+        start_timeout_s=arguments.start_timeout_s,
+        grace_s=arguments.grace_s,
+    )
+
+
+def create_remote(arguments: argparse.Namespace) -> RemoteCommand:
+    """What the workers run.
+
+    Raises:
+      UserError: no command, a malformed variable, two environments at once.
+    """
+    if not arguments.command:
+        raise UserError("there is no command; write it after --, such as -- python main.py ...")
+    if arguments.venv and arguments.conda_env:
+        raise UserError("--venv and --conda-env exclude each other; keep one of them")
+    wrong = [pair for pair in arguments.env if "=" not in pair or pair.startswith("=")]
+    if wrong:
+        raise UserError(f"--env {wrong[0]!r} is no K=V; write a name and a value")
+    return RemoteCommand(
+        words=tuple(arguments.command),
+        env=tuple(tuple(pair.split("=", 1)) for pair in arguments.env),
+        workdir=arguments.workdir,
+        venv=arguments.venv,
+        conda_env=arguments.conda_env,
+        end_others=arguments.end_others,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
