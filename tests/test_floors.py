@@ -19,6 +19,8 @@ FLOORS = {
     "utils.storage": 0.5,
     "utils.config": 1,
     "utils.runs": 1,
+    "utils.stopping": 1,
+    "utils.stall": 1,
     "utils.runtime": 2,
     "big_vision": 2,
     "utils.boxes": 2,
