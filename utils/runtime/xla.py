@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -115,7 +116,8 @@ class XlaRuntime(Runtime):
         # Its optimisation barrier keeps the compiler from sharing the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+        # The non-reentrant form is not there on XLA, and the reentrant one takes no keywords.
+        return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True)
 
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
         from torch_xla.experimental.scan_layers import scan_layers
