@@ -6,6 +6,7 @@ ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 VENV="${VENV:-$ROOT/.venv}"
 DATA_DIR="${DATA_DIR:-$ROOT/data}"
 OUTPUT_DIR="${OUTPUT_DIR:-$ROOT/runs}"
+REQUIREMENTS="$ROOT/requirements.txt"
 STAMP="$VENV/.requirements.sha256"
 
 usage() {
@@ -13,20 +14,30 @@ usage() {
 usage: bash run_commands.sh COMMAND [ARGUMENTS]
 
   setup            make .venv and install requirements.txt; nothing to do if it is up to date
+  setup --tpu      the same with libtpu, on a TPU VM
+  setup --tpu-compiler  the same with the TPU compiler, for tools that need no TPU
+  doctor           is this machine fit? --data-dir DIR, --output URL, --tpu NAME for a whole pod
+  smoke            20 training steps of batch 8 on whatever device is here
   demo             distil a teacher into a student on handwritten digits and show the result
   demo-seeds       the same comparison over three seeds, with mean and spread
   train CONFIG ... python main.py --config CONFIG ...
+  supervise ...    the same, started again after preemptions and crashes
+  pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
   test             the test suite
   test-all         the test suite and the long proofs
 
-environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.11)
+environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.11), ZONE, PROJECT
 TEXT
+}
+
+is_python_311() {
+  "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null
 }
 
 find_python() {
   local candidate
   for candidate in "${PYTHON:-python3.11}" python3; do
-    if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+    if is_python_311 "$candidate"; then
       echo "$candidate"
       return
     fi
@@ -35,16 +46,36 @@ find_python() {
   exit 2
 }
 
+# The images of TPU VMs have another Python; Ubuntu's packages bring this one.
+install_python() {
+  if is_python_311 "${PYTHON:-python3.11}" || ! command -v apt-get >/dev/null; then
+    return
+  fi
+  echo "installing python3.11"
+  sudo apt-get -qq update
+  sudo apt-get -qq install --yes python3.11 python3.11-venv
+}
+
 # pip reads pip.conf of the environment: whatever is installed later keeps torch and torch_xla.
 pin_torch() {
-  grep -E '^(torch|torchvision|torch_xla)==' "$ROOT/requirements.txt" >"$VENV/constraints.txt"
+  grep -E '^(torch|torchvision|torch_xla)==' "$REQUIREMENTS" >"$VENV/constraints.txt"
   printf '[install]\nconstraint = %s\n' "$VENV/constraints.txt" >"$VENV/pip.conf"
 }
 
+run_pip() {
+  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+get_wanted() {
+  sha256sum "$REQUIREMENTS" | cut -d ' ' -f 1
+}
+
+is_stamped() {
+  [[ -f "$1" && "$(cat "$1")" == "$(get_wanted)" ]]
+}
+
 setup() {
-  local wanted
-  wanted="$(sha256sum "$ROOT/requirements.txt" | cut -d ' ' -f 1)"
-  if [[ -f "$STAMP" && "$(cat "$STAMP")" == "$wanted" ]]; then
+  if is_stamped "$STAMP"; then
     return
   fi
   local python
@@ -52,9 +83,37 @@ setup() {
   echo "setting up $VENV (some minutes, about 8 GB)"
   "$python" -m venv "$VENV"
   pin_torch
-  "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
-    -r "$ROOT/requirements.txt"
-  echo "$wanted" >"$STAMP"
+  run_pip -r "$REQUIREMENTS"
+  get_wanted >"$STAMP"
+}
+
+# torch_xla's own extras name the versions of libtpu and jax that fit it.
+setup_extra() {
+  local name="$1" extras="$2" stamp="$VENV/.extra-$1" xla
+  shift 2
+  setup
+  if is_stamped "$stamp"; then
+    return
+  fi
+  xla="$(grep -E '^torch_xla==' "$REQUIREMENTS")"
+  echo "adding what $name needs"
+  run_pip "${xla/torch_xla/torch_xla[$extras]}" "$@"
+  get_wanted >"$stamp"
+}
+
+run_setup() {
+  case "${1:-}" in
+    "") setup ;;
+    --tpu)
+      install_python
+      setup_extra tpu tpu
+      ;;
+    --tpu-compiler) setup_extra tpu-compiler tpu,pallas ;;
+    *)
+      echo "error: setup knows --tpu and --tpu-compiler, not '$1'" >&2
+      exit 2
+      ;;
+  esac
 }
 
 run_python() {
@@ -65,11 +124,56 @@ run_tests() {
   (cd "$ROOT" && PJRT_DEVICE="${PJRT_DEVICE:-CPU}" "$VENV/bin/python" -m pytest "$@")
 }
 
+# The doctor looks at a machine as it is: it works before setup, with any Python 3.
+run_doctor() {
+  local python="$VENV/bin/python"
+  if [[ ! -x "$python" ]]; then
+    python="$(command -v "${PYTHON:-python3.11}" || command -v python3)"
+  fi
+  (cd "$ROOT" && "$python" tools/doctor.py "$@")
+}
+
+run_train() {
+  if [[ $# -lt 1 ]]; then
+    echo "error: train needs a CONFIG, such as configs/digits_kd.yaml" >&2
+    exit 2
+  fi
+  setup
+  run_python main.py --config "$@"
+}
+
+run_pod() {
+  if [[ $# -lt 3 || "$2" != -- ]]; then
+    echo "error: pod needs a TPU and a command: pod TPU -- python main.py --config ..." >&2
+    exit 2
+  fi
+  local tpu="$1"
+  shift 2
+  run_launcher --tpu="$tpu" --venv=.venv -- "$@"
+}
+
+# The launcher itself needs no environment but Python 3.11.
+run_launcher() {
+  local python="$VENV/bin/python" place=()
+  if [[ ! -x "$python" ]]; then
+    python="$(find_python)"
+  fi
+  if [[ -n "${ZONE:-}" ]]; then place+=("--zone=$ZONE"); fi
+  if [[ -n "${PROJECT:-}" ]]; then place+=("--project=$PROJECT"); fi
+  (cd "$ROOT" && "$python" -m train.xla_dist "${place[@]}" "$@")
+}
+
 main() {
   local command="${1:-}"
   shift || true
   case "$command" in
-    setup) setup ;;
+    setup) run_setup "$@" ;;
+    doctor) run_doctor "$@" ;;
+    smoke)
+      setup
+      run_python main.py --config configs/smoke.yaml --run.output_dir "$OUTPUT_DIR" \
+        --run.run_id smoke --run.overwrite true "$@"
+      ;;
     demo)
       setup
       run_python tools/demo.py --data-dir "$DATA_DIR" --output-dir "$OUTPUT_DIR" "$@"
@@ -78,16 +182,12 @@ main() {
       setup
       run_python tools/demo.py --data-dir "$DATA_DIR" --output-dir "$OUTPUT_DIR" --seeds 0 1 2 "$@"
       ;;
-    train)
-      if [[ $# -lt 1 ]]; then
-        echo "error: train needs a CONFIG, such as configs/digits_kd.yaml" >&2
-        exit 2
-      fi
+    train) run_train "$@" ;;
+    supervise)
       setup
-      local config="$1"
-      shift
-      run_python main.py --config "$config" "$@"
+      PYTHON="$VENV/bin/python" exec bash "$ROOT/train/supervise.sh" "$@"
       ;;
+    pod) run_pod "$@" ;;
     test)
       setup
       run_tests -m "not slow and not cuda" "$@"

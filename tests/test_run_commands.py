@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ import pytest
 from tests.documented_commands import get_call, start_script
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "doctor", "smoke", "demo", "demo-seeds",
+            "train", "supervise", "pod", "test", "test-all")  # fmt: skip
 
 
 def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -24,11 +29,15 @@ def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProce
 def test_without_a_command_it_lists_them(arguments):
     done = start_bare(*arguments)
     assert done.returncode == 0
-    for command in ("setup", "demo", "demo-seeds", "train", "test", "test-all"):
-        assert f"\n  {command} " in done.stdout
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} .*\w.*$", done.stdout, re.MULTILINE), command
 
 
-@pytest.mark.parametrize("arguments", [("no-such",), ("train",)])
+WRONG = [("no-such",), ("train",), ("setup", "--no-such"), ("pod",), ("pod", "name"),
+         ("pod", "name", "ls", "-l"), ("pod", "name", "--")]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", WRONG)
 def test_a_wrong_command_is_refused_with_code_2(arguments):
     done = start_bare(*arguments)
     assert done.returncode == 2
@@ -43,6 +52,13 @@ CALLS = [
                        f"{ROOT}/runs", "--seeds", "0", "1", "2"]),
     (("train", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"),
      ["main.py", "--config", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"]),
+    (("smoke", "--train.steps=2"),
+     ["main.py", "--config", "configs/smoke.yaml", "--run.output_dir", f"{ROOT}/runs",
+      "--run.run_id", "smoke", "--run.overwrite", "true", "--train.steps=2"]),
+    (("doctor", "--json"), ["tools/doctor.py", "--json"]),
+    (("pod", "vm", "--", "python", "main.py", "--config", "c.yaml"),
+     ["-m", "train.xla_dist", "--tpu=vm", "--venv=.venv", "--", "python", "main.py", "--config",
+      "c.yaml"]),
     (("test",), ["-m", "pytest", "-m", "not slow and not cuda"]),
     (("test", "tests/test_engine.py"),
      ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"]),
@@ -91,6 +107,58 @@ def test_other_requirements_set_up_again_and_pin_torch_first(tmp_path):
     count = len(lines)
     assert start_bare("setup", VENV=str(venv), PYTHON=str(fake)).returncode == 0
     assert len(calls.read_text().splitlines()) == count
+
+
+def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("ZONE", "us-west4-a")
+    monkeypatch.setenv("PROJECT", "p")
+    call = get_call(start_script(("pod", "vm", "--", "true"), tmp_path))
+    assert call[:4] == ["-m", "train.xla_dist", "--zone=us-west4-a", "--project=p"]
+
+
+@pytest.mark.parametrize(("flag", "extras"), [("--tpu", "tpu"), ("--tpu-compiler", "tpu,pallas")])
+def test_extras_are_installed_once_with_the_pinned_torch_xla(tmp_path, flag, extras):
+    first = start_script(("setup", flag), tmp_path)
+    assert first.returncode == 0, first.stderr
+    call = get_call(first)
+    assert call[:3] == ["-m", "pip", "install"]
+    assert f"torch_xla[{extras}]==2.9.0" in call
+    again = start_script(("setup", flag), tmp_path)
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+def test_the_doctor_works_before_any_setup(tmp_path):
+    """Without an environment it takes the Python that is there."""
+    fake = tmp_path / "python"
+    fake.write_text('#!/usr/bin/env bash\necho "CALL $*"\n')
+    fake.chmod(0o755)
+    done = start_bare("doctor", "--json", VENV=str(tmp_path / "none"), PYTHON=str(fake))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "CALL tools/doctor.py --json\n"
+
+
+SCRIPTS = [ROOT / "run_commands.sh", ROOT / ".ci" / "run", *sorted((ROOT / "train").rglob("*.sh"))]
+
+
+def find_shellcheck() -> str:
+    here = str(Path(sys.executable).parent)
+    found = shutil.which("shellcheck", path=here) or shutil.which("shellcheck")
+    if found is None:
+        pytest.skip("shellcheck is not installed; pip install -r requirements.txt")
+    return found
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_shellcheck_finds_nothing_and_failures_stop_the_script(script):
+    done = subprocess.run([find_shellcheck(), str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "\nset -euo pipefail\n" in script.read_text()
+
+
+def test_shellcheck_would_find_a_fault(tmp_path):
+    (tmp_path / "a.sh").write_text("#!/bin/bash\nrm -rf $1/*\n")
+    done = subprocess.run([find_shellcheck(), str(tmp_path / "a.sh")], capture_output=True)
+    assert done.returncode == 1
 
 
 def test_continuous_integration_runs_the_test_command():

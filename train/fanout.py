@@ -229,6 +229,9 @@ class Launch:
 
     def _tell_first(self) -> str:
         worker, code, last = self._first
+        if not last:  # ranks above zero are silent where all find the same fault
+            alike = sorted(other for other, its in self._codes.items() if its == code)
+            last = next((self._last[other] for other in alike if self._last.get(other)), "")
         return f"worker {worker} failed first with exit code {code}" + (f": {last}" if last else "")
 
     def _keep(self, worker: str, text: str) -> None:

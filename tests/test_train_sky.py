@@ -1,0 +1,195 @@
+"""SkyPilot: tasks without holes or keys, one thing at a time, nothing that runs is forgotten."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.cloud import ROOT, Cloud
+from train.sky import cluster
+from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
+from utils.errors import UserError
+
+OUTPUT = "--output=gs://bucket/runs"
+JOB = Job("trainer-x", "v5litepod-8", "configs/digits_student.yaml", "gs://bucket/runs")
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch) -> Cloud:
+    """The programs on PATH; names and rendered tasks go to a scratch tree, the template stays."""
+    made = Cloud(tmp_path)
+    for name in ("PATH", "STAND_IN_STATE"):
+        monkeypatch.setenv(name, made.environment[name])
+    monkeypatch.setattr(cluster, "NAME_FILE", tmp_path / ".cluster_name")
+    monkeypatch.setattr(cluster, "RENDERED", str(tmp_path / "rendered.yaml"))
+    return made
+
+
+def read_task(cloud: Cloud) -> dict:
+    return yaml.safe_load((cloud.folder / "task.yaml").read_text())
+
+
+def test_a_spot_experiment_is_a_managed_job(cloud, capfd):
+    assert cluster.main(["launch", "v5litepod-8", "kd/deit_s_token", OUTPUT]) == 0
+    assert cloud.get_calls()[-1][1:4] == ["jobs", "launch", "--name=trainer-deit-s-token"]
+    task = read_task(cloud)
+    assert task["resources"]["accelerators"] == "tpu-v5litepod-8"
+    assert task["resources"]["accelerator_args"] == {"runtime_version": "v2-alpha-tpuv5-lite"}
+    assert task["resources"]["use_spot"] is True
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
+    assert task["envs"]["CONFIG"] == "configs/kd/deit_s_token.yaml"
+    assert "run_commands.sh setup --tpu" in task["setup"]
+    assert "--resume auto" in task["run"]
+    assert (cloud.folder / ".cluster_name").read_text() == "job trainer-deit-s-token\n"
+
+
+def test_an_on_demand_experiment_is_a_cluster_that_can_be_used_again(cloud):
+    words = ["launch", "tpu-v4-8", "digits_student", OUTPUT, "--on-demand"]
+    assert cluster.main(words) == 0
+    assert cloud.get_calls()[-1][1:3] == ["launch", "--cluster=trainer-digits-student"]
+    assert read_task(cloud)["resources"]["use_spot"] is False
+    assert cluster.main(words) == 0
+
+
+def test_what_runs_is_neither_replaced_nor_forgotten(cloud, capfd):
+    assert cluster.main(["launch", "v4-8", "digits_student", OUTPUT, "--on-demand"]) == 0
+    capfd.readouterr()
+    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 2
+    assert "trainer-digits-student still runs (UP); `sky down" in capfd.readouterr().err
+    assert cluster.main(["forget"]) == 2
+    assert cluster.main(["status"]) == 0
+    (cloud.folder / "sky_clusters.json").write_text("[]")
+    assert cluster.main(["status"]) == 1
+    assert cluster.main(["forget"]) == 0
+    assert not (cloud.folder / ".cluster_name").exists()
+    assert cluster.main(["forget"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "runs"),
+    [("RUNNING", True), ("RECOVERING", True), ("PENDING", True), ("CANCELLING", True),
+     ("SUCCEEDED", False), ("CANCELLED", False), ("FAILED", False), ("FAILED_SETUP", False)],
+)  # fmt: skip
+def test_a_managed_job_is_forgotten_only_when_it_has_ended(cloud, status, runs):
+    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 0
+    rows = [{"job_name": "trainer-digits-kd", "status": status}, {"job_name": "x", "status": "UP"}]
+    (cloud.folder / "sky_jobs.json").write_text(json.dumps(rows))
+    assert cluster.main(["forget"]) == (2 if runs else 0)
+
+
+def test_a_skypilot_that_cannot_be_asked_forgets_nothing(cloud, capfd):
+    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 0
+    (cloud.folder / "sky_failure").write_text("API server is not reachable")
+    assert cluster.main(["forget"]) == 2
+    assert "could not be asked" in capfd.readouterr().err
+    assert (cloud.folder / ".cluster_name").exists()
+
+
+def test_a_launch_that_fails_keeps_the_name_as_something_may_have_begun(cloud):
+    (cloud.folder / "sky_failure").write_text("provision failed")
+    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 1
+    assert (cloud.folder / ".cluster_name").read_text() == "job trainer-digits-kd\n"
+
+
+def test_sync_ships_the_tree_to_every_host_of_the_cluster(cloud, capfd):
+    assert cluster.main(["launch", "v4-16", "digits_kd", OUTPUT, "--on-demand"]) == 0
+    assert cluster.main(["sync", "--dirty", "--hosts=2"]) == 0
+    for host in ("trainer-digits-kd", "trainer-digits-kd-worker1"):
+        shipped = cloud.folder / host / "sky_workdir" / "main.py"
+        assert shipped.read_bytes() == (ROOT / "main.py").read_bytes()
+    words = [word for call in cloud.get_calls() for word in call if call[0] in ("ssh", "scp")]
+    assert "ForwardAgent=no" in words
+    assert not [word for word in words if ".ssh" in word or "id_" in word]
+
+
+def test_a_managed_job_has_no_cluster_to_ship_to(cloud, capfd):
+    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 0
+    assert cluster.main(["sync"]) == 2
+    assert "is a managed job" in capfd.readouterr().err
+
+
+def test_a_host_that_refuses_is_named(cloud, capfd, monkeypatch):
+    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT, "--on-demand"]) == 0
+    monkeypatch.setenv("STAND_IN_UNREACHABLE", "trainer-digits-kd")
+    assert cluster.main(["sync", "--dirty"]) == 2
+    assert "Connection refused" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("accelerator", ["v4-8", "v5litepod-8", "v5p-8", "v6e-8"])
+def test_a_rendered_task_has_no_hole_and_no_key(accelerator):
+    job = Job("n", accelerator, "c.yaml", "gs://b", region="us-west4")
+    text = render(job, TEMPLATE.read_text())
+    assert "{{" not in text
+    assert yaml.safe_load(text)["resources"]["infra"] == "gcp/us-west4"
+    assert "file_mounts" not in yaml.safe_load(text)
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("name: {{nobody}}", "has a hole 'nobody'"),
+        ("file_mounts: {~/.ssh: ~/.ssh}", "'.ssh': keys stay"),
+        ("file_mounts: {a: b}", "mounts files"),
+        ("a: [", "is no YAML"),
+    ],
+)
+def test_a_template_with_a_hole_or_a_key_is_refused(template, text):
+    with pytest.raises(UserError, match=text):
+        render(JOB, template)
+
+
+def test_a_value_cannot_open_a_hole():
+    with pytest.raises(UserError, match=r"holds \{\{ or"):
+        render(Job("n", "v4-8", "{{name}}", "gs://b"), "a: {{config}}")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["launch", "v4-8", "digits_kd", "--output=runs"], "no gs:// URL"),
+        (["launch", "v9-8", "digits_kd", OUTPUT], "'v9-8' is not known"),
+        (["launch", "v4-8", "no_such", OUTPUT], "'no_such' is no file"),
+        (["sync"], "nothing was started from here"),
+    ],
+)
+def test_a_wrong_call_gives_one_line_and_code_2(cloud, capfd, words, text):
+    assert cluster.main(words) == 2
+    error = capfd.readouterr().err
+    assert text in error and error.count("\n") == 1
+    assert not (cloud.folder / ".cluster_name").exists()
+
+
+def test_names_and_configs_are_found_from_the_experiment():
+    assert create_job_name("kd/deit_s_token") == "trainer-deit-s-token"
+    assert create_job_name("a" * 99) == f"trainer-{'a' * 32}"
+    assert find_config("configs/digits_kd.yaml") == "configs/digits_kd.yaml"
+    assert find_config("digits_kd") == "configs/digits_kd.yaml"
+
+
+@pytest.mark.parametrize(
+    ("script", "words", "expected"),
+    [
+        ("launch_tpu.sh", ["v5litepod-8", "kd/deit_s_token", OUTPUT, "--dry-run"],
+         "sky jobs launch --name=trainer-deit-s-token --detach-run --yes .sync/task.sky.yaml"),
+        ("sync_code.sh", ["--dry-run"], "scp -q -o BatchMode=yes train/worker.py"),
+    ],
+)  # fmt: skip
+def test_the_scripts_call_the_module(script, words, expected):
+    import os
+    import sys
+
+    done = subprocess.run(
+        ["bash", str(ROOT / "train/sky" / script), *words], cwd="/", capture_output=True, text=True,
+        env={**os.environ, "PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+
+
+def test_the_name_file_is_not_under_version_control():
+    assert ".cluster_name" in (ROOT / ".gitignore").read_text().split()
+    assert Path(cluster.NAME_FILE).name == ".cluster_name"

@@ -1,0 +1,72 @@
+"""Runs main.py on GPUs by torchrun: one process for each, on one node or on each of several.
+
+    python -m train.gpus --gpus 8 -- main.py --config C
+    python -m train.gpus --gpus 8 --nodes 2 --node-rank 0 --master HOST -- main.py --config C
+
+The second line runs on every node, with its own --node-rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from train import commands
+from train.execute import Executor
+from train.xla_dist import split_command
+from utils.errors import EXIT_USER_ERROR, UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code is torchrun's."""
+    flags, words = split_command(sys.argv[1:] if argv is None else argv)
+    arguments = create_parser().parse_args(flags)
+    try:
+        check(arguments, words)
+        command = commands.torchrun(
+            words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
+            master=arguments.master,
+        )  # fmt: skip
+        return Executor(dry_run=arguments.dry_run).call(command)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train.gpus", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--gpus", type=int, required=True, help="GPUs of each node")
+    add("--nodes", type=int, default=1, help="number of nodes (default 1)")
+    add("--node-rank", type=int, default=0, help="which of them this is, from 0")
+    add("--master", default="", help="name or address of node 0, for several nodes")
+    add("--dry-run", action="store_true", help="print the command instead of running it")
+    return parser
+
+
+def check(arguments: argparse.Namespace, words: Sequence[str]) -> None:
+    """Refuse what torchrun would wait for in vain.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+    if not words:
+        raise UserError("there is no program; write it after --, such as -- main.py --config C")
+    if arguments.gpus < 1 or arguments.nodes < 1:
+        raise UserError(f"--gpus ({arguments.gpus}) and --nodes ({arguments.nodes}) begin at 1")
+    if not 0 <= arguments.node_rank < arguments.nodes:
+        raise UserError(
+            f"--node-rank ({arguments.node_rank}) is not below --nodes ({arguments.nodes}); nodes "
+            "are counted from 0"
+        )
+    if arguments.nodes > 1 and not arguments.master:
+        raise UserError("--nodes above 1 needs --master, the name or address of node 0")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Runs on TPUs through SkyPilot."""

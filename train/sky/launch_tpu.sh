@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Runs an experiment on a TPU through SkyPilot: launch_tpu.sh ACCELERATOR EXPERIMENT [FLAGS]
+#   train/sky/launch_tpu.sh v5litepod-8 kd/deit_s_token --output gs://BUCKET/runs
+set -euo pipefail
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
+VENV="${VENV:-$ROOT/.venv}"
+PYTHON="${PYTHON:-$VENV/bin/python}"
+cd "$ROOT"
+exec "$PYTHON" -m train.sky.cluster launch "$@"
