@@ -1,0 +1,213 @@
+"""Ranks as processes: what ends one ends all in bounded time, with the first cause last."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.child_runs import ROOT, get_command, get_environment
+from tests.tiny_parts import create_argv
+from utils.errors import UserError
+from utils.runtime.base import ReplicaError, compare_checksums
+from utils.runtime.processes import GroupError, launch_processes, raise_cause, read_failures
+
+TIMEOUT_S = 10.0
+
+
+# ---- entries of the ranks: module-level, as the processes import them
+
+
+def join() -> object:
+    from utils.config.sections import RuntimeSection
+    from utils.runtime import create_runtime
+
+    return create_runtime(RuntimeSection(device="cpu", timeout_s=TIMEOUT_S))
+
+
+def add_up_forever(folder: str, rank: int, act: str) -> None:
+    """Sum over ranks without end; one rank does something else at its third turn."""
+    import torch
+
+    runtime = join()
+    Path(folder, f"pid_{runtime.rank}").write_text(str(os.getpid()))
+    for turn in range(10**9):
+        if runtime.rank == rank and turn == 3:
+            {"raise": _raise, "kill": _kill, "hang": _hang, "refuse": _refuse}[act]()
+        runtime.reduce_sum(torch.ones(1))
+
+
+def arrive_unless(rank: int) -> None:
+    """Join the group, but for one rank, which never does."""
+    if os.environ["RANK"] == str(rank):
+        _hang()
+    join().barrier("start")
+
+
+def give_rank_sums(folder: str) -> int:
+    import torch
+
+    runtime = join()
+    total = runtime.reduce_sum(torch.tensor([runtime.rank + 1.0])).item()
+    found = {
+        "sum": total,
+        "mean": runtime.reduce_mean(torch.tensor([float(runtime.rank)])).item(),
+        "ranks": runtime.gather(runtime.rank),
+        "first": runtime.broadcast_value(f"of {runtime.rank}"),
+        "any": runtime.any_rank(runtime.rank == 1),
+        "threads": torch.get_num_threads(),
+    }
+    Path(folder, f"rank_{runtime.rank}").write_text(json.dumps(found))
+    runtime.barrier("end")
+    runtime.close()
+    return 0
+
+
+def give_code(code: int) -> int:
+    return code
+
+
+def _raise() -> None:
+    raise ArithmeticError("the third turn")
+
+
+def _refuse() -> None:
+    raise UserError("data.root is empty; name it")
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), 9)
+
+
+def _hang() -> None:
+    import threading
+
+    threading.Event().wait()
+
+
+# ---- tests
+
+
+def test_ranks_add_up_and_speak_to_each_other(tmp_path):
+    assert launch_processes(3, TIMEOUT_S, give_rank_sums, str(tmp_path)) == 0
+    for rank in range(3):
+        found = json.loads((tmp_path / f"rank_{rank}").read_text())
+        assert found.pop("threads") >= 1
+        assert found == {"sum": 6.0, "mean": 1.0, "ranks": [0, 1, 2], "first": "of 0", "any": True}
+
+
+def test_the_group_gives_its_ranks_exit_code():
+    assert launch_processes(2, TIMEOUT_S, give_code, 75) == 75
+
+
+@pytest.mark.parametrize(
+    ("act", "cause"),
+    [
+        ("raise", "rank 1 failed: ArithmeticError: the third turn"),
+        ("kill", "rank 1 died: ended by SIGKILL"),
+        ("hang", rf"rank 1 hung: no answer for {TIMEOUT_S:g} s \(runtime.timeout_s\)"),
+    ],
+)
+def test_one_rank_ends_all_and_is_named(act, cause, tmp_path):
+    with pytest.raises(GroupError, match=cause):
+        launch_processes(3, TIMEOUT_S, add_up_forever, str(tmp_path), 1, act)
+    pids = [int(path.read_text()) for path in tmp_path.glob("pid_*")]
+    assert len(pids) == 3
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_what_a_user_can_mend_comes_from_a_rank_as_such(tmp_path):
+    with pytest.raises(UserError, match=r"^data.root is empty; name it$"):
+        launch_processes(2, TIMEOUT_S, add_up_forever, str(tmp_path), 0, "refuse")
+
+
+@pytest.mark.slow
+def test_a_rank_that_never_arrives_is_named():
+    with pytest.raises(GroupError, match="rank 2 hung: no answer for 10 s"):
+        launch_processes(3, TIMEOUT_S, arrive_unless, 2)
+
+
+def test_no_rank_outlives_the_process_that_started_it(tmp_path):
+    script = (
+        "from tests.test_groups import *\n"
+        f"launch_processes(2, {TIMEOUT_S}, add_up_forever, {str(tmp_path)!r}, 9, 'raise')"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"if __name__ == '__main__':\n exec({script!r})"],
+        cwd=ROOT,
+        env=get_environment(),
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: len(list(tmp_path.glob("pid_*"))) == 2)
+    ranks = [psutil.Process(int(path.read_text())) for path in tmp_path.glob("pid_*")]
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert alive == []
+
+
+def test_a_record_holds_the_first_cause_and_not_its_consequences(tmp_path):
+    records = [
+        {"rank": 0, "kind": "consequence", "text": "Connection closed by peer", "time": 1.0},
+        {"rank": 1, "kind": "error", "text": "KeyError: 'image'", "time": 2.0},
+        {"rank": 2, "kind": "timeout", "text": "timed out", "time": 3.0},
+    ]
+    for record in records:
+        (tmp_path / f"rank_{record['rank']}.json").write_text(json.dumps(record))
+    with pytest.raises(GroupError, match="rank 1 failed: KeyError: 'image'"):
+        raise_cause(read_failures(tmp_path))
+
+
+def test_checksums_name_the_rank_and_the_tensor():
+    same = {"head.weight": 1, "head.bias": 2}
+    compare_checksums([same, dict(same)], "at the start")
+    with pytest.raises(ReplicaError, match=r"rank 2 differ.*after step 7: 1 of 2.*head.bias"):
+        compare_checksums([same, same, {**same, "head.bias": 3}, same], "after step 7")
+
+
+def test_main_ends_with_the_killed_rank_in_its_last_line(tmp_path):
+    flags = create_argv(
+        tmp_path, "--runtime.num_processes=2", "--train.steps=1000000", "--run.run_id=killed",
+        f"--runtime.timeout_s={TIMEOUT_S}",
+    )  # fmt: skip
+    process = subprocess.Popen(
+        get_command(flags), cwd=ROOT, env=get_environment(), stderr=subprocess.PIPE, text=True
+    )
+    metrics = tmp_path / "tiny" / "killed" / "metrics.jsonl"
+    wait_for(lambda: metrics.is_file() and metrics.stat().st_size > 0)
+    ranks = [c for c in psutil.Process(process.pid).children() if "spawn_main" in str(c.cmdline())]
+    assert len(ranks) == 2
+    ranks[1].kill()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 1
+    assert "rank 1 died: ended by SIGKILL" in errors.splitlines()[-1]
+    assert not any(psutil.pid_exists(rank.pid) for rank in ranks)
+
+
+def test_bad_input_is_said_by_one_rank_alone(tmp_path):
+    """Under torchrun every rank checks the configuration, and one of them speaks."""
+    flags = create_argv(tmp_path, "--runtime.num_processes=2", "--data.global_batch_size=15")
+    said = []
+    for rank in ("0", "1"):
+        environment = {**get_environment(), "RANK": rank, "WORLD_SIZE": "2"}
+        done = subprocess.run(
+            get_command(flags), cwd=ROOT, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 2
+        said += done.stderr.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("error: data.global_batch_size (15) does not divide")
+
+
+def wait_for(condition: object, limit_s: float = 120.0) -> None:
+    """Until something that another process does has happened."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,161 @@
+"""The same seed and global batch give the same run on every runtime and number of devices."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from models import export_model
+from tests.child_runs import ROOT, get_command, get_environment
+from tests.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
+from utils.metrics import read_metrics
+
+STEPS = 20
+# 97 evaluation examples: no number of ranks or devices divides them.
+EXAMPLES = 97
+NORM_NET = "--model=resnet18"
+VIT_FLAGS = [flag for flag in SYNTHETIC if flag.startswith(("--model.image_size", "--model.args"))]
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to run: device, flags, virtual devices of the mesh."""
+
+    device: str
+    flags: tuple[str, ...] = ()
+    devices: int | None = None
+
+
+def _mesh(devices: int, fsdp: int = 1) -> Form:
+    return Form("xla", ("--runtime.parallel=spmd", f"--runtime.mesh_fsdp={fsdp}"), devices)
+
+
+def _ranks(device: str, count: int, *flags: str) -> Form:
+    return Form(device, (f"--runtime.num_processes={count}", *flags))
+
+
+FORMS = {
+    "cpu x2": _ranks("cpu", 2),
+    "cpu x4": _ranks("cpu", 4),
+    "cpu x4 overlapped": _ranks("cpu", 4, "--runtime.overlap=true"),
+    "cpu compiled": Form("cpu", ("--runtime.compile=true", "--runtime.channels_last=true")),
+    "xla x1": Form("xla"),
+    "xla x2": _ranks("xla", 2),
+    "xla x4": _ranks("xla", 4),
+    "mesh 1": _mesh(1),
+    "mesh 2": _mesh(2),
+    "mesh 4": _mesh(4),
+    "mesh 8": _mesh(8),
+    "fsdp 4": _mesh(4, fsdp=4),
+    "fsdp 2x2": _mesh(4, fsdp=2),
+}
+QUICK = ("cpu x2", "xla x1", "xla x2", "mesh 4", "fsdp 2x2")
+CASES = [
+    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in FORMS
+]
+# BatchNorm over all ranks; FSDP and DDP do nothing else to it than to a ViT.
+NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 4", "mesh 8")
+NORM_CASES = [
+    pytest.param(name, marks=() if name == "cpu x2" else pytest.mark.slow, id=name)
+    for name in NORM_FORMS
+]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    """An export of a wider ViT, untrained."""
+    folder = tmp_path_factory.mktemp("teacher")
+    args = {**VIT_ARGS, "embed_dim": 32, "img_size": SIDE}
+    model = create_vit(seed=7, embed_dim=32)
+    facts = {"model": "vit_tiny_patch16_224", "args": args, "num_classes": CLASSES}
+    return export_model(model.state_dict(), facts, folder)
+
+
+@pytest.fixture(scope="module")
+def vit_flags(teacher) -> tuple[str, ...]:
+    """A distillation with all that could depend on how examples are dealt out."""
+    return (
+        "--kd=kd", f"--teacher_path={teacher.parent}", "--distill.allow_weak_teacher",
+        "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0", "--train.ema",
+        "--optim.max_grad_norm=1.0", "--train.accumulate_steps=2",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def norm_flags() -> tuple[str, ...]:
+    """A convnet with BatchNorm, synchronised, without accumulation."""
+    return (
+        NORM_NET,
+        '--model.args={"in_chans": 1, "layers": [1, 1], "channels": [8, 16]}',
+        "--train.sync_batchnorm", "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0",
+        "--train.ema", "--optim.max_grad_norm=1.0", "--runtime.graph_budget=100",
+    )  # fmt: skip
+
+
+def run_form(folder: Path, form: Form, flags: tuple[str, ...]) -> list[dict]:
+    """The metrics of a run in processes of its own."""
+    own = (
+        f"--data.name=image_size={SIDE},channels=1,num_classes=10,num_examples={EXAMPLES}",
+        "--data.global_batch_size=32", f"--train.steps={STEPS}", "--run.run_id=form",
+        "--train.eval_every_epochs=3", "--runtime.num_threads=1",
+        "--runtime.graph_budget=12",
+    )  # fmt: skip
+    argv = create_argv(folder, *own, *flags, *form.flags, device=form.device)
+    if NORM_NET in flags:
+        argv = [flag for flag in argv if flag not in VIT_FLAGS]
+    environment = get_environment()
+    if form.devices:
+        environment["CPU_NUM_DEVICES"] = str(form.devices)
+    done = subprocess.run(
+        get_command(argv), cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return read_metrics(folder / "tiny" / "form")
+
+
+@pytest.fixture(scope="module")
+def vit_reference(tmp_path_factory, vit_flags) -> list[dict]:
+    return run_form(tmp_path_factory.mktemp("reference"), Form("cpu"), vit_flags)
+
+
+@pytest.fixture(scope="module")
+def norm_reference(tmp_path_factory, norm_flags) -> list[dict]:
+    return run_form(tmp_path_factory.mktemp("reference"), Form("cpu"), norm_flags)
+
+
+def compare(found: list[dict], wanted: list[dict], *, eval_rel: float = 1e-4) -> None:
+    """Losses of every step and evaluations of two runs."""
+    assert [line["step"] for line in found] == [line["step"] for line in wanted]
+    for mine, theirs in zip(found, wanted, strict=True):
+        if "total" in theirs:
+            assert mine["total"] == pytest.approx(theirs["total"], rel=1e-4), theirs["step"]
+            assert mine["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+            assert mine["host_reads"] == 0
+        else:
+            assert mine["eval_examples"] == EXAMPLES
+            assert mine["eval_loss"] == pytest.approx(theirs["eval_loss"], rel=eval_rel)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_vit_distils_alike(name, vit_flags, vit_reference, tmp_path):
+    found = run_form(tmp_path, FORMS[name], vit_flags)
+    compare(found, vit_reference)
+    if name == "xla x1" or FORMS[name].devices:
+        assert found[-1]["graphs_train"] == 1
+
+
+@pytest.mark.parametrize("name", NORM_CASES)
+def test_synchronised_batch_norm_trains_alike(name, norm_flags, norm_reference, tmp_path):
+    compare(run_form(tmp_path, FORMS[name], norm_flags), norm_reference, eval_rel=1e-3)
+
+
+def test_without_synchronisation_ranks_normalise_by_their_own_examples(
+    norm_flags, norm_reference, tmp_path
+):
+    flags = tuple(flag for flag in norm_flags if flag != "--train.sync_batchnorm")
+    found = run_form(tmp_path, FORMS["cpu x2"], flags)
+    with pytest.raises(AssertionError):
+        compare(found, norm_reference)
