@@ -1,0 +1,1 @@
+"""What `tools/benchmark.py` is made of: configuration, loop, bare loop, FLOPs, peaks, reports."""

@@ -1,0 +1,91 @@
+"""The loop that anybody would write by hand, as a measure for the engine's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional
+
+from models import create_model, create_view, get_teacher_sections
+from models.views import to_pixels
+from optim_factory import PREPARABLE, create_optimizer
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from assembly import Parts
+    from datasets import Batch
+    from preflight import Task
+    from utils.config import RunConfig
+    from utils.runtime.base import Runtime
+
+
+def check_bare(config: RunConfig) -> None:
+    """Refuse what a bare loop does not do.
+
+    Raises:
+      UserError: names the key.
+    """
+    wrong = {
+        "distill": bool(get_teacher_sections(config.distill)),
+        "train.accumulate_steps": config.train.accumulate_steps > 1,
+        "train.remat": config.train.remat,
+        "train.scan_layers": config.train.scan_layers,
+        "runtime.num_processes": (config.runtime.num_processes or 1) > 1,
+        "runtime.parallel": config.runtime.parallel == "spmd",
+        "runtime.precision": config.runtime.precision == "fp16",
+    }
+    for key, is_wrong in wrong.items():
+        if is_wrong:
+            raise UserError(
+                f"--bare compares with a loop of forward, loss, backward and step on one device, "
+                f"which has no {key}; leave that key at its default"
+            )
+
+
+class BareLoop:
+    """Forward, loss, backward, optimizer step: no schedule, clipping, average, checks or log.
+
+    The same model and optimizer as the run's; its images lie on the device, already normalised.
+    """
+
+    def __init__(
+        self, runtime: Runtime, task: Task, parts: Parts, batches: Sequence[Batch]
+    ) -> None:
+        config = task.config
+        torch.manual_seed(config.train.seed)
+        self._runtime = runtime
+        self._model = create_model(config.model, num_classes=task.num_classes)
+        runtime.accelerate(runtime.prepare(self._model)).train()
+        name = config.optim.name.lower()
+        self._optimizer = create_optimizer(
+            config.optim, self._model, device_arguments=runtime.optimizer_arguments(name)
+        )
+        if name in PREPARABLE:
+            runtime.prepare_optimizer(self._optimizer)
+        lrs, decays = parts.state.schedule.values(0, self._optimizer)
+        runtime.set_hyperparameters(self._optimizer, lrs, decays)
+        loader = parts.train_loader
+        view = create_view(*loader.normalisation, channels=loader.image_shape[2])
+        view.to(runtime.device)
+        placed = [runtime.place(batch) for batch in batches]
+        with torch.no_grad():
+            self._inputs = [(view(to_pixels(b.images)), b.labels.long()) for b in placed]
+        runtime.finish_step()
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Seconds by the wall clock and of CPU time, the device waited for at the end."""
+        runtime = self._runtime
+        began, cpu_began = time.perf_counter(), time.process_time()
+        for step in range(steps):
+            images, labels = self._inputs[step % len(self._inputs)]
+            with runtime.autocast():
+                loss = functional.cross_entropy(self._model(images), labels)
+            loss.backward()
+            self._optimizer.step()
+            self._optimizer.zero_grad(set_to_none=True)
+            runtime.finish_step()
+        runtime.fetch(loss)
+        return time.perf_counter() - began, time.process_time() - cpu_began

@@ -1,0 +1,116 @@
+"""FLOPs of a training step per image, and the share of a device's peak that they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from train.generations import GENERATIONS, PCI_VENDOR
+from utils.errors import UserError
+from utils.log import get_logger
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from utils.config import RunConfig
+
+_PCI_DEVICES = Path("/sys/bus/pci/devices")
+_IMAGES = 2  # BatchNorm in training mode refuses a single value
+_A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
+_HOPPER = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}
+# Dense TFLOP/s of one device by the type that its matmuls compute in, under the name that the
+# device gives itself. Sources: "Peak compute per chip (bf16)" on Cloud TPU's pages on v4, v5e, v5p
+# and v6e; NVIDIA's data sheets of T4, V100, A100, L4, H100 and H200, halved where a sheet counts
+# structured sparsity. What is not published is not here: a TPU's fp32.
+PEAK_TFLOPS: dict[str, dict[str, float]] = {
+    "TPU v4": {"bf16": 275.0},
+    "TPU v5e": {"bf16": 197.0},
+    "TPU v5p": {"bf16": 459.0},
+    "TPU v6e": {"bf16": 918.0},
+    "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
+    "Tesla V100-SXM2-16GB": {"fp16": 125.0, "fp32": 15.7},
+    "Tesla V100-SXM2-32GB": {"fp16": 125.0, "fp32": 15.7},
+    "NVIDIA A100-SXM4-40GB": _A100,
+    "NVIDIA A100-SXM4-80GB": _A100,
+    "NVIDIA A100-PCIE-40GB": _A100,
+    "NVIDIA A100 80GB PCIe": _A100,
+    "NVIDIA L4": {"bf16": 121.0, "fp16": 121.0, "tf32": 60.0, "fp32": 30.3},
+    "NVIDIA H100 80GB HBM3": _HOPPER,
+    "NVIDIA H200": _HOPPER,
+}
+
+
+def get_peak_tflops(hardware: str, precision: str, *, tf32: bool = False) -> float | None:
+    """Dense TFLOP/s of one device; none where it is not known."""
+    kind = "tf32" if tf32 and precision == "fp32" else precision
+    return PEAK_TFLOPS.get(hardware, {}).get(kind)
+
+
+def name_hardware(name: str, pci_devices: Path = _PCI_DEVICES) -> str:
+    """A device as the table of peaks names it: a TPU by the generation of this host's chips."""
+    if name != "TPU":
+        return name
+    for vendor in sorted(pci_devices.glob("*/vendor")):
+        if vendor.read_text().strip() != PCI_VENDOR:
+            continue
+        found = (vendor.parent / "device").read_text().strip()
+        for generation in GENERATIONS:
+            if generation.pci_device == found:
+                return f"TPU {generation.name}"
+    return name
+
+
+def count_flops(
+    config: RunConfig, *, num_classes: int, image_shape: tuple[int, int, int]
+) -> dict[str, float] | None:
+    """FLOPs per image of matrix products and convolutions, counted on the meta device.
+
+    The student's forward and backward pass and the forward pass of the teachers in the step. Not
+    counted: losses and projections, the optimizer, and what train.remat computes again.
+
+    Args:
+      image_shape: (H, W, C).
+
+    Returns:
+      `student`, `teachers` and `total`; none for a model that does not run without data.
+    """
+    from models import EMA, create_model, create_teachers, create_view, get_teacher_sections
+
+    height, width, channels = image_shape
+    student = create_model(config.model, num_classes=num_classes, device="meta").train()
+    if hasattr(student, "set_distilled_training"):
+        student.set_distilled_training(True)
+    shape = (channels, height, width)
+    try:
+        found = {"student": _count(student, shape, backward=True), "teachers": 0.0}
+        if not config.distill.teacher_cache:
+            view = create_view((0.0,), (1.0,), channels=channels)
+            teachers = create_teachers(
+                config.distill, num_classes=num_classes, student_view=view, device="meta"
+            )
+            for one in teachers:
+                size = one.view.size
+                own = shape if size is None else (channels, size, size)
+                found["teachers"] += _count(one.model.float(), own, backward=False)
+            averages = [one for one in get_teacher_sections(config.distill) if one.model == EMA]
+            found["teachers"] += len(averages) * _count(student.eval(), shape, backward=False)
+    except UserError:
+        raise
+    except (RuntimeError, NotImplementedError) as error:
+        get_logger().warning("FLOPs are not counted: %s", " ".join(str(error).split())[:200])
+        return None
+    return {**found, "total": sum(found.values())}
+
+
+def _count(model: nn.Module, image_shape: tuple[int, ...], *, backward: bool) -> float:
+    """FLOPs per image of a model's forward pass, or of forward and backward pass."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    images = torch.empty((_IMAGES, *image_shape), device="meta")
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
+        outputs: Any = model(images)
+        if backward:
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            sum(output.sum() for output in outputs).backward()
+    return counter.get_total_flops() / _IMAGES
