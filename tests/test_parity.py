@@ -89,7 +89,7 @@ def norm_flags() -> tuple[str, ...]:
     """A convnet with BatchNorm, synchronised, without accumulation."""
     return (
         NORM_NET,
-        '--model.args={"in_chans": 1, "layers": [1, 1], "channels": [8, 16]}',
+        '--model.args={"in_chans": 1, "layers": [1, 1, 1, 1], "channels": [4, 8, 8, 8]}',
         "--train.sync_batchnorm", "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0",
         "--train.ema", "--optim.max_grad_norm=1.0", "--runtime.graph_budget=100",
     )  # fmt: skip
