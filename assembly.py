@@ -21,6 +21,7 @@ from models import (
     FeatureTap,
     Teacher,
     View,
+    apply_patches,
     combine_answers,
     create_model,
     create_teachers,
@@ -152,6 +153,8 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     view = create_view(*train_loader.normalisation, channels=train_loader.image_shape[2])
     torch.manual_seed(config.train.seed)
     student = create_model(config.model, num_classes=task.num_classes)
+    start_weights(task, student)
+    _patch(runtime, config, student)
     losses = create_objective(config.distill)
     check_split(config, losses, runtime.device_count)
     height, width, channels = train_loader.image_shape
@@ -266,6 +269,18 @@ def _build_projections(
     losses.build(student_shapes, teacher_shapes)
 
 
+def _patch(runtime: Runtime, config: RunConfig, model: nn.Module, *, frozen: bool = False) -> None:
+    """Rewrite a model for the runtime's compiler, where it has one and nobody objects."""
+    if not config.model.xla_patches or not runtime.wants_patches:
+        return
+    is_bf16 = config.runtime.precision == "bf16"
+    apply_patches(
+        model,
+        fp32_weight_gradients=runtime.fp32_weight_gradients,
+        frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
+    )
+
+
 def _create_state(
     runtime: Runtime, task: Task, student: nn.Module, losses: Objective, schedule: Schedule
 ) -> TrainState:
@@ -324,6 +339,8 @@ def _add_teachers(
     teachers = create_teachers(
         config.distill, num_classes=task.num_classes, student_view=objective.view
     )
+    for teacher in teachers:
+        _patch(runtime, config, teacher.model, frozen=True)
     objective.teachers = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
     if losses.teacher_layers():
         objective.teacher_tap = FeatureTap(teachers[0].model, losses.teacher_layers(), "teacher")

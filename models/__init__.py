@@ -4,6 +4,7 @@ from models import cifar_resnet as cifar_resnet
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes
+from models.patches import apply_patches
 from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
     EMA,
@@ -20,6 +21,7 @@ __all__ = [
     "FeatureTap",
     "Teacher",
     "View",
+    "apply_patches",
     "combine_answers",
     "create_model",
     "create_teachers",

@@ -36,7 +36,7 @@ def compute_batch_norm(
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
     variance = add_up((centred * centred).sum(dims)) / count
-    _update_running(module, mean.detach(), variance.detach(), count)
+    update_running(module, mean.detach(), variance.detach(), count)
     scale = torch.rsqrt(variance + module.eps)
     if module.weight is not None:
         scale = scale * module.weight.float()
@@ -74,7 +74,7 @@ def synchronise_batch_norm(model: nn.Module, add_up: Callable[[Tensor], Tensor])
 
 
 @torch.no_grad()
-def _update_running(module: nn.Module, mean: Tensor, variance: Tensor, count: Tensor) -> None:
+def update_running(module: nn.Module, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Running averages as PyTorch keeps them: of the mean and of the unbiased variance."""
     if not module.track_running_stats or module.running_mean is None:
         return

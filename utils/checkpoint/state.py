@@ -176,11 +176,17 @@ def _names_of(state: Any) -> dict[nn.Parameter, str]:
     return names | {p: f"extra.{name}" for name, p in state.extra.named_parameters()}
 
 
+def _file_orders_of(state: Any) -> dict[str, tuple[int, ...]]:
+    """Axes of the parameters that lie in another order on the device than in a file."""
+    modules = state.model.named_modules()
+    return {f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")}
+
+
 def _flatten_optimizer(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """An optimizer's state as tensors by name, and its plain numbers."""
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, Any] = {}
-    names = _names_of(state)
+    names, orders = _names_of(state), _file_orders_of(state)
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():
             name = f"{names[parameter]}|{key}"

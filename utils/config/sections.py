@@ -30,6 +30,9 @@ class ModelSection(Section):
     args: dict[str, Any] = Field(
         default_factory=dict, description="further keyword arguments of timm.create_model"
     )
+    xla_patches: bool = Field(
+        True, description="rewrite layers for the TPU compiler on XLA; same weights"
+    )
 
 
 class DataSection(Section):

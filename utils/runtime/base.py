@@ -58,6 +58,16 @@ class Runtime(ABC):
         return self.rank == 0
 
     @property
+    def wants_patches(self) -> bool:
+        """Whether models are rewritten in plain operations, which its compiler likes best."""
+        return False
+
+    @property
+    def fp32_weight_gradients(self) -> bool:
+        """Whether products that give weight gradients must do so in float32: they are summed so."""
+        return False
+
+    @property
     def device_count(self) -> int:
         """Devices that a global batch is dealt to."""
         return self.world_size * self.local_devices

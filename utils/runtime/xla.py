@@ -57,6 +57,10 @@ class XlaRuntime(Runtime):
         self._join()
         self._counted_before = self._count()
 
+    @property
+    def wants_patches(self) -> bool:
+        return True
+
     def _start_backend(self) -> None:
         """What must be set before the first computation."""
         rank = self._xr.global_ordinal()

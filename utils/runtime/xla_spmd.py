@@ -44,6 +44,11 @@ def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, int]:
 class XlaSpmdRuntime(XlaRuntime):
     """All devices of the run behind one mesh of (data, fsdp)."""
 
+    @property
+    def fp32_weight_gradients(self) -> bool:
+        # The partitioner sums what a product gives, before it is cast to the weight's type.
+        return self.section.reduce_dtype == "fp32"
+
     def _start_backend(self) -> None:
         import torch_xla.distributed.spmd as xs
 

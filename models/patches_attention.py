@@ -1,0 +1,191 @@
+"""timm's self-attention and patch embedding without layout copies: heads stay [B, N, H, D]."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import Attention, LayerScale, PatchEmbed
+from timm.layers.attention import resolve_self_attn_mask
+from torch import Tensor
+
+from models.patches_dense import (
+    get_compute_dtype,
+    is_watched,
+    multiply_rows,
+    sum_rows,
+    without_autocast,
+)
+
+
+class XlaAttention(Attention):
+    """timm's `Attention`: q, k, v from parts of the packed weight, scores held key by query.
+
+    The maximum and the sum then run along the sublanes of the vector unit, and the gradient of the
+    scores needs no reduction over them.
+    """
+
+    fp32_weight_gradient = False
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        dtype = get_compute_dtype(x)
+        with without_autocast(x):
+            x = x.to(dtype)
+            q, k, v = _project(self, x)
+            q, k = self.q_norm(q).to(dtype), self.k_norm(k).to(dtype)
+            mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
+            mixed = self._mix(q * self.scale, k, v, mask)
+            mixed = self.norm(mixed.flatten(2)).to(dtype)
+            if self.gate is not None:
+                mixed = mixed * self.gate(x).sigmoid()
+            return self.proj_drop(self.proj(mixed))
+
+    def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """Values [B, N, H, D] mixed by softmax(q k + mask), with dropout of the shares."""
+        mask = None if mask is None else mask.transpose(-2, -1).to(q.dtype)
+        drops = self.training and self.attn_drop.p > 0
+        if not drops and (mask is None or not mask.requires_grad):
+            return _Mix.apply(q, k, v, mask)
+        shares = self.attn_drop(compute_shares(q, k, mask))
+        return torch.einsum("bhkq,bkhd->bqhd", shares, v)
+
+
+def compute_shares(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """[B, H, K, Q] softmax over K of the scores, in the type of q; the sum is float32."""
+    scores = torch.einsum("bkhd,bqhd->bhkq", k, q)
+    scores = scores if mask is None else scores + mask
+    powers = torch.exp(scores - scores.amax(dim=2, keepdim=True).detach())
+    share = 1.0 / powers.float().sum(dim=2, keepdim=True)
+    return (powers.float() * share).to(q.dtype)
+
+
+class _Mix(torch.autograd.Function):
+    """Attention whose backward takes the rows' inner products from output and gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        shares = compute_shares(q, k, mask)
+        mixed = torch.einsum("bhkq,bkhd->bqhd", shares, v)
+        ctx.save_for_backward(q, k, v, shares, mixed)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, shares, mixed = ctx.saved_tensors
+        gradient = gradient.to(q.dtype)
+        dv = torch.einsum("bhkq,bqhd->bkhd", shares, gradient)
+        slope = torch.einsum("bkhd,bqhd->bhkq", v, gradient)
+        # Equal to the sum over K of shares * slope, and far smaller than either.
+        along = (gradient.float() * mixed.float()).sum(dim=-1).permute(0, 2, 1).unsqueeze(2)
+        slope = (shares.float() * (slope.float() - along)).to(shares.dtype)
+        dq = torch.einsum("bhkq,bkhd->bqhd", slope, k)
+        dk = torch.einsum("bhkq,bqhd->bkhd", slope, q)
+        return dq, dk, dv, None
+
+
+def _project(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v, each [B, N, H, D]; through the module itself where somebody listens to it."""
+    if is_watched(layer.qkv):
+        return layer.qkv(x).unflatten(2, (3, layer.num_heads, -1)).unbind(2)
+    fp32 = layer.fp32_weight_gradient
+    return _Project.apply(x, layer.qkv.weight, layer.qkv.bias, layer.num_heads, fp32)
+
+
+class _Project(torch.autograd.Function):
+    """x [B, N, C] times the three parts of a packed weight [3 H D, C]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int, fp32: bool
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, weight)
+        ctx.heads, ctx.fp32, ctx.bias_dtype = heads, fp32, None if bias is None else bias.dtype
+        parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
+        values = [torch.einsum("bnc,hdc->bnhd", x, parts[number]) for number in range(3)]
+        if bias is not None:
+            shifts = bias.to(x.dtype).unflatten(0, (3, heads, -1))
+            values = [value + shifts[number] for number, value in enumerate(values)]
+        return tuple(values)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        gradients = tuple(gradient.to(x.dtype) for gradient in gradients)
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            parts = weight.to(x.dtype).unflatten(0, (3, ctx.heads, -1))
+            dx = sum(
+                torch.einsum("bnhd,hdc->bnc", gradient, parts[number])
+                for number, gradient in enumerate(gradients)
+            )
+        if ctx.needs_input_grad[1]:
+            rows = [multiply_rows(one.flatten(2), x, ctx.fp32) for one in gradients]
+            dw = torch.cat(rows).to(weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            db = torch.cat([sum_rows(one.flatten(2), ctx.bias_dtype) for one in gradients])
+        return dx, dw, db, None, None
+
+
+class XlaPatchEmbed(PatchEmbed):
+    """timm's `PatchEmbed`: a product of patches with the kernel instead of a convolution."""
+
+    fp32_weight_gradient = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.flatten or self.dynamic_img_pad or self.proj.groups != 1:
+            return super().forward(x)
+        rows, columns = self.patch_size
+        height, width = x.shape[2] // rows, x.shape[3] // columns
+        if self.img_size is None or x.shape[2:] != tuple(self.img_size):
+            return super().forward(x)
+        dtype = get_compute_dtype(x)
+        fp32 = self.fp32_weight_gradient
+        with without_autocast(x):
+            x = x[:, :, : height * rows, : width * columns].to(dtype)
+            patches = x.unflatten(2, (height, rows)).unflatten(4, (width, columns))
+            tokens = _Embed.apply(patches, self.proj.weight, self.proj.bias, fp32)
+            return self.norm(tokens.flatten(1, 2))
+
+
+class _Embed(torch.autograd.Function):
+    """Patches [B, C, h, p, w, q] and a kernel [O, C, p, q] -> [B, h, w, O]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, patches: Tensor, weight: Tensor, bias: Tensor | None, fp32: bool
+    ) -> Tensor:
+        ctx.save_for_backward(patches, weight)
+        ctx.fp32, ctx.bias_dtype = fp32, None if bias is None else bias.dtype
+        tokens = torch.einsum("bchpwq,ocpq->bhwo", patches, weight.to(patches.dtype))
+        return tokens if bias is None else tokens + bias.to(tokens.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        patches, weight = ctx.saved_tensors
+        gradient = gradient.to(patches.dtype)
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.einsum("bhwo,ocpq->bchpwq", gradient, weight.to(patches.dtype))
+        if ctx.needs_input_grad[1]:
+            left, right = (gradient.float(), patches.float()) if ctx.fp32 else (gradient, patches)
+            dw = torch.einsum("bhwo,bchpwq->ocpq", left, right).to(weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            db = sum_rows(gradient, ctx.bias_dtype)
+        return dx, dw, db, None
+
+
+class XlaLayerScale(LayerScale):
+    """timm's `LayerScale` in the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.gamma.to(x.dtype)
+
+
+class ResidualInComputeType:
+    """Mixed into a vision transformer: its residual stream has the compute type."""
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        dtype = get_compute_dtype(x)
+        return super()._pos_embed(x).to(dtype)

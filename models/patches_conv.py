@@ -1,0 +1,190 @@
+"""Convolutions with their weight held as HWIO, and BatchNorm that stays in the compute type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from timm.layers import BatchNormAct2d, LayerNorm2d
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.batch_norm import update_running
+from models.patches_dense import get_compute_dtype, normalise_rows, without_autocast
+
+# Permutations of a weight between the order of files and the order on the device.
+TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)
+
+
+class HwioWeight:
+    """Mixed into a convolution class: the weight lies as HWIO, `state_dict` shows OIHW.
+
+    An OIHW array with small windows is padded and copied to the order that convolutions want, once
+    for the weight, its gradient and each moment. Only `file_order` must be known to whoever writes
+    tensors of the weight's shape, such as an optimizer's moments.
+    """
+
+    file_order = TO_OIHW
+    fp32_weight_gradient = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self._parameters["weight"]
+        try:
+            self._parameters["weight"] = held.permute(TO_OIHW)  # what the class's own code reads
+            return super().forward(x)
+        finally:
+            self._parameters["weight"] = held
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.padding_mode != "zeros" or isinstance(self.padding, str):
+            return super()._conv_forward(x, weight, bias)
+        dtype = get_compute_dtype(x)
+        with without_autocast(x):
+            shape = (self.stride, self.padding, self.dilation, self.groups)
+            if self.fp32_weight_gradient:
+                result = _Convolution.apply(x.to(dtype), weight, *shape)
+            else:
+                result = functional.conv2d(x.to(dtype), weight.to(dtype), None, *shape)
+            return result if bias is None else result + bias.to(dtype).view(1, -1, 1, 1)
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = destination[f"{prefix}weight"].permute(TO_OIHW)
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        found = dict(state_dict)
+        weight = found.get(f"{prefix}weight")
+        if weight is not None and weight.dim() == len(TO_HWIO):
+            found[f"{prefix}weight"] = weight.permute(TO_HWIO)
+        super()._load_from_state_dict(found, prefix, *args, **kwargs)
+
+
+def hold_as_hwio(conv: nn.Conv2d) -> None:
+    """Turn a convolution of any class into one that holds its weight as HWIO."""
+    kind = type(conv)
+    conv.__class__ = type(kind.__name__, (HwioWeight, kind), {})
+    weight = conv.weight
+    with torch.no_grad():
+        held = weight.permute(TO_HWIO).contiguous()
+    conv.weight = nn.Parameter(held, requires_grad=weight.requires_grad)
+
+
+class _Convolution(torch.autograd.Function):
+    """A convolution whose weight gradient is a product with a float32 result."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, *shape: Any) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.shape = shape
+        return functional.conv2d(x, weight.to(x.dtype), None, *shape)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = _reverse(ctx, gradient, x, weight.to(x.dtype), (True, False, False))[0]
+        if ctx.needs_input_grad[1]:
+            wide = gradient.float(), x.float(), weight.float()
+            dw = _reverse(ctx, *wide, (False, True, False))[1].to(weight.dtype)
+        return dx, dw, *[None] * len(ctx.shape)
+
+
+def _reverse(
+    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor, ...]:
+    stride, padding, dilation, groups = ctx.shape
+    return torch.ops.aten.convolution_backward(
+        gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, wanted
+    )
+
+
+class XlaBatchNorm2d(nn.BatchNorm2d):
+    """BatchNorm with float32 statistics and a result in the type of its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return apply_batch_norm(self, x)
+
+
+class XlaBatchNormAct2d(BatchNormAct2d):
+    """timm's BatchNorm with an activation behind it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.drop(apply_batch_norm(self, x)))
+
+
+def apply_batch_norm(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """[B, C, H, W] -> the same, in the type of x."""
+    with without_autocast(x):
+        if not norm.training and norm.running_mean is not None:
+            scale = torch.rsqrt(norm.running_var + norm.eps)
+            shift = -norm.running_mean * scale
+            if norm.weight is not None:
+                scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
+            return (x.float() * _spread(scale) + _spread(shift)).to(x.dtype)
+        result, mean, variance = _BatchNorm.apply(x, norm.weight, norm.bias, norm.eps)
+    if norm.training:
+        update_running(norm, mean, variance, mean.new_full((1,), x.numel() / x.shape[1]))
+    return result
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Keeps its input and the statistics; both sums of each pass are taken together."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, ...]:
+        wide = x.float()
+        mean = wide.mean(dim=(0, 2, 3))
+        if x.dtype == torch.float32:
+            variance = (wide - _spread(mean)).square().mean(dim=(0, 2, 3))
+        else:
+            variance = (wide * wide).mean(dim=(0, 2, 3)) - mean * mean
+        variance = variance.clamp(min=0.0)
+        scale = torch.rsqrt(variance + eps)
+        ctx.save_for_backward(x, weight, mean, scale)
+        ctx.mark_non_differentiable(mean, variance)
+        factor = scale if weight is None else scale * weight
+        result = (wide - _spread(mean)) * _spread(factor)
+        if bias is not None:
+            result = result + _spread(bias)
+        return result.to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        x, weight, mean, scale = ctx.saved_tensors
+        normal = (x.float() - _spread(mean)) * _spread(scale)
+        gradient = gradient.float()
+        count = x.numel() / x.shape[1]
+        db = gradient.sum(dim=(0, 2, 3))
+        dw = (gradient * normal).sum(dim=(0, 2, 3))
+        factor = scale if weight is None else scale * weight
+        inner = gradient - _spread(db / count) - normal * _spread(dw / count)
+        dx = (inner * _spread(factor)).to(x.dtype)
+        return dx, None if weight is None else dw, None if weight is None else db, None
+
+
+def _spread(values: Tensor) -> Tensor:
+    """[C] -> [1, C, 1, 1]."""
+    return values.view(1, -1, 1, 1)
+
+
+class XlaLayerNorm2d(LayerNorm2d):
+    """timm's layer norm over the channels of [B, C, H, W]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalise_rows(self, x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class BlockInComputeType:
+    """Mixed into a residual block whose scale is float32: its result has the compute type."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = get_compute_dtype(x)
+        return super().forward(x).to(dtype)

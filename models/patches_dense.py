@@ -1,0 +1,213 @@
+"""Linear layers, layer norm and activations in plain operations that keep little.
+
+All of it is plain PyTorch and gives timm's numbers in float32; under autocast it computes in the
+autocast type and stays in it, where PyTorch's autocast would go back to float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+# gelu(x) = x * (1 + tanh(x * (a + b x^2 + c x^4))) / 2, fitted to the erf form: error below 2.6e-5
+# (the usual tanh form: 4.7e-4). c < 0, so x^2 is limited.
+_GELU_FIT = (0.7975104, 0.0370022, -0.00035083)
+_GELU_LIMIT = 36.0
+
+
+def get_compute_dtype(value: Tensor) -> torch.dtype:
+    """The type that autocast asks for on the value's device; without autocast, its own."""
+    kind = value.device.type
+    if torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return value.dtype
+
+
+def without_autocast(value: Tensor) -> torch.autocast:
+    """Autocast off on the value's device: every type inside is written out."""
+    return torch.autocast(value.device.type, enabled=False)
+
+
+def is_watched(module: nn.Module) -> bool:
+    """Whether a hook wants the module's output; hooks that only label the trace do not count."""
+    return any(not hasattr(hook, "labels_trace") for hook in module._forward_hooks.values())
+
+
+def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """[..., C] -> [..., O] in the compute type, without flattening the leading dimensions."""
+    dtype = get_compute_dtype(x)
+    fp32 = layer.fp32_weight_gradient
+    with without_autocast(x):
+        return _Linear.apply(x.to(dtype), layer.weight, layer.bias, fp32)
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b with the weight cast inside: nothing but x and the float32 weight is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fp32: bool) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.fp32, ctx.bias_dtype = fp32, None if bias is None else bias.dtype
+        y = torch.einsum("...c,oc->...o", x, weight.to(x.dtype))
+        return y if bias is None else y + bias.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            dx = torch.einsum("...o,oc->...c", gradient, weight.to(x.dtype))
+        if ctx.needs_input_grad[1]:
+            dw = multiply_rows(gradient, x, ctx.fp32).to(weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            db = sum_rows(gradient, ctx.bias_dtype)
+        return dx, dw, db, None
+
+
+def multiply_rows(left: Tensor, right: Tensor, fp32: bool) -> Tensor:
+    """[..., O] and [..., C] -> [O, C], summed over all leading dimensions.
+
+    Args:
+      fp32: the product's result is float32, so that partitioned programs add float32 over chips.
+    """
+    if fp32:
+        left, right = left.float(), right.float()
+    leading = "abdefg"[: left.dim() - 1]
+    return torch.einsum(f"{leading}o,{leading}c->oc", left, right)
+
+
+def sum_rows(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float32 sum over all but the last dimension."""
+    return value.float().sum(dim=tuple(range(value.dim() - 1))).to(dtype)
+
+
+class XlaLinear(nn.Linear):
+    """`nn.Linear` through `apply_linear`."""
+
+    fp32_weight_gradient = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        return apply_linear(self, x)
+
+
+class XlaLayerNorm(nn.LayerNorm):
+    """Layer norm over the last dimension: float32 inside, the compute type outside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return normalise_rows(self, x)
+
+
+def normalise_rows(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    """[..., C] -> the same, normalised over C, in the compute type."""
+    dtype = get_compute_dtype(x)
+    with without_autocast(x):
+        return _LayerNorm.apply(x, norm.weight, norm.bias, norm.eps, dtype)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """Keeps its input alone and normalises again in the backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: Any
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps, ctx.dtype, ctx.bias_dtype = eps, dtype, None if bias is None else bias.dtype
+        y, _ = _normalise(x, eps, exact=dtype == torch.float32)
+        if weight is not None:
+            y = y * weight.float()
+        if bias is not None:
+            y = y + bias.float()
+        return y.to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        normal, scale = _normalise(x, ctx.eps, exact=ctx.dtype == torch.float32)
+        gradient = gradient.float()
+        dx = dw = db = None
+        if weight is not None and ctx.needs_input_grad[1]:
+            dw = sum_rows(gradient * normal, weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            db = sum_rows(gradient, ctx.bias_dtype)
+        if ctx.needs_input_grad[0]:
+            inner = gradient if weight is None else gradient * weight.float()
+            mean = inner.mean(dim=-1, keepdim=True)
+            along = (inner * normal).mean(dim=-1, keepdim=True)
+            dx = ((inner - mean - normal * along) * scale).to(x.dtype)
+        return dx, dw, db, None, None
+
+
+def _normalise(x: Tensor, eps: float, *, exact: bool) -> tuple[Tensor, Tensor]:
+    """Float32 (x - mean) / std over the last dimension, and 1 / std.
+
+    Args:
+      exact: sum squares around the mean, in a second pass; else E[x^2] - mean^2, as flax does: both
+        sums are then taken where the input is made.
+    """
+    x = x.float()
+    mean = x.mean(dim=-1, keepdim=True)
+    centred = x - mean
+    if exact:
+        variance = (centred * centred).mean(dim=-1, keepdim=True)
+    else:
+        variance = ((x * x).mean(dim=-1, keepdim=True) - mean * mean).clamp(min=0.0)
+    scale = torch.rsqrt(variance + eps)
+    return centred * scale, scale
+
+
+class XlaGelu(nn.Module):
+    """Exact GELU in float32; in lower types a tanh fit whose error is below their rounding."""
+
+    approximate = "none"
+
+    def forward(self, x: Tensor) -> Tensor:
+        dtype = get_compute_dtype(x)
+        with without_autocast(x):
+            return _Gelu.apply(x.to(dtype))
+
+
+class _Gelu(torch.autograd.Function):
+    """Keeps its input alone."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return compute_gelu(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return (gradient.float() * compute_gelu_slope(x)).to(x.dtype)
+
+
+def compute_gelu(x: Tensor) -> Tensor:
+    """gelu(x) in the type of x."""
+    if x.dtype == torch.float32:
+        return functional.gelu(x)
+    value, inner, _ = _fit(x)
+    return (value * (0.5 + 0.5 * torch.tanh(inner))).to(x.dtype)
+
+
+def compute_gelu_slope(x: Tensor) -> Tensor:
+    """Float32 derivative of `compute_gelu`."""
+    if x.dtype == torch.float32:
+        cdf = 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
+        return cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+    value, inner, square = _fit(x)
+    a, b, c = _GELU_FIT
+    tanh = torch.tanh(inner)
+    slope = a + square * (3.0 * b + 5.0 * c * square)
+    return 0.5 * (1.0 + tanh) + 0.5 * value * (1.0 - tanh * tanh) * slope
+
+
+def _fit(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    value = x.float()
+    square = (value * value).clamp(max=_GELU_LIMIT)
+    a, b, c = _GELU_FIT
+    return value, value * (a + square * (b + c * square)), square
