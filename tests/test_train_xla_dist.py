@@ -252,6 +252,17 @@ def test_the_dry_run_prints_the_commands_and_runs_none(cloud):
     assert cloud.get_calls() == []
 
 
+def test_a_program_with_a_path_is_looked_for_in_the_workdir(cloud):
+    for worker in range(4):
+        script = cloud.get_home(worker) / "tree" / "run.sh"
+        script.parent.mkdir(parents=True)
+        script.write_text("#!/bin/bash\necho ran in $PWD\n")
+        script.chmod(0o755)
+    done = cloud.run(*words(cloud, "./run.sh", flags=("--workdir=tree",)))
+    assert done.returncode == 0, done.stdout
+    assert f"[w3] ran in {cloud.get_home(3)}/tree" in done.stdout
+
+
 def test_flags_of_the_removed_launcher_are_ignored_with_a_word(cloud):
     flags = ("--restart-tpuvm-pod-server", "--tpuvm-server-port=1")
     done = cloud.run(*words(cloud, *ECHO, flags=flags))

@@ -337,6 +337,8 @@ def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[
         found = next((str(path) for path in homes if path.exists()), "conda")
         words = [found, "run", "--no-capture-output", "-n", arguments.conda_env, *words]
     environment.update(pair.split("=", 1) for pair in arguments.env)
+    if "/" in words[0]:
+        words[0] = str(_resolve(arguments.workdir) / words[0])
     program = shutil.which(words[0], path=environment.get("PATH"))
     return ([program, *words[1:]] if program else None), environment
 

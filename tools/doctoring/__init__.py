@@ -1,0 +1,1 @@
+"""What tools/doctor.py looks at, one room for each kind of thing."""
