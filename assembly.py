@@ -35,7 +35,7 @@ from models import (
 from models.views import to_pixels
 from optim_factory import PREPARABLE, Schedule, create_optimizer, create_schedule
 from preflight import check_split
-from utils.checkpoint import load_checkpoint, restore_state
+from resume import restore, start_weights
 from utils.erasing import Erasing
 from utils.log import get_logger
 from utils.mixing import Mixing
@@ -163,10 +163,7 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     state = _create_state(runtime, task, student, losses, schedule)
     _add_teachers(runtime, task, objective, state)
     view.to(runtime.device)
-    if task.checkpoint is not None:
-        parts, facts = load_checkpoint(task.checkpoint)
-        restore_state(state, parts, facts, task.checkpoint)
-        get_logger().info("resumed from %s at step %d", task.checkpoint, state.step)
+    restore(runtime, task, state)
     return Parts(
         state,
         plan,

@@ -37,6 +37,7 @@ class TrainState:
       best_metric: best evaluation so far, top-1 in percent.
       input_processes: that the data position counts on; 0: any number may go on from it.
       scaler: of the loss, where the runtime computes in float16.
+      skipped_steps: whose batches are drawn and dropped, because they spoilt the run once.
       first_bad_step: on the device: first step with a non-finite loss or gradient, else -1.
     """
 
@@ -52,6 +53,7 @@ class TrainState:
     best_metric: float = -1.0
     input_processes: int = 0
     scaler: torch.amp.GradScaler | None = None
+    skipped_steps: tuple[int, ...] = ()
     first_bad_step: Tensor | None = None
 
     @property
@@ -95,6 +97,8 @@ class Hooks:
       write: step, metrics of a log point or an evaluation -> written and shown.
       save: state, whether it is the best so far -> checkpoint.
       begin_step: step that is about to begin: a trace may start or end.
+      should_stop: steps done -> whether to save and end here; alike on all ranks.
+      roll_back: state, bad step -> whether the state went back to before that step.
       global_batch_size: examples of one optimizer step over all ranks.
     """
 
@@ -104,10 +108,35 @@ class Hooks:
     save: Callable[[TrainState, bool], None]
     global_batch_size: int
     begin_step: Callable[[int], None] = lambda step: None
+    should_stop: Callable[[int], bool] = lambda step: False
+    roll_back: Callable[[TrainState, int], bool] = lambda state, step: False
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient was not finite."""
+    """A loss or gradient was not finite.
+
+    Attributes:
+      step: the first such step.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(
+            f"the loss or gradient of step {step} was not finite; lower optim.lr, set "
+            "optim.max_grad_norm, look at that batch, or skip it by train.on_nonfinite=rollback"
+        )
+        self.step = step
+
+
+class PreemptedError(RuntimeError):
+    """The run was asked to end and has saved its state.
+
+    Attributes:
+      step: steps done.
+    """
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"asked to end; step {step} is saved")
+        self.step = step
 
 
 def create_ema(model: nn.Module) -> nn.Module:
@@ -248,11 +277,38 @@ def fit(
 
     Returns:
       The metrics of the last evaluation.
+
+    Raises:
+      PreemptedError: the run was asked to end; its state is saved.
+      NonFiniteError: a loss or gradient was not finite, and the run does not go back.
     """
-    state.first_bad_step = runtime.upload([-1.0])[0]
-    runtime.finish_step()
+    _clear_bad_step(state, runtime)  # before the meter: its graph is no step's
     runtime.check_replicas(state.get_replicated(), "at the start")
     meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch)
+    while True:
+        try:
+            metrics = _run_steps(state, plan, hooks, objective, runtime=runtime, meter=meter)
+            break
+        except NonFiniteError as error:
+            if not hooks.roll_back(state, error.step):
+                raise
+    _save(state, hooks, runtime)
+    runtime.check_replicas(state.get_replicated(), "at the end")
+    runtime.barrier("end of training")
+    return metrics
+
+
+def _run_steps(
+    state: TrainState,
+    plan: Plan,
+    hooks: Hooks,
+    objective: Objective,
+    *,
+    runtime: Runtime,
+    meter: LoopMeter,
+) -> dict[str, float]:
+    """All steps that are left, with what happens between them; the last evaluation's metrics."""
+    _clear_bad_step(state, runtime)
     metrics: dict[str, float] = {}
     if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
         metrics = _evaluate(state, meter, hooks, runtime)
@@ -263,8 +319,10 @@ def fit(
             hooks.begin_step(state.step)
             with runtime.span("input"):
                 batch = next(feeder)
-            with runtime.span("step"):
-                scalars = _run_step(state, batch, objective, runtime, plan.seed)
+            scalars = None
+            if state.step not in state.skipped_steps:
+                with runtime.span("step"):
+                    scalars = _run_step(state, batch, objective, runtime, plan.seed)
             state.step += 1
             meter.end_step(state.step, hooks.global_batch_size, feeder.wait_s)
             runtime.settle()
@@ -274,13 +332,19 @@ def fit(
             if state.step % plan.checkpoint_every == 0 and not is_end:
                 runtime.settle()
                 _save(state, hooks, runtime)
+            if not is_end and hooks.should_stop(state.step):
+                runtime.settle()
+                _save(state, hooks, runtime)
+                raise PreemptedError(state.step)
             if state.step % plan.eval_every == 0 or is_end:
                 runtime.settle()
                 metrics = _evaluate(state, meter, hooks, runtime)
-    _save(state, hooks, runtime)
-    runtime.check_replicas(state.get_replicated(), "at the end")
-    runtime.barrier("end of training")
     return metrics
+
+
+def _clear_bad_step(state: TrainState, runtime: Runtime) -> None:
+    state.first_bad_step = runtime.upload([-1.0])[0]
+    runtime.finish_step()
 
 
 def _run_step(
@@ -305,24 +369,27 @@ def _run_step(
 
 def _log(
     state: TrainState,
-    scalars: tuple[tuple[str, ...], Tensor],
+    scalars: tuple[tuple[str, ...], Tensor] | None,
     meter: LoopMeter,
     hooks: Hooks,
     runtime: Runtime,
 ) -> None:
-    """Hand a log line over; its values are read one step behind the device."""
-    names, vector = scalars
+    """Hand a log line over; its values are read one step behind the device.
+
+    A skipped step has no values: its line says nothing of the loss.
+    """
     facts = {"lr": state.schedule.lr_at(state.step - 1), **meter.take(state.step)}
+    if scalars is None:
+        hooks.write(state.step, facts)
+        return
+    names, vector = scalars
 
     def write(step: int, host: Tensor) -> None:
         values = dict(zip(names, host.tolist(), strict=True))
         bad_step = int(values.pop("first_bad_step"))
         hooks.write(step, {**values, **facts})
         if bad_step >= 0:
-            raise NonFiniteError(
-                f"the loss or gradient of step {bad_step} was not finite; lower optim.lr, set "
-                "optim.max_grad_norm, or look at that batch"
-            )
+            raise NonFiniteError(bad_step)
 
     runtime.defer(write, state.step, scalars=vector)
 
@@ -336,6 +403,7 @@ def _evaluate(
         metrics = hooks.evaluate(state)
     state.model.train()
     if metrics["top1"] > state.best_metric:
+        _require_finite(state, runtime)
         state.best_metric = metrics["top1"]
         hooks.save(state, True)
     line = {f"eval_{name}": value for name, value in metrics.items()}
@@ -344,9 +412,17 @@ def _evaluate(
 
 
 def _save(state: TrainState, hooks: Hooks, runtime: Runtime) -> None:
+    _require_finite(state, runtime)
     _average_buffers(state, runtime)
     with runtime.span("checkpoint"):
         hooks.save(state, False)
+
+
+def _require_finite(state: TrainState, runtime: Runtime) -> None:
+    """Refuse to save what came of a bad step. # host read: checkpoints only"""
+    bad_step = int(runtime.fetch(state.first_bad_step))
+    if bad_step >= 0:
+        raise NonFiniteError(bad_step)
 
 
 def _average_buffers(state: TrainState, runtime: Runtime) -> None:

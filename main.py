@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,16 @@ from utils.config import RunConfig, dump_config, load_config
 from utils.errors import EXIT_USER_ERROR, UserError
 from utils.log import get_logger, setup_logging
 from utils.runs import get_environment
+from utils.runs.lock import RunLock
 from utils.runs.store import begin
 from utils.runtime import choose_device, is_silent_rank, launch
+from utils.stopping import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
     from torch import nn
 
     from assembly import Parts
     from datasets import Loader
-    from engine import Hooks, TrainState
     from preflight import Task
     from utils.runtime.base import Runtime
 
@@ -54,7 +55,8 @@ def start(config: RunConfig) -> int:
     choose_device(config.runtime)
     from engine import NonFiniteError
     from preflight import check
-    from utils.metrics import GraphBudgetError
+    from utils.checkpoint import CheckpointError
+    from utils.metrics import GraphBudgetError, LostRunError
     from utils.runtime.base import ReplicaError
     from utils.runtime.processes import GroupError
 
@@ -62,45 +64,65 @@ def start(config: RunConfig) -> int:
     logging.captureWarnings(True)
     try:
         return launch(config.runtime, run, task)
-    except (GraphBudgetError, NonFiniteError, ReplicaError, GroupError) as error:
+    except (
+        CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError, ReplicaError
+    ) as error:  # fmt: skip
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED
 
 
-def run(runtime: Runtime, task: Task) -> None:
-    """On one replica: build the parts, train or evaluate, keep the run's status true."""
+def run(runtime: Runtime, task: Task) -> int:
+    """On one replica: build the parts, train or evaluate; gives the exit code."""
     from assembly import build_parts
 
     setup_logging(runtime.rank, runtime.world_size)
     task = _agree(runtime, task)
     if task.config.run.eval_only:
         evaluate_checkpoint(runtime, task)
-        return
+        return 0
+    if task.config.train.deterministic:
+        for note in runtime.make_deterministic():
+            get_logger().info("train.deterministic: %s", note)
     started = time.time()
     parts = build_parts(runtime, task)
-    _check_teachers(runtime, task, parts)
-    is_writer = runtime.rank == 0
-    if is_writer:
-        _begin_run(runtime, task, parts, started)
+    lock = RunLock(task.run.path)
+    try:
+        _check_teachers(runtime, task, parts)
+        if runtime.is_writer:
+            lock.acquire()
+            _begin_run(runtime, task, parts, started)
+        return _train_and_tell(runtime, task, parts)
+    finally:
+        parts.close()
+        lock.release()
+
+
+def _train_and_tell(runtime: Runtime, task: Task, parts: Parts) -> int:
+    """Train, and keep the run's status true; gives the exit code."""
+    from engine import PreemptedError
+
     try:
         outcome = train(runtime, task, parts)
     except BaseException as error:
-        if is_writer:
-            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        status = {PreemptedError: "preempted", KeyboardInterrupt: "interrupted"}
+        if runtime.is_writer and task.run.path.is_dir():
             reason = f"{type(error).__name__}: {error}"
-            task.run.update(status=status, reason=reason, ended=time.time())
+            told = status.get(type(error), "failed")
+            task.run.update(status=told, reason=reason, ended=time.time())
+        if isinstance(error, PreemptedError):
+            get_logger().warning("preempted at step %d; --resume auto goes on", error.step)
+            return EXIT_PREEMPTED
         raise
-    finally:
-        parts.close()
-    if is_writer:
+    if runtime.is_writer:
         task.run.update(status="complete", ended=time.time(), final=outcome)
         get_logger().info("complete: %s", task.run.path)
+    return 0
 
 
 def _agree(runtime: Runtime, task: Task) -> Task:
     """Rank zero's choice of directory and checkpoint: names are made from the clock."""
-    path, checkpoint = runtime.broadcast_value((task.run.path, task.checkpoint))
-    return replace(task, run=replace(task.run, path=path), checkpoint=checkpoint)
+    run, checkpoint = runtime.broadcast_value((task.run, task.checkpoint))
+    return replace(task, run=run, checkpoint=checkpoint)
 
 
 def _begin_run(runtime: Runtime, task: Task, parts: Parts, started: float) -> None:
@@ -114,21 +136,20 @@ def _begin_run(runtime: Runtime, task: Task, parts: Parts, started: float) -> No
         text = dump_config(task.config)
         begin(task.run, text, facts, overwrite=task.config.run.overwrite)
     else:
+        task.run.path.mkdir(parents=True, exist_ok=True)
         task.run.update(status="running", resumed=started, **facts)
 
 
 def train(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
     """Train to the end, export the student and report what it has become."""
     from engine import fit
+    from keeper import Keeper
 
-    hooks, close = create_hooks(runtime, task, parts)
     state = parts.state
     objective = runtime.prepare_objective(parts.objective, state.model, state.extra)
     began = time.perf_counter()
-    try:
-        metrics = fit(state, parts.plan, hooks, objective, runtime)
-    finally:
-        close()
+    with Keeper(runtime, task, parts) as keeper:
+        metrics = fit(state, parts.plan, keeper.create_hooks(), objective, runtime)
     outcome = {"train_s": time.perf_counter() - began, "steps": parts.state.step}
     outcome |= {f"eval_{name}": value for name, value in metrics.items()}
     outcome |= _compare_with_teachers(runtime, parts)
@@ -136,57 +157,6 @@ def train(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
         outcome |= _evaluate_test(runtime, task, parts)
     _finish(runtime, task, parts)
     return {**outcome, **runtime.counters(), "parameters": parts.count_parameters()}
-
-
-def create_hooks(runtime: Runtime, task: Task, parts: Parts) -> tuple[Hooks, Callable[[], None]]:
-    """What the engine calls back, and the function that closes it all."""
-    from assembly import iterate_batches
-    from engine import Hooks
-    from utils.checkpoint import CheckpointManager, collect_state
-    from utils.metrics import MetricWriter
-    from utils.progress import Progress
-    from utils.runtime.tracing import Tracer
-
-    config, is_writer = task.config, runtime.rank == 0
-    manager = CheckpointManager(task.run.checkpoints, config.train.keep_checkpoints)
-    progress = Progress(parts.state.step, parts.plan.total_steps, enabled=is_writer)
-    writer = None
-    if is_writer:
-        writer = MetricWriter(
-            task.run.path, first_step=parts.state.step, tensorboard=config.run.tensorboard
-        )
-
-    def write(step: int, scalars: dict[str, float]) -> None:
-        if writer is not None:
-            writer.write(step, {**scalars, **parts.train_loader.counters})
-        progress.show(step, scalars)
-
-    def save(state: TrainState, best: bool) -> None:
-        tensors, facts = collect_state(state, runtime.fetch_all)
-        if is_writer:
-            manager.save(state.step, tensors, facts, best=best)
-        runtime.barrier("checkpoint")
-
-    def evaluate_state(state: TrainState) -> dict[str, float]:
-        return evaluate_model(runtime, state.eval_model, parts, parts.eval_loader)
-
-    tracer = Tracer(runtime, config.profile.steps, task.run.path / "profile")
-
-    def close() -> None:
-        tracer.close()
-        progress.close()
-        if writer is not None:
-            writer.close()
-
-    hooks = Hooks(
-        batches=partial(iterate_batches, parts),
-        evaluate=evaluate_state,
-        write=write,
-        save=save,
-        global_batch_size=config.data.global_batch_size,
-        begin_step=tracer.begin_step,
-    )
-    return hooks, close
 
 
 def evaluate_model(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +26,10 @@ from models import (
     scan_blocks,
 )
 from optim_factory import check_optimizer_name, create_schedule
-from utils.checkpoint import find_checkpoint, read_table
+from resume import check_resume, choose_run
+from utils.checkpoint import Place
 from utils.errors import UserError
-from utils.runs import Run, RunStore
-from utils.runs.store import check_free
+from utils.runs import Run
 from utils.runtime import choose_device, count_planned_ranks, has_layer_loop
 from utils.teacher_cache import describe_stream, open_cache
 
@@ -55,7 +54,7 @@ class Task:
 
     config: RunConfig
     run: Run
-    checkpoint: Path | None
+    checkpoint: Place | None
     num_classes: int
     model_facts: dict[str, Any]
     stream: dict[str, Any]
@@ -85,11 +84,11 @@ def check(config: RunConfig) -> Task:
     teachers = _identify_teachers(config)
     if config.distill.teacher_cache:
         open_cache(config, stream, teachers, shard=(0, 1))
-    run, checkpoint = _choose_run(config)
-    if checkpoint is not None:
-        _check_checkpoint(student, checkpoint)
+    run, checkpoint = choose_run(config)
     model_facts = _get_model_facts(config, classes)
-    return Task(config, run, checkpoint, classes, model_facts, stream, teachers)
+    task = Task(config, run, checkpoint, classes, model_facts, stream, teachers)
+    check_resume(task, student)
+    return task
 
 
 def _identify_teachers(config: RunConfig) -> list[str]:
@@ -250,39 +249,3 @@ def _rehearse_losses(
     for loss in objective.losses:
         if not loss.student_layers():
             loss.compute(inputs)  # autocast does not know the meta device
-
-
-def _choose_run(config: RunConfig) -> tuple[Run, Path | None]:
-    """The run's directory and the checkpoint to continue or evaluate, if any."""
-    store = RunStore(config.run.output_dir, config.run.experiment)
-    if not config.run.resume:
-        run = store.choose(config.run.run_id, config.train.seed)
-        if not config.run.eval_only:
-            check_free(run, overwrite=config.run.overwrite)
-        return run, None
-    if config.run.resume != "auto":
-        checkpoint = find_checkpoint(Path(config.run.resume))
-        return Run(checkpoint.parent.parent), checkpoint
-    found = Run(store.folder / config.run.run_id) if config.run.run_id else store.find_newest()
-    if found is None or not found.checkpoints.is_dir():
-        if config.run.eval_only:
-            raise UserError(
-                f"run.resume 'auto' finds no checkpoint under {store.folder}; train first, or give "
-                "--resume PATH"
-            )
-        return found or store.choose(config.run.run_id, config.train.seed), None
-    return found, find_checkpoint(found.path)
-
-
-def _check_checkpoint(student: nn.Module, checkpoint: Path) -> None:
-    table = read_table(checkpoint)
-    own = {f"model/{name}": list(v.shape) for name, v in student.state_dict().items()}
-    found = {name: entry[0] for name, entry in table.items() if name.startswith("model/")}
-    wrong = sorted(n for n in own.keys() | found.keys() if own.get(n) != found.get(n))
-    if wrong:
-        name = wrong[0]
-        raise UserError(
-            f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(wrong)} "
-            f"tensors differ, first {name} {found.get(name, 'missing')} instead of "
-            f"{own.get(name, 'nothing')}; resume with the model that wrote it"
-        )

@@ -39,7 +39,9 @@ optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps o
 optim.max_grad_norm optim.args
 train.epochs train.steps train.accumulate_steps train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
-train.keep_checkpoints train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_prob
+train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
+train.stall_timeout_s train.deterministic
+train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_prob
 train.cutmix_prob train.remat train.scan_layers train.sync_batchnorm train.ema train.ema_decay
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
@@ -48,7 +50,8 @@ runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads profile.steps
-run.output_dir run.experiment run.run_id run.resume run.eval_only run.overwrite run.tensorboard
+run.output_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
+run.init_tolerance run.checkpoint_root run.eval_only run.overwrite run.tensorboard
 """
 
 
@@ -75,8 +78,12 @@ def read_keys(tmp_path_factory, digits_root, teacher_run) -> set[str]:
         return original(self, name)
 
     cache = tmp_path_factory.mktemp("cache") / "answers"
+    earlier = tmp_path_factory.mktemp("earlier")
+    assert main.main(create_argv(earlier, "--train.steps=1", "--run.run_id=a")) == 0
     write_cache(cache, teacher_run)
-    for number, (flags, is_run) in enumerate(list_runs(digits_root, teacher_run, cache)):
+    for number, (flags, is_run) in enumerate(
+        [*list_runs(digits_root, teacher_run, cache), *list_continuations(earlier)]
+    ):
         output_dir = tmp_path_factory.mktemp(f"keys{number}")
         config = load_config(create_argv(output_dir, *flags))
         with pytest.MonkeyPatch.context() as patch:
@@ -143,6 +150,15 @@ def list_runs(
         (("--optim.schedule=polynomial",), False),
         (("--optim.schedule=wsd",), False),
     ]  # fmt: skip
+
+
+def list_continuations(earlier: Path) -> list[tuple[tuple[str, ...], bool]]:
+    """Checks of runs that go on from another one, or start from its weights."""
+    place = earlier / "tiny" / "a"
+    return [
+        ((f"--resume={place}", "--lr=0.5", "--run.allow_changes=optim.*"), False),
+        ((f"--init-from={place}",), False),
+    ]
 
 
 def test_every_key_is_read(read_keys):

@@ -310,8 +310,9 @@ def test_a_loader_that_ends_early_is_no_quiet_end_of_the_run():
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_a_non_finite_loss_stops_the_run_and_names_the_step(device):
-    """Step 3 is bad, the log point is step 5; no checkpoint holds what came of it."""
+@pytest.mark.parametrize(("checkpoint_every", "logged"), [(1, []), (100, [5])])
+def test_a_non_finite_loss_stops_the_run_and_names_the_step(device, checkpoint_every, logged):
+    """Step 3 is bad; the next log point or checkpoint stops, and no checkpoint holds what came."""
     runtime, saved, lines = RUNTIMES[device](), [], []
     objective = ClassifyObjective()
 
@@ -328,11 +329,11 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_step(device):
 
     hooks = create_hooks(batches, lines, save=lambda state, best: saved.append(state.step))
     state = create_state(runtime, TinyConvNet(6), SGD.model_copy(update={"lr": 0.1}))
-    plan = create_plan(10, log_every=5, checkpoint_every=1)
+    plan = create_plan(10, log_every=5, checkpoint_every=checkpoint_every)
     with pytest.raises(NonFiniteError, match="step 3 was not finite"):
         fit(state, plan, hooks, poisoned, runtime)
-    assert [step for step, _ in lines] == [5]
-    assert not [step for step in saved if step > 5]
+    assert [step for step, _ in lines] == logged
+    assert saved == ([1, 2, 3] if checkpoint_every == 1 else [])
 
 
 def test_a_run_that_exceeds_its_graph_budget_ends_and_names_the_step():

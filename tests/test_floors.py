@@ -38,6 +38,8 @@ FLOORS = {
     "utils.term_weights": 3,
     "utils.curves": 4,
     "engine": 4,
+    "resume": 5,
+    "keeper": 5,
     "preflight": 5,
     "assembly": 5,
     "main": 5,

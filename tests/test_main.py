@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -36,8 +37,8 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 STEPS_PER_EPOCH = 6
 MIXED = ("--mixup=0.8", "--cutmix=1.0")
 # What differs between two equal runs.
-CLOCKS = {"time_s", "img_per_s", "input_wait_s", "host_rss_gib", "graphs", "graphs_train",
-          "graphs_eval"}  # fmt: skip
+CLOCKS = {"time_s", "checkpoint_held_s", "img_per_s", "input_wait_s", "host_rss_gib", "graphs",
+          "graphs_train", "graphs_eval"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -416,7 +417,7 @@ def test_a_broken_loader_ends_the_run_with_its_cause(tmp_path, monkeypatch):
         yield next(whole)
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("assembly.iterate_batches", broken)
+    monkeypatch.setattr("keeper.iterate_batches", broken)
     with pytest.raises(OSError, match="the disk is gone"):
         main.main(create_argv(tmp_path, "--train.steps=5", "--run.run_id=a"))
     facts = Run(tmp_path / "tiny" / "a").read()
@@ -425,7 +426,7 @@ def test_a_broken_loader_ends_the_run_with_its_cause(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_run_says_so_and_can_be_continued(tmp_path):
-    """Ctrl-C in mid-run: code 130, no traceback; then `--resume auto` goes on from there."""
+    """Ctrl-C in mid-run: saved, code 75, no traceback; then `--resume auto` goes on from there."""
     flags = create_argv(tmp_path, "--train.steps=1000000", "--run.run_id=a",
                         "--train.checkpoint_every_steps=5", "--train.log_every_steps=5",
                         "--train.eval_every_epochs=100000")  # fmt: skip
@@ -439,11 +440,11 @@ def test_an_interrupted_run_says_so_and_can_be_continued(tmp_path):
             process.send_signal(signal.SIGINT)
             break
     seen += process.stderr.readlines()
-    assert process.wait() == 130, "".join(seen)
+    assert process.wait() == 75, "".join(seen)
     assert "Traceback" not in "".join(seen)
-    assert seen[-1] == "interrupted; --resume auto continues from the last checkpoint\n"
+    assert re.search(r"preempted at step \d+; --resume auto goes on", seen[-1])
     folder = tmp_path / "tiny" / "a"
-    assert Run(folder).read()["status"] == "interrupted"
+    assert Run(folder).read()["status"] == "preempted"
     step = max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*"))
     assert step >= 15
     last = step - step % 5 + 10

@@ -23,7 +23,7 @@ from utils.runs import Run  # noqa: E402
 # What a log line holds beside the parts of the loss.
 _NO_TERMS = {
     "step", "epoch", "time_s", "img_per_s", "input_wait_s", "host_reads", "host_rss_gib", "graphs",
-    "graphs_train", "graphs_eval", "lr", "grad_norm", "skipped_corrupt",
+    "graphs_train", "graphs_eval", "lr", "grad_norm", "skipped_corrupt", "checkpoint_held_s",
 }  # fmt: skip
 _COLUMNS = (
     ("run", "run", "{}"), ("student", "student", "{:.2f}"), ("teacher", "teacher", "{:.2f}"),

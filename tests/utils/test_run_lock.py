@@ -42,7 +42,7 @@ def test_a_second_program_is_refused_by_the_name_of_the_first(tmp_path):
     with pytest.raises(UserError, match=wanted):
         RunLock(tmp_path).acquire(wait_s=0)
     with pytest.raises(UserError, match=wanted):
-        refuse_if_owned(tmp_path)
+        refuse_if_owned(tmp_path, wait_s=0)
     assert find_owner(tmp_path)["pid"] == owner.pid
     owner.kill()
     owner.wait()
@@ -87,7 +87,10 @@ def test_an_owner_on_another_host_counts_while_it_beats(tmp_path, age_s, is_free
         lock.acquire(wait_s=0)
         lock.release()
         return
-    for refuse in (lambda: refuse_if_owned(tmp_path), lambda: RunLock(tmp_path).acquire(wait_s=0)):
+    for refuse in (
+        lambda: refuse_if_owned(tmp_path, 0),
+        lambda: RunLock(tmp_path).acquire(wait_s=0),
+    ):
         with pytest.raises(UserError, match="process 7 on elsewhere"):
             refuse()
 

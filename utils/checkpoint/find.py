@@ -61,15 +61,18 @@ def find_checkpoint(place: Place, *, verify: bool = True) -> Place:
     )
 
 
-def load_newest(place: Place) -> tuple[Place, Parts, dict[str, Any]]:
+def load_newest(place: Place, *, fall_back: bool = True) -> tuple[Place, Parts, dict[str, Any]]:
     """A checkpoint or, if a tensor of it is broken, the newest older one beside it.
+
+    Args:
+      fall_back: whether an older one will do.
 
     Raises:
       CheckpointError: none of them is whole; the text is that of the first.
     """
     first = open_folder(place)
     failure: CheckpointError | None = None
-    for folder in (first, *_iterate_older(first)):
+    for folder in (first, *(_iterate_older(first) if fall_back else ())):
         try:
             parts, facts = load_checkpoint(folder)
         except CheckpointError as error:

@@ -74,7 +74,7 @@ def collect_state(
     """Parts and facts of a train state, as host tensors.
 
     Args:
-      state: has model, ema, extra, optimizer, step, best_metric, input_processes.
+      state: has model, ema, extra, optimizer, scaler, step, best_metric and the like.
       fetch_all: dict of device tensors -> dict of host tensors, in one read.
     """
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
@@ -91,14 +91,31 @@ def collect_state(
         "step": state.step,
         "best_metric": state.best_metric,
         "input_processes": state.input_processes,
-        "skipped_steps": list(getattr(state, "skipped_steps", ())),
+        "skipped_steps": list(state.skipped_steps),
         "optimizer": scalars,
+        "scaler": None if state.scaler is None else state.scaler.state_dict(),
     }
     return parts, facts
 
 
-def restore_state(state: Any, parts: Parts, facts: Mapping[str, Any], place: Place) -> None:
+@torch.no_grad()
+def copy_tensors(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    """Host tensors into those of a state, by name and in place."""
+    for name, value in own.items():
+        value.copy_(found[name])
+
+
+def restore_state(
+    state: Any,
+    parts: Parts,
+    facts: Mapping[str, Any],
+    place: Place,
+    load: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] = copy_tensors,
+) -> None:
     """Copy a checkpoint into a train state in place: all of it or nothing.
+
+    Args:
+      load: copies host tensors into placed ones by name, as the device wants it.
 
     Raises:
       UserError: the checkpoint is of another model, optimizer or EMA setting; names the misfits.
@@ -110,12 +127,13 @@ def restore_state(state: Any, parts: Parts, facts: Mapping[str, Any], place: Pla
     own["optimizer"], _ = _flatten_optimizer(state)
     _check_fit(own, parts, place)
     for part, tensors in own.items():
-        _copy_into(tensors, parts.get(part, {}))
+        load(tensors, parts.get(part, {}))
     _restore_scalars(state, facts["optimizer"])
+    if state.scaler is not None and facts.get("scaler"):
+        state.scaler.load_state_dict(facts["scaler"])
     state.step, state.best_metric = facts["step"], facts["best_metric"]
     state.input_processes = facts.get("input_processes", 0)
-    if hasattr(state, "skipped_steps"):
-        state.skipped_steps = tuple(facts.get("skipped_steps", ()))
+    state.skipped_steps = tuple(facts.get("skipped_steps", ()))
 
 
 def init_weights(model: nn.Module, weights: Mapping[str, Tensor], place: Place) -> Misfit:
@@ -125,7 +143,7 @@ def init_weights(model: nn.Module, weights: Mapping[str, Tensor], place: Place) 
     for line in misfit.lines():
         get_logger().info("run.init_from: %s", line)
     fitting = [n for n in own if n in weights and n not in misfit.different]
-    _copy_into({name: own[name] for name in fitting}, weights)
+    copy_tensors({name: own[name] for name in fitting}, weights)
     get_logger().info("%d of %d tensors start from %s", len(fitting), len(own), place)
     return misfit
 
@@ -191,7 +209,8 @@ def _flatten_optimizer(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
         for key, value in values.items():
             name = f"{names[parameter]}|{key}"
             if isinstance(value, Tensor):
-                tensors[name] = value
+                order = orders.get(names[parameter]) if value.shape == parameter.shape else None
+                tensors[name] = value if order is None else value.permute(order)
             elif value is None or isinstance(value, int | float | bool):
                 scalars[name] = value
     for index, group in enumerate(state.optimizer.param_groups):
@@ -210,9 +229,3 @@ def _restore_scalars(state: Any, scalars: Mapping[str, Any]) -> None:
             state.optimizer.state[parameters[owner]][key] = value
         else:
             state.optimizer.param_groups[int(owner.removeprefix("group"))][key] = value
-
-
-@torch.no_grad()
-def _copy_into(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    for name, value in own.items():
-        value.copy_(found[name])

@@ -30,5 +30,6 @@ ALIASES: dict[str, list[str]] = {
     "distill.temperature": ["kd_temperature"],
     "run.output_dir": ["output_dir"],
     "run.resume": ["resume"],
+    "run.init_from": ["init_from", "init-from"],
     "run.eval_only": ["eval"],
 }

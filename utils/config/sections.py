@@ -133,6 +133,24 @@ class TrainSection(Section):
         None, ge=1, description="the same in steps; wins over epochs"
     )
     keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints to keep, beside best")
+    keep_every_steps: int | None = Field(
+        None, ge=1, description="keep the checkpoints at multiples of this step for good, too"
+    )
+    on_nonfinite: Literal["stop", "rollback"] = Field(
+        "stop",
+        description="a loss or gradient that is not finite: end the run, or go back to the last "
+        "checkpoint and skip that batch",
+    )
+    max_rollbacks: int = Field(3, ge=1, description="batches to skip before the run ends")
+    stall_timeout_s: float = Field(
+        1800.0,
+        ge=0,
+        description="seconds without a step after which all stacks are printed and the run ends; "
+        "0: never",
+    )
+    deterministic: bool = Field(
+        False, description="choose operations that give the same bits each time, at a cost"
+    )
     label_smoothing: float = Field(0.0, ge=0, lt=1, description="mass spread over all classes")
     mixup_alpha: float = Field(0.0, ge=0, description="Beta parameter of mixup; 0: off")
     cutmix_alpha: float = Field(0.0, ge=0, description="Beta parameter of cutmix; 0: off")
@@ -317,6 +335,20 @@ class RunSection(Section):
     run_id: str = Field("", description="directory below that; empty: time and seed")
     resume: str = Field(
         "", description="auto: continue the newest run of the experiment; or a run or checkpoint"
+    )
+    allow_changes: tuple[str, ...] = Field(
+        (), description="keys, or patterns as optim.*, that may differ from the resumed run's"
+    )
+    init_from: str = Field(
+        "", description="start a new run from the weights of a checkpoint, run or .safetensors file"
+    )
+    init_tolerance: float = Field(
+        0.0, ge=0, le=1, description="share of the model's tensors that init_from may not fit"
+    )
+    checkpoint_root: str = Field(
+        "",
+        description="directory or URL such as gs://bucket/runs that checkpoints go below; empty: "
+        "the run's directory",
     )
     eval_only: bool = Field(False, description="evaluate a checkpoint (resume or model.weights)")
     overwrite: bool = Field(False, description="replace a run that has the same run_id")

@@ -13,15 +13,18 @@ from utils.errors import UserError
 # Keys that leave the course of the run alone, or that a person changes on purpose. A teacher's
 # weights may have moved: their content is compared, not their path.
 MAY_CHANGE = (
-    "run.*", "runtime.*", "data.root", "data.threads", "data.prefetch_batches",
+    "run.*", "runtime.*", "profile.*", "data.root", "data.threads", "data.prefetch_batches",
     "data.shuffle_gib", "data.return_id", "data.skip_corrupt", "data.eval_batch_size",
     "data.test_split", "train.epochs", "train.steps", "train.log_every_steps",
     "train.eval_every_epochs", "train.checkpoint_every_epochs", "train.checkpoint_every_steps",
-    "train.keep_checkpoints",
+    "train.keep_checkpoints", "train.keep_every_steps", "train.on_nonfinite",
+    "train.max_rollbacks", "train.stall_timeout_s", "train.deterministic", "train.remat",
+    "train.scan_layers",
     "model.weights", "model.pretrained", "distill.teacher_weights", "distill.allow_weak_teacher",
 )  # fmt: skip
 # Of these a change is reported, because bits may then differ.
-NOT_EXACT = ("runtime.*", "data.shuffle_gib", "train.epochs", "train.steps")
+NOT_EXACT = ("runtime.*", "data.shuffle_gib", "train.epochs", "train.steps",
+             "train.deterministic", "train.remat", "train.scan_layers")  # fmt: skip
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _BEAT_S = 20.0
 # Beats that an owner on another host may miss before it is taken for dead.
 _PATIENCE_S = 120.0
 # How long an owner that is just being ended may take.
-_WAIT_S = 20.0
+_WAIT_S = 10.0
 
 
 class RunLock:
@@ -99,15 +99,20 @@ def find_owner(folder: Path) -> dict[str, Any]:
     return owner if _may_be_alive_elsewhere(owner, path) else {}
 
 
-def refuse_if_owned(folder: Path) -> None:
+def refuse_if_owned(folder: Path, wait_s: float = _WAIT_S) -> None:
     """Refuse a run that another program writes to.
+
+    Args:
+      wait_s: how long to wait for an owner that is just being ended.
 
     Raises:
       UserError: names host, process and start.
     """
-    owner = find_owner(folder)
-    if owner:
-        raise UserError(_explain(folder, owner))
+    deadline = time.monotonic() + wait_s
+    while owner := find_owner(folder):
+        if time.monotonic() >= deadline:
+            raise UserError(_explain(folder, owner))
+        time.sleep(0.2)
 
 
 def _try_lock(file: IO[str]) -> bool:

@@ -17,7 +17,8 @@ from typing import Any
 
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import join_place, write_atomically
+from utils.runs.lock import LOCK_FILE
+from utils.storage import join_place, open_folder, write_atomically
 
 RUN_FILE = "run.json"
 CONFIG_FILE = "config_resolved.yaml"
@@ -101,14 +102,22 @@ class RunStore:
         return self.get(name)
 
     def find_newest(self) -> Run | None:
-        """The run that was begun last; none if there is none."""
+        """The run that was begun last; none if there is none.
+
+        On a new machine only the checkpoints are left: then the last name that stands there.
+        """
         runs = [self.get(path.parent.name) for path in self.folder.glob(f"*/{RUN_FILE}")]
+        if not runs and self.checkpoint_root:
+            place = join_place(self.checkpoint_root, self.folder.name)
+            return next(map(self.get, reversed(open_folder(place).list_names())), None)
         return max(runs, key=_get_age, default=None)
 
 
 def check_free(run: Run, *, overwrite: bool) -> None:
     """Refuse a run directory that is taken, unless it may be replaced."""
-    if run.path.exists() and any(run.path.iterdir()) and not overwrite:
+    taken = run.path.exists() and any(path.name != LOCK_FILE for path in run.path.iterdir())
+    taken = taken or bool(run.checkpoint_root and open_folder(run.checkpoints).list_names())
+    if taken and not overwrite:
         raise UserError(
             f"run.run_id: {run.path} exists; choose another run.run_id, --resume auto to continue "
             "it, or --run.overwrite to replace it"
@@ -118,12 +127,23 @@ def check_free(run: Run, *, overwrite: bool) -> None:
 def begin(run: Run, config_text: str, facts: dict[str, Any], *, overwrite: bool) -> None:
     """Make the directory of a new run and write its configuration and start."""
     if overwrite and run.path.exists():
-        shutil.rmtree(run.path)
+        _empty(run.path)
+    if overwrite and run.checkpoint_root:
+        open_folder(run.checkpoints).remove()
     run.path.mkdir(parents=True, exist_ok=True)
     others = [Run(path.parent).read() for path in run.path.parent.glob(f"*/{RUN_FILE}")]
     number = 1 + max((_get_number(other) for other in others), default=0)
     run.write_config(config_text)
     run.update(status="running", number=number, **facts)
+
+
+def _empty(folder: Path) -> None:
+    """Delete all but the lock, which this program holds."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
 
 
 def _get_age(run: Run) -> tuple[int, float]:

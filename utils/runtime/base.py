@@ -86,6 +86,14 @@ class Runtime(ABC):
         if self.group is not None:
             self.group.leave()
 
+    def make_deterministic(self) -> list[str]:
+        """Choose operations that give the same bits each time.
+
+        Returns:
+          What else the same bits need here, and what cannot have them, for a person to read.
+        """
+        return ["the same bits need the same versions, kind of device and number of devices"]
+
     # ------------------------------------------------------------------ placing
 
     def prepare(self, module: nn.Module) -> nn.Module:
@@ -292,6 +300,12 @@ class Runtime(ABC):
         """Host copies of many tensors in one read."""
         self._declared_reads += 1
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+
+    @torch.no_grad()
+    def load(self, placed: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
+        """Host tensors into placed ones, by name and in place."""
+        for name, tensor in placed.items():
+            tensor.copy_(host[name])
 
     def defer(self, function: Callable[..., None], *args: Any, scalars: Tensor) -> None:
         """Call `function(*args, host_scalars)` at the next `settle`, one step behind the device.

@@ -42,6 +42,17 @@ class CudaRuntime(NativeRuntime):
         # Copies run beside the step on a stream of their own.
         self._copies = torch.cuda.Stream(self.device)
 
+    def make_deterministic(self) -> list[str]:
+        # cuBLAS reads it when its first handle is made.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+        return [
+            *super().make_deterministic(),
+            "no deterministic backward on cuda: memory-efficient attention, bilinear and bicubic "
+            "interpolation, adaptive average pooling to other sizes than 1; torch warns by name",
+        ]
+
     @classmethod
     def count_processes(cls, section: RuntimeSection) -> int:
         available = torch.cuda.device_count()

@@ -47,6 +47,15 @@ class NativeRuntime(Runtime):
         """Processes that this host starts."""
         return section.num_processes or 1
 
+    def make_deterministic(self) -> list[str]:
+        # An operation without a deterministic form warns by its name where it is first used.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        threads = torch.get_num_threads()
+        return [
+            *super().make_deterministic(),
+            f"sums depend on the number of threads, here {threads}; runtime.num_threads fixes it",
+        ]
+
     def seed(self, seed: int, step: int) -> None:
         torch.manual_seed(derive_seed(seed, step, self.rank))
 

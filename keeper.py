@@ -1,0 +1,185 @@
+"""`Keeper`: what a replica does so that its run is never lost, and what the engine calls back."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from assembly import iterate_batches, predict
+from engine import Hooks, evaluate
+from resume import describe_place, go_back
+from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
+from utils.log import get_logger
+from utils.metrics import MetricWriter
+from utils.progress import Progress
+from utils.runs.changes import hash_config
+from utils.runtime.tracing import Tracer
+from utils.stall import StallWatch
+from utils.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from assembly import Parts
+    from engine import TrainState
+    from preflight import Task
+    from utils.runtime.base import Runtime
+
+# Steps between two questions to all ranks whether one was asked to end.
+AGREE_EVERY = 8
+
+
+class Keeper:
+    """Metrics, checkpoints, requests to end, going back and the stall watch of one replica.
+
+    As a context it makes sure that a checkpoint that is being written ends whole.
+    """
+
+    def __init__(self, runtime: Runtime, task: Task, parts: Parts) -> None:
+        config, step = task.config, parts.state.step
+        self.runtime, self.task, self.parts = runtime, task, parts
+        self.max_rollbacks = config.train.max_rollbacks
+        self.stop = StopRequest()
+        self.manager = CheckpointManager(
+            task.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
+        )
+        self.writer = None
+        if runtime.is_writer:
+            self.writer = MetricWriter(
+                task.run.path, first_step=step, tensorboard=config.run.tensorboard
+            )
+            if task.checkpoint is not None:
+                self.manager.set_aside_after(step)
+                self.manager.trust(step)
+        self._progress = Progress(step, parts.plan.total_steps, enabled=runtime.is_writer)
+        self._tracer = Tracer(runtime, config.profile.steps, task.run.path / "profile")
+        self._watch = StallWatch(
+            config.train.stall_timeout_s, lambda: runtime.current_span, self._report_stall
+        )
+        self._listening = self.stop.listen()
+
+    def __enter__(self) -> Keeper:
+        self._listening.__enter__()
+        if self.task.config.train.on_nonfinite == "rollback" and self.parts.state.step == 0:
+            self.save(self.parts.state, False)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            self.manager.wait()
+        except CheckpointError as failure:
+            if error is None:
+                raise
+            get_logger().error("%s", failure)
+        finally:
+            self._listening.__exit__(None, None, None)
+            self._watch.close()
+            self._tracer.close()
+            self._progress.close()
+            if self.writer is not None:
+                self.writer.close()
+
+    def create_hooks(self) -> Hooks:
+        """What the engine calls back."""
+        return Hooks(
+            batches=partial(iterate_batches, self.parts),
+            evaluate=self.evaluate,
+            write=self.write,
+            save=self.save,
+            begin_step=self.begin_step,
+            should_stop=self.should_stop,
+            roll_back=self.roll_back,
+            global_batch_size=self.task.config.data.global_batch_size,
+        )
+
+    def begin_step(self, step: int) -> None:
+        """A sign of life, and a trace that may start or end."""
+        self._watch.beat()
+        self._tracer.begin_step(step)
+
+    def evaluate(self, state: TrainState) -> dict[str, float]:
+        """Exact metrics of the evaluated weights over the evaluation split."""
+        batches = self._watch.follow(self.parts.eval_loader.batches())
+        return evaluate(state.eval_model, batches, partial(predict, self.parts.view), self.runtime)
+
+    def write(self, step: int, scalars: dict[str, float]) -> None:
+        """A line of metrics, written and shown; what the checkpoint thread met is raised here."""
+        self._watch.beat()
+        self.manager.check()
+        if self.writer is not None:
+            line = {**scalars, **self.parts.train_loader.counters}
+            if "eval_top1" not in scalars:
+                line["checkpoint_held_s"] = self.manager.take_held_s()
+            self.writer.write(step, line)
+        self._progress.show(step, scalars)
+
+    def save(self, state: TrainState, best: bool) -> None:
+        """Take the state to the host and have it written beside the loop, by rank zero."""
+        if self.writer is not None:
+            collect = partial(self._collect, state)
+            self.manager.submit(state.step, collect, best=best, before=self.writer.sync)
+        elif self.runtime.local_devices > 1:
+            # A shard of a global array is fetched by all hosts together.
+            self._collect(state)
+        self._watch.beat()
+
+    def should_stop(self, step: int) -> bool:
+        """Whether any rank was asked to end; alike on all of them."""
+        if self.runtime.world_size > 1 and step % AGREE_EVERY:
+            return False
+        asked = self.runtime.any_rank(bool(self.stop.reason))
+        if asked:
+            get_logger().warning(
+                "asked to end (%s): saving step %d", self.stop.reason or "by another rank", step
+            )
+        return asked
+
+    def roll_back(self, state: TrainState, bad_step: int) -> bool:
+        """Go back to the last checkpoint and skip the batch of a bad step, if that is wanted."""
+        if self.task.config.train.on_nonfinite != "rollback":
+            return False
+        if len(state.skipped_steps) >= self.max_rollbacks:
+            get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
+            return False
+        self.manager.wait()
+        if not go_back(self.runtime, self.task, state, bad_step):
+            return False
+        get_logger().warning(
+            "step %d was not finite: back to step %d, its batch is skipped", bad_step, state.step
+        )
+        if self.writer is not None:
+            self.manager.set_aside_after(state.step)
+            self.writer.rewind(state.step)
+            self.task.run.update(skipped_steps=list(state.skipped_steps))
+        return True
+
+    def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
+        parts, facts = collect_state(state, self.runtime.fetch_all)
+        return parts, {**facts, **describe_course(self.runtime, self.task, self.parts)}
+
+    def _report_stall(self, reason: str) -> None:
+        if self.writer is not None:
+            self.task.run.update(status="failed", reason=reason, ended=time.time())
+
+
+def describe_course(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
+    """What a checkpoint tells beside its tensors: position, schedule, seeds, configuration."""
+    state, plan = parts.state, parts.plan
+    epoch, batches = divmod(state.step, plan.steps_per_epoch)
+    config = task.config.model_dump(mode="json")
+    return {
+        "data": {"epoch": epoch, "examples": batches * task.config.data.global_batch_size},
+        "schedule": {
+            "total_steps": plan.total_steps,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "lr": state.schedule.lr_at(state.step),
+        },
+        # Host and device are seeded from (seed, step, rank) before each step.
+        "rng": {"seed": plan.seed, "step": state.step, "device": runtime.rng_state},
+        "model": task.model_facts,
+        "teachers": task.teachers,
+        "config": config,
+        "config_hash": hash_config(config),
+        "environment": describe_place(runtime),
+    }

@@ -1,0 +1,220 @@
+"""Which run and checkpoint a run goes on from, whether it may, and how its state comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from utils.checkpoint import (
+    CheckpointError,
+    Place,
+    check_init,
+    compare_tensors,
+    find_checkpoint,
+    has_checkpoints,
+    init_weights,
+    inspect_checkpoint,
+    load_newest,
+    read_weight_table,
+    read_weights,
+    restore_state,
+)
+from utils.errors import UserError
+from utils.log import get_logger
+from utils.runs import Run, RunStore
+from utils.runs.changes import check_changes
+from utils.runs.lock import refuse_if_owned
+from utils.runs.store import CHECKPOINTS, check_free
+from utils.storage import open_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from engine import TrainState
+    from preflight import Task
+    from utils.config import RunConfig
+    from utils.runtime.base import Runtime
+
+
+def choose_run(config: RunConfig) -> tuple[Run, Place | None]:
+    """The run's directory and the checkpoint to continue or evaluate, if any.
+
+    Raises:
+      UserError: the directory is taken or in use, or there is nothing to continue.
+    """
+    store = RunStore(config.run.output_dir, config.run.experiment, config.run.checkpoint_root)
+    run, checkpoint = _choose(config, store)
+    if not config.run.eval_only:
+        refuse_if_owned(run.path)
+    return run, checkpoint
+
+
+def check_resume(task: Task, student: nn.Module) -> None:
+    """Whether the configuration may go on from the checkpoint, before a device is touched.
+
+    Raises:
+      UserError: another model, another configuration or other teachers wrote it.
+    """
+    if task.checkpoint is None:
+        if task.config.run.init_from:
+            place, tolerance = task.config.run.init_from, task.config.run.init_tolerance
+            check_init(student.state_dict(), read_weight_table(place), place, tolerance)
+        return
+    try:
+        facts = inspect_checkpoint(task.checkpoint)
+    except CheckpointError as error:
+        raise UserError(f"run.resume: {error}; choose another checkpoint") from error
+    _check_model(student, facts["tensors"], task.checkpoint)
+    if not task.config.run.eval_only:
+        for line in check_course(task, facts):
+            get_logger().warning("changed since the checkpoint was written: %s", line)
+
+
+def check_course(task: Task, facts: dict[str, Any]) -> list[str]:
+    """Refuse a checkpoint that another course of training wrote; gives what may change bits.
+
+    Raises:
+      UserError: names each key with both values.
+    """
+    then = facts.get("config")
+    if not isinstance(then, dict):
+        return ["the checkpoint does not tell its configuration: nothing could be compared"]
+    allowed = task.config.run.allow_changes
+    lines = check_changes(then, task.config.model_dump(mode="json"), allowed)
+    teachers = facts.get("teachers", task.teachers)
+    if teachers != task.teachers and "distill.teacher_weights" not in allowed:
+        raise UserError(
+            "distill.teacher_weights: the teachers' weights are not those of the run's start; "
+            "give the same files, or allow it by "
+            """--run.allow_changes='["distill.teacher_weights"]'"""
+        )
+    return lines
+
+
+def start_weights(task: Task, student: nn.Module) -> None:
+    """Give a new run's student the weights of run.init_from, if it is set.
+
+    Raises:
+      UserError: they cannot be read.
+    """
+    if task.config.run.init_from and task.checkpoint is None:
+        place, weights = read_weights(task.config.run.init_from)
+        init_weights(student, weights, place)
+
+
+def restore(runtime: Runtime, task: Task, state: TrainState) -> None:
+    """Bring the state back that the task goes on from; nothing to do for a new run.
+
+    A checkpoint that proves broken only now gives way to an older one, unless it was named.
+
+    Raises:
+      UserError: the named checkpoint is broken, or none fits.
+      CheckpointError: no checkpoint is whole, or the ranks have read different ones.
+    """
+    if task.checkpoint is None:
+        return
+    place = _restore_from(runtime, task, state, task.checkpoint)
+    known = task.run.read().get("skipped_steps", ())
+    state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
+    get_logger().info("resumed from %s at step %d", place, state.step)
+    steps = runtime.gather(state.step)
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"the ranks have read checkpoints of different steps: {steps}")
+
+
+def _restore_from(runtime: Runtime, task: Task, state: TrainState, place: Place) -> Place:
+    is_named = Path(task.config.run.resume).name == Path(str(place)).name
+    try:
+        found, parts, facts = load_newest(place, fall_back=not is_named)
+    except CheckpointError as error:
+        if is_named:
+            raise UserError(f"run.resume: {error}; choose another checkpoint") from error
+        raise
+    if found != place:
+        check_course(task, facts)
+    _check_place(runtime, task, facts)
+    restore_state(state, parts, facts, found, runtime.load)
+    return found
+
+
+def describe_place(runtime: Runtime) -> dict[str, Any]:
+    """What decides the bits beside the configuration: device, ranks, threads, versions."""
+    return {
+        **runtime.describe(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _check_place(runtime: Runtime, task: Task, facts: dict[str, Any]) -> None:
+    """Tell, or with train.deterministic refuse, a place where the run cannot be the same run."""
+    then, now = facts.get("environment", {}), describe_place(runtime)
+    changed = [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k, now[k]) != now[k]]
+    if not changed:
+        return
+    words = "; ".join(changed)
+    if task.config.train.deterministic:
+        raise UserError(
+            f"train.deterministic: the checkpoint was written elsewhere ({words}), so bits would "
+            "differ; go on there, or drop train.deterministic"
+        )
+    get_logger().warning("bits may differ from an unbroken run's: %s", words)
+
+
+def go_back(runtime: Runtime, task: Task, state: TrainState, bad_step: int) -> bool:
+    """Bring the state of the newest checkpoint before a bad step back; whether there is one."""
+    place = None
+    if runtime.is_writer and has_checkpoints(task.run.checkpoints):
+        place = find_checkpoint(task.run.checkpoints)
+    place = runtime.broadcast_value(place)
+    if place is None:
+        return False
+    skipped = {*state.skipped_steps, bad_step}
+    _, parts, facts = load_newest(place)
+    restore_state(state, parts, facts, place, runtime.load)
+    state.skipped_steps = tuple(sorted({*state.skipped_steps, *skipped}))
+    return True
+
+
+def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Place | None]:
+    if not config.run.resume:
+        run = store.choose(config.run.run_id, config.train.seed)
+        if not config.run.eval_only:
+            check_free(run, overwrite=config.run.overwrite)
+        return run, None
+    if config.run.resume != "auto":
+        checkpoint = find_checkpoint(config.run.resume, verify=False)
+        return _find_owner(config, store, checkpoint), checkpoint
+    found = store.get(config.run.run_id) if config.run.run_id else store.find_newest()
+    if found is None or not has_checkpoints(found.checkpoints):
+        if config.run.eval_only:
+            raise UserError(
+                f"run.resume 'auto' finds no checkpoint under {store.folder}; train first, or give "
+                "--resume PATH"
+            )
+        return found or store.choose(config.run.run_id, config.train.seed), None
+    return found, find_checkpoint(found.checkpoints, verify=False)
+
+
+def _find_owner(config: RunConfig, store: RunStore, checkpoint: Place) -> Run:
+    """The run that a checkpoint belongs to."""
+    folder = open_folder(checkpoint).parent
+    if isinstance(checkpoint, Path) and folder.name == CHECKPOINTS:
+        return Run(checkpoint.parent.parent)
+    return store.get(config.run.run_id or folder.name)
+
+
+def _check_model(student: nn.Module, table: dict[str, list[Any]], checkpoint: Place) -> None:
+    """All tensors of the model at once: names, shapes and types."""
+    own = {f"model/{name}": value for name, value in student.state_dict().items()}
+    found = {name: entry for name, entry in table.items() if name.startswith("model/")}
+    misfit = compare_tensors(own, found)
+    if len(misfit):
+        for line in misfit.lines():
+            get_logger().error("%s: %s", checkpoint, line)
+        raise UserError(
+            f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(misfit)} "
+            f"tensors differ, {misfit.summary()}; resume with the model that wrote it"
+        )
