@@ -1,0 +1,304 @@
+"""What a TPU's compiler says of a run's training step, on a machine that has no TPU.
+
+Traces the very step that the engine runs, compiles it with libtpu for the named slice and prints
+whether it fits, what it should cost and where: compiler's estimates, not measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.tpu.targets import Target, list_targets, parse_target  # noqa: E402
+from utils.config import load_config  # noqa: E402
+from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+
+if TYPE_CHECKING:
+    from tools.tpu.compiler import Compiled
+    from tools.tpu.export import StepExport
+    from tools.tpu.schema import Report
+    from utils.config import RunConfig
+
+EXIT_REGRESSION = 1
+# Placement of buffers flips on small edits: less than this is no difference.
+NOISE = 0.05
+NOTE = (
+    "compiler's estimate, not a measurement; one published point suggests a wall time of 1.3 to 1.5"
+    " times the estimate. Collectives, input and dispatch are not in it"
+)
+_MAX_SEARCH = 6
+_BATCH_STEP = 8
+
+
+@dataclass(frozen=True)
+class Job:
+    """One program to compile.
+
+    Args:
+      config: the run's, with its flags.
+      chips: devices that the step is partitioned over; 1: not at all.
+      batch: examples of a step on each device.
+    """
+
+    config: RunConfig
+    target: Target
+    chips: int
+    batch: int
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, trace, compile, print; gives the exit code."""
+    options, flags = parse_arguments(argv)
+    try:
+        return run(options, flags)
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_USER_ERROR
+
+
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's own flags, and those of main.py that change the run."""
+    parser = argparse.ArgumentParser(
+        description=" ".join(__doc__.split()),
+        epilog=f"Other flags are those of main.py, such as --optim.name=sgd. Targets: "
+        f"{list_targets()}.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", type=Path, required=True, help="the run's YAML")
+    add("--target", default="v5e:2x2", help="generation and slice, such as v5e:2x2 or v5p:2x2x1")
+    add("--chips", type=int, default=1, help="devices to partition over (SPMD); 1: one device")
+    add("--batch", type=int, help="examples on each device; none: global batch / devices")
+    add("--num-classes", type=int, help="classes, for a dataset that is not here")
+    add("--json", type=Path, help="write the report here")
+    add("--hlo", type=Path, help="write the compiled program and the exported step here")
+    add("--max-batch", action="store_true", help="search the largest batch of a device that fits")
+    add("--compare", type=Path, help="an earlier report: fail if this one costs 5 %% more")
+    add("--gate", type=float, metavar="MCYC", help="fail above this many Mcycles plus 5 %%")
+    add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
+    add("--cache-dir", type=Path, help="store of results; none: below the user's cache directory")
+    return parser.parse_known_args(argv)
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> int:
+    """Compile what the flags say; the exit code tells a regression."""
+    from tools.tpu.compiler import require_compiler
+
+    config = load_config(["--config", str(options.config), *flags])
+    if options.chips < 1:
+        raise UserError(f"--chips ({options.chips}) must be at least 1")
+    target = parse_target(options.target, options.chips)
+    base = _read_base(options.compare) if options.compare else None
+    require_compiler()
+    job = Job(config, target, options.chips, _choose_batch(options, config, target))
+    report = create_report(job, options, flags)
+    if options.max_batch:
+        report.max_batch_per_chip = find_max_batch(job, options, report)
+    from tools.tpu.printing import print_report
+
+    print_report(report)
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    return _judge(report, options, base)
+
+
+def create_report(job: Job, options: argparse.Namespace, flags: list[str]) -> Report:
+    """Trace and compile one program and read what it costs."""
+    export, compiled = compile_job(job, options)
+    if options.hlo:
+        options.hlo.mkdir(parents=True, exist_ok=True)
+        (options.hlo / "program.hlo").write_text(compiled.hlo, encoding="utf-8")
+        (options.hlo / "step.stablehlo").write_bytes(export.bytecode)
+    return describe(job, export, compiled, str(options.config), flags)
+
+
+def compile_job(job: Job, options: argparse.Namespace) -> tuple[StepExport, Compiled]:
+    """The traced step and what the compiler says of it."""
+    from tools.tpu.export import prepare_tracing
+
+    prepare_tracing(job.chips)
+    import torch_xla  # noqa: F401  before TensorFlow, which derive_config may need
+
+    from tools.tpu.compiler import compile_step, get_default_store
+    from tools.tpu.derive import derive_config
+    from tools.tpu.export import trace_step
+
+    _say(f"tracing the step of {job.config.model.name}, {job.batch} examples a device")
+    with tempfile.TemporaryDirectory() as folder:
+        derived = derive_config(
+            job.config,
+            Path(folder),
+            batch=job.batch,
+            devices=job.chips,
+            num_classes=options.num_classes,
+        )
+        export = trace_step(derived)
+    _say(f"compiling for {job.target.name}, {job.chips} device(s)")
+    compiled = compile_step(
+        export,
+        job.target,
+        devices=job.chips,
+        store=options.cache_dir or get_default_store(),
+        time_limit_s=options.time_limit,
+        on_wait=_show_progress,
+    )
+    _say("found in the store" if compiled.cached else "compiled")
+    return export, compiled
+
+
+def describe(
+    job: Job, export: StepExport, compiled: Compiled, name: str, flags: list[str]
+) -> Report:
+    """All figures of a compiled step."""
+    from tools.tpu import analysis
+    from tools.tpu.compiler import require_compiler
+    from tools.tpu.hlo import get_hbm_bytes
+    from tools.tpu.schema import Report
+
+    steps = analysis.read_steps(compiled)
+    memory = analysis.get_memory(compiled, export, job.target, steps)
+    report = Report(
+        note=NOTE,
+        config=name,
+        flags=flags,
+        model=job.config.model.name,
+        target=job.target.name,
+        device=compiled.facts.get("device_kind", job.target.generation.name),
+        chips=job.chips,
+        examples_per_chip=job.batch,
+        image_shape=list(export.image_shape),
+        fits=compiled.needed_bytes is None and memory.peak_bytes <= memory.usable_bytes,
+        memory=memory,
+        graph=compiled.key,
+        versions={**require_compiler(), "torch_xla": version("torch_xla"), "timm": version("timm")},
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+    )
+    if compiled.needed_bytes is not None:
+        return report
+    flops, mcycles = analysis.get_flops(compiled), analysis.sum_mcycles(steps)
+    hbm_bytes = get_hbm_bytes(steps)
+    report.estimated_mcycles, report.flops, report.hbm_bytes = round(mcycles, 4), flops, hbm_bytes
+    report.step_ms, report.img_per_s, report.mfu = analysis.get_bounds(
+        flops, hbm_bytes, mcycles, job.target, job.batch
+    )
+    report.collectives = analysis.list_collectives(steps)
+    report.collective_bytes = sum(one.bytes for one in report.collectives)
+    report.uncosted, report.scalar_kernels = analysis.list_uncosted(steps)
+    report.groups, report.top = analysis.list_groups(steps), analysis.list_top(steps)
+    is_bf16 = job.config.runtime.precision == "bf16"
+    report.faults = analysis.find_faults(steps, export, compiled, job.batch, is_bf16=is_bf16)
+    report.compile_s = compiled.facts["compile_s"]
+    return report
+
+
+def find_max_batch(job: Job, options: argparse.Namespace, first: Report) -> int:
+    """The largest batch of a device that fits, a multiple of 8 (and of the micro-batches).
+
+    Memory is nearly a line over the batch: two compiled points predict where it ends, and what is
+    predicted is compiled until one fits and the next does not.
+    """
+    unit = _BATCH_STEP * job.config.train.accumulate_steps
+    points = {first.examples_per_chip: first.memory.peak_bytes}
+    limit = first.memory.usable_bytes
+    candidate = max(unit, 2 * first.examples_per_chip if first.fits else unit)
+    for _ in range(_MAX_SEARCH):
+        candidate = max(unit, candidate // unit * unit)
+        if candidate not in points:
+            again = Job(job.config, job.target, job.chips, candidate)
+            report = create_report(again, _without_files(options), [])
+            points[candidate] = report.memory.peak_bytes
+        fitting = [size for size, needed in points.items() if needed <= limit]
+        failing = [size for size, needed in points.items() if needed > limit]
+        if fitting and failing and min(failing) - max(fitting) <= unit:
+            break
+        candidate = _predict(points, limit, unit, fitting, failing)
+    if not fitting:
+        raise UserError(f"no batch of a multiple of {unit} fits {job.target.name}; shard the state")
+    return max(fitting)
+
+
+def _predict(
+    points: dict[int, int], limit: int, unit: int, fitting: list[int], failing: list[int]
+) -> int:
+    """Where the line through the outermost points meets the limit, between what is known."""
+    low, high = min(points), max(points)
+    slope = (points[high] - points[low]) / max(high - low, 1)
+    guess = int(low + (limit - points[low]) / slope) if slope > 0 else 2 * high
+    guess = guess // unit * unit
+    if fitting and failing:
+        return min(max(guess, max(fitting) + unit), min(failing) - unit)
+    return max(guess, unit) if guess not in points else guess + unit
+
+
+def _without_files(options: argparse.Namespace) -> argparse.Namespace:
+    return argparse.Namespace(**{**vars(options), "hlo": None})
+
+
+def _choose_batch(options: argparse.Namespace, config: RunConfig, target: Target) -> int:
+    """Examples of a step on each device."""
+    if options.batch is not None:
+        if options.batch < 1:
+            raise UserError(f"--batch ({options.batch}) must be at least 1")
+        return options.batch
+    devices = options.chips if options.chips > 1 else target.devices
+    batch, rest = divmod(config.data.global_batch_size, devices)
+    if rest or not batch:
+        raise UserError(
+            f"data.global_batch_size ({config.data.global_batch_size}) is not divisible by the "
+            f"{devices} devices of --target {target.name}; give --batch, the examples of a device"
+        )
+    return batch
+
+
+def _read_base(path: Path) -> float:
+    try:
+        return float(json.loads(path.read_text(encoding="utf-8"))["estimated_mcycles"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"--compare ({str(path)!r}) is no report with estimated_mcycles: {error}"
+        ) from error
+
+
+def _judge(report: Report, options: argparse.Namespace, base: float | None) -> int:
+    """Compare with an earlier report and with a limit."""
+    code = 0
+    for name, limit in (("--compare", base), ("--gate", options.gate)):
+        if limit is None:
+            continue
+        cost = report.estimated_mcycles
+        if cost is None:
+            print(f"{name}: the program does not fit, so it has no cost")
+            return EXIT_REGRESSION
+        worse = cost > limit * (1 + NOISE)
+        verdict = "a regression" if worse else "within 5 %" if cost > limit else "no regression"
+        print(f"{name}: {cost:.2f} Mcyc against {limit:.2f}, {cost / limit:.3f}x: {verdict}")
+        code = EXIT_REGRESSION if worse else code
+    return code
+
+
+def _show_progress(seconds: float) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rcompiling: {seconds:.0f} s")
+        sys.stderr.flush()
+    elif int(seconds) % 30 == 0:
+        _say(f"compiling: {seconds:.0f} s")
+
+
+def _say(text: Any) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,306 @@
+"""Numbers of a compiled step: costs by role and module, memory, faults."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tools.tpu.hlo import COLLECTIVES, FREE, Instruction, get_hbm_bytes, list_steps, read_module
+from tools.tpu.schema import (
+    Buffer,
+    Collective,
+    Cost,
+    Fault,
+    Group,
+    Interval,
+    Memory,
+    Uncosted,
+)
+from tools.tpu.scopes import read_origin
+
+if TYPE_CHECKING:
+    from tools.tpu.compiler import Compiled
+    from tools.tpu.export import StepExport
+    from tools.tpu.targets import Target
+
+_TOP = 20
+_BUFFERS = 12
+_LARGE = 2**20
+_COPIES = ("copy", "transpose")
+_ASYNCHRONOUS = re.compile(r"^(copy|slice|async|all-\w+|reduce-scatter|collective-permute)-start$")
+# Custom calls that only rename memory.
+_RENAMING = ("ConcatBitcast", "X64Split", "X64Combine", "Sharding", "AssumeGatherIndicesInBound")
+_ROLES = (
+    ("attention", re.compile(r"(^|\.)(attn|attention|self_attn|qkv|attn_pool)(\.|$|_)")),
+    ("MLP", re.compile(r"(^|\.)(mlp|fc1|fc2|ffn)(\.|$)")),
+    ("norm", re.compile(r"(^|\.)(norm\w*|bn\d*|ln\w*)(\.|$)")),
+    ("embedding", re.compile(r"(^|\.)(patch_embed|pos_drop|stem\w*|conv_stem)(\.|$)")),
+    (
+        "convolution",
+        re.compile(r"(^|\.)(conv\w*|downsample|maxpool|act\d*|se|layer\d|s\d)(\.|$|\d)"),
+    ),
+    ("head", re.compile(r"(^|\.)(head\w*|fc|fc_norm|global_pool|classifier)(\.|$)")),
+)
+# A hook after the residual branch opens before its last layer's gradient.
+_BACKWARD_OWNERS = {
+    "drop_path1": "attention",
+    "drop_path2": "MLP",
+    "ls1": "attention",
+    "ls2": "MLP",
+}
+
+
+def read_steps(compiled: Compiled) -> list[Instruction]:
+    """The instructions of a compiled program in their order, loops unrolled by their counts."""
+    return list_steps(read_module(compiled.hlo))
+
+
+def sum_mcycles(steps: list[Instruction]) -> float:
+    """Estimated cycles of a step in millions."""
+    return sum(step.total_cycles for step in steps) / 1e6
+
+
+def get_memory(
+    compiled: Compiled, export: StepExport, target: Target, steps: list[Instruction]
+) -> Memory:
+    """HBM of a device; `peak` is arguments + outputs + temporaries - aliased."""
+    if compiled.needed_bytes is not None:
+        return Memory(usable_bytes=target.usable_bytes, peak_bytes=compiled.needed_bytes)
+    values = {
+        name: int(compiled.facts["memory"][f"{name}_size_in_bytes"])
+        for name in ("argument", "output", "temp", "alias")
+    }
+    return Memory(
+        usable_bytes=target.usable_bytes,
+        argument_bytes=values["argument"],
+        output_bytes=values["output"],
+        temp_bytes=values["temp"],
+        alias_bytes=values["alias"],
+        peak_bytes=values["argument"] + values["output"] + values["temp"] - values["alias"],
+        largest=_list_buffers(export, steps),
+    )
+
+
+def _list_buffers(export: StepExport, steps: list[Instruction]) -> list[Buffer]:
+    found = []
+    for step in steps:
+        if step.opcode == "parameter":
+            number = int(re.search(r"parameter\((\d+)\)", step.text)[1])
+            name = export.arguments[number] if number < len(export.arguments) else step.name
+        elif step.opcode in FREE or step.opcode.endswith("-start"):
+            continue
+        else:
+            name = describe_place(step)
+        kind = "argument" if step.opcode == "parameter" else "temporary"
+        found += [
+            Buffer(name=name, kind=kind, dtype=a.dtype, shape=list(a.sizes), bytes=a.bytes)
+            for a in step.arrays
+            if a.in_hbm and a.bytes >= _LARGE
+        ]
+    return sorted(found, key=lambda one: -one.bytes)[:_BUFFERS]
+
+
+def describe_place(step: Instruction) -> str:
+    """Owner, module and phase of an instruction."""
+    origin = read_origin(step.op_name)
+    words = [origin.role, origin.path, "(backward)" if origin.phase == "backward" else ""]
+    return " ".join(word for word in words if word) or step.name
+
+
+def get_bounds(
+    flops: float, hbm_bytes: int, mcycles: float, target: Target, examples: int
+) -> tuple[Interval, Interval, Interval]:
+    """Step time in ms, images per second and share of the peak, of one device."""
+    device = target.generation
+    lower = max(flops / (device.peak_tflops * 1e12), hbm_bytes / (device.hbm_gb_per_s * 1e9))
+    estimate = mcycles / (device.clock_ghz * 1e3)
+    times = (lower, estimate)
+    shares = [flops / (device.peak_tflops * 1e12) / t for t in times]
+    return (
+        Interval(lower=1e3 * lower, estimate=1e3 * estimate),
+        Interval(lower=examples / lower, estimate=examples / estimate),
+        Interval(lower=shares[0], estimate=shares[1]),
+    )
+
+
+def list_top(steps: list[Instruction]) -> list[Cost]:
+    """The most expensive instructions."""
+    found = []
+    for step in sorted(steps, key=lambda one: -one.total_cycles)[:_TOP]:
+        origin = read_origin(step.op_name)
+        largest = max(step.arrays, key=lambda a: a.bytes, default=None)
+        shape = f"{largest.dtype}{list(largest.sizes)}" if largest else ""
+        found.append(
+            Cost(
+                module=origin.path,
+                owner=origin.role,
+                phase=origin.phase,
+                operation=_get_operation(step),
+                instruction=step.name,
+                mcycles=round(step.total_cycles / 1e6, 4),
+                result=shape,
+            )
+        )
+    return found
+
+
+def list_groups(steps: list[Instruction]) -> list[Group]:
+    """Cycles by role; layout copies are a role of their own."""
+    counted: Counter[str] = Counter()
+    for step in steps:
+        counted[get_role(step)] += step.total_cycles
+    total = sum(counted.values()) or 1
+    return [
+        Group(role=role, mcycles=round(cycles / 1e6, 4), share=round(cycles / total, 4))
+        for role, cycles in counted.most_common()
+        if cycles
+    ]
+
+
+def get_role(step: Instruction) -> str:
+    """What an instruction is for."""
+    if step.opcode in _COPIES:
+        return "layout copies"
+    origin = read_origin(step.op_name)
+    if origin.role.startswith("teacher"):
+        return "teacher"
+    if origin.role != "student":
+        return origin.role or "other"
+    last = origin.path.rpartition(".")[2]
+    if origin.phase == "backward" and last in _BACKWARD_OWNERS:
+        return _BACKWARD_OWNERS[last]
+    for role, pattern in _ROLES:
+        if pattern.search(origin.path):
+            return role
+    return "other"
+
+
+def list_collectives(steps: list[Instruction]) -> list[Collective]:
+    """Collectives by kind and type; bytes are those of the operands."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    places = {step.name: step.arrays for step in steps}
+    for step in steps:
+        kind = step.opcode.removesuffix("-start")
+        if kind not in COLLECTIVES:
+            continue
+        for array in (a for name in step.operands for a in places.get(name, ())):
+            entry = sums.setdefault((kind, array.dtype), [0, 0])
+            entry[0] += step.trips
+            entry[1] += step.trips * array.bytes
+    return [
+        Collective(kind=kind, dtype=dtype, count=count, bytes=size)
+        for (kind, dtype), (count, size) in sorted(sums.items())
+    ]
+
+
+def list_uncosted(steps: list[Instruction]) -> tuple[list[Uncosted], int]:
+    """Instructions without an estimate by kind, and how many are single numbers."""
+    found: dict[str, list[Instruction]] = {}
+    scalars = 0
+    for step in steps:
+        renames = any(word in step.text for word in _RENAMING)
+        if step.cycles is not None or step.opcode in FREE or step.opcode == "reshape" or renames:
+            continue
+        if step.arrays and all(a.elements <= 1 for a in step.arrays):
+            scalars += 1
+            continue
+        found.setdefault(step.opcode, []).append(step)
+    places = [step for step in steps if step.opcode in FREE or step.cycles is not None]
+    return [
+        Uncosted(
+            opcode=opcode,
+            count=len(group),
+            bytes=_measure(group, places),
+            first=describe_place(group[0]),
+        )
+        for opcode, group in sorted(found.items(), key=lambda pair: -len(pair[1]))
+    ], scalars
+
+
+def _measure(group: list[Instruction], others: list[Instruction]) -> int:
+    """HBM bytes of a few instructions among all."""
+    return get_hbm_bytes([*others, *group]) - get_hbm_bytes(others)
+
+
+def find_faults(
+    steps: list[Instruction], export: StepExport, compiled: Compiled, batch: int, *, is_bf16: bool
+) -> list[Fault]:
+    """Known faults of training steps on TPUs, each with its size."""
+    found = [*_find_copies(steps), *_find_wide(steps, batch, is_bf16=is_bf16)]
+    large = [name for name in export.undonated if name != "first_bad_step"]
+    for kind, names, text in (
+        ("undonated state", large, "tensors are replaced without giving their memory back"),
+        ("gradients alive", export.gradients_alive, "gradients are held across the step"),
+        ("host fallback", export.host_ops, "operators run on the host"),
+    ):
+        if names:
+            found.append(Fault(kind=kind, count=len(names), text=f"{text}: {', '.join(names[:4])}"))
+    dynamic = len(re.findall(r"\[<=\d", compiled.hlo))
+    if dynamic:
+        text = "arrays have a size that depends on data"
+        found.append(Fault(kind="dynamic shapes", count=dynamic, text=text))
+    return found
+
+
+def _find_copies(steps: list[Instruction]) -> list[Fault]:
+    groups: dict[str, list[Instruction]] = {"layout copies": [], "packed qkv copies": []}
+    for step in steps:
+        is_large = any(a.bytes >= _LARGE for a in step.arrays)
+        if step.opcode in (*_COPIES, "slice") and is_large:
+            path = read_origin(step.op_name).path
+            is_packed = re.search(r"attn(\.(qkv|[qk]_norm))?$", path) and _is_packed(step)
+            groups["packed qkv copies" if is_packed else "layout copies"].append(step)
+        elif step.opcode == "fusion" and _is_packed(step):
+            groups["packed qkv copies"].append(step)
+    return [
+        Fault(
+            kind=kind,
+            count=len(group),
+            text=f"first at {describe_place(group[0])}",
+            mcycles=round(sum(one.total_cycles for one in group) / 1e6, 4),
+        )
+        for kind, group in groups.items()
+        if group
+    ]
+
+
+def _is_packed(step: Instruction) -> bool:
+    """Whether an array holds q, k and v as one axis of three, moved about."""
+    shapes = [a.sizes for a in step.arrays if len(a.sizes) == 5 and a.bytes >= _LARGE]
+    moved = re.search(r"permute|generic_slice|unbind|stack|select", step.op_name)
+    return bool(moved) and any(3 in sizes or sizes[0] == 1 for sizes in shapes)
+
+
+def _find_wide(steps: list[Instruction], batch: int, *, is_bf16: bool) -> list[Fault]:
+    """Float32 arrays of the size of activations, in HBM, where the run computes in bfloat16."""
+    wide = [
+        step
+        for step in steps
+        if is_bf16
+        and step.opcode not in FREE
+        and any(
+            a.dtype == "f32" and a.in_hbm and a.bytes >= _LARGE and a.sizes[:1] == (batch,)
+            for a in step.arrays
+        )
+    ]
+    if not wide:
+        return []
+    cycles = round(sum(one.total_cycles for one in wide) / 1e6, 4)
+    text = f"results of activation size, first at {describe_place(wide[0])}"
+    return [Fault(kind="float32 activations", count=len(wide), text=text, mcycles=cycles)]
+
+
+def _get_operation(step: Instruction) -> str:
+    found = re.findall(r"(aten__\w+|xla__\w+)", step.op_name)
+    return found[-1].replace("aten__", "").replace("xla__", "") if found else step.opcode
+
+
+def get_flops(compiled: Compiled) -> float:
+    """FLOPs of one device as the compiler counts them."""
+    return float(compiled.facts["cost"].get("flops", 0.0))
+
+
+def get_versions(compiled: Compiled, own: dict[str, Any]) -> dict[str, str]:
+    """Versions that the figures belong to."""
+    return {**compiled.facts.get("versions", {}), **own}

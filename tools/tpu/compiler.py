@@ -1,0 +1,201 @@
+"""Runs libtpu's compiler in a child process, with a time limit and a store of results."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from tools.tpu.export import StepExport
+    from tools.tpu.targets import Target
+
+CHILD = Path(__file__).with_name("compile_child.py")
+SETUP_COMMAND = "bash run_commands.sh setup --tpu-compiler"
+_PACKAGES = ("jax", "jaxlib", "libtpu")
+_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", re.IGNORECASE)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_TAIL = 6
+
+
+@dataclass
+class Compiled:
+    """What the compiler says of a program.
+
+    Args:
+      hlo: the scheduled module; empty where the program does not fit.
+      facts: `memory` and `cost` as the compiler gives them, `compile_s`, `device_kind`.
+      needed_bytes: HBM that a program needs which does not fit.
+    """
+
+    hlo: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    needed_bytes: int | None = None
+    key: str = ""
+    cached: bool = False
+
+
+def require_compiler() -> dict[str, str]:
+    """Versions of the compiler's packages.
+
+    Raises:
+      UserError: they are not installed.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"the TPU compiler is not installed here ({', '.join(missing)} missing); run "
+            f"{SETUP_COMMAND}"
+        )
+    return {name: version(name) for name in _PACKAGES}
+
+
+def get_default_store() -> Path:
+    """Where results are kept: they depend on the program alone."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tpu_compiler"
+
+
+def compile_step(
+    export: StepExport,
+    target: Target,
+    *,
+    devices: int,
+    store: Path,
+    time_limit_s: float,
+    on_wait: Callable[[float], None] = lambda seconds: None,
+) -> Compiled:
+    """Compile a step, or find that it was compiled before.
+
+    Args:
+      devices: that the program is partitioned over.
+      on_wait: called about once a second with the seconds so far.
+
+    Raises:
+      UserError: the compiler refused, aborted or took too long.
+    """
+    versions = require_compiler()
+    key = _compute_key(export, target, devices, versions)
+    found = _read_stored(store / key)
+    if found is not None:
+        found.key = key
+        return found
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        compiled = _run_child(export, target, devices, folder, time_limit_s, on_wait)
+    compiled.key = key
+    _write_stored(store / key, compiled)
+    return compiled
+
+
+def _compute_key(export: StepExport, target: Target, devices: int, versions: dict[str, str]) -> str:
+    parts = [sorted(export.donations.items()), target.topology, devices, sorted(versions.items())]
+    digest = hashlib.sha256(export.bytecode)
+    digest.update(CHILD.read_bytes())
+    digest.update(json.dumps(parts).encode())
+    return digest.hexdigest()[:20]
+
+
+def _run_child(
+    export: StepExport,
+    target: Target,
+    devices: int,
+    folder: Path,
+    time_limit_s: float,
+    on_wait: Callable[[float], None],
+) -> Compiled:
+    artifact, request, log = folder / "step.bin", folder / "request.json", folder / "log.txt"
+    artifact.write_bytes(export.bytecode)
+    content = {
+        "artifact": str(artifact),
+        "donations": export.donations,
+        "topology": target.topology,
+        "devices": devices,
+    }
+    request.write_text(json.dumps(content), encoding="utf-8")
+    began = time.monotonic()
+    with log.open("w") as output:
+        child = subprocess.Popen(
+            [sys.executable, str(CHILD), str(request)], stdout=output, stderr=output
+        )
+        try:
+            code = _wait(child, began, time_limit_s, on_wait)
+        finally:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    if code == 0:
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        return Compiled((folder / "program.hlo").read_text(encoding="utf-8"), facts)
+    return _explain_failure(code, log.read_text(encoding="utf-8", errors="replace"), target)
+
+
+def _wait(
+    child: subprocess.Popen[Any],
+    began: float,
+    time_limit_s: float,
+    on_wait: Callable[[float], None],
+) -> int:
+    while True:
+        try:
+            return child.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            passed = time.monotonic() - began
+            on_wait(passed)
+        if passed > time_limit_s:
+            raise UserError(
+                f"the TPU compiler did not finish within --time-limit ({time_limit_s:.0f} s); "
+                "raise it, or compile fewer chips: 16 and 64 tell as much as 256"
+            )
+
+
+def _explain_failure(code: int, log: str, target: Target) -> Compiled:
+    """A program that needs too much memory is a result; anything else an error.
+
+    Raises:
+      UserError: what the compiler said last.
+    """
+    memory = _OUT_OF_MEMORY.search(log)
+    if memory:
+        needed = int(float(memory[1]) * _UNITS[memory[2].upper()])
+        return Compiled("", {"message": memory[0]}, needed_bytes=needed)
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"Check fail|F\d{4} |Error|error:", line)]
+    text = " / ".join((telling or lines)[-_TAIL:])[:600]
+    how = f"was aborted by signal {-code}" if code < 0 else f"ended with code {code}"
+    raise UserError(f"the TPU compiler {how} for --target {target.name}: {text or 'no message'}")
+
+
+def _read_stored(folder: Path) -> Compiled | None:
+    try:
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        with gzip.open(folder / "program.hlo.gz", "rt", encoding="utf-8") as file:
+            hlo = file.read()
+    except (OSError, ValueError, EOFError):
+        return None
+    needed = facts.pop("needed_bytes")
+    return Compiled(hlo, facts, needed_bytes=needed, cached=True)
+
+
+def _write_stored(folder: Path, compiled: Compiled) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with gzip.open(folder / "program.hlo.gz", "wt", encoding="utf-8") as file:
+        file.write(compiled.hlo)
+    facts = {**compiled.facts, "needed_bytes": compiled.needed_bytes}
+    temporary = folder / "facts.tmp"
+    temporary.write_text(json.dumps(facts), encoding="utf-8")
+    temporary.replace(folder / "facts.json")

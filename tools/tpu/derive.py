@@ -1,0 +1,220 @@
+"""Turns a run's configuration into one that can be traced on any host, with the same step.
+
+The dataset becomes a synthetic one of the same image shape and classes, weights become random,
+stored answers are made up: none of that changes the step's graph.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+    from utils.config.sections import TeacherSection
+
+# Larger than any warm-up: the length of a run is no part of its step.
+_STEPS = 10_000_000
+_EXAMPLES_IN_BATCHES = 2
+_DEFAULT_TOP_K = 16
+
+
+def derive_config(
+    config: RunConfig, folder: Path, *, batch: int, devices: int, num_classes: int | None = None
+) -> RunConfig:
+    """The configuration to trace.
+
+    Args:
+      folder: an empty directory for made-up weights and answers.
+      batch: examples of a step on each device.
+      devices: that the step is partitioned over; 1: not at all.
+      num_classes: for datasets that are not here.
+
+    Raises:
+      UserError: image shape, classes or a teacher cannot be told.
+    """
+    side, channels = find_image_shape(config)
+    classes = config.model.num_classes or num_classes or find_classes(config)
+    size = batch * devices
+    examples = size * _EXAMPLES_IN_BATCHES
+    data = config.data.model_copy(
+        update={
+            "source": "synthetic",
+            "name": f"image_size={side},channels={channels},num_classes={classes},"
+            f"num_examples={examples}",
+            "train_pp": _keep_device_op(config.data.train_pp, config.data.image_key),
+            "eval_pp": _keep_device_op(config.data.eval_pp, config.data.image_key),
+            "train_split": "train", "eval_split": "validation", "test_split": "", "order": "auto",
+            "global_batch_size": size, "eval_batch_size": None, "return_id": False,
+        }
+    )  # fmt: skip
+    runtime = {"device": "xla", "num_processes": 1, "graph_budget": 1_000_000}
+    if devices > 1:
+        runtime["parallel"] = "spmd"
+    derived = config.model_copy(
+        update={
+            "data": data,
+            "model": config.model.model_copy(
+                update={"pretrained": False, "weights": "", "num_classes": classes}
+            ),
+            "train": config.train.model_copy(update={"steps": _STEPS, "log_every_steps": 1}),
+            "runtime": config.runtime.model_copy(update=runtime),
+            "run": config.run.model_copy(
+                update={
+                    "output_dir": str(folder / "runs"), "resume": "", "eval_only": False,
+                    "tensorboard": False, "experiment": "traced", "run_id": "traced",
+                }
+            ),
+        }
+    )  # fmt: skip
+    return _derive_teachers(derived, config.distill.teacher_cache, classes, folder)
+
+
+def find_image_shape(config: RunConfig) -> tuple[int, int]:
+    """Side and channels of an example after data.train_pp, by running it on a made-up image."""
+    data = config.data
+    if data.source == "synthetic":
+        from big_vision.input.synthetic import parse_synthetic_name
+
+        shape = parse_synthetic_name(data.name)
+        return shape.image_size, shape.channels
+    from big_vision.pp.builder import get_preprocess_fn
+    from big_vision.pp.device_ops import split_device_ops
+
+    spec, _ = split_device_ops(data.train_pp, data.image_key)
+    example = {data.image_key: _encode_image(), data.label_key: 0}
+    try:
+        image = get_preprocess_fn(spec)(example)[data.image_key]
+    except Exception as error:
+        raise UserError(
+            f"data.train_pp ({data.train_pp!r}) fails on a made-up JPEG: {error}; correct it"
+        ) from error
+    height, width, channels = image.shape
+    if height != width:
+        raise UserError(
+            f"data.train_pp gives images of {height} x {width}; only square ones can be compiled"
+        )
+    return int(height), int(channels)
+
+
+def find_classes(config: RunConfig) -> int:
+    """Classes of the run's dataset: from its files, or as TFDS knows it by name."""
+    from datasets import describe_dataset
+
+    try:
+        return describe_dataset(config).num_classes
+    except UserError:
+        if config.data.source != "tfds":
+            raise
+    import tensorflow_datasets as tfds
+
+    try:
+        return int(tfds.builder(config.data.name).info.features[config.data.label_key].num_classes)
+    except Exception as error:
+        raise UserError(
+            f"the classes of data.name {config.data.name!r} are not known here; give --num-classes"
+        ) from error
+
+
+def _encode_image() -> bytes:
+    """A JPEG of 500 x 400."""
+    from PIL import Image
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (500, 400), (90, 120, 150)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def _keep_device_op(spec: str, image_key: str) -> str:
+    """The string's value range, written out: all of it that happens on the device."""
+    from big_vision.pp.device_ops import Normalisation, split_device_ops
+
+    _, normalisation = split_device_ops(spec, image_key)
+    if normalisation == Normalisation():
+        return ""
+    mean, std = (list(values) for values in normalisation)
+    return f"vgg_value_range({mean}, {std})"
+
+
+def _derive_teachers(config: RunConfig, cache: str, classes: int, folder: Path) -> RunConfig:
+    from models import EMA, get_teacher_sections
+
+    sections = get_teacher_sections(config.distill)
+    if not sections:
+        return config
+    made = [
+        one if one.model == EMA else _create_random_teacher(one, classes, folder, number)
+        for number, one in enumerate(sections)
+    ]
+    update = {
+        "teacher": "", "teacher_weights": "", "teachers": tuple(made), "teacher_cache": "",
+        "cache_end": "cycle",
+    }  # fmt: skip
+    live = config.model_copy(update={"distill": config.distill.model_copy(update=update)})
+    if not cache:
+        return live
+    target = folder / "answers"
+    _write_answers(live, _read_top_k(cache), target)
+    stored = live.distill.model_copy(update={"teacher_cache": str(target)})
+    return live.model_copy(update={"distill": stored})
+
+
+def _create_random_teacher(
+    section: TeacherSection, classes: int, folder: Path, number: int
+) -> TeacherSection:
+    """The same teacher with random weights in a file; its view as the run would choose it."""
+    from models.factory import build_model, export_model
+    from models.weights import read_facts
+
+    facts = (
+        read_facts(section.weights) if section.weights and Path(section.weights).exists() else {}
+    )
+    name = section.model or facts.get("model", "")
+    if not name:
+        raise UserError(
+            f"distill.teacher_weights ({section.weights!r}) is not here and does not say its "
+            "model; name it by distill.teacher"
+        )
+    own = section.num_classes or facts.get("num_classes") or classes
+    arguments = {**facts.get("args", {}), **section.args, "num_classes": own}
+    model = build_model(name, arguments, key="distill.teacher")
+    target = folder / f"teacher{number}"
+    target.mkdir(parents=True)
+    path = export_model(model.state_dict(), {"model": name}, target)
+    (target / "student.json").unlink()
+    return section.model_copy(
+        update={
+            "model": name, "weights": str(path), "args": {**facts.get("args", {}), **section.args},
+            "num_classes": own,
+        }
+    )  # fmt: skip
+
+
+def _read_top_k(cache: str) -> int:
+    """Answers stored for each example: as the manifest says, or the tool's default."""
+    try:
+        manifest = json.loads((Path(cache) / "manifest.json").read_text(encoding="utf-8"))
+        return int(manifest["top_k"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return _DEFAULT_TOP_K
+
+
+def _write_answers(live: Any, top_k: int, target: Path) -> None:
+    """A cache of random answers in the run's form."""
+    import torch
+
+    from preflight import check
+    from utils.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
+
+    task = check(live)
+    size = live.data.global_batch_size
+    top_k = min(top_k, task.num_classes)
+    shape = CacheShape(top_k, task.num_classes, 1, _EXAMPLES_IN_BATCHES, size)
+    write_manifest(target, task.stream, task.teachers, shape, 1)
+    writer = CacheWriter(target, shape, 0)
+    for _ in range(shape.steps_per_epoch):
+        writer.append(pack_answers(torch.randn(size, task.num_classes), shape))

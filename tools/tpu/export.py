@@ -1,0 +1,256 @@
+"""Traces the very step that the engine runs and exports it as StableHLO, on a host without a TPU.
+
+`engine.fit` runs on the XLA runtime; where the first step would be dispatched, its graph is taken
+instead and the loop is left. Weights are random: a compiler does not look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tools.tpu.scopes import ScopeLabels
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assembly import Parts
+    from preflight import Task
+    from utils.config import RunConfig
+
+
+@dataclass
+class StepExport:
+    """A step as the compiler takes it.
+
+    Args:
+      bytecode: a portable StableHLO artifact; results: the state's tensors, then the log vector.
+      arguments: what each argument of the program is, such as `model/blocks.0.attn.qkv.weight`.
+      donations: argument -> result that takes its memory.
+      results: names of the program's results.
+      gradients_alive: parameters whose gradient is still held when the step is dispatched.
+      undonated: state tensors that the step replaces without giving their memory back.
+      host_ops: operators of the step that have no lowering and would run on the host.
+      image_shape: (H, W, C) of an example.
+      examples: of one step, over all devices.
+    """
+
+    bytecode: bytes
+    arguments: list[str]
+    donations: dict[int, int]
+    results: list[str]
+    gradients_alive: list[str]
+    undonated: list[str]
+    host_ops: list[str] = field(default_factory=list)
+    image_shape: tuple[int, int, int] = (0, 0, 0)
+    examples: int = 0
+    parameters: int = 0
+
+
+class StepTracedError(Exception):
+    """Leaves the engine's loop with the step's graph in hand."""
+
+
+def prepare_tracing(devices: int = 1) -> None:
+    """Set the environment that tracing needs; before torch_xla is imported."""
+    os.environ["PJRT_DEVICE"] = "CPU"
+    os.environ["XLA_HLO_DEBUG"] = "1"
+    os.environ.setdefault("XLA_IR_DEBUG", "1")
+    if devices > 1:
+        os.environ["CPU_NUM_DEVICES"] = str(devices)
+
+
+def trace_step(config: RunConfig) -> StepExport:
+    """Build the run's parts, let the engine make one step and give its graph."""
+    from assembly import build_parts
+    from preflight import check
+
+    runtime = _create_tracing_runtime(config)
+    task = check(config)
+    parts = build_parts(runtime, task)
+    runtime.prepare_optimizer(parts.state.optimizer)
+    try:
+        return _run_fit(runtime, task, parts)
+    finally:
+        parts.close()
+
+
+def _create_tracing_runtime(config: RunConfig) -> Any:
+    """The configuration's own runtime, whose step is recorded and never dispatched."""
+    from utils.runtime import create_runtime
+
+    created = create_runtime(config.runtime)
+
+    class TracingRuntime(type(created)):
+        """Hands the recorded step over instead of dispatching it."""
+
+        on_dispatch: Callable[[], None] | None = None
+        on_log: Callable[[Any], None] | None = None
+        label: Callable[[str], None] | None = None
+        _in_step = False
+
+        @contextlib.contextmanager
+        def step(self, seed: int, step: int) -> Iterator[None]:
+            self._in_step = True
+            try:
+                with super().step(seed, step):
+                    self.label("input")
+                    yield
+            finally:
+                self._in_step = False
+
+        def finish_step(self) -> None:
+            if self._in_step and self.on_dispatch is not None:
+                self.on_dispatch()
+            else:
+                super().finish_step()
+
+        def defer(self, function: Any, *args: Any, scalars: Any) -> None:
+            self.on_log(scalars)
+            raise StepTracedError
+
+        def backward(self, loss: Any, *, last: bool) -> None:
+            self.label("loss")
+            super().backward(loss, last=last)
+
+        def reduce_gradients(self, optimizer: Any) -> None:
+            self.label("gradients")
+            super().reduce_gradients(optimizer)
+
+        def optimizer_step(self, optimizer: Any) -> None:
+            self.label("optimizer")
+            super().optimizer_step(optimizer)
+
+    created.__class__ = TracingRuntime
+    return created
+
+
+def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
+    """Call the engine's loop; where its first step would be logged, its graph is taken."""
+    from assembly import iterate_batches
+    from engine import Hooks, fit
+
+    labels, before = ScopeLabels(parts), {}
+    taken: list[StepExport] = []
+    alive: list[str] = []
+
+    def objective(model: Any, batch: Any) -> Any:
+        labels.enter("loss", "forward")
+        before.update(_get_data_ids(_name_batch(batch)))
+        if not alive_state:
+            alive_state.update(_get_data_ids(_collect_state(parts)))
+        return parts.objective(model, batch)
+
+    alive_state: dict[str, int] = {}
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a traced step has no checkpoint or evaluation")
+
+    def check_gradients() -> None:
+        named = parts.state.model.named_parameters()
+        alive.extend(name for name, parameter in named if parameter.grad is not None)
+
+    def take(vector: Any) -> None:
+        labels.leave()
+        taken.append(_take_graph(parts, {**before, **alive_state}, vector))
+
+    runtime.on_dispatch, runtime.on_log = check_gradients, take
+    runtime.label = lambda role: labels.enter(role, "forward")
+    host_ops = runtime.counters()["host_ops"]
+    hooks = Hooks(
+        batches=lambda step: itertools.islice(iterate_batches(parts, step), 1),
+        evaluate=refuse,
+        write=refuse,
+        save=refuse,
+        global_batch_size=task.config.data.global_batch_size,
+    )
+    with contextlib.suppress(StepTracedError), labels:
+        fit(parts.state, parts.plan, hooks, objective, runtime)
+    export = taken[0]
+    export.gradients_alive = alive
+    export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
+    export.image_shape = tuple(parts.train_loader.image_shape)
+    export.examples = task.config.data.global_batch_size
+    export.parameters = parts.count_parameters()
+    return export
+
+
+def _take_graph(parts: Parts, ids: dict[str, int], vector: Any) -> StepExport:
+    """The pending graph: results are the state that the step replaces, and the log vector."""
+    import torch_xla
+
+    bindings = torch_xla._XLAC
+    names, outputs, aliases = [], [], []
+    for name, tensor in _collect_state(parts).items():
+        text = bindings._get_xla_tensor_debug_info(tensor)
+        if not re.search(r"^IR: None$", text, re.MULTILINE):
+            names.append(name)
+            outputs.append(tensor)
+            aliases.append(int(re.search(r"AliasID: (\d+)", text)[1]))
+    names.append("log_vector")
+    outputs.append(vector)
+    argument_ids, values = bindings._get_tensors_xla_device_data_node(outputs)
+    owners = {number: name for name, number in ids.items()}
+    arguments = [
+        owners.get(number, f"scalar{list(value.shape) or ''}")
+        for number, value in zip(argument_ids, values, strict=True)
+    ]
+    positions = {number: position for position, number in enumerate(argument_ids)}
+    donations = {positions[a]: r for r, a in enumerate(aliases) if a in positions}
+    kept = set(donations.values())
+    bytecode = bindings._get_stablehlo(outputs, str(vector.device), [], True)
+    undonated = [n for r, n in enumerate(names[:-1]) if r not in kept]
+    return StepExport(bytecode, arguments, donations, names, [], undonated)
+
+
+def _name_batch(batch: Any) -> dict[str, Tensor]:
+    """The tensors of a batch on the device, as arguments of the step."""
+    found = {"batch/images": batch.images, "batch/labels": batch.labels, "batch/mask": batch.mask}
+    return found | {f"batch/{name}": value for name, value in batch.extras.items()}
+
+
+def _name_host_ops() -> list[str]:
+    """Operators that torch_xla has run on the host in this process."""
+    import torch_xla.debug.metrics as metrics
+
+    return sorted(n for n in metrics.counter_names() if n.startswith("aten::"))
+
+
+def _collect_state(parts: Parts) -> dict[str, Tensor]:
+    """The device tensors that a step reads and replaces, by name."""
+    state = parts.state
+    found = dict(state.model.named_parameters(prefix="model"))
+    found |= dict(state.model.named_buffers(prefix="model"))
+    found |= dict(state.extra.named_parameters(prefix="extra"))
+    found |= dict(state.extra.named_buffers(prefix="extra"))
+    if state.ema is not None:
+        found |= dict(state.ema.named_parameters(prefix="ema"))
+        found |= dict(state.ema.named_buffers(prefix="ema"))
+    names = {id(tensor): name for name, tensor in found.items()}
+    for parameter, values in state.optimizer.state.items():
+        for key, value in values.items():
+            if hasattr(value, "device") and value.device.type == "xla":
+                found[f"optimizer/{names[id(parameter)]}|{key}"] = value
+    found["first_bad_step"] = state.first_bad_step
+    for number, teacher in enumerate(parts.own_teachers()):
+        found |= dict(teacher.named_parameters(prefix=f"teacher{number or ''}"))
+        found |= dict(teacher.named_buffers(prefix=f"teacher{number or ''}"))
+    found |= dict(parts.view.named_buffers(prefix="view"))
+    return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}
+
+
+def _get_data_ids(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Identity of the memory behind each tensor; of those that hold data."""
+    import torch_xla
+
+    found = {}
+    for name, tensor in tensors.items():
+        ids, _ = torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])
+        if len(ids) == 1:
+            found[name] = ids[0]
+    return found

@@ -1,0 +1,82 @@
+"""A report as a person reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.tpu.schema import Report
+
+_GIB = 2**30
+_SHOWN_BUFFERS = 5
+
+
+def print_report(report: Report) -> None:
+    """Verdict, figures, costs and faults."""
+    height, width, channels = report.image_shape
+    print(
+        f"{report.model} on {report.target} ({report.device}), {report.chips} device(s), "
+        f"{report.examples_per_chip} images of {height} x {width} x {channels} each"
+    )
+    print(f"note: {report.note}")
+    _print_memory(report)
+    if report.estimated_mcycles is None:
+        return
+    _print_cost(report)
+    print("\ncost by role:")
+    for group in report.groups:
+        print(f"  {group.mcycles:9.3f} Mcyc  {100 * group.share:5.1f} %  {group.role}")
+    print("\nmost expensive operations:")
+    for cost in report.top:
+        where = " ".join(word for word in (cost.owner, cost.module) if word) or "-"
+        phase = "back" if cost.phase == "backward" else ""
+        print(f"  {cost.mcycles:9.3f} Mcyc  {where:<40.40} {phase:<4} {cost.operation:<26.26} "
+              f"{cost.result}")  # fmt: skip
+    print("\nknown faults:" if report.faults else "\nknown faults: none found")
+    for fault in report.faults:
+        cycles = "" if fault.mcycles is None else f", {fault.mcycles:.3f} Mcyc"
+        print(f"  {fault.kind}: {fault.count}{cycles}; {fault.text}")
+    versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
+    print(f"\n{report.made} UTC, {versions}, graph {report.graph}")
+
+
+def _print_memory(report: Report) -> None:
+    memory = report.memory
+    verdict = "fits" if report.fits else "DOES NOT FIT"
+    print(
+        f"\n{verdict}: {memory.peak_bytes / _GIB:.2f} GiB of {memory.usable_bytes / _GIB:.2f} GiB "
+        "usable HBM"
+    )
+    if memory.argument_bytes is not None:
+        parts = ("argument", "output", "temp", "alias")
+        sizes = (getattr(memory, f"{part}_bytes") / _GIB for part in parts)
+        text = ", ".join(f"{part} {size:.3f}" for part, size in zip(parts, sizes, strict=True))
+        print(f"  {text} GiB")
+    for buffer in memory.largest[:_SHOWN_BUFFERS]:
+        shape = f"{buffer.dtype}{buffer.shape}"
+        print(f"  {buffer.bytes / 2**20:9.1f} MiB  {buffer.kind:<9} {shape:<28} {buffer.name}")
+    if report.max_batch_per_chip is not None:
+        print(f"  largest batch of a device that fits: {report.max_batch_per_chip}")
+
+
+def _print_cost(report: Report) -> None:
+    step, rate, mfu = report.step_ms, report.img_per_s, report.mfu
+    print(
+        f"\nestimated {report.estimated_mcycles:.2f} Mcyc; {report.flops / 1e12:.3f} TFLOP, "
+        f"{report.hbm_bytes / 1e9:.2f} GB of HBM traffic"
+    )
+    print(
+        f"  step {step.lower:.1f} ms (bound) to {step.estimate:.1f} ms (estimate); img/s a device "
+        f"{rate.estimate:.0f} (estimate) to {rate.lower:.0f}; MFU {100 * mfu.estimate:.0f} to "
+        f"{100 * mfu.lower:.0f} %"
+    )
+    for one in report.collectives:
+        print(
+            f"  {one.kind} of {one.dtype}: {one.bytes / 1e6:.2f} MB in {one.count} operands, no "
+            "estimate"
+        )
+    if report.uncosted or report.scalar_kernels:
+        kinds = ", ".join(
+            f"{one.count} {one.opcode} ({one.bytes / 1e6:.0f} MB)" for one in report.uncosted
+        )
+        print(f"  without an estimate: {kinds}; {report.scalar_kernels} on single numbers")

@@ -1,0 +1,134 @@
+"""The form of the tool's JSON: every figure with its unit and meaning.
+
+`Report.model_json_schema()` gives it as JSON Schema; docs/tpu_compiler.md explains the figures.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+
+class Part(BaseModel):
+    """A group of fields; nothing else may stand in it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Buffer(Part):
+    """One of the largest arrays in HBM."""
+
+    name: str = Field(description="the state's tensor, or the module that makes it")
+    kind: str = Field(description="argument or temporary")
+    dtype: str
+    shape: list[int]
+    bytes: int = Field(description="without the padding of tiles")
+
+
+class Memory(Part):
+    """HBM of one device."""
+
+    usable_bytes: int = Field(description="what a program may use of the device's HBM")
+    argument_bytes: int | None = Field(None, description="state and batch")
+    output_bytes: int | None = None
+    alias_bytes: int | None = Field(None, description="outputs that take an argument's place")
+    temp_bytes: int | None = Field(None, description="activations and scratch")
+    peak_bytes: int = Field(
+        description="arguments + outputs + temporaries - aliased; the compiler's own figure where "
+        "the program does not fit"
+    )
+    largest: list[Buffer] = Field(default_factory=list)
+
+
+class Interval(Part):
+    """A bound and an estimate of the same thing."""
+
+    lower: float = Field(description="by FLOPs and HBM bytes at the device's public limits")
+    estimate: float = Field(description="by estimated cycles over the derived clock")
+
+
+class Collective(Part):
+    """What one kind of collective carries in a step, for one device."""
+
+    kind: str
+    dtype: str
+    count: int
+    bytes: int
+
+
+class Group(Part):
+    """Cost of a role: attention, MLP, norm, layout copies, optimizer, teacher, loss, input, ..."""
+
+    role: str
+    mcycles: float
+    share: float = Field(description="of all estimated cycles")
+
+
+class Cost(Part):
+    """One of the most expensive operations."""
+
+    module: str = Field(description="module path, such as blocks.3.attn.qkv; empty: none")
+    owner: str = Field(description="student, teacher, loss, input, optimizer, gradients")
+    phase: str = Field(description="forward or backward")
+    operation: str = Field(description="PyTorch operation that it began as")
+    instruction: str = Field(description="the compiler's name of the instruction")
+    mcycles: float
+    result: str = Field(description="type and shape of the largest result")
+
+
+class Uncosted(Part):
+    """Instructions that carry no estimate, by kind."""
+
+    opcode: str
+    count: int
+    bytes: int = Field(
+        description="of their results and operands in HBM; for asynchronous copies, moved"
+    )
+    first: str = Field(description="name of one of them")
+
+
+class Fault(Part):
+    """A known fault found in the program."""
+
+    kind: str
+    count: int
+    text: str
+    mcycles: float | None = None
+
+
+class Report(Part):
+    """The compiler's verdict on one training step: estimates, no measurement."""
+
+    schema_version: int = SCHEMA_VERSION
+    note: str = Field(description="how far to trust the figures")
+    config: str
+    flags: list[str] = Field(default_factory=list, description="further flags of the run")
+    model: str
+    target: str
+    device: str = Field(description="as the compiler calls it; a core on v2, v3 and v4")
+    chips: int = Field(description="devices that the step is partitioned over; 1: not at all")
+    examples_per_chip: int
+    image_shape: list[int]
+    fits: bool
+    memory: Memory
+    estimated_mcycles: float | None = Field(None, description="one device, loops times their trips")
+    flops: float | None = Field(None, description="one device")
+    hbm_bytes: int | None = Field(None, description="one device, by the memory space of each array")
+    collective_bytes: int = Field(0, description="operands; they carry no estimated cycles")
+    collectives: list[Collective] = Field(default_factory=list)
+    step_ms: Interval | None = None
+    img_per_s: Interval | None = Field(
+        None, description="one device; lower: the time's lower bound"
+    )
+    mfu: Interval | None = Field(None, description="share of the device's peak")
+    uncosted: list[Uncosted] = Field(default_factory=list)
+    scalar_kernels: int = Field(0, description="single-number operations of their own, uncosted")
+    groups: list[Group] = Field(default_factory=list)
+    top: list[Cost] = Field(default_factory=list)
+    faults: list[Fault] = Field(default_factory=list)
+    max_batch_per_chip: int | None = Field(None, description="largest that fits, where searched")
+    compile_s: float | None = None
+    graph: str = Field(description="hash of program, target and versions")
+    versions: dict[str, str]
+    made: str = Field(description="date, UTC")

@@ -1,0 +1,110 @@
+"""Names that tell where an operation of a traced step comes from: `student|forward|blocks.3.attn`.
+
+Set `XLA_HLO_DEBUG=1` before torch_xla is imported: then each operation carries the scope in which
+it was recorded, and the compiler keeps it as `op_name`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from assembly import Parts
+
+_SCOPE = re.compile(r"(?:^|/)([a-z0-9]+)\|([a-z]+)\|([\w.]*?)\.\d+(?=/|$)")
+
+
+class Origin(NamedTuple):
+    """Where an operation comes from.
+
+    Args:
+      role: student, ema, teacher, loss, input, optimizer, gradients; empty: unknown.
+      phase: forward or backward.
+      path: the module's, such as `blocks.3.attn.qkv`.
+    """
+
+    role: str
+    phase: str
+    path: str
+
+
+def read_origin(op_name: str) -> Origin:
+    """The innermost scope of an operation's name."""
+    found = _SCOPE.findall(op_name)
+    return Origin(*found[-1]) if found else Origin("", "", "")
+
+
+class ScopeLabels:
+    """While entered, labels what student, teachers and the loop's phases record.
+
+    Backward is labelled by hooks on tensors: they add no operation. It holds from the moment a
+    module's output has its gradient to the moment its input has.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._local = threading.local()
+        self._held: dict[int, Any] = {}
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> ScopeLabels:
+        self._watch(self._parts.state.model, "student")
+        for number, teacher in enumerate(self._parts.objective.teachers):
+            self._watch(teacher.model, f"teacher{number or ''}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self.leave()
+        # A scope may only be taken off by the thread that set it, and autograd's thread is out of
+        # reach: its last one stays for ever.
+        for pusher in self._held.values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pusher))
+
+    def enter(self, role: str, phase: str, path: str = "") -> None:
+        """Label what this thread records from here on."""
+        import torch_xla
+
+        self.leave()
+        self._local.name = (role, phase, path)
+        label = f"{role}|{phase}|{path}"
+        self._held[threading.get_ident()] = torch_xla._XLAC.profiler.scope_pusher(label)
+
+    def leave(self) -> None:
+        """Stop labelling."""
+        self._held.pop(threading.get_ident(), None)
+
+    def _watch(self, model: nn.Module, role: str) -> None:
+        for path, module in model.named_modules():
+            before, after = self._create_hooks(role, path)
+            self._handles.append(module.register_forward_pre_hook(before))
+            self._handles.append(module.register_forward_hook(after))
+
+    def _create_hooks(self, role: str, path: str) -> tuple[Callable[..., None], ...]:
+        outer = path.rpartition(".")[0]
+
+        def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if not hasattr(self._local, "stack"):
+                self._local.stack = []
+            self._local.stack.append(getattr(self._local, "name", ("loss", "forward", "")))
+            for value in inputs:
+                if path and isinstance(value, Tensor) and value.requires_grad:
+                    value.register_hook(lambda _: self.enter(role, "backward", outer))
+            self.enter(role, "forward", path)
+
+        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            values = output if isinstance(output, tuple | list) else (output,)
+            for value in values:
+                if isinstance(value, Tensor) and value.requires_grad:
+                    value.register_hook(lambda _: self.enter(role, "backward", path))
+            self.enter(*self._local.stack.pop())
+
+        after.labels_trace = True
+        return before, after

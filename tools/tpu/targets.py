@@ -1,0 +1,130 @@
+"""TPU generations as the compiler knows them: names, sizes, and what a device of each can do.
+
+A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3, v4 and
+tpu7x. Peak, bandwidth and memory are public figures of a chip, divided by its devices; the clock is
+derived: it makes the width of the matrix unit equal to the peak. docs/tpu_compiler.md says how far
+to trust it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from utils.errors import UserError, get_hint
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One device of a TPU generation.
+
+    Args:
+      peak_tflops: bfloat16.
+      hbm_gib: memory.
+      hbm_gb_per_s: public bandwidth.
+      clock_ghz: derived, see above.
+      dimensions: of its topologies, 2 or 3.
+      devices_per_chip: devices that the compiler sees in one chip.
+    """
+
+    name: str
+    peak_tflops: float
+    hbm_gib: float
+    hbm_gb_per_s: float
+    clock_ghz: float
+    dimensions: int
+    devices_per_chip: int = 1
+
+
+GENERATIONS = {
+    one.name: one
+    for one in (
+        Generation("v2", 22.5, 8, 350, 0.70, 2, 2),
+        Generation("v3", 61.5, 16, 450, 0.94, 2, 2),
+        Generation("v4", 137.5, 16, 614, 1.05, 3, 2),
+        Generation("v5e", 197.0, 16, 819, 1.50, 2),
+        Generation("v5p", 459.0, 95, 2765, 1.75, 3),
+        Generation("v6e", 918.0, 32, 1640, 1.75, 2),
+    )
+}
+# Chips -> sides, where a target does not say them.
+_SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16)}
+_SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}
+_TARGET = re.compile(r"^(\w+)(?::(\d+x\d+(?:x\d+)?))?$")
+# Public specifications give HBM per chip; a compiler keeps a little of it for itself.
+USABLE_SHARE = 15.75 / 16
+
+
+@dataclass(frozen=True)
+class Target:
+    """A slice of one generation."""
+
+    generation: Generation
+    sides: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """As it was asked for, such as `v5e:2x2`."""
+        return f"{self.generation.name}:{'x'.join(map(str, self.sides))}"
+
+    @property
+    def topology(self) -> str:
+        """The name that libtpu takes: always three sides."""
+        sides = (*self.sides, 1)[:3]
+        return f"{self.generation.name}:{'x'.join(map(str, sides))}"
+
+    @property
+    def devices(self) -> int:
+        """Devices of the slice."""
+        return math.prod(self.sides) * self.generation.devices_per_chip
+
+    @property
+    def usable_bytes(self) -> int:
+        """HBM of a device that a program may use."""
+        return int(self.generation.hbm_gib * USABLE_SHARE * 2**30)
+
+
+def parse_target(text: str, chips: int = 1) -> Target:
+    """`v5e:2x2`, or `v5e` for the smallest slice that holds the chips.
+
+    Raises:
+      UserError: not a target, or too small.
+    """
+    found = _TARGET.match(text)
+    generation = GENERATIONS.get(found[1]) if found else None
+    if generation is None:
+        raise UserError(
+            f"--target {text!r} is none of {list_targets()}; "
+            f"{get_hint(text.partition(':')[0], list(GENERATIONS))}"
+        )
+    if found[2]:
+        sides = tuple(int(side) for side in found[2].split("x"))
+    else:
+        sides = _choose_sides(generation, chips)
+    target = Target(generation, sides)
+    if chips > target.devices:
+        larger = Target(generation, _choose_sides(generation, chips))
+        raise UserError(
+            f"--chips ({chips}) exceeds the {target.devices} devices of --target {text!r}; use "
+            f"--target {larger.name}"
+        )
+    return target
+
+
+def list_targets() -> str:
+    """The accepted targets, for a message."""
+    shapes = {2: "AxB", 3: "AxBxC"}
+    return ", ".join(f"{g.name}:{shapes[g.dimensions]}" for g in GENERATIONS.values())
+
+
+def _choose_sides(generation: Generation, chips: int) -> tuple[int, ...]:
+    table = _SIDES if generation.dimensions == 2 else _SIDES_3D
+    needed = math.ceil(chips / generation.devices_per_chip)
+    for size in sorted(table):
+        if size >= max(needed, 4 if generation.dimensions == 3 else 1):
+            return table[size]
+    raise UserError(
+        f"--chips ({chips}) is more than {max(table)} chips; compile 16 or 64, the work of a chip "
+        "is the same"
+    )
