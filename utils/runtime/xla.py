@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 from utils.errors import UserError
@@ -71,6 +72,7 @@ class XlaRuntime(Runtime):
     def _join(self) -> None:
         """Find the other ranks: the chips' by XLA, their hosts' words by gloo."""
         self.rank, self.world_size = self._xr.global_ordinal(), self._xr.world_size()
+        check_collectives(self.world_size)
         if self.world_size > 1:
             self.group = Group(self.section, "gloo", init_method="xla://")
 
@@ -88,7 +90,7 @@ class XlaRuntime(Runtime):
     def seed(self, seed: int, step: int) -> None:
         # Every sync advances the device's generator, so it is set just before the step.
         self._xm.set_rng_state(derive_seed(seed, step, self.rank), device=str(self.device))
-        torch.manual_seed(derive_seed(seed, step, self.rank))
+        torch.default_generator.manual_seed(derive_seed(seed, step, self.rank))
 
     def finish_step(self) -> None:
         self._xla.sync()
@@ -185,6 +187,24 @@ class XlaRuntime(Runtime):
 
     def describe(self) -> dict[str, Any]:
         return {**super().describe(), "hardware": self._hardware}
+
+
+def check_collectives(world_size: int) -> None:
+    """Refuse a torch.distributed group of backend `xla` that XLA itself knows nothing of.
+
+    Across CPU processes each rank would silently get back its own value for a sum.
+
+    Args:
+      world_size: ranks that XLA knows of.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_backend() != "xla":
+        return
+    told = torch.distributed.get_world_size()
+    if told != world_size:
+        raise UserError(
+            f"torch.distributed's backend 'xla' was told of {told} ranks, but XLA knows of "
+            f"{world_size}: sums would stay on their rank; leave the group to runtime.num_processes"
+        )
 
 
 def _get_hardware(xr: Any) -> str:
