@@ -49,7 +49,12 @@ class BareLoop:
     """Forward, loss, backward, optimizer step: no schedule, clipping, average, checks or log.
 
     The same model and optimizer as the run's; its images lie on the device, already normalised.
+
+    Attributes:
+      compiled: graphs that it has cost, and the seconds to compile them.
     """
+
+    compiled: tuple[int, float] = (0, 0.0)
 
     def __init__(
         self, runtime: Runtime, task: Task, parts: Parts, batches: Sequence[Batch]
@@ -57,11 +62,11 @@ class BareLoop:
         config = task.config
         torch.manual_seed(config.train.seed)
         self._runtime = runtime
-        self._model = create_model(config.model, num_classes=task.num_classes)
-        runtime.accelerate(runtime.prepare(self._model)).train()
+        self.model = create_model(config.model, num_classes=task.num_classes)
+        runtime.accelerate(runtime.prepare(self.model)).train()
         name = config.optim.name.lower()
         self._optimizer = create_optimizer(
-            config.optim, self._model, device_arguments=runtime.optimizer_arguments(name)
+            config.optim, self.model, device_arguments=runtime.optimizer_arguments(name)
         )
         if name in PREPARABLE:
             runtime.prepare_optimizer(self._optimizer)
@@ -82,7 +87,7 @@ class BareLoop:
         for step in range(steps):
             images, labels = self._inputs[step % len(self._inputs)]
             with runtime.autocast():
-                loss = functional.cross_entropy(self._model(images), labels)
+                loss = functional.cross_entropy(self.model(images), labels)
             loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)
