@@ -69,6 +69,12 @@ def start(config: RunConfig) -> int:
     ) as error:  # fmt: skip
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED
+    except UserError as error:
+        if not is_silent_rank():
+            raise
+        # Found on its own device or host: nobody else may say it.
+        sys.stderr.write(f"error on a rank above 0: {error}\n")
+        return EXIT_USER_ERROR
 
 
 def run(runtime: Runtime, task: Task) -> int:

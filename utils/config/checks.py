@@ -123,6 +123,12 @@ def _check_runtime(config: RunConfig) -> None:
             f"runtime.num_processes ({runtime.num_processes}) contradicts runtime.parallel=spmd, "
             "which has one process for all devices of a host; drop one of them"
         )
+    mixed = runtime.precision == "bf16" and runtime.reduce_dtype == "fp32"
+    if runtime.parallel == "spmd" and mixed and not config.model.xla_patches:
+        raise UserError(
+            "model.xla_patches is off, but on a mesh they are what sums the gradients of bf16 "
+            "in runtime.reduce_dtype (fp32); switch them on, or set runtime.reduce_dtype=bf16"
+        )
     if config.train.remat and config.train.scan_layers:
         raise UserError(
             "train.remat and train.scan_layers are both set; scan_layers keeps each block's input "

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,14 @@ def launch(section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> i
     name = choose_device(section)
     prepare_environment(name)
     module, class_name = _RUNTIMES[name]
-    return getattr(importlib.import_module(module), class_name).launch(section, worker, *args)
+    try:
+        return getattr(importlib.import_module(module), class_name).launch(section, worker, *args)
+    except Exception as error:
+        if "RANK" in os.environ and not isinstance(error, UserError):
+            # Started by torchrun, which shows the ranks' outputs mixed.
+            rank, kind = os.environ["RANK"], type(error).__name__
+            sys.stderr.write(f"rank {rank} failed: {kind}: {error}\n")
+        raise
 
 
 def create_runtime(section: RuntimeSection) -> Runtime:

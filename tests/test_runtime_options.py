@@ -1,0 +1,326 @@
+"""Keys of the runtime: what each does, and what is refused in one line before a device is used."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.metadata
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import main
+from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
+from models.batch_norm import compute_batch_norm
+from tests.tiny_parts import (
+    TinyConvNet,
+    create_argv,
+    create_batch,
+    create_cpu_runtime,
+    create_vit,
+    create_xla_runtime,
+)
+from utils.config import load_config
+from utils.config.sections import ModelSection, RuntimeSection
+from utils.errors import UserError
+from utils.metrics import read_metrics
+from utils.runtime import choose_device, create_runtime
+from utils.runtime.compile_cache import prepare_cache, shrink
+from utils.runtime.xla import check_collectives
+from utils.runtime.xla_spmd import get_mesh_shape
+
+RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
+
+
+# ---- refused
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--runtime.mesh_fsdp=2",), r"runtime.mesh_fsdp \(2\) needs a mesh"),
+        (("--runtime.mesh_data=2",), r"runtime.mesh_data \(2\) needs a mesh"),
+        (("--runtime.parallel=spmd", "--runtime.num_processes=2"), "contradicts runtime.parallel"),
+        (("--train.remat", "--train.scan_layers"), "are both set"),
+        (("--train.scan_layers", "--model.drop_path_rate=0.1"), "cannot draw dropout"),
+        (("--profile.steps=9-3",), r"profile.steps \('9-3'\) ends before it begins"),
+        (("--profile.steps=9",), r"profile.steps \('9'\): string should match"),
+        (
+            ("--runtime.parallel=spmd", "--runtime.precision=bf16", "--model.xla_patches=false"),
+            "model.xla_patches is off",
+        ),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        load_config(create_argv(tmp_path, *flags, device="xla"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"device": "xla", "precision": "fp16"}, "'fp16' is not for xla.*use bf16"),
+        ({"device": "xla", "compile": True}, r"runtime.compile \(True\) works on cpu and cuda"),
+        ({"device": "xla", "channels_last": True}, "runtime.channels_last"),
+        ({"device": "xla", "overlap": False}, "runtime.overlap"),
+        ({"device": "cpu", "tf32": True}, "runtime.tf32 is a mode of NVIDIA GPUs"),
+        ({"device": "cpu", "parallel": "spmd"}, "needs runtime.device=xla"),
+    ],
+)
+def test_keys_that_a_runtime_cannot_honour_are_refused(keys, message):
+    with pytest.raises(UserError, match=message):
+        choose_device(RuntimeSection(**keys))
+
+
+def test_a_contradicting_environment_is_refused(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "CUDA")
+    with pytest.raises(UserError, match=r"PJRT_DEVICE \('CUDA'\) contradicts"):
+        choose_device(RuntimeSection(device="xla"))
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    with pytest.raises(UserError, match=r"PJRT_DEVICE \('TPU'\) contradicts.*set.*xla"):
+        choose_device(RuntimeSection(device="cpu"))
+
+
+def test_versions_that_do_not_pair_are_refused_with_those_that_do(monkeypatch):
+    versions = {"torch": "2.11.0+cpu", "torch_xla": "2.9.0"}
+    monkeypatch.setattr(importlib.metadata, "version", versions.get)
+    with pytest.raises(UserError, match=r"torch 2.11.0\+cpu.*torch==2.9.0 torch_xla==2.9.0"):
+        choose_device(RuntimeSection(device="xla"))
+    assert choose_device(RuntimeSection(device="cpu")) == "cpu"
+
+
+def test_a_mesh_that_does_not_match_the_devices_is_refused():
+    assert get_mesh_shape(RuntimeSection(parallel="spmd", mesh_fsdp=2), devices=8) == (4, 2)
+    with pytest.raises(UserError, match=r"mesh_data \(1\) x runtime.mesh_fsdp \(3\) is 3.*are 4"):
+        get_mesh_shape(RuntimeSection(parallel="spmd", mesh_fsdp=3), devices=4)
+    with pytest.raises(UserError, match=r"mesh_data \(8\) x runtime.mesh_fsdp \(1\) is 8"):
+        get_mesh_shape(RuntimeSection(parallel="spmd", mesh_data=8), devices=4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--runtime.num_processes=97",), "exceeds the 96 examples"),
+        (("--runtime.num_processes=3",), r"\(16\) does not divide into 1 micro-batches.*on 3"),
+        (("--runtime.num_processes=16", "--train.mixup_alpha=1"), "leaves 1 examples"),
+        (("--train.scan_layers",), "train.scan_layers works on xla alone"),
+    ],
+)
+def test_ranks_and_blocks_are_checked_before_anything_starts(flags, message, tmp_path, capsys):
+    assert main.main(create_argv(tmp_path, *flags)) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    with pytest.raises(UserError, match=message):
+        raise UserError(said[0])
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_backend_that_reaches_no_other_process_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "xla")
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    check_collectives(world_size=2)
+    with pytest.raises(UserError, match="was told of 2 ranks, but XLA knows of 1"):
+        check_collectives(world_size=1)
+
+
+# ---- precision and compilation
+
+
+def test_fp16_scales_the_loss_and_unscales_its_gradients():
+    runtime = create_runtime(RuntimeSection(device="cpu", precision="fp16"))
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    before = layer.weight.detach().clone()
+    with runtime.autocast():
+        output = layer(torch.tensor([[1.0, 2.0]]))
+    assert output.dtype == torch.float16
+    # A quarter: 65,536, the first scale, is itself no float16.
+    runtime.backward(output.float().sum() / 4, last=True)
+    assert layer.weight.grad[0, 0] == runtime.scaler.get_scale() / 4
+    runtime.unscale(optimizer)
+    assert layer.weight.grad.tolist() == [[0.25, 0.5]]
+    runtime.optimizer_step(optimizer)
+    assert torch.equal(layer.weight, before - torch.tensor([[0.25, 0.5]]))
+
+
+def test_an_overflow_skips_the_step_and_lowers_the_scale():
+    runtime = create_runtime(RuntimeSection(device="cpu", precision="fp16"))
+    layer = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    before = layer.weight.detach().clone()
+    runtime.backward(layer(torch.full((1, 2), torch.inf)).sum(), last=True)
+    scale = runtime.scaler.get_scale()
+    runtime.unscale(optimizer)
+    runtime.optimizer_step(optimizer)
+    assert torch.equal(layer.weight, before)
+    assert runtime.scaler.get_scale() < scale
+
+
+def test_channels_last_and_compile_change_layout_and_call_alone():
+    section = RuntimeSection(device="cpu", channels_last=True, compile=True)
+    runtime = create_runtime(section)
+    model, same = TinyConvNet(), TinyConvNet()
+    same.load_state_dict(model.state_dict())
+    names = list(model.state_dict())
+    runtime.accelerate(runtime.prepare(model))
+    assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
+    assert list(model.state_dict()) == names
+    images = torch.rand(4, 1, 8, 8)
+    assert torch.allclose(model(images), same(images), atol=1e-6)
+
+
+# ---- blocks that are computed again or as one loop
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+@pytest.mark.parametrize("kind", ["remat", "scan"])
+def test_blocks_give_equal_values_and_gradients_either_way(device, kind):
+    runtime = RUNTIMES[device]()
+    batch = create_batch(8)
+    images = batch.images.permute(0, 3, 1, 2).float() / 255
+    found = {}
+    for how in ("plain", kind):
+        model = runtime.prepare(create_vit(depth=3)).train()
+        if how == "remat":
+            assert recompute_blocks(model, runtime.checkpoint_block) == 3
+        elif how == "scan":
+            assert scan_blocks(model, runtime.scan_blocks) == 3
+        loss = model(runtime.to_device(images)).square().mean()
+        runtime.backward(loss, last=True)
+        runtime.finish_step()
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        found[how] = runtime.fetch_all({"loss": loss, **gradients})
+    for name, value in found["plain"].items():
+        assert torch.allclose(found[kind][name], value, rtol=1e-5, atol=1e-7), name
+
+
+def test_recomputing_draws_the_same_dropout():
+    runtime = create_xla_runtime()
+    images = runtime.to_device(torch.rand(8, 1, 8, 8))
+    found = []
+    for recompute in (False, True):
+        model = runtime.prepare(create_vit(depth=2, drop_path_rate=0.5, proj_drop_rate=0.3)).train()
+        if recompute:
+            recompute_blocks(model, runtime.checkpoint_block)
+        runtime.finish_step()
+        with runtime.step(seed=1, step=3):
+            model(images).square().mean().backward()
+        found.append(runtime.fetch(model.patch_embed.proj.weight.grad))
+    assert torch.allclose(found[1], found[0], rtol=1e-5, atol=1e-8)
+
+
+def test_evaluation_computes_nothing_again():
+    calls = []
+    model = create_vit(depth=2).eval()
+    recompute_blocks(model, lambda function, *args: calls.append(1) or function(*args))
+    model(torch.rand(2, 1, 8, 8))
+    assert calls == []
+    model.train()(torch.rand(2, 1, 8, 8))
+    assert len(calls) == 2
+
+
+@pytest.mark.parametrize(("name", "blocks"), [("resnet18", 8), ("convnext_atto", 12)])
+def test_the_blocks_of_stages_are_found(name, blocks):
+    model = create_model(ModelSection(name=name), num_classes=10, device="meta")
+    assert recompute_blocks(model, lambda function, *args: function(*args)) == blocks
+
+
+def test_a_model_without_repeated_blocks_is_refused():
+    with pytest.raises(UserError, match=r"train.remat finds no repeated blocks in TinyConvNet"):
+        recompute_blocks(TinyConvNet(), lambda function, *args: function(*args))
+    with pytest.raises(UserError, match=r"train.scan_layers needs a chain of equal blocks"):
+        scan_blocks(TinyConvNet(), lambda blocks, inputs: inputs)
+
+
+def test_a_loop_over_blocks_with_dropout_is_refused():
+    with pytest.raises(UserError, match="draws dropout"):
+        scan_blocks(create_vit(depth=2, proj_drop_rate=0.1), lambda blocks, inputs: inputs)
+
+
+# ---- BatchNorm
+
+
+def test_plain_batch_norm_equals_the_library_and_its_running_statistics():
+    torch.manual_seed(0)
+    mine, theirs = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
+    for _ in range(3):
+        inputs = (torch.randn(4, 3, 5, 5) * 3 + 100).requires_grad_()
+        again = inputs.detach().clone().requires_grad_()
+        weights = torch.randn(4, 3, 5, 5)
+        (compute_batch_norm(inputs, mine) * weights).sum().backward()
+        (theirs(again) * weights).sum().backward()
+        assert torch.allclose(inputs.grad, again.grad, atol=1e-5)
+    assert torch.allclose(mine.weight.grad, theirs.weight.grad, rtol=1e-4, atol=1e-4)
+    for name, value in theirs.named_buffers():
+        assert torch.allclose(mine.get_buffer(name), value, rtol=1e-5), name
+
+
+def test_batch_norm_keeps_low_precision_activations_and_float32_statistics():
+    module = nn.BatchNorm2d(3)
+    inputs = torch.randn(4, 3, 5, 5, dtype=torch.bfloat16)
+    assert compute_batch_norm(inputs, module).dtype == torch.bfloat16
+    assert module.running_mean.dtype == torch.float32
+
+
+def test_synchronised_batch_norm_normalises_by_the_sum_of_all():
+    """Two ranks in one process: the sum adds what the other rank has."""
+    torch.manual_seed(0)
+    batch = torch.randn(8, 1, 4, 4)
+    whole = nn.BatchNorm2d(1)
+    wanted = whole(batch)[:4]
+    model = nn.Sequential(nn.BatchNorm2d(1))
+    mean = batch.mean()
+    others = iter(
+        [
+            torch.tensor([batch[4:].sum(), 64.0]),
+            ((batch[4:] - mean) ** 2).sum().reshape(1),
+        ]
+    )
+    assert synchronise_batch_norm(model, lambda tensor: tensor + next(others)) == 1
+    assert torch.allclose(model(batch[:4]), wanted, atol=1e-6)
+    assert torch.allclose(model[0].running_var, whole.running_var)
+
+
+# ---- traces and caches
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_a_trace_of_the_named_steps_shows_the_loop(device, tmp_path):
+    flags = (
+        "--train.steps=6", "--run.run_id=traced", "--profile.steps=2-4",
+        "--train.checkpoint_every_steps=3", "--train.eval_every_epochs=0.5",
+    )  # fmt: skip
+    assert main.main(create_argv(tmp_path, *flags, device=device)) == 0
+    run = tmp_path / "tiny" / "traced"
+    assert read_metrics(run)[-1]["step"] == 6
+    names = read_trace(run / "profile")
+    assert {"input", "step", "evaluation", "checkpoint"} <= names
+
+
+def read_trace(folder: Path) -> set[str]:
+    """Names of the events in a folder's only Chrome trace."""
+    (path,) = folder.rglob("*.trace.json*")
+    data = path.read_bytes()
+    text = gzip.decompress(data) if path.suffix == ".gz" else data
+    return {event.get("name") for event in json.loads(text)["traceEvents"]}
+
+
+def test_the_compile_cache_is_off_on_the_cpu_and_a_directory_a_rank_elsewhere(tmp_path):
+    section = RuntimeSection(compile_cache=str(tmp_path))
+    assert prepare_cache(section, "CPU", rank=0) is None
+    assert prepare_cache(RuntimeSection(compile_cache=""), "TPU", rank=0) is None
+    assert prepare_cache(section, "TPU", rank=3) == tmp_path / "rank_3"
+    assert (tmp_path / "rank_3").is_dir()
+
+
+def test_the_compile_cache_drops_what_was_used_longest_ago(tmp_path):
+    for age, name in enumerate(["new", "middle", "old"]):
+        path = tmp_path / name
+        path.write_bytes(bytes(1000))
+        os.utime(path, (10_000 - age, 10_000 - age))
+    assert [path.name for path in shrink(tmp_path, 2500 / 2**30)] == ["old"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["middle", "new"]
