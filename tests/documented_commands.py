@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from preflight import check
+from tests.documented_launches import find_launch, show_dry
 from utils.config import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,6 +66,11 @@ def run_dry(command: str, places: Places) -> str:
     tokens = shlex.split(command)
     while tokens and re.fullmatch(r"[A-Z_]+=.*", tokens[0]):
         tokens = tokens[1:]
+    if find_launch(shlex.join(tokens)) is not None:
+        program = tokens[tokens.index("--") + 1 :] if "--" in tokens else []
+        if "main.py" in program:
+            load_config(program[program.index("main.py") + 1 :])
+        return "shown: " + "; ".join(show_dry(shlex.join(tokens)))
     program = Path(tokens[0]).name
     if program in ("python", "python3", "python3.11") and tokens[1] == "main.py":
         return _check_run(tokens[2:], places)
@@ -161,6 +167,8 @@ def _show_script(arguments: Sequence[str], places: Places) -> str:
         named = [word for word in call[2:] if word.startswith("tests/")]
         assert all((ROOT / word.partition("::")[0]).exists() for word in named)
         return "shown: pytest"
+    if call[:2] == ["-m", "train.xla_dist"]:
+        return run_dry(shlex.join(["python", *call]), places)
     if call[0] == "main.py":
         return _check_run(call[1:], places)
     return _parse_tool(call[0], call[1:], places)

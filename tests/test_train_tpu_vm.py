@@ -358,3 +358,26 @@ def test_builds_of_a_version_count_as_it_and_missing_libtpu_does_not_pass():
     columns = {"0": {"torch": "2.9.0+cpu", "libtpu": "none"}}
     problems = find_problems(columns, {"torch": "2.9.0"})
     assert len(problems) == 1 and "no libtpu" in problems[0]
+
+
+PROJECT = ("train.project", "p", "--bucket=gs://b", "--location=us-west4")
+
+
+def test_a_project_is_prepared_once(cloud):
+    first = cloud.run(*PROJECT)
+    assert (first.returncode, first.stdout) == (0, "p: services are on, gs://b is made\n")
+    assert "--location=us-west4" in cloud.load("buckets")["gs://b"]
+    assert cloud.run(*PROJECT).stdout == "p: services are on, gs://b was there\n"
+    creations = [call for call in cloud.get_calls() if "create" in call]
+    assert len(creations) == 1
+
+
+def test_a_project_that_cannot_be_asked_is_told(cloud):
+    cloud.save("failures", {"services enable": [{"error": "PERMISSION_DENIED: p"}]})
+    done = cloud.run(*PROJECT)
+    assert done.returncode == 2 and "PERMISSION_DENIED" in done.stdout
+    cloud.save("failures", {"buckets describe": [{"error": "HTTPError 403: no permission"}]})
+    done = cloud.run(*PROJECT)
+    assert done.returncode == 2 and "could not be asked about gs://b" in done.stdout
+    wrong = cloud.run("train.project", "p", "--bucket=b", "--location=l")
+    assert wrong.returncode == 2 and "is not gs://NAME" in wrong.stdout

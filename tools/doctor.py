@@ -76,7 +76,12 @@ def create_parser() -> argparse.ArgumentParser:
     add("--data-dir", default="", metavar="D", help="directory with the dataset: read a record")
     add("--dataset", default="", help="its name, if --data-dir holds several")
     add("--output", default="", metavar="URL", help="run store to write to (default runs)")
-    add("--compile-cache", default="", metavar="DIR", help="runtime.compile_cache of the run")
+    add(
+        "--compile-cache",
+        default="",
+        metavar="DIR",
+        help="runtime.compile_cache of the run (default auto)",
+    )
     add("--shuffle-gib", type=float, help="data.shuffle_gib of the run (default 1)")
     add("--processes", type=int, default=0, help="input processes of a host (default: chips)")
     add("--json", action="store_true", help="one line of JSON instead of a report")
@@ -125,7 +130,7 @@ def create_wishes(arguments: argparse.Namespace) -> Wishes:
     }
     values.update({name: value for name, value in given.items() if value not in ("", None)})
     for name in ("data_dir", "output", "compile_cache"):
-        if values.get(name) and "://" not in values[name]:
+        if values.get(name) not in (None, "", "auto") and "://" not in values[name]:
             values[name] = str(Path(values[name]).absolute())
     return Wishes(**values, in_pod=arguments.in_pod)
 
@@ -172,7 +177,7 @@ def _read_config(path: str) -> dict[str, object]:
         "data_dir": config.data.root,
         "data_name": config.data.name if config.data.source == "tfds" else "",
         "output": config.run.output_dir,
-        "compile_cache": getattr(config.runtime, "compile_cache", "") or "",
+        "compile_cache": config.runtime.compile_cache,
         "shuffle_gib": config.data.shuffle_gib,
     }
 

@@ -68,6 +68,24 @@ def show(command: Sequence[str]) -> str:
     return shlex.join(command)
 
 
+def enable_services(project: str) -> list[str]:
+    """Switch on what TPU VMs need."""
+    services = ["tpu.googleapis.com", "compute.googleapis.com", "storage.googleapis.com"]
+    return ["gcloud", "services", "enable", *services, f"--project={project}"]
+
+
+def describe_bucket(project: str, bucket: str) -> list[str]:
+    """Whether a bucket is there."""
+    return ["gcloud", "storage", "buckets", "describe", bucket, f"--project={project}"]
+
+
+def create_bucket(project: str, bucket: str, location: str) -> list[str]:
+    """Make a bucket in one region, with one kind of permissions."""
+    place = [f"--location={location}", f"--project={project}"]
+    access = ["--uniform-bucket-level-access", "--public-access-prevention"]
+    return ["gcloud", "storage", "buckets", "create", bucket, *place, *access]
+
+
 def describe(tpu: Tpu) -> list[str]:
     """State, type and hosts of a TPU VM."""
     return [*_tpu_vm("describe", tpu.name, tpu), "--format=json"]

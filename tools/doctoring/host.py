@@ -17,6 +17,7 @@ _SMALL_SHM_GIB, _LITTLE_DISK_GIB, _ENOUGH_DISK_GIB = 1.0, 1.0, 20.0
 _PROCESS_GIB = 3.0  # torch_xla, TensorFlow and batches on their way, without the shuffle buffer
 _CLOCK_OFF_S, _CLOCK_WRONG_S = 5.0, 60.0
 _STA_UNSYNC = 0x40
+_AUTO_CACHE = "/.cache/xla_graphs"  # what runtime.compile_cache: auto means on a TPU
 
 
 def check_open_files(machine: Machine) -> Finding:
@@ -58,8 +59,10 @@ def check_checkpoint_disk(machine: Machine) -> Finding:
 def check_cache_disk(machine: Machine) -> Finding:
     """Space for the persistent compile cache."""
     cache = machine.wishes.compile_cache
+    if cache == "auto":
+        cache = machine.environment.get("HOME", "") + _AUTO_CACHE if count_chips(machine) else ""
     if not cache:
-        return Finding("compile cache", GREEN, "not asked for (runtime.compile_cache)")
+        return Finding("compile cache", GREEN, "none in use: no TPU, or none wanted")
     return _judge_disk(machine, "compile cache", Path(cache), "runtime.compile_cache")
 
 
@@ -76,8 +79,8 @@ def check_memory(machine: Machine) -> Finding:
     available = int(found[1]) * 1024 / GIB
     needed = processes * (wishes.shuffle_gib + _PROCESS_GIB)
     text = (
-        f"{available:.1f} GiB available; {processes} input processes with data.shuffle_gib "
-        f"{wishes.shuffle_gib:g} need about {needed:.0f}"
+        f"{available:.1f} GiB available; input processes: {processes}, with data.shuffle_gib "
+        f"{wishes.shuffle_gib:g} and all else about {needed:.0f} GiB"
     )
     if needed <= available:
         return Finding("memory", GREEN, text)

@@ -51,7 +51,7 @@ class Wishes:
     data_dir: str = ""
     data_name: str = ""
     output: str = "runs"
-    compile_cache: str = ""
+    compile_cache: str = "auto"
     shuffle_gib: float = 1.0
     processes: int = 0
     in_pod: bool = False

@@ -63,6 +63,10 @@ def test_disks_for_checkpoints_and_compiled_graphs(machine, free, level):
     assert host.check_cache_disk(changed).level == level
     assert host.check_checkpoint_disk(with_wishes(changed, output="gs://b/r")).level == GREEN
     assert host.check_cache_disk(with_wishes(changed, compile_cache="")).level == GREEN
+    auto = with_wishes(changed, compile_cache="auto")
+    assert "no TPU" in host.check_cache_disk(auto).text
+    add_tpu(machine)
+    assert host.check_cache_disk(auto).level == level
 
 
 def test_the_real_size_of_a_disk_is_that_of_the_nearest_directory(tmp_path):

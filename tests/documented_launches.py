@@ -1,0 +1,66 @@
+"""The launch commands that the documentation shows, and what their dry run prints."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import re
+import shlex
+
+_WIDTH = 96
+# A program that a document may call -> the module whose dry run it is, and words put before.
+_SCRIPTS = {
+    "train/sky/launch_tpu.sh": ("train.sky.cluster", ["launch"]),
+    "train/sky/sync_code.sh": ("train.sky.cluster", ["sync"]),
+    "tools/doctor.py": ("tools.doctor", []),
+}
+
+
+def find_launch(command: str) -> tuple[str, list[str]] | None:
+    """(module, its words) of a launch command; none: it is another one."""
+    tokens = shlex.split(command)
+    if tokens[:2] == ["python", "-m"] and tokens[2].startswith("train."):
+        return tokens[2], tokens[3:]
+    if tokens[0] in ("bash", "python") and len(tokens) > 1 and tokens[1] in _SCRIPTS:
+        module, words = _SCRIPTS[tokens[1]]
+        return (
+            (module, [*words, *tokens[2:]])
+            if module.startswith("train") or _is_pod(tokens)
+            else None
+        )
+    return None
+
+
+def show_dry(command: str) -> list[str]:
+    """The lines that a launch command's dry run prints.
+
+    Raises:
+      AssertionError: it is refused.
+    """
+    launch = find_launch(command)
+    assert launch is not None, command
+    module, words = launch
+    place = words.index("--") if "--" in words else len(words)
+    words = [*words[:place], "--dry-run", *words[place:]]
+    output, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+        code = importlib.import_module(module).main(words)
+    assert code == 0, f"{command}: {errors.getvalue()}"
+    return output.getvalue().splitlines()
+
+
+def wrap(line: str) -> str:
+    """A command over several lines, broken between its words."""
+    lines, words = [""], re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", line)
+    for word in words:
+        if lines[-1] and len(lines[-1]) + len(word) > _WIDTH:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] += f" {word}" if lines[-1] else word
+    return "\n".join(lines)
+
+
+def _is_pod(tokens: list[str]) -> bool:
+    return any(token.startswith("--tpu") for token in tokens)

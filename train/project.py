@@ -1,0 +1,66 @@
+"""Prepares a Google Cloud project: the TPU service, and a bucket for datasets and runs.
+
+    python -m train.project PROJECT --bucket gs://BUCKET --location us-west4
+
+What is there already stays as it is. Log in before, by `gcloud auth login`; quota for TPUs is asked
+for on the console's page of quotas.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from train import commands
+from train.execute import Executor
+from utils.errors import EXIT_USER_ERROR, UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    arguments = create_parser().parse_args(argv)
+    try:
+        prepare(arguments, Executor(dry_run=arguments.dry_run))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    return 0
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train.project", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("project", help="id of the project")
+    add("--bucket", required=True, help="gs://NAME, in the region of the TPUs")
+    add("--location", required=True, help="the region, such as us-west4")
+    add("--dry-run", action="store_true", help="print the commands instead of running them")
+    return parser
+
+
+def prepare(arguments: argparse.Namespace, executor: Executor) -> None:
+    """Switch the services on and make the bucket.
+
+    Raises:
+      UserError: a wrong bucket, or Google Cloud refuses.
+    """
+    project, bucket = arguments.project, arguments.bucket.rstrip("/")
+    name = bucket.removeprefix("gs://")
+    if not bucket.startswith("gs://") or "/" in name or not name:
+        raise UserError(f"--bucket ({arguments.bucket}) is not gs://NAME")
+    executor.require(commands.enable_services(project))
+    answer = executor.ask(commands.describe_bucket(project, bucket))
+    if answer.code and "not found" not in answer.error.lower():
+        raise UserError(f"Google Cloud could not be asked about {bucket}: {answer.reason}")
+    if answer.code or executor.dry_run:
+        executor.require(commands.create_bucket(project, bucket, arguments.location))
+    if not executor.dry_run:
+        print(f"{project}: services are on, {bucket} {'is made' if answer.code else 'was there'}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
