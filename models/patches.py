@@ -21,10 +21,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from models.patches_attention import (
-    ResidualInComputeType,
     XlaAttention,
     XlaLayerScale,
     XlaPatchEmbed,
+    XlaVisionTransformer,
 )
 from models.patches_conv import (
     BlockInComputeType,
@@ -52,7 +52,7 @@ _SWAPS: dict[type, type] = {
 }
 # Classes whose own code stays, with something mixed in.
 _MIXED: dict[type, type] = {
-    VisionTransformer: ResidualInComputeType,
+    VisionTransformer: XlaVisionTransformer,
     ConvNeXtBlock: BlockInComputeType,
 }
 # Their weights are cast to the compute type wherever they are used.
@@ -72,7 +72,7 @@ def apply_patches(
       frozen_dtype: type to hold weights in that are cast to it at each use; for models that are
         never trained: the results are the same.
     """
-    embeddings = [m.proj for m in model.modules() if type(m) is PatchEmbed]
+    embeddings = [m.proj for m in model.modules() if isinstance(m, PatchEmbed)]
     for module in list(model.modules()):
         _patch(module, is_embedding=any(module is one for one in embeddings))
         if hasattr(module, "fp32_weight_gradient"):
@@ -88,7 +88,7 @@ def _patch(module: nn.Module, *, is_embedding: bool) -> None:
         module.fused_attn = False
     if kind in _SWAPS and _fits(module):
         module.__class__ = _SWAPS[kind]
-    elif isinstance(module, nn.Conv2d) and not is_embedding:
+    elif isinstance(module, nn.Conv2d) and not (is_embedding or isinstance(module, HwioWeight)):
         hold_as_hwio(module)
     for base, mixin in _MIXED.items():
         if isinstance(module, base) and not isinstance(module, mixin):

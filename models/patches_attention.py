@@ -10,6 +10,7 @@ from timm.layers.attention import resolve_self_attn_mask
 from torch import Tensor
 
 from models.patches_dense import (
+    XlaLayerNorm,
     get_compute_dtype,
     is_watched,
     multiply_rows,
@@ -183,8 +184,23 @@ class XlaLayerScale(LayerScale):
         return x * self.gamma.to(x.dtype)
 
 
-class ResidualInComputeType:
-    """Mixed into a vision transformer: its residual stream has the compute type."""
+class XlaVisionTransformer:
+    """Mixed into timm's vision transformers.
+
+    The residual stream has the compute type. Where the head looks at the first tokens alone, the
+    last norm sees no others; they are taken by a sum with ones and zeros, whose gradient needs no
+    padded array.
+    """
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        norm = self.norm
+        if self.global_pool != "token" or not isinstance(norm, XlaLayerNorm) or is_watched(norm):
+            return super().forward(x, *args, **kwargs)
+        try:
+            norm.kept_tokens = 2 if hasattr(self, "head_dist") else 1
+            return super().forward(x, *args, **kwargs)
+        finally:
+            norm.kept_tokens = None
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         dtype = get_compute_dtype(x)

@@ -96,10 +96,25 @@ class XlaLinear(nn.Linear):
 
 
 class XlaLayerNorm(nn.LayerNorm):
-    """Layer norm over the last dimension: float32 inside, the compute type outside."""
+    """Layer norm over the last dimension: float32 inside, the compute type outside.
+
+    Attributes:
+      kept_tokens: take only so many first rows of [B, N, C]; none: all.
+    """
+
+    kept_tokens: int | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kept_tokens is not None:
+            x = take_first(x, self.kept_tokens)
         return normalise_rows(self, x)
+
+
+def take_first(x: Tensor, count: int) -> Tensor:
+    """The first rows of [B, N, C] as [B, count, C]."""
+    places = torch.arange(x.shape[1], device=x.device).view(1, -1, 1)
+    rows = [(x * (places == place).to(x.dtype)).sum(dim=1) for place in range(count)]
+    return torch.stack(rows, dim=1)
 
 
 def normalise_rows(norm: nn.LayerNorm, x: Tensor) -> Tensor:
@@ -190,8 +205,7 @@ def compute_gelu(x: Tensor) -> Tensor:
     """gelu(x) in the type of x."""
     if x.dtype == torch.float32:
         return functional.gelu(x)
-    value, inner, _ = _fit(x)
-    return (value * (0.5 + 0.5 * torch.tanh(inner))).to(x.dtype)
+    return evaluate_fit(x.float())[0].to(x.dtype)
 
 
 def compute_gelu_slope(x: Tensor) -> Tensor:
@@ -199,15 +213,14 @@ def compute_gelu_slope(x: Tensor) -> Tensor:
     if x.dtype == torch.float32:
         cdf = 0.5 * (1.0 + torch.erf(x * math.sqrt(0.5)))
         return cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
-    value, inner, square = _fit(x)
+    return evaluate_fit(x.float())[1]
+
+
+def evaluate_fit(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The fit and its own derivative."""
     a, b, c = _GELU_FIT
-    tanh = torch.tanh(inner)
+    square = (x * x).clamp(max=_GELU_LIMIT)
+    tanh = torch.tanh(x * (a + square * (b + c * square)))
+    half = 0.5 + 0.5 * tanh
     slope = a + square * (3.0 * b + 5.0 * c * square)
-    return 0.5 * (1.0 + tanh) + 0.5 * value * (1.0 - tanh * tanh) * slope
-
-
-def _fit(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    value = x.float()
-    square = (value * value).clamp(max=_GELU_LIMIT)
-    a, b, c = _GELU_FIT
-    return value, value * (a + square * (b + c * square)), square
+    return x * half, half + 0.5 * x * (1.0 - tanh * tanh) * slope

@@ -1,0 +1,289 @@
+"""Patches for XLA: the same names, shapes and numbers as timm, in every use that training makes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from models import FeatureTap, apply_patches
+from models.patches_attention import XlaAttention, XlaPatchEmbed
+from models.patches_conv import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
+from models.patches_dense import XlaGelu, XlaLayerNorm, XlaLinear
+
+TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}
+FAMILIES = {
+    "vit": ("vit_tiny_patch16_224", TINY),
+    "deit_distilled": ("deit_tiny_distilled_patch16_224", TINY),
+    "dinov2_registers": ("vit_small_patch14_reg4_dinov2", TINY),
+    "siglip": ("vit_base_patch16_siglip_224", TINY),
+    "vit_qk_norm": ("vit_tiny_patch16_224", {**TINY, "qk_norm": True, "class_token": False,
+                                             "global_pool": "avg"}),
+    "resnet": ("resnet18", {}),
+    "resnetv2_bit": ("resnetv2_50x1_bit", {}),
+    "regnet": ("regnety_002", {}),
+    "efficientnet": ("efficientnet_b0", {"drop_path_rate": 0.0, "drop_rate": 0.0}),
+    "mobilenet": ("mobilenetv3_small_050", {"drop_rate": 0.0}),
+    "convnext": ("convnext_atto", {}),
+    "swin": ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 2, "embed_dim": 24,
+                                              "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2),
+                                              "drop_path_rate": 0.0}),
+}  # fmt: skip
+SIDE, CLASSES = 32, 7
+# At 32 pixels their last BatchNorms see one pixel an image, and timm errs alike.
+LARGE_SIDES = {"efficientnet": 96, "mobilenet": 96}
+# float32 against float32: both round.
+TOLERANCE = 1e-5
+
+
+def create_pair(family: str, seed: int = 0) -> tuple[nn.Module, nn.Module]:
+    """timm's model with weights that use all its parts, and the same one patched."""
+    name, arguments = FAMILIES[family]
+    torch.manual_seed(seed)
+    model = timm.create_model(name, num_classes=CLASSES, **arguments)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    return model, apply_patches(copy.deepcopy(model))
+
+
+def run(model: nn.Module, images: Tensor, weights: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits and gradients by name, in the order of files."""
+    output = model(images)
+    output = sum(output) if isinstance(output, tuple) else output
+    (output.double() * weights).sum().backward()
+    held = {f"{n}.weight" for n, m in model.named_modules() if isinstance(m, HwioWeight)}
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return output, {n: g.permute(TO_OIHW) if n in held else g for n, g in gradients.items()}
+
+
+def get_distance(value: Tensor, other: Tensor) -> float:
+    """Relative distance in the Euclidean norm."""
+    other = other.double()
+    return ((value.double() - other).norm() / other.norm().clamp(min=1e-30)).item()
+
+
+def create_inputs(seed: int = 0, side: int = SIDE) -> tuple[Tensor, Tensor]:
+    """Images and the weights of the logits' sum."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn((8, 3, side, side), generator=generator)
+    return images, torch.randn((8, CLASSES), generator=generator, dtype=torch.float64)
+
+
+def flatten(gradients: dict[str, Tensor]) -> Tensor:
+    """All gradients as one vector."""
+    return torch.cat([gradients[name].double().flatten() for name in sorted(gradients)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_float32_gives_timms_outputs_and_gradients(family):
+    model, patched = create_pair(family)
+    images, weights = create_inputs(side=LARGE_SIDES.get(family, SIDE))
+    wanted, gradients = run(model.train(), images, weights)
+    found, own = run(patched.train(), images, weights)
+    assert get_distance(found, wanted) < TOLERANCE
+    assert own.keys() == gradients.keys()
+    assert get_distance(flatten(own), flatten(gradients)) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_state_dicts_are_timms_and_load_both_ways(family):
+    model, patched = create_pair(family)
+    table = [(name, value.shape, value.dtype) for name, value in model.state_dict().items()]
+    state = patched.state_dict()
+    assert [(name, value.shape, value.dtype) for name, value in state.items()] == table
+    assert [n for n, _ in patched.named_parameters()] == [n for n, _ in model.named_parameters()]
+    for name, value in model.state_dict().items():
+        assert torch.equal(state[name], value), name
+    other, other_patched = create_pair(family, seed=1)
+    other.load_state_dict(state)
+    other_patched.load_state_dict(model.state_dict())
+    images, _ = create_inputs()
+    with torch.no_grad():
+        wanted = model.eval()(images)
+        assert torch.equal(other.eval()(images), wanted)
+        assert get_distance(other_patched.eval()(images), wanted) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_no_further_from_float32_than_twice_timms_own(family):
+    model, patched = create_pair(family)
+    images, weights = create_inputs()
+    truth, _ = run(copy.deepcopy(model).train(), images, weights)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        usual = model.train()(images)
+        own = patched.train()(images)
+    usual = sum(usual) if isinstance(usual, tuple) else usual
+    own = sum(own) if isinstance(own, tuple) else own
+    assert get_distance(own, truth) < 2 * get_distance(usual, truth) + 1e-3
+
+
+def test_every_layer_of_the_families_is_reached():
+    _, vit = create_pair("vit")
+    kinds = {type(module) for module in vit.modules()}
+    assert {XlaAttention, XlaPatchEmbed, XlaLinear, XlaLayerNorm, XlaGelu} <= kinds
+    assert not kinds & {nn.Linear, nn.LayerNorm, nn.GELU}
+    _, resnet = create_pair("resnet")
+    kinds = [type(module) for module in resnet.modules()]
+    assert nn.Conv2d not in kinds
+    assert XlaBatchNorm2d in kinds
+
+
+def test_fused_attention_is_off_where_the_class_stays_timms():
+    model = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY, block_fn=get_block()))
+    flags = [m.fused_attn for m in model.modules() if hasattr(m, "fused_attn")]
+    assert flags
+    assert not any(flags)
+
+
+def get_block():
+    """A block of timm whose attention is part of itself."""
+    from timm.models.vision_transformer import ParallelScalingBlock
+
+    return ParallelScalingBlock
+
+
+def test_masks_and_causal_attention_are_timms():
+    model, patched = create_pair("vit")
+    attention, own = model.blocks[0].attn, patched.blocks[0].attn
+    attention.fused_attn = False
+    tokens = torch.randn(2, 5, 32)
+    allowed = torch.rand(2, 1, 5, 5) > 0.3
+    allowed |= torch.eye(5, dtype=torch.bool)
+    bias = torch.randn(2, 4, 5, 5)
+    for arguments in ({"attn_mask": allowed}, {"attn_mask": bias}, {"is_causal": True}):
+        assert get_distance(own(tokens, **arguments), attention(tokens, **arguments)) < TOLERANCE
+
+
+def test_a_mask_that_learns_gets_its_gradient():
+    model, patched = create_pair("vit")
+    tokens = torch.randn(2, 5, 32)
+    gradients = []
+    for attention in (model.blocks[0].attn, patched.blocks[0].attn):
+        attention.fused_attn = False
+        bias = torch.zeros(5, 5, requires_grad=True)
+        attention(tokens, attn_mask=bias).square().sum().backward()
+        gradients.append(bias.grad)
+    assert get_distance(gradients[1], gradients[0]) < TOLERANCE
+
+
+def test_attention_dropout_keeps_the_mean():
+    attention = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY, attn_drop_rate=0.5))
+    attention = attention.blocks[0].attn
+    torch.manual_seed(0)
+    tokens = torch.randn(1, 5, 32)
+    drawn = torch.stack([attention.train()(tokens) for _ in range(400)])
+    assert drawn.std(dim=0).max() > 0.001
+    error = (drawn.mean(dim=0) - attention.eval()(tokens)).abs().max()
+    assert error < 6 * drawn.std(dim=0).max() / 20
+
+
+@pytest.mark.parametrize("family", ["vit", "resnet", "convnext"])
+def test_recomputed_blocks_give_the_same_gradients(family):
+    _, patched = create_pair(family)
+    images, weights = create_inputs()
+    _, wanted = run(copy.deepcopy(patched).eval(), images, weights)
+    blocks = [m for m in patched.modules() if type(m).__name__ in ("Block", "BasicBlock")]
+    blocks += [m for m in patched.modules() if type(m).__name__ == "ConvNeXtBlock"]
+    assert blocks
+    for block in blocks:
+        forward = block.forward
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
+    _, found = run(patched.eval(), images, weights)
+    assert torch.equal(flatten(found), flatten(wanted))
+
+
+@pytest.mark.parametrize(
+    "path", ["norm", "blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.1.mlp.fc1"]
+)
+def test_features_of_patched_layers_are_timms(path):
+    taken = []
+    for model in create_pair("vit"):
+        tap = FeatureTap(model, [path], "student")
+        model.eval()(create_inputs()[0])
+        taken.append(tap.take()[path])
+    assert get_distance(taken[1], taken[0]) < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["vit", "resnet", "convnext"])
+def test_float32_weight_gradients_differ_by_rounding_alone(family):
+    model, patched = create_pair(family)
+    images, weights = create_inputs()
+    results = []
+    for wide in (False, True):
+        one = apply_patches(copy.deepcopy(model), fp32_weight_gradients=wide).train()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = one(images)
+        (output.double() * weights).sum().backward()
+        results.append(flatten({n: p.grad for n, p in one.named_parameters()}))
+    assert not torch.equal(results[0], results[1])
+    assert get_distance(results[1], results[0]) < 0.02
+    assert patched is not model
+
+
+def test_float32_weight_gradients_are_products_in_float32():
+    layer = apply_patches(nn.Sequential(nn.Linear(64, 3)), fp32_weight_gradients=True)[0]
+    x, gradient = torch.randn(512, 64), torch.randn(512, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x)
+    output.backward(gradient.bfloat16())
+    wanted = gradient.bfloat16().double().T @ x.bfloat16().double()
+    assert get_distance(layer.weight.grad, wanted) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["vit", "resnet", "efficientnet"])
+def test_a_frozen_model_in_bfloat16_weights_answers_the_same(family):
+    model, patched = create_pair(family)
+    frozen = apply_patches(copy.deepcopy(model), frozen_dtype=torch.bfloat16).eval()
+    held = [m.weight.dtype for m in frozen.modules() if isinstance(m, XlaLinear | HwioWeight)]
+    assert set(held) == {torch.bfloat16}
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        images, _ = create_inputs()
+        assert torch.equal(frozen(images), patched.eval()(images))
+
+
+def test_convolution_weights_lie_as_hwio():
+    model, patched = create_pair("resnet")
+    weight = patched.layer1[0].conv1.weight
+    assert torch.equal(weight, model.layer1[0].conv1.weight.permute(TO_HWIO))
+    assert weight.is_contiguous()
+    assert weight.requires_grad
+
+
+def test_batch_norm_keeps_timms_running_statistics():
+    model, patched = create_pair("resnet")
+    for seed in range(3):
+        images, _ = create_inputs(seed)
+        for one in (model, patched):
+            one.train()(images)
+    for name, value in model.named_buffers():
+        found = dict(patched.named_buffers())[name]
+        assert torch.allclose(found.double(), value.double(), rtol=1e-5, atol=1e-6), name
+
+
+def test_patching_twice_changes_nothing():
+    _, patched = create_pair("resnet")
+    before = {name: value.clone() for name, value in patched.state_dict().items()}
+    kinds = [type(module) for module in patched.modules()]
+    apply_patches(patched)
+    assert [type(module) for module in patched.modules()] == kinds
+    assert all(torch.equal(value, before[name]) for name, value in patched.state_dict().items())
+
+
+def test_the_gelu_fit_is_within_its_stated_error():
+    from torch.nn import functional
+
+    from models.patches_dense import compute_gelu_slope, evaluate_fit
+
+    x = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
+    value, slope = evaluate_fit(x)
+    exact = x.clone().requires_grad_()
+    functional.gelu(exact).sum().backward()
+    assert (value - functional.gelu(x)).abs().max() < 2.7e-5
+    assert (slope - exact.grad).abs().max() < 1.3e-4
+    wide = x.float()
+    assert (compute_gelu_slope(wide).double() - exact.grad).abs().max() < 1e-5
