@@ -74,6 +74,8 @@ def run_dry(command: str, places: Places) -> str:
     program = Path(tokens[0]).name
     if program in ("python", "python3", "python3.11") and tokens[1] == "main.py":
         return _check_run(tokens[2:], places)
+    if program == "torchrun":
+        return _check_run(tokens[tokens.index("main.py") + 1 :], places)
     if program in ("python", "python3", "python3.11") and tokens[1].startswith("tools/"):
         return _parse_tool(tokens[1], tokens[2:], places)
     if tokens[:2] == ["bash", "run_commands.sh"]:

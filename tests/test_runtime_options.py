@@ -6,6 +6,7 @@ import gzip
 import importlib.metadata
 import json
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,25 @@ def test_a_backend_that_reaches_no_other_process_is_refused(monkeypatch):
     check_collectives(world_size=2)
     with pytest.raises(UserError, match="was told of 2 ranks, but XLA knows of 1"):
         check_collectives(world_size=1)
+
+
+def test_processes_find_each_other_by_way_of_xla(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MASTER_PORT", str(find_port()))
+    group = create_xla_runtime().join_hosts()
+    try:
+        assert (group.rank, group.size, group.gather("word")) == (0, 1, ["word"])
+        group.barrier()
+    finally:
+        group.leave()
+
+
+def find_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 # ---- precision and compilation

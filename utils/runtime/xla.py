@@ -74,7 +74,13 @@ class XlaRuntime(Runtime):
         self.rank, self.world_size = self._xr.global_ordinal(), self._xr.world_size()
         check_collectives(self.world_size)
         if self.world_size > 1:
-            self.group = Group(self.section, "gloo", init_method="xla://")
+            self.group = self.join_hosts()
+
+    def join_hosts(self) -> Group:
+        """The group in which the run's processes speak, found by way of the runtime."""
+        import torch_xla.distributed.xla_backend  # noqa: F401  it registers xla://
+
+        return Group(self.section, "gloo", init_method="xla://")
 
     @classmethod
     def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.runtime.group import Group
 from utils.runtime.xla import XlaRuntime
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class XlaSpmdRuntime(XlaRuntime):
         self.rank, self.world_size = self._xr.process_index(), self._xr.process_count()
         self.local_devices = self._xr.global_runtime_device_count() // self.world_size
         if self.world_size > 1:
-            self.group = Group(self.section, "gloo", init_method="xla://")
+            self.group = self.join_hosts()
 
     # ------------------------------------------------------------------ placing
 
