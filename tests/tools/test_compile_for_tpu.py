@@ -1,0 +1,377 @@
+"""The TPU compiler's tool: what it traces, how it reads programs, what it refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_parts import create_config
+from tools import compile_for_tpu as tool
+from tools.tpu import analysis, compiler
+from tools.tpu.compiler import Compiled, compile_step
+from tools.tpu.derive import derive_config, find_image_shape
+from tools.tpu.export import StepExport, trace_step
+from tools.tpu.hlo import get_hbm_bytes, list_steps, read_arrays, read_module
+from tools.tpu.schema import Report
+from tools.tpu.scopes import Origin, read_origin
+from tools.tpu.targets import GENERATIONS, parse_target
+from utils.config import load_config
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+CONFIG = "configs/imagenet/vit_s16_90ep.yaml"
+# ruff: noqa: E501
+PROGRAM = """HloModule step, is_scheduled=true
+
+%body (p: (s32[], f32[8,128])) -> (s32[], f32[8,128]) {
+  %p = (s32[], f32[8,128]{1,0:T(8,128)}) parameter(0)
+  %x = f32[8,128]{1,0:T(8,128)} get-tuple-element(%p), index=1
+  ROOT %y = f32[8,128]{1,0:T(8,128)} add(%x, %x), backend_config={"estimated_cycles":"10"}
+}
+
+%cond (p: (s32[], f32[8,128])) -> pred[] {
+  %c = s32[] constant(5)
+  ROOT %lt = pred[] compare(%c, %c), direction=LT
+}
+
+ENTRY %main (a: f32[8,128], b: bf16[64,197,384]) -> f32[8,128] {
+  %a = f32[8,128]{1,0:T(8,128)} parameter(0), metadata={op_name="loss|forward|.2/xla__device_data"}
+  %b = bf16[64,197,384]{2,1,0:T(8,128)(2,1)} parameter(1)
+  %fusion.1 = bf16[64,197,384]{2,1,0:T(8,128)(2,1)S(1)} fusion(%b), kind=kLoop, calls=%f, metadata={op_name="step.1/student|forward|blocks.3.attn.qkv.7/aten__einsum"}, backend_config={"estimated_cycles":"1000"}
+  %copy.2 = bf16[64,197,384]{1,2,0:T(8,128)(2,1)} copy(%fusion.1), metadata={op_name="student|backward|blocks.3.attn.9/aten__permute"}, backend_config={"estimated_cycles":"250"}
+  %wide = f32[64,197,384]{2,1,0:T(8,128)} fusion(%copy.2), kind=kLoop, calls=%f, metadata={op_name="student|backward|blocks.3.norm1.4/aten__mul"}, backend_config={"estimated_cycles":"500"}
+  %copy-start.1 = (f32[8,128]{1,0:T(8,128)S(1)}, f32[8,128]{1,0:T(8,128)}, u32[]{:S(2)}) copy-start(%a)
+  %copy-done.1 = f32[8,128]{1,0:T(8,128)S(1)} copy-done(%copy-start.1)
+  %one = f32[]{:T(128)} constant(1)
+  %two = f32[]{:T(128)S(6)} add(%one, %one)
+  %all-reduce.1 = f32[8,128]{1,0:T(8,128)} all-reduce(%a), replica_groups={}, to_apply=%cond
+  %while.1 = (s32[], f32[8,128]{1,0:T(8,128)}) while(%all-reduce.1), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"12"}}
+  ROOT %select-and-scatter.1 = f32[8,128]{1,0:T(8,128)} select-and-scatter(%a, %a, %one)
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return list_steps(read_module(PROGRAM))
+
+
+def create_export(**changes: object) -> StepExport:
+    """A step with two arguments."""
+    values = {"bytecode": b"x", "arguments": ["model.a", "batch/images"], "donations": {0: 0},
+              "results": ["model.a"], "gradients_alive": [], "undonated": []}  # fmt: skip
+    return StepExport(**{**values, **changes})
+
+
+# ---------------------------------------------------------------- reading programs
+
+
+def test_the_bodies_of_loops_count_as_often_as_they_run(steps):
+    assert analysis.sum_mcycles(steps) * 1e6 == 1000 + 250 + 500 + 12 * 10
+
+
+def test_a_loop_without_a_count_runs_up_to_what_its_condition_compares_with():
+    unknown = PROGRAM.replace('backend_config={"known_trip_count":{"n":"12"}}', "metadata={}")
+    total = analysis.sum_mcycles(list_steps(read_module(unknown))) * 1e6
+    assert total == 1750 + 5 * 10
+
+
+def test_arrays_know_their_bytes_and_their_memory():
+    wide, narrow, token = read_arrays(
+        "(f32[8,128]{1,0}, bf16[4,2]{1,0:T(8,128)S(1)}, u32[]{:S(2)})"
+    )
+    assert (wide.bytes, wide.in_hbm) == (4096, True)
+    assert (narrow.bytes, narrow.in_hbm) == (16, False)
+    assert (token.bytes, token.in_hbm) == (4, False)
+
+
+def test_hbm_bytes_are_those_of_arrays_outside_the_chip(steps):
+    activation, small = 2 * 64 * 197 * 384, 4 * 8 * 128
+    fusion = activation  # its result stays on the chip
+    copy = activation
+    wide = activation + 2 * activation
+    start = small
+    all_reduce = 2 * small
+    loop = 12 * 2 * small
+    scatter = 2 * small
+    constant = 2 * 4
+    parts = fusion + copy + wide + start + all_reduce + loop + scatter + constant
+    assert get_hbm_bytes(steps) == parts
+
+
+def test_an_operation_knows_the_module_that_it_comes_from():
+    name = "step.2/student|backward|blocks.11.attn.proj.27/aten__einsum"
+    assert read_origin(name) == Origin("student", "backward", "blocks.11.attn.proj")
+    assert read_origin("optimizer|forward|.113/aten__sqrt") == Origin("optimizer", "forward", "")
+    assert read_origin("jit(f)/dot") == Origin("", "", "")
+
+
+def test_costs_are_grouped_by_role_and_sorted(steps):
+    groups = {group.role: group.mcycles for group in analysis.list_groups(steps)}
+    assert groups == {"attention": 0.001, "layout copies": 0.0003, "norm": 0.0005, "other": 0.0001}
+    top = analysis.list_top(steps)
+    assert (top[0].module, top[0].mcycles) == ("blocks.3.attn.qkv", 0.001)
+    assert [cost.mcycles for cost in top] == sorted((c.mcycles for c in top), reverse=True)
+
+
+def test_what_carries_no_estimate_is_counted_and_named(steps):
+    uncosted, scalars = analysis.list_uncosted(steps)
+    kinds = {one.opcode: one.count for one in uncosted}
+    assert kinds == {"copy-start": 1, "all-reduce": 1, "select-and-scatter": 1}
+    assert scalars == 1
+
+
+def test_collectives_tell_what_they_carry(steps):
+    (found,) = analysis.list_collectives(steps)
+    assert (found.kind, found.dtype, found.bytes) == ("all-reduce", "f32", 4 * 8 * 128)
+
+
+def test_known_faults_are_found(steps):
+    export = create_export(undonated=["model.a", "first_bad_step"], gradients_alive=["head.weight"],
+                           host_ops=["aten::addmm"])  # fmt: skip
+    compiled = Compiled(PROGRAM + "  %d = s32[<=8]{0} parameter(3)")
+    faults = analysis.find_faults(steps, export, compiled, 64, is_bf16=True)
+    found = {fault.kind: fault.count for fault in faults}
+    assert found == {"layout copies": 1, "float32 activations": 1, "undonated state": 1,
+                     "gradients alive": 1, "host fallback": 1, "dynamic shapes": 1}  # fmt: skip
+
+
+def test_float32_runs_have_no_fault_of_float32(steps):
+    faults = analysis.find_faults(steps, create_export(), Compiled(PROGRAM), 64, is_bf16=False)
+    assert [fault.kind for fault in faults] == ["layout copies"]
+
+
+def test_the_interval_runs_from_the_devices_limits_to_the_estimate():
+    target = parse_target("v5e:2x2")
+    step, rate, mfu = analysis.get_bounds(1.97e12, 4095 * 10**6, 30.0, target, 64)
+    assert (step.lower, step.estimate) == (pytest.approx(10.0), pytest.approx(20.0))
+    assert (rate.lower, rate.estimate) == (pytest.approx(6400), pytest.approx(3200))
+    assert (mfu.lower, mfu.estimate) == (pytest.approx(1.0), pytest.approx(0.5))
+
+
+# ---------------------------------------------------------------- targets
+
+
+@pytest.mark.parametrize(
+    ("text", "topology", "devices"),
+    [("v5e:2x2", "v5e:2x2x1", 4), ("v5e", "v5e:1x1x1", 1), ("v3:2x2", "v3:2x2x1", 8),
+     ("v4:2x2x1", "v4:2x2x1", 8), ("v5p:2x2x1", "v5p:2x2x1", 4), ("v6e:2x4", "v6e:2x4x1", 8)],
+)  # fmt: skip
+def test_targets_name_topologies(text, topology, devices):
+    target = parse_target(text)
+    assert (target.topology, target.devices) == (topology, devices)
+
+
+@pytest.mark.parametrize("text", ["v5litepod-4", "v7", "v5e:", "v5e:2", "v5e:2xa", ""])
+def test_an_unknown_target_gets_the_list(text):
+    with pytest.raises(UserError, match="v5e:AxB"):
+        parse_target(text)
+
+
+def test_more_chips_than_the_slice_has_are_refused_with_the_slice_that_fits():
+    with pytest.raises(UserError, match="v5e:4x4"):
+        parse_target("v5e:2x2", chips=16)
+    assert parse_target("v5e", chips=16).name == "v5e:4x4"
+    assert parse_target("v5e", chips=64).devices == 64
+
+
+def test_the_derived_clock_makes_the_matrix_unit_as_wide_as_the_peak():
+    widths = {"v2": 32_768, "v3": 65_536, "v4": 131_072, "v5e": 131_072, "v5p": 262_144,
+              "v6e": 524_288}  # fmt: skip
+    for name, width in widths.items():
+        device = GENERATIONS[name]
+        assert device.peak_tflops * 1e3 / device.clock_ghz == pytest.approx(width, rel=0.02), name
+
+
+# ---------------------------------------------------------------- tracing
+
+
+def trace(tmp_path: Path, *flags: str) -> StepExport:
+    return trace_step(create_config(tmp_path, *flags, device="xla"))
+
+
+@pytest.mark.xla
+def test_the_traced_step_is_whole_and_gives_its_memory_back(tmp_path):
+    export = trace(tmp_path, "--train.ema=true", "--optim.max_grad_norm=1")
+    weights = [name for name in export.arguments if name.startswith("model.")]
+    averages = [name for name in export.arguments if name.startswith("ema.")]
+    moments = [name for name in export.arguments if name.endswith("|exp_avg")]
+    assert len(weights) == len(averages) == len(moments) > 10
+    assert {"batch/images", "batch/labels", "batch/mask"} <= set(export.arguments)
+    assert export.undonated == ["first_bad_step"]
+    assert (export.gradients_alive, export.host_ops) == ([], [])
+    for argument, result in export.donations.items():
+        assert export.arguments[argument] == export.results[result]
+    assert len(set(export.donations.values())) == len(export.donations)
+
+
+@pytest.mark.xla
+def test_an_accumulated_step_is_longer_and_tracing_is_repeatable(tmp_path):
+    plain = trace(tmp_path / "a")
+    split = trace(tmp_path / "b", "--train.accumulate_steps=2")
+    assert len(split.bytecode) > 1.2 * len(plain.bytecode)
+    again = trace(tmp_path / "c")
+    assert again.bytecode == plain.bytecode
+
+
+@pytest.mark.xla
+def test_patches_change_the_traced_step(tmp_path):
+    with_patches = trace(tmp_path / "a", "--runtime.precision=bf16")
+    without = trace(tmp_path / "b", "--runtime.precision=bf16", "--model.xla_patches=false")
+    assert with_patches.bytecode != without.bytecode
+    assert sorted(with_patches.results) == sorted(without.results)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
+     ("decode|resize(40)|random_crop(32)|vgg_value_range", (32, 3)),
+     ("decode(1)|resize(28)|value_range(0, 1)", (28, 1))],
+)  # fmt: skip
+def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
+    config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
+    assert find_image_shape(config) == shape
+
+
+def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):
+    flags = ["--config", CONFIG, "--train.accumulate_steps=2", "--model.num_classes=1000",
+             "--train.ema=true", "--distill.teacher=vit_tiny_patch16_224", "--distill.loss=kd",
+             f"--distill.teacher_cache={tmp_path / 'nowhere'}"]  # fmt: skip
+    config = load_config(flags)
+    derived = derive_config(config, tmp_path, batch=16, devices=2)
+    assert derived.data.source == "synthetic"
+    assert derived.data.global_batch_size == 32
+    assert (derived.runtime.parallel, derived.runtime.device) == ("spmd", "xla")
+    assert derived.train.accumulate_steps == 2
+    assert derived.optim == config.optim
+    assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
+    assert Path(derived.distill.teachers[0].weights).is_file()
+
+
+# ---------------------------------------------------------------- the child process
+
+
+def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, capsys):
+    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    assert tool.main(["--config", CONFIG]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: the TPU compiler is not installed")
+    assert "bash run_commands.sh setup --tpu-compiler" in text
+    assert text.count("\n") == 1
+
+
+def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, limit: float = 60.0):
+    """compile_step with another program in the child's place."""
+    child = tmp_path / "child.py"
+    child.write_text(code)
+    monkeypatch.setattr(compiler, "CHILD", child)
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    return compile_step(
+        create_export(), parse_target("v5e:2x2"), devices=1, store=tmp_path / "store",
+        time_limit_s=limit,
+    )  # fmt: skip
+
+
+ABORT = "import os, sys; sys.stderr.write('F0101 Check failed: a strided DMA\\n'); os.abort()"
+OUT_OF_MEMORY = (
+    "raise SystemExit('RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of "
+    "15.75G hbm. Exceeded hbm capacity by 4.75G.')"
+)
+
+
+def test_an_abort_becomes_a_message(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"aborted by signal 6 .*strided DMA"):
+        run_child(tmp_path, monkeypatch, ABORT)
+
+
+def test_a_compilation_that_takes_too_long_is_ended(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="--time-limit"):
+        run_child(tmp_path, monkeypatch, "while True: pass", limit=0.5)
+
+
+def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch):
+    found = run_child(tmp_path, monkeypatch, OUT_OF_MEMORY)
+    assert found.needed_bytes == int(20.5 * 2**30)
+    again = run_child(tmp_path, monkeypatch, OUT_OF_MEMORY)
+    assert (again.cached, again.needed_bytes) == (True, found.needed_bytes)
+
+
+# ---------------------------------------------------------------- the command line
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["--target", "v5litepod-8"], "--target"), (["--chips", "0"], "--chips"),
+     (["--batch", "0"], "--batch"), (["--compare", "nowhere.json"], "--compare"),
+     (["--target", "v5e:2x2", "--chips", "16"], "v5e:4x4"),
+     (["--data.global_batch_size=1022"], "data.global_batch_size"),
+     (["--model=vit_smal"], "model.name"), (["--optim.lr=x"], "optim.lr")],
+)  # fmt: skip
+def test_bad_input_gives_one_line(flags, word, capsys, monkeypatch):
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "compile_step", None)
+    assert tool.main(["--config", CONFIG, *flags]) == 2
+    text = capsys.readouterr().err.splitlines()
+    assert word in text[-1]
+    assert text[-1].startswith("error: ")
+
+
+def test_help_says_what_this_is():
+    done = subprocess.run([sys.executable, "tools/compile_for_tpu.py", "--help"], cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0
+    text = " ".join(done.stdout.split())
+    assert "on a machine that has no TPU" in text
+    assert "estimates, not measurements" in text
+
+
+def create_report(cost: float | None) -> Report:
+    """A report of that many Mcycles."""
+    memory = analysis.Memory(usable_bytes=2, peak_bytes=1)
+    return Report(note="n", config="c", model="m", target="v5e:2x2", device="d", chips=1,
+                  examples_per_chip=8, image_shape=[8, 8, 3], fits=True, memory=memory,
+                  estimated_mcycles=cost, graph="g", versions={}, made="2026-01-01")  # fmt: skip
+
+
+@pytest.mark.parametrize(("cost", "code"), [(10.0, 0), (10.4, 0), (10.6, 1), (None, 1)])
+def test_a_regression_above_five_percent_fails_the_gate(cost, code, tmp_path, capsys):
+    base = tmp_path / "base.json"
+    base.write_text(create_report(10.0).model_dump_json())
+    for flags in (["--gate", "10"], ["--compare", str(base)]):
+        options, _ = tool.parse_arguments(["--config", CONFIG, *flags])
+        earlier = tool._read_base(options.compare) if options.compare else None
+        assert tool._judge(create_report(cost), options, earlier) == code
+
+
+def test_the_json_has_a_schema_that_its_reports_keep():
+    report = create_report(10.0)
+    schema = Report.model_json_schema()
+    assert {"estimated_mcycles", "flops", "hbm_bytes", "memory"} <= set(schema["properties"])
+    assert "peak_bytes" in schema["$defs"]["Memory"]["properties"]
+    assert schema["additionalProperties"] is False
+    data = json.loads(report.model_dump_json())
+    assert Report.model_validate(data) == report
+    with pytest.raises(ValueError, match="surprise"):
+        Report.model_validate({**data, "surprise": 1})
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
+def test_the_gate_of_a_vit_of_two_blocks(tmp_path):
+    """The real compiler on the real step, by the command line; 6.7 Mcyc when this was written."""
+    target = tmp_path / "report.json"
+    command = [sys.executable, "tools/compile_for_tpu.py", "--config", CONFIG, "--batch", "64",
+               "--model.args={\"depth\": 2}", "--optim.max_grad_norm=none", "--gate", "7.0",
+               "--json", str(target), "--num-classes", "1000", "--train.mixup_alpha=0"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = Report.model_validate_json(target.read_text())
+    assert report.fits
+    assert report.top[0].module.startswith("blocks.")
+    assert "compiler's estimate, not a measurement" in done.stdout
