@@ -125,6 +125,34 @@ def test_one_host_dying_ends_all_and_resume_auto_goes_on(tmp_path, hosts):
 
 
 @pytest.mark.slow
+def test_a_preempted_run_saves_and_goes_on_by_itself(tmp_path):
+    """SIGTERM on one worker, as before a maintenance: exit code 75, then a restart to the end."""
+    cloud = start_hosts(tmp_path / "cloud", 2)
+    process = cloud.start(
+        "train.tpu_vm", "run", "pod", "--no-setup", "--workdir=.", "--venv=", "--backoff-s=0",
+        "--run-id=r1", f"--logs-dir={cloud.folder}/logs", "--", "python", str(ROOT / "main.py"),
+        *FLAGS, "--runtime.device=cpu", f"--run.output_dir={tmp_path}/shared",
+        "--train.steps=1500", "--train.log_every_steps=10",
+    )  # fmt: skip
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "saved and read back" in line:
+            break
+    group = find_group(cloud.get_home(1) / ".xla_dist" / "r1")
+    assert group is not None, seen
+    os.kill(group, signal.SIGTERM)
+    output, _ = process.communicate()
+    assert process.returncode == 0, seen + output
+    assert "preempted (exit code 75); restart 1 of 10" in output
+    run = tmp_path / "shared/pod/r"
+    assert json.loads((run / "run.json").read_text())["status"] == "complete"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "total" in line]
+    assert steps == list(range(10, 1501, 10))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", [2, 4])
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_shards_of_the_hosts_are_disjoint_and_complete(tmp_path, digits_root, hosts, split):

@@ -241,8 +241,8 @@ sys.exit(255 if codes[0] == 'vanish' else int(codes[0]))
 RUN = ("run", "vm", "--no-setup", "--workdir=.", "--venv=", "--backoff-s=0")
 
 
-def run_program(cloud: Cloud, codes: str, *flags: str):
-    run(cloud, *CREATE)
+def run_program(cloud: Cloud, codes: str, *flags: str, **facts):
+    cloud.create("vm", acceleratorType="v5litepod-8", **facts)
     for number in range(2):
         cloud.get_home(number).mkdir(exist_ok=True)
         (cloud.get_home(number) / "codes").write_text(codes)
@@ -269,7 +269,7 @@ def test_a_machine_that_vanished_is_made_again_and_the_run_goes_on(cloud):
     assert "the TPU VM is gone; restart 1 of 10" in done.stdout
     assert "vm is created: v5litepod-8" in done.stdout
     assert get_given(cloud)[-1] == "--config c.yaml --resume auto"
-    assert cloud.get_verbs().count("tpu-vm create") == 2
+    assert cloud.get_verbs().count("tpu-vm create") == 1
     created = [call for call in cloud.get_calls() if call[4] == "create"]
     assert "--spot" in created[-1]
 
@@ -296,17 +296,16 @@ def test_a_programs_own_failure_is_not_repeated(cloud):
 
 
 def test_a_preempted_machine_is_deleted_and_made_again(cloud):
-    flags = ("--accelerator-type=v5litepod-8",)
-    run(cloud, *CREATE)
-    cloud.create("vm", state="PREEMPTED", acceleratorType="v5litepod-8")
-    for number in range(2):
-        cloud.get_home(number).mkdir(exist_ok=True)
-        (cloud.get_home(number) / "codes").write_text("0")
-        (cloud.get_home(number) / "main.py").write_text(PROGRAM)
-    logs = f"--logs-dir={cloud.folder}/logs"
-    done = run(cloud, *RUN, logs, *flags, "--", "python", "main.py")
+    done = run_program(cloud, "0", "--accelerator-type=v5litepod-8", state="PREEMPTED")
     assert done.returncode == 0, done.stdout
     assert cloud.get_verbs().count("tpu-vm delete") == 1
+
+
+def test_a_machine_on_its_way_is_waited_for(cloud):
+    done = run_program(cloud, "0", state="CREATING", then=["STARTING", "STARTING", "READY"])
+    assert done.returncode == 0, done.stdout
+    waits = [line for line in done.stdout.splitlines() if line.endswith(": waiting")]
+    assert waits == ["vm is CREATING: waiting", "vm is STARTING: waiting"]
 
 
 @pytest.mark.parametrize(

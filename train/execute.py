@@ -74,6 +74,28 @@ class Executor:
             raise UserError(f"{show(command[:5])} ... failed with {answer.code}: {said}")
         return answer.output
 
+    def watch(self, command: Sequence[str]) -> None:
+        """As `require`, for what takes minutes: shows every line as it comes.
+
+        Raises:
+          UserError: it failed; one line with what the program said last.
+        """
+        process = self.open(command)
+        if process is None:
+            return
+        last = ""
+        try:
+            for raw in process.stdout:
+                line = raw.decode(errors="replace").rstrip()
+                last = line or last
+                print(line, flush=True)
+            process.wait()
+        finally:
+            end_process(process)
+        if process.returncode:
+            said = f"failed with {process.returncode}: {last}"
+            raise UserError(f"{show(command[:5])} ... {said}")
+
     def call(self, command: Sequence[str]) -> int:
         """Run on this terminal; the exit code."""
         if self._show(command):

@@ -10,7 +10,7 @@ from train.describe import COMING, GONE, WAITING, describe, get_queued_state
 from train.execute import Executor
 from utils.errors import UserError
 
-_POLL_S = 15.0
+POLL_S = 15.0
 
 
 def create(tpu: Tpu, options: CreateOptions, executor: Executor) -> str:
@@ -78,20 +78,23 @@ def delete(tpu: Tpu, executor: Executor) -> str:
     return f"{tpu.name} is deleted"
 
 
-def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = _POLL_S) -> bool:
+def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) -> bool:
     """Wait while a TPU VM is on its way; False when it is not there and none is coming.
 
     Raises:
       UserError: Cloud TPU could not be asked.
     """
+    told = None
     while True:
         facts = describe(tpu, executor)
-        if facts is not None and facts.state == "READY":
+        state = facts.state if facts else get_queued_state(tpu, executor)
+        if facts is not None and state == "READY":
             return True
-        if facts is not None and facts.state not in COMING:
+        if state not in (COMING if facts else (*WAITING, "ACTIVE")):
             return False
-        if facts is None and get_queued_state(tpu, executor) not in WAITING:
-            return False
+        if state != told:
+            print(f"{tpu.name} is {state}: waiting", flush=True)
+            told = state
         time.sleep(poll_s)
 
 

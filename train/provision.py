@@ -46,7 +46,7 @@ def set_up(tpu: Tpu, workdir: str, executor: Executor) -> bool:
     """
     copy_worker_script(tpu, executor)
     install = f"cd {workdir} && bash run_commands.sh setup --tpu"
-    executor.require(commands.run_remote(tpu, install))
+    executor.watch(commands.run_remote(tpu, install))
     facts = f"python3 {commands.WORKER_SCRIPT} facts --workdir={workdir} --python={VENV}/bin/python"
     output = executor.require(commands.run_remote(tpu, facts))
     if executor.dry_run:

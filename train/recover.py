@@ -17,7 +17,7 @@ from train.fanout import (
     Outcome,
     fan_out,
 )
-from train.lifecycle import recreate, wait_until_ready
+from train.lifecycle import POLL_S, recreate, wait_until_ready
 from train.provision import set_up, sync
 from train.worker import EXIT_TWICE
 from utils.errors import UserError
@@ -94,7 +94,8 @@ class Recovery:
 
     def _ensure_machine(self) -> None:
         tpu, executor = self._tpu, self._executor
-        if wait_until_ready(tpu, executor):
+        poll_s = min(POLL_S, self._options.backoff_s)
+        if wait_until_ready(tpu, executor, poll_s=poll_s):
             return
         if self._options.create is None:
             raise UserError(
@@ -102,7 +103,7 @@ class Recovery:
                 "the other flags of create"
             )
         _say(recreate(tpu, self._options.create, executor))
-        if not wait_until_ready(tpu, executor):
+        if not wait_until_ready(tpu, executor, poll_s=poll_s):
             raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
 
     def _get_restart_reason(self, outcome: Outcome) -> str | None:

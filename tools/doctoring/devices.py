@@ -107,7 +107,7 @@ def check_step(machine: Machine) -> Finding:
     if answer.code != 0 or not steps:
         hint = "see 'torch', 'tpu' and 'tpu busy'; then reboot the machine"
         return Finding("device step", RED, f"failed: {answer.reason}", hint)
-    return _judge_steps(steps)
+    return _judge_steps(steps, chips or 0)
 
 
 def check_cuda(machine: Machine) -> Finding:
@@ -198,9 +198,17 @@ def _find_holders(machine: Machine, names: set[str]) -> tuple[list[tuple[str, st
         except OSError:  # ended meanwhile
             continue
         if held:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-            holders.append((process.name, command[:60], held[0]))
+            holders.append((process.name, _describe_process(process), held[0]))
     return holders, closed
+
+
+def _describe_process(process: Path) -> str:
+    """Its command, and whether nobody waits for it any more."""
+    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()[:60]
+    with contextlib.suppress(OSError, IndexError):
+        if (process / "stat").read_text().rpartition(")")[2].split()[1] == "1":
+            return f"{command}, an orphan"
+    return command
 
 
 def _list_open_files(process: Path) -> set[str]:
@@ -211,7 +219,7 @@ def _list_open_files(process: Path) -> set[str]:
     return found
 
 
-def _judge_steps(steps: list[dict]) -> Finding:
+def _judge_steps(steps: list[dict], chips: int) -> Finding:
     wrong = [step for step in steps if not step["correct"]]
     shown = "; ".join(
         f"{step['device']} matmul {step['matmul_ms']:.1f} ms, all-reduce over {step['world']} "
@@ -221,6 +229,10 @@ def _judge_steps(steps: list[dict]) -> Finding:
     if wrong:
         text = f"{wrong[0]['device']} computed a wrong value: {shown}"
         return Finding("device step", RED, text, "stop using this machine; report the chip")
+    on_tpu = [step for step in steps if step["device"].startswith("tpu")]
+    if chips and not on_tpu:
+        text = f"{chips} TPU chips, but PJRT gave other devices: {shown}"
+        return Finding("device step", RED, text, "see 'torch' for libtpu and 'variables'")
     slow = [s for s in steps if max(s["matmul_ms"], s["all_reduce_ms"]) > _SLOW_MS]
     if slow:
         hint = "look for other processes; on a pod, at the odd worker"

@@ -93,6 +93,8 @@ def test_the_process_that_holds_a_tpu_is_named(machine):
     assert found.level == RED
     assert "process 4711 (python main.py) holds /dev/vfio/2" in found.text
     assert "kill 4711" in found.hint
+    (descriptors.parent / "stat").write_text("4711 (py (x)) S 1 4711 4711 0")
+    assert "(python main.py, an orphan)" in devices.check_busy(machine).text
 
 
 def test_a_left_over_lock_of_libtpu_is_yellow(machine):
@@ -151,6 +153,15 @@ def test_what_a_step_on_a_device_tells(machine, program, level, text):
     add_torch(machine)
     found = devices.check_step(with_program(machine, "python", program))
     assert found.level == level and text in found.text
+
+
+def test_a_tpu_whose_step_ran_on_the_cpu_is_red(machine):
+    """torch_xla without libtpu falls back to the CPU in silence."""
+    add_torch(machine)
+    add_tpu(machine)
+    step = STEP.replace("tpu:0", "cpu:0") % ("true", "1.0")
+    found = devices.check_step(with_program(machine, "python", f"echo '{step}'"))
+    assert found.level == RED and "PJRT gave other devices: cpu:0" in found.text
 
 
 def test_a_step_is_not_tried_where_it_would_hang_or_disturb(machine):
