@@ -69,6 +69,32 @@ def give_rank_sums(folder: str) -> int:
     return 0
 
 
+def sum_gradients(folder: str) -> None:
+    """Gradients of 1 + 2^-10, which bfloat16 rounds to 1, by each way of summing."""
+    import torch
+
+    from datasets import Batch
+    from utils.config.sections import RuntimeSection
+
+    images = torch.full((2, 1), 1 + 2.0**-10)
+    batch = Batch(images, torch.zeros(2), torch.ones(2), torch.zeros(2))
+    runtime, found = join(), {}
+    for overlap in (False, True):
+        for dtype in ("fp32", "bf16"):
+            runtime.section = RuntimeSection(device="cpu", reduce_dtype=dtype)
+            runtime.uses_ddp = overlap
+            layer = torch.nn.Linear(1, 1, bias=False)
+            objective = runtime.prepare_objective(
+                lambda model, batch: model(batch.images).mean(), layer, torch.nn.Module()
+            )
+            optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+            runtime.backward(objective(layer, batch), last=True)
+            runtime.reduce_gradients(optimizer)
+            found[f"{overlap} {dtype}"] = layer.weight.grad.item()
+    runtime.close()
+    Path(folder, f"rank_{os.environ['RANK']}").write_text(json.dumps(found))
+
+
 def give_code(code: int) -> int:
     return code
 
@@ -100,6 +126,16 @@ def test_ranks_add_up_and_speak_to_each_other(tmp_path):
         found = json.loads((tmp_path / f"rank_{rank}").read_text())
         assert found.pop("threads") >= 1
         assert found == {"sum": 6.0, "mean": 1.0, "ranks": [0, 1, 2], "first": "of 0", "any": True}
+
+
+def test_gradients_are_summed_in_the_type_that_is_asked_for(tmp_path):
+    assert launch_processes(2, TIMEOUT_S, sum_gradients, str(tmp_path)) == 0
+    exact, rounded = 1 + 2.0**-10, 1.0
+    for rank in range(2):
+        found = json.loads((tmp_path / f"rank_{rank}").read_text())
+        assert found == {
+            "False fp32": exact, "False bf16": rounded, "True fp32": exact, "True bf16": rounded,
+        }  # fmt: skip
 
 
 def test_the_group_gives_its_ranks_exit_code():

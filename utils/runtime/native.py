@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.runtime.base import Runtime, derive_seed
@@ -69,7 +70,7 @@ class NativeRuntime(Runtime):
     def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
         if self.group is None or not self.uses_ddp:
             return objective
-        return _OverlappedObjective(_Step(objective, model, extra))
+        return _OverlappedObjective(_Step(objective, model, extra), self.section.reduce_dtype)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -120,12 +121,14 @@ class _OverlappedObjective:
     Only the last micro-batch of a step communicates.
     """
 
-    def __init__(self, step: _Step) -> None:
+    def __init__(self, step: _Step, reduce_dtype: str) -> None:
         # find_unused_parameters: buckets are then never rebuilt after the first step, which would
         # add up in another order than a resumed run does.
         self._ddp = DistributedDataParallel(
             step, broadcast_buffers=False, find_unused_parameters=True
         )
+        if reduce_dtype == "bf16":
+            self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
         if batch.is_last:
