@@ -127,6 +127,31 @@ def test_extras_are_installed_once_with_the_pinned_torch_xla(tmp_path, flag, ext
     assert (again.returncode, again.stdout) == (0, "")
 
 
+def test_a_tpu_vm_without_the_right_python_gets_it_from_its_packages(tmp_path):
+    """apt-get brings the Python that was missing; where it is there, nothing is installed."""
+    tools, venv = tmp_path / "bin", tmp_path / "venv"
+    tools.mkdir()
+    write_program(tools / "sudo", 'exec "$@"')
+    python = 'if [[ "$2" == venv ]]; then mkdir -p "$3/bin"; cp "$0" "$3/bin/python"; fi'
+    write_program(
+        tools / "apt-get",
+        f'echo "$@" >>{tmp_path}/calls\n'
+        f"if [[ \"$*\" == *install* ]]; then printf '%s\\n' '#!/bin/bash' '{python}' "
+        f">{tools}/python-of-apt; chmod +x {tools}/python-of-apt; fi",
+    )
+    environment = {"PATH": f"{tools}:{os.environ['PATH']}", "PYTHON": "python-of-apt"}
+    for _ in range(2):
+        done = start_bare("setup", "--tpu", VENV=str(venv), **environment)
+        assert done.returncode == 0, done.stderr
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert calls == ["-qq update", "-qq install --yes python3.11 python3.11-venv"]
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/bash\n{text}\n")
+    path.chmod(0o755)
+
+
 def test_the_doctor_works_before_any_setup(tmp_path):
     """Without an environment it takes the Python that is there."""
     fake = tmp_path / "python"

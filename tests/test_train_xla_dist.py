@@ -160,6 +160,7 @@ def test_a_worker_that_cannot_be_reached_is_named_and_the_others_end(cloud):
     assert get_groups(cloud) == []
 
 
+@pytest.mark.slow
 def test_a_worker_that_never_begins_is_named(cloud):
     """Worker 2 cannot begin: its home holds a program in place of python3 that hangs."""
     bin_dir = cloud.folder / "bin"
@@ -261,6 +262,20 @@ def test_a_program_with_a_path_is_looked_for_in_the_workdir(cloud):
     done = cloud.run(*words(cloud, "./run.sh", flags=("--workdir=tree",)))
     assert done.returncode == 0, done.stdout
     assert f"[w3] ran in {cloud.get_home(3)}/tree" in done.stdout
+
+
+def test_environments_of_venv_and_conda_are_used(cloud):
+    for worker in range(4):
+        conda = cloud.get_home(worker) / "miniconda3/bin/conda"
+        python = cloud.get_home(worker) / "own/bin/python"
+        for program in (conda, python):
+            program.parent.mkdir(parents=True)
+            program.write_text('#!/bin/bash\necho "$(basename $0): $* in $VIRTUAL_ENV"\n')
+            program.chmod(0o755)
+    done = cloud.run(*words(cloud, "python", "main.py", flags=("--conda-env=torch",)))
+    assert "[w3] conda: run --no-capture-output -n torch python main.py in \n" in done.stdout
+    done = cloud.run(*words(cloud, "python", "main.py", flags=("--venv=own", "--run-id=r2")))
+    assert f"[w3] python: main.py in {cloud.get_home(3)}/own\n" in done.stdout
 
 
 def test_flags_of_the_removed_launcher_are_ignored_with_a_word(cloud):
