@@ -50,7 +50,7 @@ def compile_artifact(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     devices = topology.devices[: request["devices"]]
     bytecode = _add_donations(Path(request["artifact"]).read_bytes(), request["donations"])
     client = topology.devices[0].client
-    options = _create_options([device.id for device in devices])
+    options = create_options([device.id for device in devices])
     executable = client.compile(bytecode, _jax.DeviceList(tuple(devices)), options)
     (folder / "program.hlo").write_text(executable.hlo_modules()[0].to_string(), encoding="utf-8")
     memory = executable.get_compiled_memory_stats()
@@ -90,7 +90,7 @@ def _add_donations(artifact: bytes, donations: dict[str, int]) -> bytes:
         return mlir.module_to_bytecode(module)
 
 
-def _create_options(device_ids: list[int]) -> Any:
+def create_options(device_ids: list[int]) -> Any:
     """One program for one device, or one program partitioned over several."""
     import numpy as np
     from jaxlib import xla_client

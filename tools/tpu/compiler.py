@@ -110,6 +110,22 @@ def _compute_key(export: StepExport, target: Target, devices: int, versions: dic
     return digest.hexdigest()[:20]
 
 
+def run_script(
+    script: Path, request: dict[str, Any], target: Target, time_limit_s: float
+) -> dict[str, Any]:
+    """Run another child with a request; gives its `facts.json`.
+
+    Raises:
+      UserError: it refused, aborted or took too long.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        code, log = _start(script, request, folder, time_limit_s=time_limit_s)
+        if code:
+            _explain_failure(code, log, target)
+        return json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+
+
 def _run_child(
     export: StepExport,
     target: Target,
@@ -118,30 +134,42 @@ def _run_child(
     time_limit_s: float,
     on_wait: Callable[[float], None],
 ) -> Compiled:
-    artifact, request, log = folder / "step.bin", folder / "request.json", folder / "log.txt"
+    artifact = folder / "step.bin"
     artifact.write_bytes(export.bytecode)
-    content = {
+    request = {
         "artifact": str(artifact),
         "donations": export.donations,
         "topology": target.topology,
         "devices": devices,
     }
-    request.write_text(json.dumps(content), encoding="utf-8")
-    began = time.monotonic()
+    code, log = _start(CHILD, request, folder, time_limit_s=time_limit_s, on_wait=on_wait)
+    if code:
+        return _explain_failure(code, log, target)
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return Compiled((folder / "program.hlo").read_text(encoding="utf-8"), facts)
+
+
+def _start(
+    script: Path,
+    request: dict[str, Any],
+    folder: Path,
+    *,
+    time_limit_s: float,
+    on_wait: Callable[[float], None] = lambda seconds: None,
+) -> tuple[int, str]:
+    """Exit code and output of a child, which is ended when the time is over."""
+    path, log = folder / "request.json", folder / "log.txt"
+    path.write_text(json.dumps(request), encoding="utf-8")
     with log.open("w") as output:
-        child = subprocess.Popen(
-            [sys.executable, str(CHILD), str(request)], stdout=output, stderr=output
-        )
+        command = [sys.executable, str(script), str(path)]
+        child = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            code = _wait(child, began, time_limit_s, on_wait)
+            code = _wait(child, time.monotonic(), time_limit_s, on_wait)
         finally:
             if child.poll() is None:
                 child.kill()
                 child.wait()
-    if code == 0:
-        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        return Compiled((folder / "program.hlo").read_text(encoding="utf-8"), facts)
-    return _explain_failure(code, log.read_text(encoding="utf-8", errors="replace"), target)
+    return code, log.read_text(encoding="utf-8", errors="replace")
 
 
 def _wait(

@@ -1,0 +1,231 @@
+"""Where a model's sizes waste a TPU's matrix unit, and which near sizes would be cheaper.
+
+Lists the matrix products of a model, compiles them and their neighbours in width, head or class
+count for a TPU that need not be here, and prints what the compiler estimates for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tools.tpu.targets import GENERATIONS, Target, parse_target  # noqa: E402
+from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# Columns of the matrix unit: an operand's K and N are padded to it, rows to 8 only.
+UNIT_WIDTHS = {name: 256 if name == "v6e" else 128 for name in GENERATIONS}
+_ROWS = 8
+_SHOWN = 12
+
+
+@dataclass
+class Product:
+    """A matrix product [batch, M, K] x [batch, K, N] of a forward pass.
+
+    Args:
+      paths: modules that make it.
+      fill: useful share of the multiplications that the padded sizes make.
+      kcycles: the compiler's estimate, in thousands; none: not compiled.
+      cheaper: sizes of K or N nearby that cost less for each unit of work: (axis, size, kcycles).
+    """
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    paths: list[str] = field(default_factory=list)
+    fill: float = 1.0
+    kcycles: float | None = None
+    neighbours: list[tuple[str, int, float]] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """[batch, M, K, N]."""
+        return self.batch, self.rows, self.inner, self.columns
+
+    @property
+    def work(self) -> float:
+        """Useful multiplications of all its uses."""
+        return float(math.prod(self.sizes) * len(self.paths))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, compile, print; gives the exit code."""
+    options = create_parser().parse_args(argv)
+    try:
+        return run(options)
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_USER_ERROR
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.split()), allow_abbrev=False)
+    add = parser.add_argument
+    add("--model", default="vit_small_patch16_224", help="timm or own model name")
+    add("--args", type=json.loads, default={}, help="its arguments as JSON")
+    add("--target", default="v5e:2x2", help="generation and slice, such as v6e:2x2")
+    add("--batch", type=int, default=64, help="images on each device")
+    add("--image-size", type=int, default=224, help="side of an image")
+    add("--num-classes", type=int, default=1000, help="classes of the head")
+    add("--time-limit", type=float, default=600.0, help="seconds that the compiler may take")
+    add("--json", type=Path, help="write the table here")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """List, compile and print."""
+    from models.factory import build_model
+    from tools.tpu.compiler import require_compiler, run_script
+
+    target = parse_target(options.target)
+    arguments = {**options.args, "num_classes": options.num_classes}
+    model = build_model(options.model, arguments, device="meta")
+    products = list_products(model, options.batch, options.image_size)
+    width = UNIT_WIDTHS[target.generation.name]
+    for product in products:
+        product.fill = get_fill(product.sizes, width)
+    versions = require_compiler()
+    shown = sorted(products, key=lambda one: -one.work)[:_SHOWN]
+    plan = plan_neighbours(shown, width)
+    sizes = [list(key) for key in plan]
+    sys.stderr.write(f"compiling {len(sizes)} products for {target.name}\n")
+    script = Path(__file__).resolve().parent / "tpu" / "matmul_child.py"
+    request = {"topology": target.topology, "products": sizes}
+    facts = run_script(script, request, target, options.time_limit)
+    fill_in(shown, dict(zip(plan, facts["cycles"], strict=True)), width)
+    print_table(options, target, shown)
+    if options.json:
+        content = {"target": target.name, "versions": versions, "products": [
+            {**asdict(one), "work": one.work} for one in shown
+        ]}  # fmt: skip
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
+    """The matrix products of a forward pass, equal ones together; the model is on meta."""
+    import torch
+    from timm.layers import Attention
+    from torch import nn
+
+    found: dict[tuple[int, int, int, int], Product] = {}
+
+    def add(path: str, *sizes: int) -> None:
+        found.setdefault(sizes, Product(*sizes)).paths.append(path)
+
+    def watch(path: str, module: nn.Module) -> None:
+        def see(_: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            x = inputs[0]
+            if isinstance(module, nn.Linear):
+                rows = x.numel() // module.in_features
+                add(path, 1, rows, module.in_features, module.out_features)
+            elif isinstance(module, nn.Conv2d) and module.groups == 1:
+                inner = module.weight[0].numel()
+                add(path, 1, output.numel() // module.out_channels, inner, module.out_channels)
+            elif isinstance(module, Attention):
+                groups, tokens = x.shape[0] * module.num_heads, x.shape[1]
+                add(f"{path} scores", groups, tokens, module.head_dim, tokens)
+                add(f"{path} values", groups, tokens, tokens, module.head_dim)
+
+        module.register_forward_hook(see)
+
+    for path, module in model.named_modules():
+        watch(path, module)
+    channels = next(p.shape[1] for p in model.parameters() if p.dim() == 4)
+    with torch.no_grad():
+        model.eval()(torch.empty((batch, channels, side, side), device="meta"))
+    return list(found.values())
+
+
+def get_fill(sizes: Sequence[int], width: int) -> float:
+    """Useful share of a padded product: K and N to the unit's width, M to 8 rows."""
+    _, rows, inner, columns = sizes
+    padded = _round(rows, _ROWS) * _round(inner, width) * _round(columns, width)
+    return rows * inner * columns / padded
+
+
+def _round(size: int, unit: int) -> int:
+    return -(-size // unit) * unit
+
+
+def plan_neighbours(products: Sequence[Product], width: int) -> list[tuple[int, int, int, int]]:
+    """What to compile: each product, and it with K or N a full number of widths, up and down."""
+    plan: dict[tuple[int, int, int, int], None] = {}
+    for product in products:
+        plan[product.sizes] = None
+        for _, sizes in list_neighbours(product, width):
+            plan[sizes] = None
+    return list(plan)
+
+
+def list_neighbours(product: Product, width: int) -> list[tuple[str, tuple[int, int, int, int]]]:
+    """Sizes that fill the unit, with the axis that was changed; none where it is full already."""
+    batch, rows, inner, columns = product.sizes
+    found = []
+    for axis, size in (("K", inner), ("N", columns)):
+        up = _round(size, width)
+        for other in (up - width, up):
+            if other > 0 and other != size and size % width:
+                changed = (other, columns) if axis == "K" else (inner, other)
+                found.append((axis, (batch, rows, *changed)))
+    return found
+
+
+def fill_in(
+    products: Sequence[Product], cycles: dict[tuple[int, int, int, int], int], width: int
+) -> None:
+    """Estimates of products and of their neighbours."""
+    for product in products:
+        product.kcycles = cycles[product.sizes] / 1e3
+        product.neighbours = [
+            (axis, sizes[2] if axis == "K" else sizes[3], cycles[sizes] / 1e3)
+            for axis, sizes in list_neighbours(product, width)
+        ]
+
+
+def describe_neighbour(product: Product, axis: str, size: int, kcycles: float) -> str:
+    """`N=1024: 1.00x the cost, 1.02x the size`, with a mark where size is cheaper than cost."""
+    own = product.inner if axis == "K" else product.columns
+    cost, change = kcycles / product.kcycles, size / own
+    mark = "*" if cost < change * 0.98 else " "
+    return f"{mark} {axis}={size}: {cost:.2f}x the cost, {change:.2f}x the size"
+
+
+def print_table(options: argparse.Namespace, target: Target, products: Sequence[Product]) -> None:
+    """Products by work, with their neighbours."""
+    width = UNIT_WIDTHS[target.generation.name]
+    print(
+        f"{options.model} on {target.name}, {options.batch} images of {options.image_size} pixels: "
+        f"the {len(products)} largest products of a forward pass"
+    )
+    print(
+        f"K and N are padded to {width}, M to {_ROWS}; kcycles are the compiler's estimate, not a "
+        "measurement; * marks sizes that cost less for what they hold"
+    )
+    print(f"{'uses':>4} {'batch x M x K x N':<28}{'filled':>7}{'kcycles':>10}  first use")
+    for product in products:
+        sizes = " x ".join(map(str, product.sizes))
+        print(
+            f"{len(product.paths):>4} {sizes:<28}{100 * product.fill:>6.0f}%"
+            f"{product.kcycles:>10.1f}  {product.paths[0]}"
+        )
+        for neighbour in product.neighbours:
+            print(f"       {describe_neighbour(product, *neighbour)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
