@@ -1,0 +1,106 @@
+#!/usr/bin/env bash
+# Runs `python main.py ARGUMENTS --resume auto` until it is complete: again after a preemption (exit
+# code 75) and, with back-off and a limit, after a crash. Says why it stopped.
+#
+#   bash train/supervise.sh --config configs/x.yaml --run.run_id=first
+#
+# environment:
+#   SUPERVISE_CRASHES (5)      crashes in a row, without a new checkpoint between them, to bear
+#   SUPERVISE_BACKOFF_S (10)   pause after the first crash; doubled by each further one, up to 600
+#   PYTHON (python)            the interpreter
+set -uo pipefail
+
+readonly EXIT_USER_ERROR=2 EXIT_PREEMPTED=75
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+python="${PYTHON:-python}"
+limit="${SUPERVISE_CRASHES:-5}"
+backoff_s="${SUPERVISE_BACKOFF_S:-10}"
+child=""
+asked=""
+
+say() {
+  echo "supervise: $*" >&2
+}
+
+forward() {
+  asked="$1"
+  # SIGTERM for both: a shell starts its background programs with SIGINT ignored.
+  [[ -n "$child" ]] && kill -TERM "$child" 2>/dev/null
+}
+
+# Waits for the child however many signals arrive meanwhile; gives its exit code.
+await() {
+  local code
+  while true; do
+    wait "$child"
+    code=$?
+    kill -0 "$child" 2>/dev/null || return "$code"
+  done
+}
+
+# Steps that are saved: a run that gets on may crash again without using up the limit.
+count_progress() {
+  tail -n 1 "$log" | grep -oE '[^ ]+ saved and read back'
+}
+
+if [[ $# -eq 0 ]]; then
+  say "give the arguments of main.py, such as --config configs/x.yaml --run.run_id=first"
+  exit "$EXIT_USER_ERROR"
+fi
+arguments=("$@")
+if [[ " $* " != *" --run.run_id"* ]]; then
+  # Without a name `--resume auto` would go on with the newest run, whoever began it.
+  name="supervised-$(date +%Y%m%d-%H%M%S)-$$"
+  arguments+=("--run.run_id=$name")
+  say "the run's name is $name"
+fi
+log="$(mktemp)"
+trap 'rm -f "$log"' EXIT
+trap 'forward TERM' TERM
+trap 'forward INT' INT
+
+crashes=0
+progress=""
+cd "$root" || exit 1
+while true; do
+  # In a session of its own, a terminal's Ctrl-C reaches it once, by way of this script.
+  setsid "$python" main.py "${arguments[@]}" --resume auto \
+    2> >(tee >(grep --line-buffered 'saved and read back' >>"$log") >&2) &
+  child=$!
+  await
+  code=$?
+  child=""
+  if [[ "$code" -eq 0 ]]; then
+    say "stopped: the run is complete"
+    exit 0
+  elif [[ -n "$asked" ]]; then
+    say "stopped: asked to by SIG$asked (exit code $code)"
+    exit "$code"
+  elif [[ "$code" -eq "$EXIT_USER_ERROR" ]]; then
+    say "stopped: the run refused its configuration (exit code 2), which another try cannot mend"
+    exit "$code"
+  elif [[ "$code" -eq "$EXIT_PREEMPTED" ]]; then
+    crashes=0
+    say "preempted (exit code 75): going on at once"
+    continue
+  fi
+  now="$(count_progress)"
+  [[ "$now" != "$progress" ]] && crashes=0
+  progress="$now"
+  crashes=$((crashes + 1))
+  if [[ "$crashes" -gt "$limit" ]]; then
+    say "stopped: $crashes crashes in a row without a new checkpoint, the last with exit code $code"
+    exit "$code"
+  fi
+  pause=$((backoff_s * (1 << (crashes - 1))))
+  [[ "$pause" -gt 600 ]] && pause=600
+  say "crashed (exit code $code), $crashes of $limit in a row: again in $pause s"
+  sleep "$pause" &
+  child=$!
+  await
+  child=""
+  if [[ -n "$asked" ]]; then
+    say "stopped: asked to by SIG$asked"
+    exit "$code"
+  fi
+done
