@@ -40,7 +40,7 @@ await() {
 
 # Steps that are saved: a run that gets on may crash again without using up the limit.
 count_progress() {
-  tail -n 1 "$log" | grep -oE '[^ ]+ saved and read back'
+  grep -oE '[^ ]+ saved and read back' "$log" | tail -n 1
 }
 
 if [[ $# -eq 0 ]]; then
@@ -54,8 +54,10 @@ if [[ " $* " != *" --run.run_id"* ]]; then
   arguments+=("--run.run_id=$name")
   say "the run's name is $name"
 fi
-log="$(mktemp)"
-trap 'rm -f "$log"' EXIT
+folder="$(mktemp -d)"
+trap 'rm -rf "$folder"' EXIT
+log="$folder/log" pipe="$folder/pipe"
+mkfifo "$pipe"
 trap 'forward TERM' TERM
 trap 'forward INT' INT
 
@@ -63,13 +65,15 @@ crashes=0
 progress=""
 cd "$root" || exit 1
 while true; do
+  tee -i "$log" <"$pipe" >&2 &
+  reader=$!
   # In a session of its own, a terminal's Ctrl-C reaches it once, by way of this script.
-  setsid "$python" main.py "${arguments[@]}" --resume auto \
-    2> >(tee >(grep --line-buffered 'saved and read back' >>"$log") >&2) &
+  setsid "$python" main.py "${arguments[@]}" --resume auto 2>"$pipe" &
   child=$!
   await
   code=$?
   child=""
+  while kill -0 "$reader" 2>/dev/null; do wait "$reader"; done
   if [[ "$code" -eq 0 ]]; then
     say "stopped: the run is complete"
     exit 0
@@ -85,8 +89,8 @@ while true; do
     continue
   fi
   now="$(count_progress)"
-  [[ "$now" != "$progress" ]] && crashes=0
-  progress="$now"
+  [[ -n "$now" && "$now" != "$progress" ]] && crashes=0
+  progress="${now:-$progress}"
   crashes=$((crashes + 1))
   if [[ "$crashes" -gt "$limit" ]]; then
     say "stopped: $crashes crashes in a row without a new checkpoint, the last with exit code $code"
