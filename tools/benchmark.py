@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -253,7 +254,7 @@ def create_report(
         "warmup_steps_min": options.warmup_steps,
         "random_teachers": options.random_teachers,
         "load_average": list(os.getloadavg()),
-        "command": " ".join(sys.argv),
+        "command": shlex.join(sys.argv),
     }
     return {
         "schema": SCHEMA,
