@@ -21,7 +21,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   demo             distil a teacher into a student on handwritten digits and show the result
   demo-seeds       the same comparison over three seeds, with mean and spread
   train CONFIG ... python main.py --config CONFIG ...
-  supervise ...    the same, started again after preemptions and crashes
+  supervise ...    python main.py ..., started again after preemptions and crashes
   pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
   test             the test suite
   test-all         the test suite and the long proofs
@@ -52,8 +52,9 @@ install_python() {
     return
   fi
   echo "installing python3.11"
-  sudo apt-get -qq update
-  sudo apt-get -qq install --yes python3.11 python3.11-venv
+  # A machine that has just booted updates itself and holds the lock for minutes.
+  sudo apt-get -qq -o DPkg::Lock::Timeout=600 update
+  sudo apt-get -qq -o DPkg::Lock::Timeout=600 install --yes python3.11 python3.11-venv
 }
 
 # pip reads pip.conf of the environment: whatever is installed later keeps torch and torch_xla.

@@ -15,7 +15,7 @@ from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
 from utils.errors import UserError
 
 OUTPUT = "--output=gs://bucket/runs"
-JOB = Job("trainer-x", "v5litepod-8", "configs/digits_student.yaml", "gs://bucket/runs")
+JOB = Job("trainer-x", "v5litepod-8", "configs/digits_student.yaml", "gs://bucket/runs", "r")
 
 
 @pytest.fixture
@@ -43,7 +43,8 @@ def test_a_spot_experiment_is_a_managed_job(cloud, capfd):
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75]
     assert task["envs"]["CONFIG"] == "configs/kd/deit_s_token.yaml"
     assert "run_commands.sh setup --tpu" in task["setup"]
-    assert "--resume auto" in task["run"]
+    assert '--run.run_id "$RUN_ID" --resume auto' in task["run"]
+    assert task["envs"]["RUN_ID"].startswith("sky-")
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-deit-s-token\n"
 
 
@@ -121,7 +122,7 @@ def test_a_host_that_refuses_is_named(cloud, capfd, monkeypatch):
 
 @pytest.mark.parametrize("accelerator", ["v4-8", "v5litepod-8", "v5p-8", "v6e-8"])
 def test_a_rendered_task_has_no_hole_and_no_key(accelerator):
-    job = Job("n", accelerator, "c.yaml", "gs://b", region="us-west4")
+    job = Job("n", accelerator, "c.yaml", "gs://b", "r", region="us-west4")
     text = render(job, TEMPLATE.read_text())
     assert "{{" not in text
     assert yaml.safe_load(text)["resources"]["infra"] == "gcp/us-west4"
@@ -144,7 +145,7 @@ def test_a_template_with_a_hole_or_a_key_is_refused(template, text):
 
 def test_a_value_cannot_open_a_hole():
     with pytest.raises(UserError, match=r"holds \{\{ or"):
-        render(Job("n", "v4-8", "{{name}}", "gs://b"), "a: {{config}}")
+        render(Job("n", "v4-8", "{{name}}", "gs://b", "r"), "a: {{config}}")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from tests.cloud import ROOT, Cloud
 from train.commands import RemoteCommand
 from train.generations import GENERATIONS, find_generation, is_pod
 from train.provision import draw_table, find_problems, read_pins
-from train.recover import add_resume
+from train.recover import add_resume, name_run
 from train.worker import main as worker
 from utils.errors import UserError
 
@@ -142,6 +142,13 @@ def test_describe_shows_state_and_hosts(cloud):
     ]  # fmt: skip
 
 
+def test_a_host_in_two_networks_is_one_worker(cloud):
+    addresses = [{"ipAddress": f"10.{net}.0.{host}"} for host in range(2) for net in range(2)]
+    cloud.create("vm", networkEndpoints=addresses, networkConfigs=[{}, {}])
+    hosts = json.loads(run(cloud, "describe", "vm", "--json").stdout)["hosts"]
+    assert hosts == ["10.0.0.0", "10.0.0.1"]
+
+
 def test_ssh_gives_the_remote_exit_code(cloud):
     run(cloud, *CREATE)
     done = run(cloud, "ssh", "vm", "--worker=1", "--", "python", "-c", "print('a b'); exit(3)")
@@ -238,7 +245,7 @@ if codes[0] == 'vanish' and home.name == 'host0':
     path.write_text(json.dumps({}))
 sys.exit(255 if codes[0] == 'vanish' else int(codes[0]))
 """
-RUN = ("run", "vm", "--no-setup", "--workdir=.", "--venv=", "--backoff-s=0")
+RUN = ("run", "vm", "--run-id=r1", "--no-setup", "--workdir=.", "--venv=", "--backoff-s=0")
 
 
 def run_program(cloud: Cloud, codes: str, *flags: str, **facts):
@@ -258,7 +265,8 @@ def get_given(cloud: Cloud) -> list[str]:
 def test_a_run_that_is_preempted_twice_goes_on_until_it_is_done(cloud):
     done = run_program(cloud, "75 75 0")
     assert done.returncode == 0, done.stdout
-    assert get_given(cloud) == ["--config c.yaml", *["--config c.yaml --resume auto"] * 2]
+    first = "--config c.yaml --run.run_id=r1"
+    assert get_given(cloud) == [first, *[f"{first} --resume=auto"] * 2]
     assert done.stdout.count("preempted (exit code 75); restart") == 2
 
 
@@ -268,7 +276,7 @@ def test_a_machine_that_vanished_is_made_again_and_the_run_goes_on(cloud):
     assert done.returncode == 0, done.stdout
     assert "the TPU VM is gone; restart 1 of 10" in done.stdout
     assert "vm is created: v5litepod-8" in done.stdout
-    assert get_given(cloud)[-1] == "--config c.yaml --resume auto"
+    assert get_given(cloud)[-1] == "--config c.yaml --run.run_id=r1 --resume=auto"
     assert cloud.get_verbs().count("tpu-vm create") == 1
     created = [call for call in cloud.get_calls() if call[4] == "create"]
     assert "--spot" in created[-1]
@@ -311,7 +319,7 @@ def test_a_machine_on_its_way_is_waited_for(cloud):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("python", "main.py"), ("python", "main.py", "--resume", "auto")),
+        (("python", "main.py"), ("python", "main.py", "--resume=auto")),
         (("python", "main.py", "--resume=x"), ("python", "main.py", "--resume=x")),
         (("python", "main.py", "--run.resume", "x"), ("python", "main.py", "--run.resume", "x")),
         (("python", "other.py"), ("python", "other.py")),
@@ -319,6 +327,13 @@ def test_a_machine_on_its_way_is_waited_for(cloud):
 )
 def test_resume_is_added_to_main_py_alone_and_once(words, expected):
     assert add_resume(RemoteCommand(words)).words == expected
+    named = name_run(RemoteCommand(words), "r1").words
+    assert named == ((*expected[:2], "--run.run_id=r1") if words[1:] == ("main.py",) else words)
+
+
+def test_a_run_that_has_a_name_keeps_it():
+    words = ("python", "main.py", "--run.run_id", "mine")
+    assert name_run(RemoteCommand(words), "r1").words == words
 
 
 @pytest.mark.parametrize("verb", ["create", "describe", "ssh", "sync", "setup", "run", "logs",

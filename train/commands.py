@@ -79,7 +79,7 @@ def describe_bucket(project: str, bucket: str) -> list[str]:
     return ["gcloud", "storage", "buckets", "describe", bucket, f"--project={project}"]
 
 
-def create_bucket(project: str, bucket: str, location: str) -> list[str]:
+def create_bucket(project: str, bucket: str, *, location: str) -> list[str]:
     """Make a bucket in one region, with one kind of permissions."""
     place = [f"--location={location}", f"--project={project}"]
     access = ["--uniform-bucket-level-access", "--public-access-prevention"]
@@ -133,7 +133,7 @@ def login(tpu: Tpu, worker: str) -> list[str]:
     return [*_tpu_vm("ssh", tpu.name, tpu), f"--worker={worker}"]
 
 
-def run_remote(tpu: Tpu, text: str, worker: str = "all") -> list[str]:
+def run_remote(tpu: Tpu, text: str, *, worker: str = "all") -> list[str]:
     """Run a shell command on workers.
 
     gcloud splits the text at blanks and gives the parts to ssh, which joins them again: the shell
@@ -142,7 +142,7 @@ def run_remote(tpu: Tpu, text: str, worker: str = "all") -> list[str]:
     return [*_tpu_vm("ssh", tpu.name, tpu), f"--worker={worker}", f"--command={text}", "--quiet"]
 
 
-def copy_to(tpu: Tpu, source: str, target: str) -> list[str]:
+def copy_to(tpu: Tpu, source: str, *, target: str) -> list[str]:
     """Copy a file into the home directory of every worker."""
     return [*_tpu_vm("scp", source, tpu, f"{tpu.name}:{target}"), "--worker=all", "--quiet"]
 
@@ -260,7 +260,7 @@ def ssh(host: str, text: str) -> list[str]:
     return ["ssh", "-o", "BatchMode=yes", "-o", "ForwardAgent=no", host, text]
 
 
-def scp(source: str, host: str, target: str) -> list[str]:
+def scp(source: str, *, host: str, target: str) -> list[str]:
     """Copy a file to a host of the user's ssh configuration."""
     return ["scp", "-q", "-o", "BatchMode=yes", source, f"{host}:{target}"]
 

@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.verb == "build":
             return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
-        return run(arguments, words, executor)
+        return run(arguments, words, executor=executor)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -51,7 +51,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace, words: Sequence[str], executor: Executor) -> int:
+def run(arguments: argparse.Namespace, words: Sequence[str], *, executor: Executor) -> int:
     """Run Python in the image; the exit code is the program's.
 
     Raises:

@@ -43,10 +43,12 @@ def describe(tpu: Tpu, executor: Executor) -> Facts | None:
     """
     answer = executor.ask(commands.describe(tpu), assume=_ASSUMED)
     if answer.code:
-        _require_not_found(tpu, answer.reason, answer.error)
+        _require_not_found(tpu, reason=answer.reason, error=answer.error)
         return None
     found = read_json(answer.output, f"describe {tpu.name}")
-    endpoints = found.get("networkEndpoints", [])
+    # A host in several networks has an endpoint in each.
+    networks = max(1, len(found.get("networkConfigs", [])))
+    endpoints = found.get("networkEndpoints", [])[::networks]
     return Facts(
         state=str(found.get("state", "UNKNOWN")),
         health=str(found.get("health", "")),
@@ -78,7 +80,7 @@ def get_queued_state(tpu: Tpu, executor: Executor) -> str | None:
     """State of the queued resource of the same name; none: there is none."""
     answer = executor.ask(commands.describe_queued(tpu), assume='{"state": {"state": "ACTIVE"}}')
     if answer.code:
-        _require_not_found(tpu, answer.reason, answer.error)
+        _require_not_found(tpu, reason=answer.reason, error=answer.error)
         return None
     state = read_json(answer.output, f"describe {tpu.name}").get("state", {})
     return str(state.get("state", "UNKNOWN") if isinstance(state, dict) else state)
@@ -99,7 +101,7 @@ def read_json(text: str, what: str) -> dict[str, Any]:
     return found
 
 
-def _require_not_found(tpu: Tpu, reason: str, error: str) -> None:
+def _require_not_found(tpu: Tpu, *, reason: str, error: str) -> None:
     """An error other than "there is no such thing" must never pass for it."""
     if "NOT_FOUND" not in error and "was not found" not in error:
         raise UserError(f"Cloud TPU could not be asked about {tpu.name!r}: {reason}")

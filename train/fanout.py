@@ -81,7 +81,7 @@ def fan_out(
       UserError: the worker script cannot be copied to the workers.
     """
     copy_worker_script(tpu, executor)
-    launch = Launch(tpu, hosts, options, executor)
+    launch = Launch(tpu, executor, hosts=hosts, options=options)
     text = commands.worker_run(options.run_id, remote)
     with _turn_signals_into_errors(), ExitStack() as stack:
         process = executor.open(commands.run_remote(tpu, text))
@@ -93,10 +93,10 @@ def fan_out(
 
 def copy_worker_script(tpu: Tpu, executor: Executor) -> None:
     """Put the worker's half into the home directory of every worker."""
-    executor.require(commands.copy_to(tpu, WORKER_SOURCE, commands.WORKER_SCRIPT))
+    executor.require(commands.copy_to(tpu, WORKER_SOURCE, target=commands.WORKER_SCRIPT))
 
 
-def stop_everywhere(tpu: Tpu, run_id: str, grace_s: float, executor: Executor) -> None:
+def stop_everywhere(tpu: Tpu, executor: Executor, *, run_id: str, grace_s: float) -> None:
     """End a launch on all workers; a worker that cannot be reached is told of."""
     answer = executor.ask(commands.run_remote(tpu, commands.worker_stop(run_id, grace_s)))
     for line in answer.output.splitlines():
@@ -109,7 +109,7 @@ def stop_everywhere(tpu: Tpu, run_id: str, grace_s: float, executor: Executor) -
 class Launch:
     """Follows the workers' lines until all have ended."""
 
-    def __init__(self, tpu: Tpu, hosts: int, options: FanoutOptions, executor: Executor) -> None:
+    def __init__(self, tpu: Tpu, executor: Executor, *, hosts: int, options: FanoutOptions) -> None:
         self._tpu, self._hosts, self._options = tpu, hosts, options
         self._executor = executor
         self._folder = options.logs_dir / options.run_id
@@ -192,7 +192,8 @@ class Launch:
             elif is_late and self._stopping:
                 end_process(process)
             return
-        if is_late and len(self._started) < self._hosts:
+        # A worker that does not know its number counts for all.
+        if is_late and len(self._started) < self._hosts and "?" not in self._started:
             missing = sorted({str(n) for n in range(self._hosts)} - self._started)
             limit = f"{self._options.start_timeout_s:g} s"
             self._first = (", ".join(missing), EXIT_LOST, f"did not begin within {limit}")
@@ -201,20 +202,25 @@ class Launch:
     def _stop(self) -> None:
         self._stopping = True
         print(f"[launch] {self._tell_first()}; ending the other workers", flush=True)
-        stop_everywhere(self._tpu, self._options.run_id, self._options.grace_s, self._executor)
+        self._tell_all_to_end()
         # What is not gone now is a connection without a worker behind it.
         self._deadline = time.monotonic() + min(10.0, self._options.grace_s)
 
     def _interrupt(self, process: subprocess.Popen[bytes], code: int) -> Outcome:
         print("[launch] interrupted: ending the workers (again to leave them)", flush=True)
-        options = self._options
         try:
-            stop_everywhere(self._tpu, options.run_id, options.grace_s, self._executor)
+            self._tell_all_to_end()
             cause = "interrupted; all workers were told to end"
         except (InterruptedLaunchError, UserError):
-            cause = f"interrupted twice; workers may still run, --stop {options.run_id} ends them"
+            cause = (
+                f"interrupted twice; workers may still run, --stop {self._options.run_id} ends them"
+            )
         end_process(process)
         return Outcome(code, cause, self._codes)
+
+    def _tell_all_to_end(self) -> None:
+        run_id, grace_s = self._options.run_id, self._options.grace_s
+        stop_everywhere(self._tpu, self._executor, run_id=run_id, grace_s=grace_s)
 
     def _judge(self, gcloud_code: int) -> Outcome:
         if self._first is not None:

@@ -13,7 +13,7 @@ from utils.errors import UserError
 POLL_S = 15.0
 
 
-def create(tpu: Tpu, options: CreateOptions, executor: Executor) -> str:
+def create(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
     """Make sure that the TPU VM is there; says what was done.
 
     Raises:
@@ -24,7 +24,7 @@ def create(tpu: Tpu, options: CreateOptions, executor: Executor) -> str:
     if executor.dry_run:
         facts = None
     if facts is None:
-        return _ask_for(tpu, options, executor)
+        return _ask_for(tpu, executor, options=options)
     if facts.accelerator_type and facts.accelerator_type != options.accelerator_type:
         raise UserError(
             f"{tpu.name!r} is there already as {facts.accelerator_type}, not "
@@ -38,14 +38,14 @@ def create(tpu: Tpu, options: CreateOptions, executor: Executor) -> str:
     return f"{tpu.name} is there already: {facts.accelerator_type}, {facts.state}"
 
 
-def recreate(tpu: Tpu, options: CreateOptions, executor: Executor) -> str:
+def recreate(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
     """Remove what is left of a TPU VM that was taken away, and ask for a new one.
 
     Raises:
       UserError: Cloud TPU refuses.
     """
     delete(tpu, executor)
-    return _ask_for(tpu, options, executor)
+    return _ask_for(tpu, executor, options=options)
 
 
 def stop(tpu: Tpu, executor: Executor) -> str:
@@ -98,7 +98,7 @@ def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) ->
         time.sleep(poll_s)
 
 
-def _ask_for(tpu: Tpu, options: CreateOptions, executor: Executor) -> str:
+def _ask_for(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
     if options.queued and not executor.dry_run:
         state = get_queued_state(tpu, executor)
         if state in WAITING:

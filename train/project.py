@@ -57,7 +57,7 @@ def prepare(arguments: argparse.Namespace, executor: Executor) -> None:
     if answer.code and "not found" not in answer.error.lower():
         raise UserError(f"Google Cloud could not be asked about {bucket}: {answer.reason}")
     if answer.code or executor.dry_run:
-        executor.require(commands.create_bucket(project, bucket, arguments.location))
+        executor.require(commands.create_bucket(project, bucket, location=arguments.location))
     if not executor.dry_run:
         print(f"{project}: services are on, {bucket} {'is made' if answer.code else 'was there'}")
 

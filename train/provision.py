@@ -20,7 +20,7 @@ _FACTS = re.compile(rf"^\[w(\d+|\?)\] {re.escape(MARK)} facts (.*)$", re.MULTILI
 _CHECKED = ("torch", "torchvision", "torch_xla", "timm", "tensorflow-cpu", "numpy")
 
 
-def sync(tpu: Tpu, workdir: str, executor: Executor, *, dirty: bool) -> str:
+def sync(tpu: Tpu, executor: Executor, *, workdir: str, dirty: bool) -> str:
     """Ship the tree; gives the commit that it is.
 
     Raises:
@@ -28,7 +28,7 @@ def sync(tpu: Tpu, workdir: str, executor: Executor, *, dirty: bool) -> str:
     """
     tree = pack_tree(executor, dirty=dirty)
     copy_worker_script(tpu, executor)
-    executor.require(commands.copy_to(tpu, tree.archive, TREE_ARCHIVE))
+    executor.require(commands.copy_to(tpu, tree.archive, target=TREE_ARCHIVE))
     output = executor.require(commands.run_remote(tpu, commands.worker_unpack(workdir)))
     if not executor.dry_run:
         _print_worker_lines(output)
@@ -36,7 +36,7 @@ def sync(tpu: Tpu, workdir: str, executor: Executor, *, dirty: bool) -> str:
     return tree.commit
 
 
-def set_up(tpu: Tpu, workdir: str, executor: Executor) -> bool:
+def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
     """Make the environment on every worker and compare what they have; whether all agree.
 
     `run_commands.sh setup --tpu` does nothing where requirements.txt is unchanged.

@@ -55,6 +55,7 @@ class Recovery:
           UserError: the TPU VM cannot be had, shipped to or set up at the first start.
         """
         options = self._options
+        remote = name_run(remote, self._fanout.run_id)
         for attempt in range(options.max_restarts + 1):
             outcome = self._attempt(remote, attempt)
             if self._executor.dry_run or outcome.code == 0:
@@ -78,8 +79,9 @@ class Recovery:
         try:
             self._ensure_machine()
             if self._options.provision:
-                sync(tpu, remote.workdir, executor, dirty=self._options.dirty)
-                if not set_up(tpu, remote.workdir, executor):
+                dirty = self._options.dirty
+                sync(tpu, executor, workdir=remote.workdir, dirty=dirty)
+                if not set_up(tpu, executor, workdir=remote.workdir):
                     raise UserError("the workers' versions differ from requirements.txt; see above")
             facts = require_ready(tpu, executor)
             # Every start is a launch of its own.
@@ -102,7 +104,7 @@ class Recovery:
                 f"{tpu.name!r} is not there and cannot be made again; add --accelerator-type and "
                 "the other flags of create"
             )
-        _say(recreate(tpu, self._options.create, executor))
+        _say(recreate(tpu, executor, options=self._options.create))
         if not wait_until_ready(tpu, executor, poll_s=poll_s):
             raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
 
@@ -124,14 +126,23 @@ class Recovery:
         return "the connection was lost" if is_lost else None
 
 
+def name_run(remote: RemoteCommand, name: str) -> RemoteCommand:
+    """The same command with a run of its own, if it is main.py's.
+
+    Without a name `--resume auto` would go on with the newest run, whoever began it.
+    """
+    return _add(remote, ("--run.run_id", "--resume", "--run.resume"), f"--run.run_id={name}")
+
+
 def add_resume(remote: RemoteCommand) -> RemoteCommand:
     """The same command, going on from its last checkpoint if it is main.py's."""
+    return _add(remote, ("--resume", "--run.resume"), "--resume=auto")
+
+
+def _add(remote: RemoteCommand, unless: tuple[str, ...], word: str) -> RemoteCommand:
     is_ours = any(word.endswith("main.py") for word in remote.words)
-    names = ("--resume", "--run.resume")
-    given = [word for word in remote.words if word.partition("=")[0] in names]
-    if not is_ours or given:
-        return remote
-    return replace(remote, words=(*remote.words, "--resume", "auto"))
+    given = [word for word in remote.words if word.partition("=")[0] in unless]
+    return remote if given or not is_ours else replace(remote, words=(*remote.words, word))
 
 
 def _say(text: str) -> None:

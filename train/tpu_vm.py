@@ -34,12 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, command = split_command(sys.argv[1:] if argv is None else argv)
     arguments = create_parser().parse_args(flags)
     arguments.command = command
-    tpu = Tpu(arguments.name, arguments.zone, arguments.project)
     if command and arguments.verb not in ("ssh", "run"):
         print(f"error: {arguments.verb} takes no command after --", file=sys.stderr)
         return EXIT_USER_ERROR
     try:
-        return VERBS[arguments.verb](tpu, arguments, Executor(dry_run=arguments.dry_run))
+        return VERBS[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
@@ -114,14 +113,17 @@ def _add_run_flags(verb: argparse.ArgumentParser) -> None:
     add("--no-setup", action="store_true", help="neither ship the tree nor set up")
 
 
-def run_create(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_create(arguments: argparse.Namespace, executor: Executor) -> int:
     """create: idempotent."""
-    print_note(executor, create(tpu, get_create_options(arguments), executor))
+    print_note(
+        executor, create(get_tpu(arguments), executor, options=get_create_options(arguments))
+    )
     return 0
 
 
-def run_describe(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_describe(arguments: argparse.Namespace, executor: Executor) -> int:
     """describe: 1 where there is nothing of this name."""
+    tpu = get_tpu(arguments)
     facts = describe(tpu, executor)
     if facts is None:
         waiting = get_queued_state(tpu, executor)
@@ -139,28 +141,29 @@ def run_describe(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) ->
     return 0
 
 
-def run_ssh(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_ssh(arguments: argparse.Namespace, executor: Executor) -> int:
     """ssh: the exit code is the remote program's."""
+    tpu = get_tpu(arguments)
     if not arguments.command:
         if arguments.worker == "all":
             raise UserError("--worker all needs a command after --; choose one worker for a shell")
         return executor.call(commands.login(tpu, arguments.worker))
     text = shlex.join(arguments.command)
-    return executor.call(commands.run_remote(tpu, text, arguments.worker))
+    return executor.call(commands.run_remote(tpu, text, worker=arguments.worker))
 
 
-def run_sync(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_sync(arguments: argparse.Namespace, executor: Executor) -> int:
     """sync: what is in the tree replaces what was; runs, data and .venv stay."""
-    sync(tpu, arguments.workdir, executor, dirty=arguments.dirty)
+    sync(get_tpu(arguments), executor, workdir=arguments.workdir, dirty=arguments.dirty)
     return 0
 
 
-def run_setup(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_setup(arguments: argparse.Namespace, executor: Executor) -> int:
     """setup: 1 where the workers differ from each other or from requirements.txt."""
-    return 0 if set_up(tpu, arguments.workdir, executor) else 1
+    return 0 if set_up(get_tpu(arguments), executor, workdir=arguments.workdir) else 1
 
 
-def run_run(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_run(arguments: argparse.Namespace, executor: Executor) -> int:
     """run: the program's exit code, or that of the last attempt."""
     options = RecoverOptions(
         max_restarts=arguments.max_restarts,
@@ -171,27 +174,32 @@ def run_run(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
     )
     remote = create_remote(arguments)
     fanout = create_options(arguments)
-    return Recovery(tpu, executor, options=options, fanout=fanout).run(remote)
+    return Recovery(get_tpu(arguments), executor, options=options, fanout=fanout).run(remote)
 
 
-def run_logs(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_logs(arguments: argparse.Namespace, executor: Executor) -> int:
     """logs: from the workers, also of launches that another machine has started."""
     text = commands.worker_logs(arguments.run_id, lines=arguments.lines, follow=arguments.follow)
-    return executor.call(commands.run_remote(tpu, text, arguments.worker))
+    return executor.call(commands.run_remote(get_tpu(arguments), text, worker=arguments.worker))
 
 
-def run_stop(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_stop(arguments: argparse.Namespace, executor: Executor) -> int:
     """stop: idempotent."""
-    print_note(executor, stop(tpu, executor))
+    print_note(executor, stop(get_tpu(arguments), executor))
     return 0
 
 
-def run_delete(tpu: Tpu, arguments: argparse.Namespace, executor: Executor) -> int:
+def run_delete(arguments: argparse.Namespace, executor: Executor) -> int:
     """delete: asks, and is idempotent."""
     if not arguments.yes and not arguments.dry_run:
-        confirm(f"delete {tpu.name} with its disk? [y/N] ")
-    print_note(executor, delete(tpu, executor))
+        confirm(f"delete {arguments.name} with its disk? [y/N] ")
+    print_note(executor, delete(get_tpu(arguments), executor))
     return 0
+
+
+def get_tpu(arguments: argparse.Namespace) -> Tpu:
+    """The TPU VM that the flags name."""
+    return Tpu(arguments.name, arguments.zone, arguments.project)
 
 
 def confirm(question: str) -> None:

@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run a program to its end, or until the launcher is gone; gives its exit code."""
     speaker = Speaker(get_worker())
     folder = get_runs() / arguments.run_id
-    refusal = _prepare(arguments, folder, speaker)
+    refusal = _prepare(arguments, folder, speaker=speaker)
     if refusal is not None:
         speaker.mark(f"exit {refusal}")
         return refusal
@@ -100,7 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
     if (folder / "stopped").exists():  # between the claim of the directory and here
         end_group(child.pid, GRACE_S)
     speaker.mark(f"started {child.pid}")
-    pump = threading.Thread(target=_copy_output, args=(child, speaker, folder), daemon=True)
+    pump = threading.Thread(
+        target=_copy_output, args=(child, speaker), kwargs={"folder": folder}, daemon=True
+    )
     pump.start()
     _watch(child, speaker)
     end_group(child.pid, 5.0)  # what the program has left behind
@@ -296,7 +298,7 @@ def end_group(group: int, grace_s: float) -> str:
     return f"ended by SIGKILL after {grace_s:g} s"
 
 
-def _prepare(arguments: argparse.Namespace, folder: Path, speaker: Speaker) -> int | None:
+def _prepare(arguments: argparse.Namespace, folder: Path, *, speaker: Speaker) -> int | None:
     """Claim the launch's directory; an exit code where it cannot begin."""
     workdir = _resolve(arguments.workdir)
     if not workdir.is_dir():
@@ -343,7 +345,7 @@ def _get_program(arguments: argparse.Namespace) -> tuple[list[str] | None, dict[
     return ([program, *words[1:]] if program else None), environment
 
 
-def _copy_output(child: subprocess.Popen, speaker: Speaker, folder: Path) -> None:
+def _copy_output(child: subprocess.Popen, speaker: Speaker, *, folder: Path) -> None:
     """Pass the program's lines on and keep them; progress bars end their lines by \\r."""
     rest = b""
     with (folder / "output.log").open("ab", buffering=0) as log:

@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{flag} is ignored: PJRT, in place since torch_xla 2.1, has no server to start")
     if arguments.stop:
         copy_worker_script(tpu, executor)
-        stop_everywhere(tpu, arguments.stop, arguments.grace_s, executor)
+        stop_everywhere(tpu, executor, run_id=arguments.stop, grace_s=arguments.grace_s)
         return 0
     remote = create_remote(arguments)
     hosts = len(require_ready(tpu, executor).hosts)

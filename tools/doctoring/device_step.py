@@ -26,7 +26,7 @@ def main() -> int:
     if importlib.util.find_spec("torch_xla") is not None:
         step_on_xla()
     else:
-        show("cpu", measure(torch.device("cpu"), lambda value: value, lambda: None), 1)
+        show("cpu", measure(torch.device("cpu"), lambda value: value, wait=lambda: None), world=1)
     if torch.cuda.is_available():
         step_on_gpus(torch.cuda.device_count())
     return 0
@@ -49,7 +49,7 @@ def step_on_gpus(count: int) -> None:
 
 
 def measure(
-    device: Any, all_reduce: Callable[[Any], Any], wait: Callable[[], None]
+    device: Any, all_reduce: Callable[[Any], Any], *, wait: Callable[[], None]
 ) -> dict[str, Any]:
     """Times of the second matmul and all-reduce, in milliseconds, and their values.
 
@@ -73,7 +73,7 @@ def measure(
     }  # fmt: skip
 
 
-def show(device: str, found: dict[str, Any], world: int) -> None:
+def show(device: str, found: dict[str, Any], *, world: int) -> None:
     """One line, in one piece."""
     correct = found["product"] == SIZE and found["total"] == 2.0 * world
     line = json.dumps({"device": device, "world": world, "correct": correct, **found})
@@ -93,8 +93,8 @@ def _step_on_xla_device(_: int) -> None:
     def all_reduce(value: Any) -> Any:
         return xm.all_reduce(xm.REDUCE_SUM, value)
 
-    found = measure(torch_xla.device(), all_reduce, wait)
-    show(f"{xr.device_type().lower()}:{xr.global_ordinal()}", found, xr.world_size())
+    found = measure(torch_xla.device(), all_reduce, wait=wait)
+    show(f"{xr.device_type().lower()}:{xr.global_ordinal()}", found, world=xr.world_size())
 
 
 def _step_on_gpu(rank: int, count: int, meeting: str) -> None:
@@ -108,8 +108,8 @@ def _step_on_gpu(rank: int, count: int, meeting: str) -> None:
         dist.all_reduce(value)
         return value
 
-    found = measure(torch.device("cuda", rank), all_reduce, torch.cuda.synchronize)
-    show(f"cuda:{rank}", found, count)
+    found = measure(torch.device("cuda", rank), all_reduce, wait=torch.cuda.synchronize)
+    show(f"cuda:{rank}", found, world=count)
     dist.destroy_process_group()
 
 

@@ -35,10 +35,12 @@ def examine_pod(
         outcome = fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
         logs = {_NUMBER.match(p.name)[1]: p for p in Path(folder).rglob("worker_[0-9]*.log")}
         told = {worker: path.read_text() for worker, path in logs.items()}
-    return {str(n): read_findings(str(n), told.get(str(n), ""), outcome) for n in range(hosts)}
+    return {
+        str(n): read_findings(str(n), told.get(str(n), ""), outcome=outcome) for n in range(hosts)
+    }
 
 
-def read_findings(worker: str, log: str, outcome: Outcome) -> list[Finding]:
+def read_findings(worker: str, log: str, *, outcome: Outcome) -> list[Finding]:
     """What a worker's doctor said."""
     for line in log.splitlines():
         if line.startswith('{"verdict"'):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,6 +88,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
         accelerator_type=accelerator,
         config=find_config(arguments.experiment),
         output_dir=arguments.output,
+        run_id=time.strftime("sky-%Y%m%d-%H%M%S"),
         data_root=arguments.data_root,
         region=arguments.region,
         spot=not arguments.on_demand,
@@ -95,7 +97,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     )
     text = render(job, TEMPLATE.read_text(encoding="utf-8"))
     kind = "cluster" if arguments.on_demand else "job"
-    _require_free(kind, job.name, executor)
+    _require_free(kind, job.name, executor=executor)
     if not executor.dry_run:
         (ROOT / RENDERED).parent.mkdir(exist_ok=True)
         (ROOT / RENDERED).write_text(text, encoding="utf-8")
@@ -118,8 +120,8 @@ def sync(arguments: argparse.Namespace, executor: Executor) -> int:
         )
     tree = pack_tree(executor, dirty=arguments.dirty)
     for host in [name, *(f"{name}-worker{number}" for number in range(1, arguments.hosts))]:
-        executor.require(commands.scp(WORKER_SOURCE, host, commands.WORKER_SCRIPT))
-        executor.require(commands.scp(tree.archive, host, commands.TREE_ARCHIVE))
+        executor.require(commands.scp(WORKER_SOURCE, host=host, target=commands.WORKER_SCRIPT))
+        executor.require(commands.scp(tree.archive, host=host, target=commands.TREE_ARCHIVE))
         output = executor.require(commands.ssh(host, commands.worker_unpack(_WORKDIR)))
         if not executor.dry_run:
             print(f"{host}: {output.strip()}")
@@ -129,7 +131,7 @@ def sync(arguments: argparse.Namespace, executor: Executor) -> int:
 def show_status(arguments: argparse.Namespace, executor: Executor) -> int:
     """status: 0 while it runs, 1 when it has ended."""
     kind, name = _read_name() if not executor.dry_run else ("cluster", "CLUSTER")
-    state = get_state(kind, name, executor)
+    state = get_state(kind, name, executor=executor)
     if not executor.dry_run:
         print(f"{kind} {name}: {state or 'not there'}")
     return 0 if is_running(state) else 1
@@ -142,16 +144,16 @@ def forget(arguments: argparse.Namespace, executor: Executor) -> int:
       UserError: it still runs, or could not be asked about.
     """
     kind, name = _read_name() if not executor.dry_run else ("cluster", "CLUSTER")
-    state = get_state(kind, name, executor)
+    state = get_state(kind, name, executor=executor)
     if executor.dry_run:
         return 0
-    _require_ended(kind, name, state)
+    _require_ended(kind, name, state=state)
     NAME_FILE.unlink()
     print(f"{kind} {name} is forgotten: {state or 'not there'}")
     return 0
 
 
-def get_state(kind: str, name: str, executor: Executor) -> str | None:
+def get_state(kind: str, name: str, *, executor: Executor) -> str | None:
     """SkyPilot's word for a cluster or job; none: it knows of none.
 
     Raises:
@@ -172,19 +174,19 @@ def is_running(state: str | None) -> bool:
     return state is not None and state not in _ENDED and not state.startswith("FAILED")
 
 
-def _require_free(kind: str, name: str, executor: Executor) -> None:
+def _require_free(kind: str, name: str, *, executor: Executor) -> None:
     """Nothing else runs; starting a cluster again under its own name is a new run on it."""
     if not NAME_FILE.exists():
         return
     old_kind, old_name = _read_name()
     if (old_kind, old_name) == (kind, name) and kind == "cluster":
         return
-    state = get_state(old_kind, old_name, executor)
+    state = get_state(old_kind, old_name, executor=executor)
     if not executor.dry_run:
-        _require_ended(old_kind, old_name, state)
+        _require_ended(old_kind, old_name, state=state)
 
 
-def _require_ended(kind: str, name: str, state: str | None) -> None:
+def _require_ended(kind: str, name: str, *, state: str | None) -> None:
     if is_running(state):
         way = f"sky down {name}" if kind == "cluster" else f"sky jobs cancel -n {name}"
         raise UserError(f"{kind} {name} still runs ({state}); `{way}` ends it")

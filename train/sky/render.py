@@ -26,6 +26,7 @@ class Job:
     Attributes:
       accelerator_type: as Cloud TPU spells it, such as v5litepod-8.
       config: path of a YAML below the repository's root.
+      run_id: of the run in it.
       output_dir: gs:// URL of the run store: a machine's disk goes with it.
       region: of Google Cloud; empty: SkyPilot looks for one.
     """
@@ -34,6 +35,7 @@ class Job:
     accelerator_type: str
     config: str
     output_dir: str
+    run_id: str
     data_root: str = ""
     region: str = ""
     spot: bool = True
@@ -57,6 +59,7 @@ def render(job: Job, template: str) -> str:
         "max_restarts": str(job.max_restarts),
         "config": job.config,
         "output_dir": job.output_dir,
+        "run_id": job.run_id,
         "data_root": job.data_root,
     }
     text = _fill("\n".join(row for row in template.splitlines() if not row.startswith("#")), values)
