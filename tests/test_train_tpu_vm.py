@@ -331,6 +331,15 @@ def test_resume_is_added_to_main_py_alone_and_once(words, expected):
     assert named == ((*expected[:2], "--run.run_id=r1") if words[1:] == ("main.py",) else words)
 
 
+@pytest.mark.parametrize(
+    ("flags", "shown"), [((), "--venv=.venv"), (("--conda-env=torch",), "--conda-env=torch")]
+)
+def test_a_run_uses_the_environment_of_setup_unless_it_names_another(cloud, flags, shown):
+    done = run(cloud, "run", "vm", "--dry-run", *flags, "--", "python", "main.py")
+    assert done.returncode == 0, done.stdout
+    assert f" {shown} -- python main.py" in done.stdout.splitlines()[-1]
+
+
 def test_a_run_that_has_a_name_keeps_it():
     words = ("python", "main.py", "--run.run_id", "mine")
     assert name_run(RemoteCommand(words), "r1").words == words

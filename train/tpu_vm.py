@@ -106,7 +106,7 @@ def _add_run_flags(verb: argparse.ArgumentParser) -> None:
     _add_create_flags(verb)
     _add_tree_flags(verb)
     add_launch(verb)
-    verb.set_defaults(venv=VENV)
+    verb.set_defaults(venv=None)
     add = verb.add_argument
     add("--max-restarts", type=int, default=10, help="starts after the first one (default 10)")
     add("--backoff-s", type=float, default=30.0, help="wait before a restart (default 30)")
@@ -172,6 +172,8 @@ def run_run(arguments: argparse.Namespace, executor: Executor) -> int:
         provision=not arguments.no_setup,
         dirty=arguments.dirty,
     )
+    if arguments.venv is None:
+        arguments.venv = "" if arguments.conda_env else VENV
     remote = create_remote(arguments)
     fanout = create_options(arguments)
     return Recovery(get_tpu(arguments), executor, options=options, fanout=fanout).run(remote)
