@@ -76,13 +76,14 @@ def test_an_unknown_peak_gives_no_mfu():
 
 
 def test_engine_over_bare_is_a_median_of_pairs():
-    record = create_record([1.0, 2.0, 3.0], [0.0] * 3)
-    for block, bare in zip(record.blocks, (1.0, 1.0, 1.0), strict=True):
+    record = create_record([1.0, 4.0, 9.0], [0.0] * 3)
+    for block, bare in zip(record.blocks, (1.0, 2.0, 3.0), strict=True):
         block.bare = (bare, 4.0)
     found = summarise([record], FACTS)
     assert found["engine_over_bare_repeats"] == [1.0, 2.0, 3.0]
-    assert (found["engine_over_bare"], found["engine_over_bare_cpu"]) == (2.0, 1.0)
-    assert found["bare_step_s"] == 0.5
+    assert (found["engine_over_bare"], found["engine_over_bare_cpu"]) == (2.0, 2.0)
+    assert found["engine_over_bare_fastest"] == 1.0
+    assert found["bare_step_s"] == 1.0
 
 
 # ---- FLOPs and peaks

@@ -204,5 +204,6 @@ _ROWS = {
     "scaling efficiency %": _format("scaling_efficiency", "{:.1f}", 100.0),
     "bare step ms": _format("bare_step_s", "{:.2f}", 1e3),
     "engine / bare": _format("engine_over_bare", "{:.3f}"),
+    "  fastest blocks": _format("engine_over_bare_fastest", "{:.3f}"),
     "engine / bare, CPU time": _format("engine_over_bare_cpu", "{:.3f}"),
 }
