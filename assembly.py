@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,7 @@ class Parts:
     second_loader: Loader | None = None
     cache: TeacherCache | None = None
     term_weights: TermWeights | None = None
+    resumed: dict[str, Any] = field(default_factory=dict)
     teacher_metrics: list[dict[str, float]] = field(default_factory=list)
 
     def count_parameters(self) -> int:
@@ -163,7 +164,7 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     state = _create_state(runtime, task, student, losses, schedule)
     _add_teachers(runtime, task, objective, state)
     view.to(runtime.device)
-    restore(runtime, task, state)
+    resumed = restore(runtime, task, state)
     return Parts(
         state,
         plan,
@@ -176,6 +177,7 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
         if config.distill.teacher_cache
         else None,
         TermWeights.create(config.distill.losses, plan.total_steps, plan.steps_per_epoch),
+        resumed,
     )
 
 

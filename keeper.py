@@ -11,12 +11,13 @@ from engine import Hooks, evaluate
 from resume import describe_place, go_back
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.log import get_logger
-from utils.metrics import MetricWriter
+from utils.metrics import METRICS_FILE, MetricWriter
 from utils.progress import Progress
 from utils.runs.changes import hash_config
 from utils.runtime.tracing import Tracer
 from utils.stall import StallWatch
 from utils.stopping import StopRequest
+from utils.storage import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,6 +47,9 @@ class Keeper:
         )
         self.writer = None
         if runtime.is_writer:
+            if "metrics" in parts.resumed:
+                # The lines up to the checkpoint, as another machine wrote them.
+                write_atomically(task.run.path / METRICS_FILE, parts.resumed["metrics"])
             self.writer = MetricWriter(
                 task.run.path, first_step=step, tensorboard=config.run.tensorboard
             )
@@ -156,7 +160,11 @@ class Keeper:
 
     def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
         parts, facts = collect_state(state, self.runtime.fetch_all)
-        return parts, {**facts, **describe_course(self.runtime, self.task, self.parts)}
+        facts |= describe_course(self.runtime, self.task, self.parts)
+        if self.task.run.checkpoint_root and self.writer is not None:
+            # The run's own directory may be lost with the machine.
+            facts["metrics"] = self.writer.path.read_text(encoding="utf-8")
+        return parts, facts
 
     def _report_stall(self, reason: str) -> None:
         if self.writer is not None:

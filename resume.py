@@ -104,27 +104,33 @@ def start_weights(task: Task, student: nn.Module) -> None:
         init_weights(student, weights, place)
 
 
-def restore(runtime: Runtime, task: Task, state: TrainState) -> None:
+def restore(runtime: Runtime, task: Task, state: TrainState) -> dict[str, Any]:
     """Bring the state back that the task goes on from; nothing to do for a new run.
 
     A checkpoint that proves broken only now gives way to an older one, unless it was named.
+
+    Returns:
+      The checkpoint's facts; empty for a new run.
 
     Raises:
       UserError: the named checkpoint is broken, or none fits.
       CheckpointError: no checkpoint is whole, or the ranks have read different ones.
     """
     if task.checkpoint is None:
-        return
-    place = _restore_from(runtime, task, state, task.checkpoint)
+        return {}
+    place, facts = _restore_from(runtime, task, state, task.checkpoint)
     known = task.run.read().get("skipped_steps", ())
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
     get_logger().info("resumed from %s at step %d", place, state.step)
     steps = runtime.gather(state.step)
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks have read checkpoints of different steps: {steps}")
+    return facts
 
 
-def _restore_from(runtime: Runtime, task: Task, state: TrainState, place: Place) -> Place:
+def _restore_from(
+    runtime: Runtime, task: Task, state: TrainState, place: Place
+) -> tuple[Place, dict[str, Any]]:
     is_named = Path(task.config.run.resume).name == Path(str(place)).name
     try:
         found, parts, facts = load_newest(place, fall_back=not is_named)
@@ -136,7 +142,7 @@ def _restore_from(runtime: Runtime, task: Task, state: TrainState, place: Place)
         check_course(task, facts)
     _check_place(runtime, task, facts)
     restore_state(state, parts, facts, found, runtime.load)
-    return found
+    return found, facts
 
 
 def describe_place(runtime: Runtime) -> dict[str, Any]:
