@@ -10,8 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 STAND_INS = ROOT / "tests" / "stand_ins"
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
 
 class Cloud:

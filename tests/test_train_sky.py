@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cloud import ROOT, Cloud
+from tests.cloud import ROOT, Cloud, needs_git
 from train.sky import cluster
 from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
 from utils.errors import UserError
@@ -96,6 +96,7 @@ def test_a_launch_that_fails_keeps_the_name_as_something_may_have_begun(cloud):
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-digits-kd\n"
 
 
+@needs_git
 def test_sync_ships_the_tree_to_every_host_of_the_cluster(cloud, capfd):
     assert cluster.main(["launch", "v4-16", "digits_kd", OUTPUT, "--on-demand"]) == 0
     assert cluster.main(["sync", "--dirty", "--hosts=2"]) == 0
@@ -113,6 +114,7 @@ def test_a_managed_job_has_no_cluster_to_ship_to(cloud, capfd):
     assert "is a managed job" in capfd.readouterr().err
 
 
+@needs_git
 def test_a_host_that_refuses_is_named(cloud, capfd, monkeypatch):
     assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT, "--on-demand"]) == 0
     monkeypatch.setenv("STAND_IN_UNREACHABLE", "trainer-digits-kd")

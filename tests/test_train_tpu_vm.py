@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import ROOT, Cloud
+from tests.cloud import ROOT, Cloud, needs_git
 from train.commands import RemoteCommand
 from train.generations import GENERATIONS, find_generation, is_pod
 from train.provision import draw_table, find_problems, read_pins
@@ -158,6 +158,7 @@ def test_ssh_gives_the_remote_exit_code(cloud):
     assert refused.returncode == 2 and "needs a command" in refused.stdout
 
 
+@needs_git
 def test_sync_ships_the_tree_and_setup_is_stopped_by_other_versions(cloud):
     """The real tree goes to both workers; a worker with another torch is marked in the table."""
     run(cloud, *CREATE)
