@@ -85,7 +85,7 @@ class Tally:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the proof and print its verdict; gives the exit code."""
-    options, flags = create_parser().parse_known_args(argv)
+    options, flags = parse_arguments(argv)
     try:
         with contextlib.ExitStack() as stack:
             out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
@@ -95,8 +95,8 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USER_ERROR
 
 
-def create_parser() -> argparse.ArgumentParser:
-    """The tool's flags; those of main.py may follow."""
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's flags, and those for main.py."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -111,7 +111,7 @@ def create_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for one attempt")
     parser.add_argument("--out", help="keep runs and logs there (default: a temporary directory)")
-    return parser
+    return parser.parse_known_args(argv)
 
 
 class Chaos:

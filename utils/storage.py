@@ -17,6 +17,8 @@ from typing import Any
 
 import fsspec
 
+from utils.errors import UserError
+
 # The file that makes a folder whole on an object store; its text is the caller's.
 COMMIT_FILE = "COMMITTED"
 _WRITING, _OLD, _DELETING = ".writing_", ".old_", ".deleting_"
@@ -263,7 +265,7 @@ def open_folder(place: str | Path | Folder) -> Folder:
     """The folder behind a path or a URL such as gs://bucket/name.
 
     Raises:
-      ValueError, ImportError: a protocol that fsspec does not know, or whose package is missing.
+      UserError: a protocol that fsspec does not know, or whose package is missing.
     """
     if isinstance(place, Folder):
         return place
@@ -272,7 +274,14 @@ def open_folder(place: str | Path | Folder) -> Folder:
         return LocalFolder(Path(text))
     if text.startswith("file://"):
         return LocalFolder(Path(text.removeprefix("file://")))
-    filesystem, path = fsspec.core.url_to_fs(text)
+    try:
+        filesystem, path = fsspec.core.url_to_fs(text)
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{text!r} cannot be opened: {reason}; install the protocol's package (gcsfs for "
+            "gs://), or give a directory"
+        ) from error
     return RemoteFolder(filesystem, path)
 
 

@@ -97,6 +97,22 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path, device, name):
             assert torch.equal(value.cpu(), found[key].cpu()), f"{module} {key}"
 
 
+@pytest.mark.parametrize(("origin", "target"), [("xla", "cpu"), ("cpu", "xla")])
+def test_a_checkpoint_of_one_device_is_restored_on_another_to_the_bit(tmp_path, origin, target):
+    runtime, other = RUNTIMES[origin](), RUNTIMES[target]()
+    state = create_trained(runtime)
+    path = save(tmp_path, state, runtime)
+    restored = create_trained(other, steps=0)
+    restore_state(restored, *load_checkpoint(path), path, other.load)
+    found, _ = collect_state(restored, other.fetch_all)
+    written, _ = load_checkpoint(path)
+    assert found.keys() == written.keys()
+    for part, tensors in written.items():
+        for name, value in tensors.items():
+            assert torch.equal(found[part][name], value), f"{part} {name}"
+    train(other, restored, 2, 3)
+
+
 def test_a_checkpoint_says_of_every_tensor_what_it_is(saved):
     path = saved / "checkpoints" / "step_00000003"
     parts, facts = load_checkpoint(path)

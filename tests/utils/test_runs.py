@@ -82,9 +82,9 @@ def test_a_damaged_run_file_counts_as_empty(tmp_path, text):
 def test_checkpoints_lie_in_the_run_or_below_another_root(tmp_path):
     store = RunStore(str(tmp_path), "digits")
     assert store.get("a").checkpoints == tmp_path / "digits" / "a" / "checkpoints"
-    store = RunStore(str(tmp_path), "digits", "gs://bucket/runs")
-    assert store.get("a").checkpoints == "gs://bucket/runs/digits/a"
-    assert store.choose("", 0).checkpoint_root == "gs://bucket/runs"
+    store = RunStore(str(tmp_path), "digits", "memory://bucket/runs")
+    assert store.get("a").checkpoints == "memory://bucket/runs/digits/a"
+    assert store.choose("", 0).checkpoint_root == "memory://bucket/runs"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../up", "with space"])

@@ -10,6 +10,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from utils.errors import UserError
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, is_remote, join_place, open_folder
 
 
@@ -134,6 +135,12 @@ def test_places_are_joined_as_paths_or_urls():
     assert not is_remote("file:///data")
     assert is_remote("gs://bucket")
     assert isinstance(open_folder("file:///data/x"), LocalFolder)
+
+
+@pytest.mark.parametrize("place", ["nonsense://bucket/runs", "no_such://x"])
+def test_a_protocol_that_nobody_knows_is_refused_with_the_way_out(place):
+    with pytest.raises(UserError, match=r"cannot be opened: .*; install the protocol's package"):
+        open_folder(place)
 
 
 class UnsteadyFileSystem(MemoryFileSystem):

@@ -84,6 +84,8 @@ class RunStore:
                 "dashes and underscores"
             )
         self.folder = Path(output_dir) / experiment
+        if checkpoint_root:
+            open_folder(checkpoint_root)
         self.checkpoint_root = checkpoint_root
 
     def get(self, run_id: str) -> Run:

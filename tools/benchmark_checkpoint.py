@@ -1,0 +1,153 @@
+"""What a checkpoint costs the loop: `python tools/benchmark_checkpoint.py --config C [flags]`.
+
+Times windows of real training steps, with and without one checkpoint that is taken, written, read
+back and verified in them, and tells the share of the loop's time at one checkpoint a minute.
+Further flags go to main.py's configuration. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from utils.config import load_config  # noqa: E402
+from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.log import setup_logging  # noqa: E402
+from utils.runs import get_environment  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from keeper import Keeper
+
+_MIB = 1 << 20
+_WARM_UP = 5
+# A window is so many times as long as a write, which must end within it.
+_ROOM = 4.0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; gives the exit code, 1 if the share exceeds --limit."""
+    setup_logging()
+    options, flags = parse_arguments(argv)
+    try:
+        with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
+            places = [f"--run.output_dir={folder}", "--run.run_id=cost", "--run.tensorboard=false"]
+            places += ["--train.steps=1000000"]  # more than will be timed
+            config = load_config(["--config", options.config, *flags, *places])
+            facts = measure(config, options.windows)
+    except UserError as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_USER_ERROR
+    facts["environment"] = get_environment()
+    if options.out:
+        options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(
+        f"{facts['parameters']:,} parameters, {facts['mib']:.1f} MiB a checkpoint, "
+        f"{1000 * facts['step_s']:.1f} ms a step on {facts['device']}\n"
+        f"loop held {facts['held_s']:.3f} s, written and read back in {facts['write_s']:.3f} s\n"
+        f"cost {facts['cost_s']:.3f} s a checkpoint (median of {options.windows} pairs of windows "
+        f"of {facts['window_steps']} steps, {facts['cost_low_s']:.3f} to "
+        f"{facts['cost_high_s']:.3f})\n"
+        f"share of the loop at one checkpoint a minute: {facts['share_percent']:.2f} %"
+    )
+    return int(facts["share_percent"] > options.limit)
+
+
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's flags, and those for main.py."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("--config", required=True, help="YAML file of the run")
+    parser.add_argument("--windows", type=int, default=5, help="pairs of windows to time")
+    parser.add_argument("--limit", type=float, default=2.0, help="percent above which it fails")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    return parser.parse_known_args(argv)
+
+
+def measure(config: Any, windows: int) -> dict[str, Any]:
+    """Times of steps and checkpoints of a run, in seconds."""
+    from utils.runtime import create_runtime
+
+    runtime = create_runtime(config.runtime)
+    from assembly import build_parts, iterate_batches
+    from keeper import Keeper
+    from preflight import check
+
+    task = check(config)
+    parts = build_parts(runtime, task)
+    task.run.path.mkdir(parents=True)
+    with Keeper(runtime, task, parts) as keeper:
+        parts.state.first_bad_step = runtime.upload([-1.0])[0]
+        parts.state.model.train()
+        with runtime.prefetch(iterate_batches(parts, 0)) as feeder:
+            time_steps(keeper, feeder, _WARM_UP)
+            facts = _time_windows(keeper, feeder, windows)
+    parts.close()
+    return {
+        **facts,
+        "parameters": parts.count_parameters(),
+        "device": str(runtime.device),
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def time_steps(keeper: Keeper, batches: Iterator[Any], count: int) -> float:
+    """Seconds of that many steps, until the device has done them."""
+    from engine import _run_step
+
+    state, runtime = keeper.parts.state, keeper.runtime
+    began = time.perf_counter()
+    for _ in range(count):
+        _run_step(state, next(batches), keeper.parts.objective, runtime, keeper.parts.plan.seed)
+        state.step += 1
+    runtime.fetch(state.first_bad_step)
+    return time.perf_counter() - began
+
+
+def _time_windows(keeper: Keeper, batches: Iterator[Any], count: int) -> dict[str, Any]:
+    step_s = time_steps(keeper, batches, 10) / 10
+    keeper.save(keeper.parts.state, False)
+    keeper.manager.wait()
+    steps = max(20, math.ceil(_ROOM * keeper.manager.written_s / step_s))
+    keeper.manager.take_held_s()
+    plain, costs, held, writes = [], [], [], []
+    for _ in range(count):
+        plain.append(time_steps(keeper, batches, steps))
+        began = time.perf_counter()
+        keeper.save(keeper.parts.state, False)
+        held.append(keeper.manager.take_held_s())
+        time_steps(keeper, batches, steps)
+        keeper.manager.wait()
+        costs.append(time.perf_counter() - began - plain[-1])
+        writes.append(keeper.manager.written_s)
+    folder = keeper.manager.folder
+    newest = folder.child(folder.list_names()[-1])
+    cost_s = statistics.median(costs)
+    return {
+        "step_s": statistics.median(plain) / steps,
+        "window_steps": steps,
+        "held_s": statistics.median(held),
+        "write_s": statistics.median(writes),
+        "cost_s": cost_s,
+        "cost_low_s": min(costs),
+        "cost_high_s": max(costs),
+        "share_percent": 100.0 * max(cost_s, 0.0) / 60.0,
+        "mib": sum(newest.get_size(name) for name in newest.list_names()) / _MIB,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
