@@ -1,4 +1,4 @@
-"""timm's self-attention and patch embedding without layout copies: heads stay [B, N, H, D]."""
+"""timm's self-attention, patch embedding and vision transformer without layout copies."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 import torch
 from timm.layers import Attention, LayerScale, PatchEmbed
 from timm.layers.attention import resolve_self_attn_mask
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.patches_dense import (
     XlaLayerNorm,
     get_compute_dtype,
     is_watched,
-    multiply_rows,
     sum_rows,
     without_autocast,
 )
 
 
 class XlaAttention(Attention):
-    """timm's `Attention`: q, k, v from parts of the packed weight, scores held key by query.
+    """timm's `Attention` with heads as [B, H, D, N] and scores held key by query.
 
-    The maximum and the sum then run along the sublanes of the vector unit, and the gradient of the
+    Tokens are the last axis as the compiler lays them out anyway, so that nothing is copied. The
+    maximum and the sum of a row run along the sublanes of the vector unit, and the gradient of the
     scores needs no reduction over them.
     """
 
@@ -35,27 +35,24 @@ class XlaAttention(Attention):
         with without_autocast(x):
             x = x.to(dtype)
             q, k, v = _project(self, x)
-            q, k = self.q_norm(q).to(dtype), self.k_norm(k).to(dtype)
+            q, k = _normalise_heads(self.q_norm, q), _normalise_heads(self.k_norm, k)
             mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
             mixed = self._mix(q * self.scale, k, v, mask)
-            mixed = self.norm(mixed.flatten(2)).to(dtype)
-            if self.gate is not None:
-                mixed = mixed * self.gate(x).sigmoid()
-            return self.proj_drop(self.proj(mixed))
+            return self.proj_drop(_merge(self, mixed, x))
 
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Values [B, N, H, D] mixed by softmax(q k + mask), with dropout of the shares."""
+        """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares."""
         mask = None if mask is None else mask.transpose(-2, -1).to(q.dtype)
         drops = self.training and self.attn_drop.p > 0
         if not drops and (mask is None or not mask.requires_grad):
             return _Mix.apply(q, k, v, mask)
         shares = self.attn_drop(compute_shares(q, k, mask))
-        return torch.einsum("bhkq,bkhd->bqhd", shares, v)
+        return torch.einsum("bhdk,bhkq->bhdq", v, shares)
 
 
 def compute_shares(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """[B, H, K, Q] softmax over K of the scores, in the type of q; the sum is float32."""
-    scores = torch.einsum("bkhd,bqhd->bhkq", k, q)
+    scores = torch.einsum("bhdk,bhdq->bhkq", k, q)
     scores = scores if mask is None else scores + mask
     powers = torch.exp(scores - scores.amax(dim=2, keepdim=True).detach())
     share = 1.0 / powers.float().sum(dim=2, keepdim=True)
@@ -68,7 +65,7 @@ class _Mix(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         shares = compute_shares(q, k, mask)
-        mixed = torch.einsum("bhkq,bkhd->bqhd", shares, v)
+        mixed = torch.einsum("bhdk,bhkq->bhdq", v, shares)
         ctx.save_for_backward(q, k, v, shares, mixed)
         return mixed
 
@@ -76,26 +73,47 @@ class _Mix(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, shares, mixed = ctx.saved_tensors
         gradient = gradient.to(q.dtype)
-        dv = torch.einsum("bhkq,bqhd->bkhd", shares, gradient)
-        slope = torch.einsum("bkhd,bqhd->bhkq", v, gradient)
+        dv = torch.einsum("bhdq,bhkq->bhdk", gradient, shares)
+        slope = torch.einsum("bhdk,bhdq->bhkq", v, gradient)
         # Equal to the sum over K of shares * slope, and far smaller than either.
-        along = (gradient.float() * mixed.float()).sum(dim=-1).permute(0, 2, 1).unsqueeze(2)
+        along = (gradient.float() * mixed.float()).sum(dim=2, keepdim=True)
         slope = (shares.float() * (slope.float() - along)).to(shares.dtype)
-        dq = torch.einsum("bhkq,bkhd->bqhd", slope, k)
-        dk = torch.einsum("bhkq,bqhd->bkhd", slope, q)
+        dq = torch.einsum("bhdk,bhkq->bhdq", k, slope)
+        dk = torch.einsum("bhdq,bhkq->bhdk", q, slope)
         return dq, dk, dv, None
 
 
-def _project(layer: Attention, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v, each [B, N, H, D]; through the module itself where somebody listens to it."""
+def _project(layer: Attention, x: Tensor) -> tuple[Tensor, ...]:
+    """q, k and v, each [B, H, D, N]; through the module itself where somebody listens to it."""
     if is_watched(layer.qkv):
-        return layer.qkv(x).unflatten(2, (3, layer.num_heads, -1)).unbind(2)
+        packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
+        return packed.permute(2, 0, 3, 4, 1).unbind(0)
     fp32 = layer.fp32_weight_gradient
     return _Project.apply(x, layer.qkv.weight, layer.qkv.bias, layer.num_heads, fp32)
 
 
+def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
+    """A norm over D of [B, H, D, N], in the type of its input."""
+    if isinstance(norm, nn.Identity):
+        return heads
+    return norm(heads.transpose(2, 3)).transpose(2, 3).to(heads.dtype)
+
+
+def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
+    """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
+    is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
+    if is_plain and not is_watched(layer.proj):
+        proj, fp32 = layer.proj, layer.fp32_weight_gradient
+        return _Merge.apply(mixed, proj.weight, proj.bias, fp32)
+    rows = mixed.flatten(1, 2).transpose(1, 2)
+    rows = layer.norm(rows).to(rows.dtype)
+    if layer.gate is not None:
+        rows = rows * layer.gate(x).sigmoid()
+    return layer.proj(rows)
+
+
 class _Project(torch.autograd.Function):
-    """x [B, N, C] times the three parts of a packed weight [3 H D, C]."""
+    """x [B, N, C] times a packed weight [3 H D, C] in one product whose thirds lie apart."""
 
     @staticmethod
     def forward(
@@ -104,11 +122,10 @@ class _Project(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.heads, ctx.fp32, ctx.bias_dtype = heads, fp32, None if bias is None else bias.dtype
         parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
-        values = [torch.einsum("bnc,hdc->bnhd", x, parts[number]) for number in range(3)]
+        values = torch.einsum("bnc,thdc->tbhdn", x, parts)
         if bias is not None:
-            shifts = bias.to(x.dtype).unflatten(0, (3, heads, -1))
-            values = [value + shifts[number] for number, value in enumerate(values)]
-        return tuple(values)
+            values = values + bias.to(x.dtype).view(3, 1, heads, -1, 1)
+        return values.unbind(0)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -118,15 +135,50 @@ class _Project(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             parts = weight.to(x.dtype).unflatten(0, (3, ctx.heads, -1))
             dx = sum(
-                torch.einsum("bnhd,hdc->bnc", gradient, parts[number])
+                torch.einsum("bhdn,hdc->bnc", gradient, parts[number])
                 for number, gradient in enumerate(gradients)
             )
         if ctx.needs_input_grad[1]:
-            rows = [multiply_rows(one.flatten(2), x, ctx.fp32) for one in gradients]
-            dw = torch.cat(rows).to(weight.dtype)
+            rows = [_multiply("bhdn,bnc->hdc", one, x, ctx.fp32) for one in gradients]
+            dw = torch.cat(rows).flatten(0, 1).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = torch.cat([sum_rows(one.flatten(2), ctx.bias_dtype) for one in gradients])
+            sums = [one.float().sum(dim=(0, 3)).flatten() for one in gradients]
+            db = torch.cat(sums).to(ctx.bias_dtype)
         return dx, dw, db, None, None
+
+
+class _Merge(torch.autograd.Function):
+    """Heads [B, H, D, N] times a weight [O, H D] -> [B, N, O]."""
+
+    @staticmethod
+    def forward(ctx: Any, mixed: Tensor, weight: Tensor, bias: Tensor | None, fp32: bool) -> Tensor:
+        ctx.save_for_backward(mixed, weight)
+        ctx.fp32, ctx.bias_dtype = fp32, None if bias is None else bias.dtype
+        parts = weight.to(mixed.dtype).unflatten(1, mixed.shape[1:3])
+        result = torch.einsum("bhdn,ohd->bno", mixed, parts)
+        return result if bias is None else result + bias.to(mixed.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        mixed, weight = ctx.saved_tensors
+        gradient = gradient.to(mixed.dtype)
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            parts = weight.to(mixed.dtype).unflatten(1, mixed.shape[1:3])
+            dx = torch.einsum("bno,ohd->bhdn", gradient, parts)
+        if ctx.needs_input_grad[1]:
+            dw = _multiply("bno,bhdn->ohd", gradient, mixed, ctx.fp32)
+            dw = dw.flatten(1).to(weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            db = sum_rows(gradient, ctx.bias_dtype)
+        return dx, dw, db, None
+
+
+def _multiply(equation: str, left: Tensor, right: Tensor, fp32: bool) -> Tensor:
+    """A product; `fp32`: with a float32 result."""
+    if fp32:
+        left, right = left.float(), right.float()
+    return torch.einsum(equation, left, right)
 
 
 class XlaPatchEmbed(PatchEmbed):
@@ -170,8 +222,7 @@ class _Embed(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = torch.einsum("bhwo,ocpq->bchpwq", gradient, weight.to(patches.dtype))
         if ctx.needs_input_grad[1]:
-            left, right = (gradient.float(), patches.float()) if ctx.fp32 else (gradient, patches)
-            dw = torch.einsum("bhwo,bchpwq->ocpq", left, right).to(weight.dtype)
+            dw = _multiply("bhwo,bchpwq->ocpq", gradient, patches, ctx.fp32).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             db = sum_rows(gradient, ctx.bias_dtype)
         return dx, dw, db, None

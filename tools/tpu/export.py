@@ -136,6 +136,7 @@ def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
     from engine import Hooks, fit
 
     labels, before = ScopeLabels(parts), {}
+    numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
     taken: list[StepExport] = []
     alive: list[str] = []
 
@@ -157,7 +158,7 @@ def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
 
     def take(vector: Any) -> None:
         labels.leave()
-        taken.append(_take_graph(parts, {**before, **alive_state}, vector))
+        taken.append(_take_graph(parts, {**before, **alive_state}, vector, numbers))
 
     runtime.on_dispatch, runtime.on_log = check_gradients, take
     runtime.label = lambda role: labels.enter(role, "forward")
@@ -180,8 +181,15 @@ def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
     return export
 
 
-def _take_graph(parts: Parts, ids: dict[str, int], vector: Any) -> StepExport:
-    """The pending graph: results are the state that the step replaces, and the log vector."""
+def _take_graph(
+    parts: Parts, ids: dict[str, int], vector: Any, numbers: dict[int, str]
+) -> StepExport:
+    """The pending graph: results are the state that the step replaces, and the log vector.
+
+    Args:
+      ids: identity of the memory of each named tensor before the step.
+      numbers: what was written into state tensors, instead of identities.
+    """
     import torch_xla
 
     bindings = torch_xla._XLAC
@@ -202,10 +210,44 @@ def _take_graph(parts: Parts, ids: dict[str, int], vector: Any) -> StepExport:
     ]
     positions = {number: position for position, number in enumerate(argument_ids)}
     donations = {positions[a]: r for r, a in enumerate(aliases) if a in positions}
+    if numbers:
+        arguments = _name_by_numbers(arguments, values, numbers)
+        places = {name: position for position, name in enumerate(arguments)}
+        donations = {places[n]: r for r, n in enumerate(names) if n in places}
+        donations = {a: r for a, r in donations.items() if names[r] != "first_bad_step"}
     kept = set(donations.values())
     bytecode = bindings._get_stablehlo(outputs, str(vector.device), [], True)
     undonated = [n for r, n in enumerate(names[:-1]) if r not in kept]
     return StepExport(bytecode, arguments, donations, names, [], undonated)
+
+
+def _number_state(runtime: Any, parts: Parts) -> dict[int, str]:
+    """Fill every state tensor with a number of its own: sharded memory has no lasting identity."""
+    import torch
+
+    found = {}
+    with torch.no_grad():
+        for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=2):
+            if tensor.dtype in (torch.float32, torch.int64, torch.int32):
+                tensor.copy_(torch.full(tensor.shape, number, dtype=tensor.dtype))
+                found[number] = name
+    runtime.finish_step()
+    return found
+
+
+def _name_by_numbers(
+    arguments: list[str], values: list[Tensor], numbers: dict[int, str]
+) -> list[str]:
+    """Arguments whose memory holds a state tensor's number get its name."""
+    import torch_xla
+
+    named = list(arguments)
+    for position, value in enumerate(torch_xla._XLAC._xla_get_cpu_tensors(values)):
+        flat = value.flatten()
+        if flat.numel() and flat[0].item() == flat[-1].item():
+            name = numbers.get(flat[0].item())
+            named[position] = name or named[position]
+    return named
 
 
 def _name_batch(batch: Any) -> dict[str, Tensor]:
