@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import main
 from assembly import iterate_batches
+from datasets import Batch
 from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.checkpoint import CheckpointManager, load_checkpoint, verify_checkpoint
@@ -49,6 +50,14 @@ def get_error(capsys: pytest.CaptureFixture) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+def spoil(batch: Batch) -> Batch:
+    """The batch with mixing coefficients that are not numbers."""
+    for value in batch.extras.values():
+        if value.is_floating_point():
+            value.fill_(float("nan"))
+    return batch
+
+
 @pytest.fixture
 def poisoned(monkeypatch):
     """Makes the batches of some steps give a loss that is not a number."""
@@ -56,11 +65,7 @@ def poisoned(monkeypatch):
     def poison(*steps: int) -> None:
         def spoilt(parts, first_step: int) -> Iterator:
             for step, batch in enumerate(iterate_batches(parts, first_step), start=first_step):
-                if step in steps:
-                    for value in batch.extras.values():
-                        if value.is_floating_point():
-                            value.fill_(float("nan"))
-                yield batch
+                yield spoil(batch) if step in steps else batch
 
         monkeypatch.setattr("keeper.iterate_batches", spoilt)
 

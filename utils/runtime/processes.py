@@ -81,7 +81,8 @@ def launch_processes(
             context.Process(target=_run_rank, args=(rank, shared, entry, args), name=f"rank {rank}")
             for rank in range(count)
         ]
-        with _ForwardedSignals(processes):
+        forwarded = _ForwardedSignals(processes)
+        with forwarded:
             try:
                 for process in processes:
                     process.start()
@@ -89,6 +90,8 @@ def launch_processes(
             finally:
                 _end(processes)
         codes = {rank: process.exitcode or 0 for rank, process in enumerate(processes)}
+        if forwarded.terminated and -signal.SIGTERM in codes.values():
+            return EXIT_TRY_AGAIN  # before that rank could save anything: nothing is wrong
         return _judge(read_failures(Path(folder)), codes, killed, timeout_s)
 
 
@@ -143,6 +146,27 @@ def watch_records(folder: Path) -> Iterator[None]:
     finally:
         done.set()
         watcher.join()
+
+
+@contextlib.contextmanager
+def pass_on_sigterm() -> Iterator[None]:
+    """While the block runs, a SIGTERM of this process is its children's, whoever started them.
+
+    Ctrl-C reaches them from the terminal: here it is ignored, so that they end by themselves.
+    """
+
+    def forward(number: int, _: FrameType | None) -> None:
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(number)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, forward)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def raise_cause(failures: Sequence[Failure]) -> None:
@@ -279,6 +303,7 @@ class _ForwardedSignals:
     def __init__(self, processes: Sequence[BaseProcess]) -> None:
         self._processes = processes
         self._before: dict[int, Any] = {}
+        self.terminated = False
 
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -289,6 +314,7 @@ class _ForwardedSignals:
             signal.signal(number, handler)
 
     def _forward(self, number: int, _: FrameType | None) -> None:
+        self.terminated |= number == signal.SIGTERM
         for process in self._processes:
             if process.pid is not None and process.exitcode is None:
                 os.kill(process.pid, number)

@@ -21,6 +21,7 @@ from utils.runtime.group import Group, get_planned_size
 from utils.runtime.processes import (
     RECORDS,
     launch_processes,
+    pass_on_sigterm,
     raise_cause,
     read_failures,
     record_failure,
@@ -134,7 +135,8 @@ class XlaRuntime(Runtime):
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
         from torch_xla.experimental.scan_layers import scan_layers
 
-        return scan_layers(blocks, inputs)
+        # Pure (no dropout, no statistics): the block is traced once, not in every step.
+        return scan_layers(blocks, inputs, is_layer_pure=True)
 
     def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
         # Not `Trace`: its scope must not stand open across a sync.
@@ -263,7 +265,7 @@ def _launch_on_chips(section: RuntimeSection, worker: Callable[..., Any], args: 
         folder = Path(name)
         os.environ[RECORDS] = name
         try:
-            with watch_records(folder):
+            with watch_records(folder), pass_on_sigterm():
                 torch_xla.launch(_run_on_chip, args=(section, worker, args))
         except Exception as error:
             failures = read_failures(folder)

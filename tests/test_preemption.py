@@ -1,0 +1,85 @@
+"""SIGTERM reaches the processes that can save, whoever started them, and is no failure."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.child_runs import ROOT, get_environment
+
+
+def wait_for_ever(folder: Path) -> int:
+    """A rank that has not come to its first step."""
+    import os
+
+    Path(folder, os.environ["RANK"]).touch()
+    os.write(1, b"ready\n")
+    while True:
+        signal.pause()
+
+
+_GROUP = """
+import sys
+from pathlib import Path
+from tests.test_preemption import wait_for_ever
+from utils.runtime.processes import launch_processes
+if __name__ == "__main__":
+    sys.exit(launch_processes(2, 60.0, wait_for_ever, Path(sys.argv[1])))
+"""
+
+_CHILDREN = """
+import subprocess, sys
+from utils.runtime.processes import pass_on_sigterm
+script = "import os, signal, sys; signal.signal(15, lambda *_: sys.exit(75)); " \\
+    "os.write(1, b'ready' + bytes([10])); signal.pause()"
+with pass_on_sigterm():
+    children = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(2)]
+    codes = [child.wait() for child in children]
+print(codes)
+sys.exit(max(codes))
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Run a script in a process of its own until two lines say that it is ready."""
+
+    def started(text: str) -> subprocess.Popen:
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        process = subprocess.Popen(
+            [sys.executable, str(script), str(tmp_path)], cwd=ROOT, text=True,
+            env={**get_environment(), "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert [process.stdout.readline() for _ in range(2)] == ["ready\n", "ready\n"]
+        return process
+
+    return started
+
+
+def test_a_group_asked_to_end_before_its_first_step_may_come_again(start):
+    process = start(_GROUP)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75
+
+
+def test_children_that_another_library_started_get_the_signal(start):
+    process = start(_CHILDREN)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 75
+    assert process.stdout.read() == "[75, 75]\n"
+
+
+def test_a_rank_that_is_killed_alone_is_a_failure(start, tmp_path):
+    """No SIGTERM came from outside: the group has lost a rank."""
+    import psutil
+
+    process = start(_GROUP)
+    ranks = [child for child in psutil.Process(process.pid).children(recursive=True)
+             if "spawn_main" in " ".join(child.cmdline())]  # fmt: skip
+    ranks[0].send_signal(signal.SIGTERM)
+    assert process.wait() == 1
