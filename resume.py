@@ -119,7 +119,8 @@ def restore(runtime: Runtime, task: Task, state: TrainState) -> dict[str, Any]:
     if task.checkpoint is None:
         return {}
     place, facts = _restore_from(runtime, task, state, task.checkpoint)
-    known = task.run.read().get("skipped_steps", ())
+    # Another host may not see the run's directory.
+    known = runtime.broadcast_value(task.run.read().get("skipped_steps", ()))
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
     get_logger().info("resumed from %s at step %d", place, state.step)
     steps = runtime.gather(state.step)

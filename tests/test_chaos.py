@@ -87,19 +87,21 @@ def test_five_kills_on_every_runtime(tmp_path, runtime):
 
 
 @pytest.mark.slow
-def test_kills_of_a_run_with_stored_answers_and_no_average(tmp_path, teacher_run, digits_root):
-    """The digits student, taught from a cache, checkpoints at each epoch's edge."""
+@pytest.mark.parametrize("kind", ["live", "cached"])
+def test_kills_of_a_student_with_a_teacher_of_its_own(tmp_path, teacher_run, digits_root, kind):
+    """The digits student; checkpoints at each epoch's edge."""
     from tools import cache_teacher
 
-    config = "configs/kd/digits_cached.yaml"
+    config = "configs/digits_kd.yaml" if kind == "live" else "configs/kd/digits_cached.yaml"
     own = [f"--data.root={digits_root}", f"--teacher_path={teacher_run}", "--epochs=3",
            "--distill.allow_weak_teacher", "--runtime.num_threads=1"]  # fmt: skip
-    cache = tmp_path / "cache"
-    assert cache_teacher.main(["--config", config, "--out", str(cache), *own]) == 0
+    if kind == "cached":
+        cache = tmp_path / "cache"
+        assert cache_teacher.main(["--config", config, "--out", str(cache), *own]) == 0
+        own.append(f"--distill.teacher_cache={cache}")
     done = subprocess.run(
         [sys.executable, "tools/chaos.py", "--config", config, f"--out={tmp_path}/out",
-         "--runtime=cpu", "--kills=4", "--checkpoint-every=0", *own,
-         f"--distill.teacher_cache={cache}"],
+         "--runtime=cpu", "--kills=4", "--checkpoint-every=0", *own],
         cwd=ROOT, env={**get_environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -131,6 +131,26 @@ def test_a_bad_first_batch_goes_back_to_the_start(tmp_path, poisoned):
     assert Run(tmp_path / "tiny" / "a").read()["skipped_steps"] == [0]
 
 
+# ---- continuing
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_continued_run_of_low_precision_is_the_same(tmp_path, precision):
+    """With float16 the loss's scale is part of the state."""
+    flags = (f"--runtime.precision={precision}", "--train.keep_checkpoints=9", "--update_freq=2")
+    assert run(tmp_path, *flags) == 0
+    whole, half = tmp_path / "tiny" / "a", tmp_path / "half" / "tiny" / "a"
+    shutil.copytree(whole, half)
+    for step in (6, 8):
+        shutil.rmtree(half / "checkpoints" / f"step_0000000{step}")
+    assert run(tmp_path / "half", *flags, "--resume=auto") == 0
+    assert get_lines(half) == get_lines(whole)
+    facts = [load_checkpoint(x / "checkpoints" / "step_00000008")[1] for x in (whole, half)]
+    assert facts[0]["tensors"] == facts[1]["tensors"]
+    assert facts[0]["scaler"] == facts[1]["scaler"]
+    assert (facts[0]["scaler"] is not None) == (precision == "fp16")
+
+
 # ---- files and directories
 
 
