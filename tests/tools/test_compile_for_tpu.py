@@ -228,6 +228,32 @@ def test_patches_change_the_traced_step(tmp_path):
     assert sorted(with_patches.results) == sorted(without.results)
 
 
+SPMD = """
+import json, sys
+from pathlib import Path
+from tools.tpu.export import prepare_tracing, trace_step
+prepare_tracing(4)
+from tests.tiny_parts import create_config
+config = create_config(Path(sys.argv[1]), "--runtime.parallel=spmd", device="xla")
+export = trace_step(config)
+names = [[export.arguments[a], export.results[r]] for a, r in export.donations.items()]
+print(json.dumps({"pairs": names, "undonated": export.undonated,
+                  "sharded": b"devices=[4" in export.bytecode}))
+"""
+
+
+@pytest.mark.xla
+def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SPMD, str(tmp_path)], cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["sharded"]
+    assert found["undonated"] == ["first_bad_step"]
+    assert len(found["pairs"]) > 40
+    assert all(argument == result for argument, result in found["pairs"])
+
+
 @pytest.mark.parametrize(
     ("spec", "shape"),
     [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
@@ -347,6 +373,41 @@ def test_a_regression_above_five_percent_fails_the_gate(cost, code, tmp_path, ca
         options, _ = tool.parse_arguments(["--config", CONFIG, *flags])
         earlier = tool._read_base(options.compare) if options.compare else None
         assert tool._judge(create_report(cost), options, earlier) == code
+
+
+@pytest.mark.parametrize(
+    ("base", "slope", "start", "best"),
+    [(2_000, 10, 64, 800), (100, 3.3, 8, 3000), (9_000, 100, 64, 8), (5_000, 39.0, 512, 128)],
+)
+def test_the_largest_batch_is_found_in_a_few_compilations(
+    base, slope, start, best, monkeypatch, tmp_path
+):
+    """Memory is base + slope * batch, of 10,000 usable bytes."""
+    compiled = []
+
+    def create(job: tool.Job, *_: object) -> Report:
+        compiled.append(job.batch)
+        needed = int(base + slope * job.batch)
+        memory = analysis.Memory(usable_bytes=10_000, peak_bytes=needed)
+        report = create_report(1.0)
+        return report.model_copy(update={"memory": memory, "fits": needed <= 10_000,
+                                         "examples_per_chip": job.batch})  # fmt: skip
+
+    monkeypatch.setattr(tool, "create_report", create)
+    options, _ = tool.parse_arguments(["--config", CONFIG])
+    job = tool.Job(create_config(tmp_path), parse_target("v5e:2x2"), 1, start)
+    assert tool.find_max_batch(job, options, create(job)) == best
+    assert len(compiled) <= 8
+
+
+def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
+    memory = analysis.Memory(usable_bytes=10, peak_bytes=11)
+    report = create_report(None).model_copy(update={"memory": memory, "fits": False})
+    monkeypatch.setattr(tool, "create_report", lambda *_: report)
+    options, _ = tool.parse_arguments(["--config", CONFIG])
+    job = tool.Job(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
+    with pytest.raises(UserError, match="no batch"):
+        tool.find_max_batch(job, options, report)
 
 
 def test_the_json_has_a_schema_that_its_reports_keep():
