@@ -50,7 +50,7 @@ class CheckpointManager:
     def __init__(self, place: Place | Folder, keep: int = 2, keep_every: int | None = None) -> None:
         self.folder = open_folder(place)
         self.keep, self.keep_every = keep, keep_every
-        self.written_s = 0.0
+        self.written_s = self.written_cpu_s = 0.0  # of the last write: wall and thread's own
         self._held_s = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -159,7 +159,7 @@ class CheckpointManager:
         """The thread: one write, then the old ones go."""
         job = self._job
         assert job is not None
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.thread_time()
         _give_way()
         try:
             folder = self._get_folder(job.step)
@@ -168,6 +168,7 @@ class CheckpointManager:
             write_checkpoint(folder, job.parts, job.facts)
             self._whole.add(job.step)
             self.written_s = time.perf_counter() - began
+            self.written_cpu_s = time.thread_time() - began_cpu
             get_logger().info("checkpoint %s saved and read back", folder)
         except BaseException as error:
             self._error = error
