@@ -164,6 +164,9 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     state = _create_state(runtime, task, student, losses, schedule)
     _add_teachers(runtime, task, objective, state)
     view.to(runtime.device)
+    if config.train.scan_layers:
+        part = train_loader.rank_batch_size // config.train.accumulate_steps
+        runtime.rehearse(state.model, torch.zeros(part, channels, height, width))
     resumed = restore(runtime, task, state)
     return Parts(
         state,

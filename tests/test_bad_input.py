@@ -76,7 +76,7 @@ WRONG = [
     (("--resume=nowhere",), "run.resume ('nowhere')", "no whole checkpoint"),
     (("--eval", "--resume=auto"), "run.resume 'auto' finds no checkpoint", "train first"),
     (("--run.experiment=a/b",), "run.experiment ('a/b')", "letters, digits"),
-    (("--runtime.device=cuda",), "runtime.device 'cuda' is not there yet", ""),
+    (("--runtime.device=cuda",), "PyTorch sees no NVIDIA GPU", ""),
     (('--distill.losses=[{"name": "kd", "args": {"temprature": 2}}]',
       "--teacher=vit_tiny_patch16_224"), "no argument 'temprature'", "did you mean 'temperature'"),
 ]  # fmt: skip

@@ -120,6 +120,14 @@ class Runtime(ABC):
             inputs = block(inputs)
         return inputs
 
+    def rehearse(self, model: nn.Module, images: Tensor) -> None:
+        """Let a model be traced before step 0, where tracing itself leaves something behind.
+
+        Args:
+          images: host, [B, C, H, W] float: this rank's part of a micro-batch.
+        """
+        return
+
     def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Create the optimizer's state before step 0, so that every step is alike.
 

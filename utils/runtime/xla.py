@@ -138,6 +138,15 @@ class XlaRuntime(Runtime):
         # Pure (no dropout, no statistics): the block is traced once, not in every step.
         return scan_layers(blocks, inputs, is_layer_pure=True)
 
+    def rehearse(self, model: nn.Module, images: Tensor) -> None:
+        with self.autocast():
+            outputs = model.train()(self.to_device(images))
+        logits = outputs[0] if isinstance(outputs, tuple) else outputs
+        logits.float().sum().backward()
+        model.zero_grad(set_to_none=True)
+        del outputs, logits  # nothing alive, so nothing of it is compiled
+        self.finish_step()
+
     def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
         # Not `Trace`: its scope must not stand open across a sync.
         return self._xla._XLAC.profiler.TraceMe(name)
