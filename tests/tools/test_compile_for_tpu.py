@@ -425,11 +425,11 @@ def test_the_json_has_a_schema_that_its_reports_keep():
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 def test_the_gate_of_a_vit_of_two_blocks(tmp_path):
-    """The real compiler on the real step, by the command line; 6.7 Mcyc when this was written."""
+    """The real compiler on the real step, by the command line."""
     target = tmp_path / "report.json"
-    command = [sys.executable, "tools/compile_for_tpu.py", "--config", CONFIG, "--batch", "64",
-               "--model.args={\"depth\": 2}", "--optim.max_grad_norm=none", "--gate", "7.0",
-               "--json", str(target), "--num-classes", "1000", "--train.mixup_alpha=0"]  # fmt: skip
+    command = [sys.executable, "tools/compile_for_tpu.py", "--config", "configs/tpu_step.yaml",
+               '--model.args={"depth": 2}', "--gate", "6.7", "--json", str(target),
+               "--cache-dir", str(tmp_path / "store")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     report = Report.model_validate_json(target.read_text())
