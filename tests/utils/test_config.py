@@ -21,7 +21,7 @@ _SHORT_FLAGS = (
     "model epochs batch_size batch-size lr opt weight_decay data_set data_path tfds_data_dir "
     "tfds_train_split tfds_eval_split output_dir seed resume eval teacher teacher_path kd kd_alpha "
     "kd_temperature clip_grad warmup_epochs min_lr smoothing mixup cutmix drop_path model_ema "
-    "model_ema_decay layer_decay update_freq"
+    "model_ema_decay layer_decay update_freq init_from init-from"
 )
 SHORT_FLAGS = _SHORT_FLAGS.split()
 
