@@ -89,6 +89,7 @@ VALUES = {
     "clip_grad": "2.0", "warmup_epochs": "1.5", "min_lr": "1e-7", "smoothing": "0.1",
     "mixup": "0.8", "cutmix": "1.0", "drop_path": "0.1", "model_ema": "true",
     "model_ema_decay": "0.99", "layer_decay": "0.75", "update_freq": "4",
+    "init_from": "runs/x", "init-from": "runs/x",
 }  # fmt: skip
 # What must stand beside a flag for the configuration to be free of contradictions.
 COMPANIONS = {
