@@ -17,6 +17,9 @@ from models.patches_dense import (
     without_autocast,
 )
 
+# Rows of a tile: a product with fewer columns would be turned into a reduction again.
+_SUBLANES = 8
+
 
 class XlaAttention(Attention):
     """timm's `Attention` with heads as [B, H, D, N] and scores held key by query.
@@ -75,12 +78,23 @@ class _Mix(torch.autograd.Function):
         gradient = gradient.to(q.dtype)
         dv = torch.einsum("bhdq,bhkq->bhdk", gradient, shares)
         slope = torch.einsum("bhdk,bhdq->bhkq", v, gradient)
-        # Equal to the sum over K of shares * slope, and far smaller than either.
-        along = (gradient.float() * mixed.float()).sum(dim=2, keepdim=True)
+        along = _sum_products(gradient, mixed)  # the sum over K of shares * slope
         slope = (shares.float() * (slope.float() - along)).to(shares.dtype)
         dq = torch.einsum("bhdk,bhkq->bhdq", k, slope)
         dk = torch.einsum("bhdq,bhkq->bhdk", q, slope)
         return dq, dk, dv, None
+
+
+def _sum_products(left: Tensor, right: Tensor) -> Tensor:
+    """Float32 [B, H, 1, N] inner products over D of two [B, H, D, N].
+
+    Below float32 the matrix unit adds them up, as a product with ones: the vector unit takes three
+    times as long. Each term is rounded once more.
+    """
+    if left.dtype == torch.float32:
+        return (left * right).sum(dim=2, keepdim=True)
+    ones = torch.ones((left.shape[2], _SUBLANES), dtype=left.dtype, device=left.device)
+    return torch.einsum("bhdn,de->bhen", left * right, ones)[:, :, :1].float()
 
 
 def _project(layer: Attention, x: Tensor) -> tuple[Tensor, ...]:
