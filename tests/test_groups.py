@@ -91,8 +91,15 @@ def sum_gradients(folder: str) -> None:
             runtime.backward(objective(layer, batch), last=True)
             runtime.reduce_gradients(optimizer)
             found[f"{overlap} {dtype}"] = layer.weight.grad.item()
+            del objective  # DDP must be gone before the group that it speaks by
     runtime.close()
     Path(folder, f"rank_{os.environ['RANK']}").write_text(json.dumps(found))
+
+
+def end_unless(rank: int) -> int:
+    if os.environ["RANK"] == str(rank):
+        _hang()
+    return 0
 
 
 def give_code(code: int) -> int:
@@ -161,6 +168,11 @@ def test_one_rank_ends_all_and_is_named(act, cause, tmp_path):
 def test_what_a_user_can_mend_comes_from_a_rank_as_such(tmp_path):
     with pytest.raises(UserError, match=r"^data.root is empty; name it$"):
         launch_processes(2, TIMEOUT_S, add_up_forever, str(tmp_path), 0, "refuse")
+
+
+def test_a_rank_that_does_not_end_is_named():
+    with pytest.raises(GroupError, match="rank 1 hung: no end within 2 s"):
+        launch_processes(2, 2.0, end_unless, 1)
 
 
 @pytest.mark.slow

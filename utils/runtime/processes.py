@@ -86,7 +86,7 @@ def launch_processes(
             try:
                 for process in processes:
                     process.start()
-                killed = _await(processes)
+                killed = _await(processes, timeout_s)
             finally:
                 _end(processes)
         codes = {rank: process.exitcode or 0 for rank, process in enumerate(processes)}
@@ -211,8 +211,12 @@ def _judge(
         elif rank not in recorded and codes[rank] not in (0, EXIT_TRY_AGAIN):
             text = f"exit code {codes[rank]} without a record"
             failures.append(Failure(rank, "killed", text, when))
+    late = sorted(codes.keys() - killed.keys())
+    if not failures and late:
+        text = f"no end within {timeout_s:g} s (runtime.timeout_s) of another rank's"
+        raise_cause([Failure(late[0], "timeout", text, time.time())])
     if not failures:
-        return max(codes.values()) if killed.keys() >= codes.keys() else EXIT_FAILED
+        return max(codes.values())
     silent = [r for r in codes if r not in recorded and r not in killed]
     if silent and all(one.kind in ("timeout", "consequence") for one in failures):
         text = f"no answer for {timeout_s:g} s (runtime.timeout_s); {failures[0].text}"
@@ -265,8 +269,10 @@ def _get_environment(count: int, port: int, folder: str) -> dict[str, str]:
     return shared
 
 
-def _await(processes: Sequence[BaseProcess]) -> dict[int, float]:
-    """Wait until all have ended or one has failed and the grace is over.
+def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, float]:
+    """Wait until all have ended, or one has failed and the grace is over.
+
+    Once a rank has ended well, the others have `timeout_s` to do so.
 
     Returns:
       Rank -> when it was seen to have ended.
@@ -282,8 +288,9 @@ def _await(processes: Sequence[BaseProcess]) -> dict[int, float]:
             rank = waiting[sentinel]
             processes[rank].join()
             ended[rank] = time.time()
-            if processes[rank].exitcode not in (0, EXIT_TRY_AGAIN) and deadline is None:
-                deadline = time.monotonic() + _GRACE_S
+            is_well = processes[rank].exitcode in (0, EXIT_TRY_AGAIN)
+            limit = time.monotonic() + (timeout_s if is_well else _GRACE_S)
+            deadline = limit if deadline is None else min(deadline, limit)
     return ended
 
 
