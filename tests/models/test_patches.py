@@ -24,7 +24,6 @@ FAMILIES = {
     "vit_qk_norm": ("vit_tiny_patch16_224", {**TINY, "qk_norm": True, "class_token": False,
                                              "global_pool": "avg"}),
     "resnet": ("resnet18", {}),
-    "resnetv2_bit": ("resnetv2_50x1_bit", {}),
     "regnet": ("regnety_002", {}),
     "efficientnet": ("efficientnet_b0", {"drop_path_rate": 0.0, "drop_rate": 0.0}),
     "mobilenet": ("mobilenetv3_small_050", {"drop_rate": 0.0}),
