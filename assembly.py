@@ -278,6 +278,7 @@ def _patch(runtime: Runtime, config: RunConfig, model: nn.Module, *, frozen: boo
     is_bf16 = config.runtime.precision == "bf16"
     apply_patches(
         model,
+        skip=config.model.skip_patches,
         fp32_weight_gradients=runtime.fp32_weight_gradients,
         frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
     )

@@ -15,6 +15,7 @@ from datasets import DatasetFacts, choose_order, describe_dataset
 from losses import LossInputs, Objective, SparseTeacher, create_objective
 from models import (
     FeatureTap,
+    check_patch_names,
     combine_answers,
     create_model,
     create_teachers,
@@ -68,6 +69,7 @@ def check(config: RunConfig) -> Task:
       UserError: the first thing that is wrong.
     """
     find_model_name(config.model.name)
+    check_patch_names(config.model.skip_patches)
     check_optimizer_name(config.optim.name)
     require_valid_spec(config.data.train_pp, "data.train_pp")
     require_valid_spec(config.data.eval_pp, "data.eval_pp")

@@ -4,7 +4,7 @@ from models import cifar_resnet as cifar_resnet
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes
-from models.patches import apply_patches
+from models.patches import apply_patches, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
     EMA,
@@ -22,6 +22,7 @@ __all__ = [
     "Teacher",
     "View",
     "apply_patches",
+    "check_patch_names",
     "combine_answers",
     "create_model",
     "create_teachers",

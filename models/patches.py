@@ -6,6 +6,8 @@ it costs in precision and what it gains: docs/tpu_compiler.md. Written against t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable
+
 import torch
 from timm.layers import (
     GELU,
@@ -21,10 +23,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from models.patches_attention import (
+    HeadTokens,
+    StreamInComputeType,
     XlaAttention,
     XlaLayerScale,
     XlaPatchEmbed,
-    XlaVisionTransformer,
 )
 from models.patches_conv import (
     BlockInComputeType,
@@ -35,26 +38,8 @@ from models.patches_conv import (
     hold_as_hwio,
 )
 from models.patches_dense import XlaGelu, XlaLayerNorm, XlaLinear
+from utils.errors import UserError, get_hint
 
-# Only these very classes: a subclass may compute something else.
-_SWAPS: dict[type, type] = {
-    nn.Linear: XlaLinear,
-    LayerNorm: XlaLayerNorm,
-    nn.LayerNorm: XlaLayerNorm,
-    nn.GELU: XlaGelu,
-    GELU: XlaGelu,
-    Attention: XlaAttention,
-    PatchEmbed: XlaPatchEmbed,
-    LayerScale: XlaLayerScale,
-    nn.BatchNorm2d: XlaBatchNorm2d,
-    BatchNormAct2d: XlaBatchNormAct2d,
-    LayerNorm2d: XlaLayerNorm2d,
-}
-# Classes whose own code stays, with something mixed in.
-_MIXED: dict[type, type] = {
-    VisionTransformer: XlaVisionTransformer,
-    ConvNeXtBlock: BlockInComputeType,
-}
 # Their weights are cast to the compute type wherever they are used.
 _CASTS = (XlaLinear, HwioWeight)
 
@@ -62,19 +47,26 @@ _CASTS = (XlaLinear, HwioWeight)
 def apply_patches(
     model: nn.Module,
     *,
+    skip: Collection[str] = (),
     fp32_weight_gradients: bool = False,
     frozen_dtype: torch.dtype | None = None,
 ) -> nn.Module:
     """Patch a model in place and give it back.
 
     Args:
+      skip: names of `PATCHES` to leave out.
       fp32_weight_gradients: products that give weight gradients have float32 results.
       frozen_dtype: type to hold weights in that are cast to it at each use; for models that are
         never trained: the results are the same.
+
+    Raises:
+      UserError: a name that is no patch.
     """
-    embeddings = [m.proj for m in model.modules() if isinstance(m, PatchEmbed)]
-    for module in list(model.modules()):
-        _patch(module, is_embedding=any(module is one for one in embeddings))
+    check_patch_names(skip)
+    for name, patch in PATCHES.items():
+        if name not in skip:
+            patch(model)
+    for module in model.modules():
         if hasattr(module, "fp32_weight_gradient"):
             module.fp32_weight_gradient = fp32_weight_gradients
         if frozen_dtype is not None and isinstance(module, _CASTS):
@@ -82,23 +74,105 @@ def apply_patches(
     return model
 
 
-def _patch(module: nn.Module, *, is_embedding: bool) -> None:
-    kind = type(module)
-    if hasattr(module, "fused_attn"):
-        module.fused_attn = False
-    if kind in _SWAPS and _fits(module):
-        module.__class__ = _SWAPS[kind]
-    elif isinstance(module, nn.Conv2d) and not (is_embedding or isinstance(module, HwioWeight)):
-        hold_as_hwio(module)
-    for base, mixin in _MIXED.items():
+def check_patch_names(names: Iterable[str]) -> None:
+    """Refuse a name that is no patch.
+
+    Raises:
+      UserError: with the nearest right name.
+    """
+    for name in names:
+        if name not in PATCHES:
+            raise UserError(f"model.skip_patches ({name!r}) is no patch; {get_hint(name, PATCHES)}")
+
+
+def patch_linear(model: nn.Module) -> None:
+    """Linear layers on [B, N, C], without flattening."""
+    _swap(model, {nn.Linear: XlaLinear})
+
+
+def patch_layer_norm(model: nn.Module) -> None:
+    """Layer norm in one pass, float32 inside and the compute type outside."""
+    swaps = {LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm, LayerNorm2d: XlaLayerNorm2d}
+    _swap(model, swaps, lambda norm: len(norm.normalized_shape) == 1)
+
+
+def patch_gelu(model: nn.Module) -> None:
+    """GELU that keeps its input alone; a tanh fit below float32."""
+    _swap(model, {nn.GELU: XlaGelu, GELU: XlaGelu}, _is_exact)
+
+
+def patch_attention(model: nn.Module) -> None:
+    """q, k, v as one product, scores key by query; elsewhere the fused attention is off."""
+    for module in model.modules():
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    _swap(model, {Attention: XlaAttention})
+
+
+def patch_embedding(model: nn.Module) -> None:
+    """Patch embedding as a product."""
+    _swap(model, {PatchEmbed: XlaPatchEmbed})
+
+
+def patch_residual_stream(model: nn.Module) -> None:
+    """The sum that blocks add to stays in the compute type."""
+    _swap(model, {LayerScale: XlaLayerScale})
+    _mix(model, VisionTransformer, StreamInComputeType)
+    _mix(model, ConvNeXtBlock, BlockInComputeType)
+
+
+def patch_head_tokens(model: nn.Module) -> None:
+    """The last norm of a vision transformer sees the tokens of its head alone."""
+    _mix(model, VisionTransformer, HeadTokens)
+
+
+def patch_batch_norm(model: nn.Module) -> None:
+    """BatchNorm with float32 statistics and a result in the compute type."""
+    _swap(model, {nn.BatchNorm2d: XlaBatchNorm2d, BatchNormAct2d: XlaBatchNormAct2d})
+
+
+def patch_convolution(model: nn.Module) -> None:
+    """Weights of convolutions as HWIO on the device."""
+    embeddings = {id(one.proj) for one in model.modules() if isinstance(one, PatchEmbed)}
+    for module in list(model.modules()):
+        is_new = isinstance(module, nn.Conv2d) and not isinstance(module, HwioWeight)
+        if is_new and id(module) not in embeddings:
+            hold_as_hwio(module)
+
+
+# Order matters: a mixin keeps what a swap has made of the modules inside.
+PATCHES: dict[str, Callable[[nn.Module], None]] = {
+    "linear": patch_linear,
+    "layer_norm": patch_layer_norm,
+    "gelu": patch_gelu,
+    "attention": patch_attention,
+    "embedding": patch_embedding,
+    "residual_stream": patch_residual_stream,
+    "head_tokens": patch_head_tokens,
+    "batch_norm": patch_batch_norm,
+    "convolution": patch_convolution,
+}
+
+
+def _swap(
+    model: nn.Module,
+    swaps: dict[type, type],
+    fits: Callable[[nn.Module], bool] = lambda module: True,
+) -> None:
+    """Swap exactly these classes: a subclass may compute something else."""
+    for module in model.modules():
+        new = swaps.get(type(module))
+        if new is not None and fits(module):
+            module.__class__ = new
+
+
+def _mix(model: nn.Module, base: type, mixin: type) -> None:
+    """Mix something into a class and its subclasses, whose own code stays."""
+    for module in model.modules():
         if isinstance(module, base) and not isinstance(module, mixin):
+            kind = type(module)
             module.__class__ = type(kind.__name__, (mixin, kind), {})
 
 
-def _fits(module: nn.Module) -> bool:
-    """Whether the patch knows this use of the class."""
-    if isinstance(module, nn.LayerNorm):
-        return len(module.normalized_shape) == 1
-    if isinstance(module, nn.GELU):
-        return module.approximate == "none"
-    return True
+def _is_exact(gelu: nn.Module) -> bool:
+    return getattr(gelu, "approximate", "none") == "none"

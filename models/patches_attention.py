@@ -249,12 +249,18 @@ class XlaLayerScale(LayerScale):
         return x * self.gamma.to(x.dtype)
 
 
-class XlaVisionTransformer:
-    """Mixed into timm's vision transformers.
+class StreamInComputeType:
+    """Mixed into timm's vision transformers: the residual stream has the compute type."""
 
-    The residual stream has the compute type. Where the head looks at the first tokens alone, the
-    last norm sees no others; they are taken by a sum with ones and zeros, whose gradient needs no
-    padded array.
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        dtype = get_compute_dtype(x)
+        return super()._pos_embed(x).to(dtype)
+
+
+class HeadTokens:
+    """Mixed into timm's vision transformers: the last norm sees the tokens of the head alone.
+
+    They are taken by a sum with ones and zeros, whose gradient needs no padded array.
     """
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -266,7 +272,3 @@ class XlaVisionTransformer:
             return super().forward(x, *args, **kwargs)
         finally:
             norm.kept_tokens = None
-
-    def _pos_embed(self, x: Tensor) -> Tensor:
-        dtype = get_compute_dtype(x)
-        return super()._pos_embed(x).to(dtype)

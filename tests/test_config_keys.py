@@ -28,7 +28,7 @@ PREFIXES = {
 # The pinned list: an addition shows in review, and belongs into the help of main.py.
 KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.drop_rate
-model.drop_path_rate model.args model.xla_patches
+model.drop_path_rate model.args model.xla_patches model.skip_patches
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
 data.eval_pp data.image_key data.label_key data.global_batch_size data.eval_batch_size data.order
 data.shuffle_gib data.threads data.prefetch_batches data.return_id data.skip_corrupt

@@ -53,6 +53,14 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
             ("--runtime.parallel=spmd", "--runtime.precision=bf16", "--model.xla_patches=false"),
             "model.xla_patches is off",
         ),
+        (
+            (
+                "--runtime.parallel=spmd",
+                "--runtime.precision=bf16",
+                "--model.skip_patches=['gelu']",
+            ),
+            "model.skip_patches leaves some out",
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):

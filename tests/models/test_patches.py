@@ -11,13 +11,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from models import FeatureTap, apply_patches
+from models.patches import PATCHES
 from models.patches_attention import XlaAttention, XlaPatchEmbed
 from models.patches_conv import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
 from models.patches_dense import XlaGelu, XlaLayerNorm, XlaLinear
+from utils.errors import UserError
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}
 FAMILIES = {
     "vit": ("vit_tiny_patch16_224", TINY),
+    "vit_scaled": ("vit_tiny_patch16_224", {**TINY, "init_values": 0.1}),
     "deit_distilled": ("deit_tiny_distilled_patch16_224", TINY),
     "dinov2_registers": ("vit_small_patch14_reg4_dinov2", TINY),
     "siglip": ("vit_base_patch16_siglip_224", TINY),
@@ -33,6 +36,7 @@ FAMILIES = {
                                               "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2),
                                               "drop_path_rate": 0.0}),
 }  # fmt: skip
+IN_CONVOLUTIONS = {"batch_norm", "convolution"}
 SIDE, CLASSES = 32, 7
 # At 32 pixels their last BatchNorms see one pixel an image, and timm errs alike.
 LARGE_SIDES = {"efficientnet": 96, "mobilenet": 96}
@@ -278,6 +282,29 @@ def test_batch_norm_keeps_timms_running_statistics():
     for name, value in model.named_buffers():
         found = dict(patched.named_buffers())[name]
         assert torch.allclose(found.double(), value.double(), rtol=1e-5, atol=1e-6), name
+
+
+@pytest.mark.parametrize("skipped", PATCHES)
+def test_each_patch_can_be_left_out(skipped):
+    model, everything = create_pair("resnet" if skipped in IN_CONVOLUTIONS else "vit_scaled")
+    patched = apply_patches(copy.deepcopy(model), skip=[skipped])
+    pairs = zip(patched.modules(), everything.modules(), strict=True)
+    assert any(get_bases(one) != get_bases(other) for one, other in pairs)
+    images, weights = create_inputs()
+    wanted, gradients = run(model.train(), images, weights)
+    found, own = run(patched.train(), images, weights)
+    assert get_distance(found, wanted) < TOLERANCE
+    assert get_distance(flatten(own), flatten(gradients)) < TOLERANCE
+
+
+def get_bases(module: nn.Module) -> list[str]:
+    """Names of the classes that a module is made of."""
+    return [kind.__name__ for kind in type(module).__mro__]
+
+
+def test_a_name_that_is_no_patch_is_refused_with_the_nearest():
+    with pytest.raises(UserError, match=r"model.skip_patches \('gelus'\).*'gelu'"):
+        apply_patches(nn.Sequential(), skip=["gelus"])
 
 
 def test_patching_twice_changes_nothing():

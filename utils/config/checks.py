@@ -124,9 +124,11 @@ def _check_runtime(config: RunConfig) -> None:
             "which has one process for all devices of a host; drop one of them"
         )
     mixed = runtime.precision == "bf16" and runtime.reduce_dtype == "fp32"
-    if runtime.parallel == "spmd" and mixed and not config.model.xla_patches:
+    skips = not config.model.xla_patches or config.model.skip_patches
+    if runtime.parallel == "spmd" and mixed and skips:
+        off = "skip_patches leaves some out" if config.model.xla_patches else "xla_patches is off"
         raise UserError(
-            "model.xla_patches is off, but on a mesh they are what sums the gradients of bf16 "
+            f"model.{off}, but on a mesh the patches are what sums the gradients of bf16 "
             "in runtime.reduce_dtype (fp32); switch them on, or set runtime.reduce_dtype=bf16"
         )
     if config.train.remat and config.train.scan_layers:

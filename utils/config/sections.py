@@ -33,6 +33,10 @@ class ModelSection(Section):
     xla_patches: bool = Field(
         True, description="rewrite layers for the TPU compiler on XLA; same weights"
     )
+    skip_patches: list[str] = Field(
+        default_factory=list,
+        description="patches to leave out, named in docs/tpu_compiler.md",
+    )
 
 
 class DataSection(Section):
