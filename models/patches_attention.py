@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from models.patches_dense import (
     XlaLayerNorm,
+    contract,
     get_compute_dtype,
     is_watched,
-    sum_rows,
+    multiply,
     without_autocast,
 )
 
@@ -102,8 +103,8 @@ def _project(layer: Attention, x: Tensor) -> tuple[Tensor, ...]:
     if is_watched(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(2, 0, 3, 4, 1).unbind(0)
-    fp32 = layer.fp32_weight_gradient
-    return _Project.apply(x, layer.qkv.weight, layer.qkv.bias, layer.num_heads, fp32)
+    wide = layer.fp32_weight_gradient
+    return _Project.apply(x, layer.qkv.weight, layer.qkv.bias, layer.num_heads, wide)
 
 
 def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
@@ -117,8 +118,10 @@ def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
     if is_plain and not is_watched(layer.proj):
-        proj, fp32 = layer.proj, layer.fp32_weight_gradient
-        return _Merge.apply(mixed, proj.weight, proj.bias, fp32)
+        shape = (-1, *mixed.shape[1:3])
+        return multiply(
+            layer.proj, mixed, "bhdn,ohd->bno", shape=shape, wide=layer.fp32_weight_gradient
+        )
     rows = mixed.flatten(1, 2).transpose(1, 2)
     rows = layer.norm(rows).to(rows.dtype)
     if layer.gate is not None:
@@ -131,10 +134,10 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int, fp32: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int, wide: bool
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(x, weight)
-        ctx.heads, ctx.fp32, ctx.bias_dtype = heads, fp32, None if bias is None else bias.dtype
+        ctx.heads, ctx.wide, ctx.bias_dtype = heads, wide, None if bias is None else bias.dtype
         parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
         values = torch.einsum("bnc,thdc->tbhdn", x, parts)
         if bias is not None:
@@ -153,46 +156,12 @@ class _Project(torch.autograd.Function):
                 for number, gradient in enumerate(gradients)
             )
         if ctx.needs_input_grad[1]:
-            rows = [_multiply("bhdn,bnc->hdc", one, x, ctx.fp32) for one in gradients]
+            rows = [contract("bhdn,bnc->hdc", one, x, ctx.wide) for one in gradients]
             dw = torch.cat(rows).flatten(0, 1).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             sums = [one.float().sum(dim=(0, 3)).flatten() for one in gradients]
             db = torch.cat(sums).to(ctx.bias_dtype)
         return dx, dw, db, None, None
-
-
-class _Merge(torch.autograd.Function):
-    """Heads [B, H, D, N] times a weight [O, H D] -> [B, N, O]."""
-
-    @staticmethod
-    def forward(ctx: Any, mixed: Tensor, weight: Tensor, bias: Tensor | None, fp32: bool) -> Tensor:
-        ctx.save_for_backward(mixed, weight)
-        ctx.fp32, ctx.bias_dtype = fp32, None if bias is None else bias.dtype
-        parts = weight.to(mixed.dtype).unflatten(1, mixed.shape[1:3])
-        result = torch.einsum("bhdn,ohd->bno", mixed, parts)
-        return result if bias is None else result + bias.to(mixed.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        mixed, weight = ctx.saved_tensors
-        gradient = gradient.to(mixed.dtype)
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            parts = weight.to(mixed.dtype).unflatten(1, mixed.shape[1:3])
-            dx = torch.einsum("bno,ohd->bhdn", gradient, parts)
-        if ctx.needs_input_grad[1]:
-            dw = _multiply("bno,bhdn->ohd", gradient, mixed, ctx.fp32)
-            dw = dw.flatten(1).to(weight.dtype)
-        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = sum_rows(gradient, ctx.bias_dtype)
-        return dx, dw, db, None
-
-
-def _multiply(equation: str, left: Tensor, right: Tensor, fp32: bool) -> Tensor:
-    """A product; `fp32`: with a float32 result."""
-    if fp32:
-        left, right = left.float(), right.float()
-    return torch.einsum(equation, left, right)
 
 
 class XlaPatchEmbed(PatchEmbed):
@@ -207,39 +176,12 @@ class XlaPatchEmbed(PatchEmbed):
         height, width = x.shape[2] // rows, x.shape[3] // columns
         if self.img_size is None or x.shape[2:] != tuple(self.img_size):
             return super().forward(x)
-        dtype = get_compute_dtype(x)
-        fp32 = self.fp32_weight_gradient
+        dtype, wide = get_compute_dtype(x), self.fp32_weight_gradient
         with without_autocast(x):
             x = x[:, :, : height * rows, : width * columns].to(dtype)
             patches = x.unflatten(2, (height, rows)).unflatten(4, (width, columns))
-            tokens = _Embed.apply(patches, self.proj.weight, self.proj.bias, fp32)
+            tokens = multiply(self.proj, patches, "bchpwq,ocpq->bhwo", wide=wide)
             return self.norm(tokens.flatten(1, 2))
-
-
-class _Embed(torch.autograd.Function):
-    """Patches [B, C, h, p, w, q] and a kernel [O, C, p, q] -> [B, h, w, O]."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, patches: Tensor, weight: Tensor, bias: Tensor | None, fp32: bool
-    ) -> Tensor:
-        ctx.save_for_backward(patches, weight)
-        ctx.fp32, ctx.bias_dtype = fp32, None if bias is None else bias.dtype
-        tokens = torch.einsum("bchpwq,ocpq->bhwo", patches, weight.to(patches.dtype))
-        return tokens if bias is None else tokens + bias.to(tokens.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        patches, weight = ctx.saved_tensors
-        gradient = gradient.to(patches.dtype)
-        dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = torch.einsum("bhwo,ocpq->bchpwq", gradient, weight.to(patches.dtype))
-        if ctx.needs_input_grad[1]:
-            dw = _multiply("bhwo,bchpwq->ocpq", gradient, patches, ctx.fp32).to(weight.dtype)
-        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = sum_rows(gradient, ctx.bias_dtype)
-        return dx, dw, db, None
 
 
 class XlaLayerScale(LayerScale):

@@ -7,6 +7,8 @@ autocast type and stays in it, where PyTorch's autocast would go back to float32
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,46 +41,78 @@ def is_watched(module: nn.Module) -> bool:
 
 def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """[..., C] -> [..., O] in the compute type, without flattening the leading dimensions."""
-    dtype = get_compute_dtype(x)
-    fp32 = layer.fp32_weight_gradient
+    dtype, leading = get_compute_dtype(x), "abdefg"[: x.dim() - 1]
     with without_autocast(x):
-        return _Linear.apply(x.to(dtype), layer.weight, layer.bias, fp32)
+        return multiply(layer, x.to(dtype), f"{leading}c,oc->{leading}o")
 
 
-class _Linear(torch.autograd.Function):
-    """x W^T + b with the weight cast inside: nothing but x and the float32 weight is kept."""
+def multiply(
+    layer: nn.Module,
+    x: Tensor,
+    equation: str,
+    *,
+    shape: Sequence[int] | None = None,
+    wide: bool | None = None,
+) -> Tensor:
+    """einsum(equation, x, weight) + bias in the type of x, with the weights of a layer.
+
+    Args:
+      equation: of x, weight and result, whose last dimension is the bias'.
+      shape: the weight as the equation sees it; none: as it is.
+      wide: float32 results of the products that give weight gradients, so that partitioned programs
+        add float32 over chips; none: as the layer says.
+    """
+    wide = layer.fp32_weight_gradient if wide is None else wide
+    return _Product.apply(x, layer.weight, layer.bias, equation, shape, wide)
+
+
+class _Product(torch.autograd.Function):
+    """A product with the weight cast inside: nothing but x and the float32 weight is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, fp32: bool) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        equation: str,
+        shape: Sequence[int] | None,
+        wide: bool,
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.fp32, ctx.bias_dtype = fp32, None if bias is None else bias.dtype
-        y = torch.einsum("...c,oc->...o", x, weight.to(x.dtype))
-        return y if bias is None else y + bias.to(x.dtype)
+        ctx.terms, ctx.shape, ctx.wide = re.split(",|->", equation), shape, wide
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        result = torch.einsum(equation, x, cast_weight(weight, x.dtype, shape))
+        return result if bias is None else result + bias.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        of_x, of_weight, of_result = ctx.terms
         gradient = gradient.to(x.dtype)
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = torch.einsum("...o,oc->...c", gradient, weight.to(x.dtype))
+            cast = cast_weight(weight, x.dtype, ctx.shape)
+            dx = torch.einsum(f"{of_result},{of_weight}->{of_x}", gradient, cast)
         if ctx.needs_input_grad[1]:
-            dw = multiply_rows(gradient, x, ctx.fp32).to(weight.dtype)
+            dw = contract(f"{of_result},{of_x}->{of_weight}", gradient, x, ctx.wide)
+            dw = (dw if ctx.shape is None else dw.reshape(weight.shape)).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             db = sum_rows(gradient, ctx.bias_dtype)
-        return dx, dw, db, None
+        return dx, dw, db, None, None, None
 
 
-def multiply_rows(left: Tensor, right: Tensor, fp32: bool) -> Tensor:
-    """[..., O] and [..., C] -> [O, C], summed over all leading dimensions.
+def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -> Tensor:
+    """The weight in a type and, where one is given, another shape."""
+    cast = weight.to(dtype)
+    return cast if shape is None else cast.view(shape)
 
-    Args:
-      fp32: the product's result is float32, so that partitioned programs add float32 over chips.
-    """
-    if fp32:
+
+def contract(equation: str, left: Tensor, right: Tensor, wide: bool) -> Tensor:
+    """A product; `wide`: with a float32 result."""
+    if wide:
         left, right = left.float(), right.float()
-    leading = "abdefg"[: left.dim() - 1]
-    return torch.einsum(f"{leading}o,{leading}c->oc", left, right)
+    return torch.einsum(equation, left, right)
 
 
 def sum_rows(value: Tensor, dtype: torch.dtype) -> Tensor:

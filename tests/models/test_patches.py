@@ -249,6 +249,7 @@ def test_float32_weight_gradients_are_products_in_float32():
     x, gradient = torch.randn(512, 64), torch.randn(512, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = layer(x)
+    assert output.dtype == torch.bfloat16
     output.backward(gradient.bfloat16())
     wanted = gradient.bfloat16().double().T @ x.bfloat16().double()
     assert get_distance(layer.weight.grad, wanted) < 1e-6
