@@ -221,3 +221,33 @@ def test_an_empty_file_gives_the_defaults(tmp_path):
     config = load("--config", str(path))
     assert config.optim == load().optim
     assert config.run.experiment == "empty"
+
+
+@pytest.mark.parametrize(
+    ("flag", "key", "value"),
+    [
+        ("--model.args={depth: 1}", "model.args", {"depth": 1}),
+        ('--model.args={"depth": 1}', "model.args", {"depth": 1}),
+        ("--model.skip_patches=[gelu, linear]", "model.skip_patches", ["gelu", "linear"]),
+        ("--optim.betas=[0.9, 0.99]", "optim.betas", (0.9, 0.99)),
+        ("--optim.betas=0.9,0.99", "optim.betas", (0.9, 0.99)),
+    ],
+)
+def test_lists_and_mappings_are_written_as_in_yaml(flag, key, value):
+    assert get(load(flag), key) == value
+    assert get(load(*flag.split("=", 1)), key) == value
+
+
+def test_a_list_of_mappings_on_the_command_line_is_read():
+    terms = load(
+        "--distill.losses=[{name: kd, weight: 0.5}]", "--distill.teacher=vit"
+    ).distill.losses
+    assert [(term.name, term.weight) for term in terms] == [("kd", 0.5)]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--model.args={depth: 1", "--model.args=3", "--optim.betas=[", "--model.args=[1]"]
+)
+def test_what_is_no_list_or_mapping_is_refused_with_its_key(flag):
+    with pytest.raises(UserError, match=rf"{flag[2:].partition('=')[0]}.* mapping"):
+        load(flag)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from utils.config.aliases import ALIASES
 from utils.config.checks import check_config
@@ -80,7 +86,12 @@ def load_config(argv: Sequence[str]) -> RunConfig:
     source = CliSettingsSource(
         _Settings, root_parser=_Parser(prog="python main.py", add_help=False)
     )
-    overrides = source(parsed_args=vars(namespace))()
+    try:
+        overrides = source(parsed_args=vars(namespace))()
+    except SettingsError as error:
+        raise UserError(
+            f"command line: {error}; write a list as '[a, b]' and a mapping as '{{name: value}}'"
+        ) from error
     overrides.pop("config", None)
     values = _merge(_read_yaml(namespace.config), overrides)
     config = _validate(values)
@@ -138,28 +149,54 @@ def _describe(action: argparse.Action) -> str | None:
     return action.help
 
 
-def _is_bool(key: str) -> bool:
+def _get_type(key: str) -> Any:
+    """The annotation of `section.key`; none for an unknown one."""
     section, _, name = key.partition(".")
     owner = RunConfig.model_fields.get(section)
     field = owner.annotation.model_fields.get(name) if owner else None
-    return field is not None and field.annotation is bool
+    return field.annotation if field else None
 
 
 def _spell_out(argv: Sequence[str]) -> list[str]:
-    """Flags as the parser wants them: `--model` by its key, a bare switch as `=true`."""
+    """Flags as the parser wants them: `--model` by key, a bare switch as `=true`, YAML as JSON."""
     key_of = {alias: key for key, aliases in ALIASES.items() for alias in aliases}
     out: list[str] = []
+    before = ""
     for position, token in enumerate(argv):
         flag, equals, value = token.partition("=")
         name = flag.removeprefix("--")
         if flag == "--model":
             token = f"--model.name{equals}{value}"
-        elif token.startswith("--") and _is_bool(key_of.get(name, name)) and not equals:
+        elif not token.startswith("--"):
+            token = _to_json(before, token)
+        elif equals:
+            token = f"{flag}={_to_json(name, value)}"
+        elif _get_type(key_of.get(name, name)) is bool:
             following = argv[position + 1] if position + 1 < len(argv) else ""
             if following.lower() not in ("true", "false", "1", "0", "yes", "no", "on", "off"):
                 token = f"{token}=true"
+        before = name
         out.append(token)
     return out
+
+
+def _to_json(key: str, value: str) -> str:
+    """A list or mapping on the command line may be written as in the YAML file.
+
+    Raises:
+      UserError: neither YAML nor JSON.
+    """
+    kind = _get_type(key)
+    kinds = {get_origin(one) for one in (kind, *get_args(kind))}
+    if not kinds & {dict, list, tuple} or not value.startswith(("{", "[")):
+        return value
+    try:
+        return json.dumps(yaml.safe_load(value))
+    except (yaml.YAMLError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--{key} ({value!r}) is no list or mapping: {reason}; write [a, b] or {{name: value}}"
+        ) from error
 
 
 def _refuse_unknown_flag(token: str) -> NoReturn:
