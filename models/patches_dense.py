@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,43 +64,47 @@ def multiply(
         add float32 over chips; none: as the layer says.
     """
     wide = layer.fp32_weight_gradient if wide is None else wide
-    return _Product.apply(x, layer.weight, layer.bias, equation, shape, wide)
+    terms = tuple(re.split(",|->", equation))
+    return _Product.apply(x, layer.weight, layer.bias, _Form(terms, shape, wide))
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What kind of product it is: dimensions of x, weight and result, the weight's view, `wide`."""
+
+    terms: tuple[str, str, str]
+    shape: Sequence[int] | None
+    wide: bool
 
 
 class _Product(torch.autograd.Function):
     """A product with the weight cast inside: nothing but x and the float32 weight is kept."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        equation: str,
-        shape: Sequence[int] | None,
-        wide: bool,
-    ) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.terms, ctx.shape, ctx.wide = re.split(",|->", equation), shape, wide
-        ctx.bias_dtype = None if bias is None else bias.dtype
-        result = torch.einsum(equation, x, cast_weight(weight, x.dtype, shape))
+        ctx.form, ctx.bias_dtype = form, None if bias is None else bias.dtype
+        of_x, of_weight, of_result = form.terms
+        cast = cast_weight(weight, x.dtype, form.shape)
+        result = torch.einsum(f"{of_x},{of_weight}->{of_result}", x, cast)
         return result if bias is None else result + bias.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_result = ctx.terms
+        form = ctx.form
+        of_x, of_weight, of_result = form.terms
         gradient = gradient.to(x.dtype)
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            cast = cast_weight(weight, x.dtype, ctx.shape)
+            cast = cast_weight(weight, x.dtype, form.shape)
             dx = torch.einsum(f"{of_result},{of_weight}->{of_x}", gradient, cast)
         if ctx.needs_input_grad[1]:
-            dw = contract(f"{of_result},{of_x}->{of_weight}", gradient, x, ctx.wide)
-            dw = (dw if ctx.shape is None else dw.reshape(weight.shape)).to(weight.dtype)
+            dw = contract(f"{of_result},{of_x}->{of_weight}", gradient, x, form.wide)
+            dw = (dw if form.shape is None else dw.reshape(weight.shape)).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             db = sum_rows(gradient, ctx.bias_dtype)
-        return dx, dw, db, None, None, None
+        return dx, dw, db, None
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -> Tensor:

@@ -15,7 +15,7 @@ from tools import compile_for_tpu as tool
 from tools.tpu import analysis, compiler
 from tools.tpu.compiler import Compiled, compile_step
 from tools.tpu.derive import derive_config, find_image_shape
-from tools.tpu.export import StepExport, trace_step
+from tools.tpu.export import StepExport, compute_digest, trace_step
 from tools.tpu.hlo import get_hbm_bytes, list_steps, read_arrays, read_module
 from tools.tpu.schema import Report
 from tools.tpu.scopes import Origin, read_origin
@@ -64,7 +64,7 @@ def steps():
 
 def create_export(**changes: object) -> StepExport:
     """A step with two arguments."""
-    values = {"bytecode": b"x", "arguments": ["model.a", "batch/images"], "donations": {0: 0},
+    values = {"bytecode": b"x", "digest": "d", "arguments": ["model.a", "batch/images"], "donations": {0: 0},
               "results": ["model.a"], "gradients_alive": [], "undonated": []}  # fmt: skip
     return StepExport(**{**values, **changes})
 
@@ -218,13 +218,24 @@ def test_an_accumulated_step_is_longer_and_tracing_is_repeatable(tmp_path):
     assert len(split.bytecode) > 1.2 * len(plain.bytecode)
     again = trace(tmp_path / "c")
     assert again.bytecode == plain.bytecode
+    assert again.digest == plain.digest != split.digest
+
+
+def test_a_program_is_known_by_its_operations_and_not_by_the_place_of_its_source():
+    line = (
+        '%a = f32[8] add(%b, %c), metadata={op_name="blocks.0" source_file="/x/a.py" source_line=7}'
+    )
+    moved = line.replace("/x/a.py", "/y/b.py").replace("line=7", "line=12")
+    assert compute_digest(line) == compute_digest(moved)
+    for other in (line.replace("add", "sub"), line.replace("blocks.0", "blocks.1")):
+        assert compute_digest(line) != compute_digest(other)
 
 
 @pytest.mark.xla
 def test_patches_change_the_traced_step(tmp_path):
     with_patches = trace(tmp_path / "a", "--runtime.precision=bf16")
     without = trace(tmp_path / "b", "--runtime.precision=bf16", "--model.xla_patches=false")
-    assert with_patches.bytecode != without.bytecode
+    assert with_patches.digest != without.digest
     assert sorted(with_patches.results) == sorted(without.results)
 
 

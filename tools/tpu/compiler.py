@@ -103,9 +103,14 @@ def compile_step(
 
 
 def _compute_key(export: StepExport, target: Target, devices: int, versions: dict[str, str]) -> str:
-    parts = [sorted(export.donations.items()), target.topology, devices, sorted(versions.items())]
-    digest = hashlib.sha256(export.bytecode)
-    digest.update(CHILD.read_bytes())
+    parts = [
+        export.digest,
+        sorted(export.donations.items()),
+        target.topology,
+        devices,
+        sorted(versions.items()),
+    ]
+    digest = hashlib.sha256(CHILD.read_bytes())
     digest.update(json.dumps(parts).encode())
     return digest.hexdigest()[:20]
 

@@ -7,6 +7,7 @@ instead and the loop is left. Weights are random: a compiler does not look at th
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import re
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from preflight import Task
     from utils.config import RunConfig
 
+# Files and lines in the text of a program.
+_SOURCE_PLACE = re.compile(r' (source_file="[^"]*"|(source|stack_frame)\w*=\d+)')
+
 
 @dataclass
 class StepExport:
@@ -30,6 +34,7 @@ class StepExport:
 
     Args:
       bytecode: a portable StableHLO artifact; results: the state's tensors, then the log vector.
+      digest: hash of the program.
       arguments: what each argument of the program is, such as `model/blocks.0.attn.qkv.weight`.
       donations: argument -> result that takes its memory.
       results: names of the program's results.
@@ -41,6 +46,7 @@ class StepExport:
     """
 
     bytecode: bytes
+    digest: str
     arguments: list[str]
     donations: dict[int, int]
     results: list[str]
@@ -217,8 +223,14 @@ def _take_graph(
         donations = {a: r for a, r in donations.items() if names[r] != "first_bad_step"}
     kept = set(donations.values())
     bytecode = bindings._get_stablehlo(outputs, str(vector.device), [], True)
+    digest = compute_digest(bindings._get_xla_tensors_hlo(outputs))
     undonated = [n for r, n in enumerate(names[:-1]) if r not in kept]
-    return StepExport(bytecode, arguments, donations, names, [], undonated)
+    return StepExport(bytecode, digest, arguments, donations, names, [], undonated)
+
+
+def compute_digest(hlo: str) -> str:
+    """Hash of a program's text and its modules' names, wherever their source stands."""
+    return hashlib.sha256(_SOURCE_PLACE.sub("", hlo).encode()).hexdigest()
 
 
 def _number_state(runtime: Any, parts: Parts) -> dict[int, str]:
