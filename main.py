@@ -16,13 +16,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from utils.config import RunConfig, dump_config, load_config
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from utils.log import get_logger, setup_logging
 from utils.runs import get_environment
 from utils.runs.lock import RunLock
 from utils.runs.store import begin
 from utils.runtime import choose_device, is_silent_rank, launch
-from utils.stopping import EXIT_PREEMPTED
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from datasets import Loader
     from preflight import Task
     from utils.runtime.base import Runtime
-
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,7 +35,12 @@ from tools.benchmarking.report import (  # noqa: E402
     write_json,
 )
 from utils.config import RunConfig, load_config  # noqa: E402
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import (  # noqa: E402
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    UserError,
+)
 from utils.log import setup_logging  # noqa: E402
 from utils.runs import get_environment  # noqa: E402
 from utils.runtime import (  # noqa: E402
@@ -45,8 +50,6 @@ from utils.runtime import (  # noqa: E402
     prepare_environment,
 )
 
-EXIT_FAILED = 1
-EXIT_INTERRUPTED = 130
 _PROCESS_KEY = "--runtime.num_processes"
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.config import RunConfig, load_config  # noqa: E402
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command continues\n")
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -30,9 +30,8 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError  # noqa: E402
 from utils.metrics import read_metrics  # noqa: E402
-from utils.stopping import EXIT_PREEMPTED  # noqa: E402
 
 # Name -> flags and environment.
 RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {

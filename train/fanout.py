@@ -19,12 +19,9 @@ from train import commands
 from train.commands import RemoteCommand, Tpu
 from train.execute import ROOT, Executor, end_process
 from train.worker import MARK
-from utils.errors import UserError
+from utils.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_TERMINATED, UserError
 
-EXIT_PREEMPTED = 75
-EXIT_LOST = 255
-EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
+EXIT_LOST = 255  # as ssh says it
 WORKER_SOURCE = "train/worker.py"
 _POLL_S = 0.2
 _LINE = re.compile(r"^\[w(\d+|\?)\] ?(.*)$")

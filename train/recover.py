@@ -8,19 +8,11 @@ from dataclasses import dataclass, replace
 from train.commands import CreateOptions, RemoteCommand, Tpu
 from train.describe import describe, require_ready
 from train.execute import Executor
-from train.fanout import (
-    EXIT_INTERRUPTED,
-    EXIT_LOST,
-    EXIT_PREEMPTED,
-    EXIT_TERMINATED,
-    FanoutOptions,
-    Outcome,
-    fan_out,
-)
+from train.fanout import EXIT_LOST, FanoutOptions, Outcome, fan_out
 from train.lifecycle import POLL_S, recreate, wait_until_ready
 from train.provision import set_up, sync
 from train.worker import EXIT_TWICE
-from utils.errors import UserError
+from utils.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_TERMINATED, UserError
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from train.lifecycle import create, delete, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_place, create_options, create_remote, split_command
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -1,11 +1,16 @@
-"""The one error class for what a user can fix, and the words for near misses."""
+"""The one error class for what a user can fix, the words for near misses, and exit codes."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
+# What the programs' exit codes mean; 128 and a signal's number where one ended the program.
+EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: nothing is wrong, come again
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
 
 
 class UserError(ValueError):

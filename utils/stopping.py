@@ -14,8 +14,6 @@ from types import FrameType
 
 from utils.log import get_logger
 
-# EX_TEMPFAIL of sysexits.h: nothing is wrong, come again.
-EXIT_PREEMPTED = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _VENDOR_FILE = Path("/sys/class/dmi/id/product_name")
 _HOST_VARIABLE = "GCE_METADATA_HOST"  # as Google's own libraries name it

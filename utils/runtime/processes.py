@@ -27,10 +27,9 @@ from typing import Any
 
 import psutil
 
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
-EXIT_FAILED, EXIT_TRY_AGAIN, EXIT_INTERRUPTED = 1, 75, 130
 _PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
 _GRACE_S = 3.0  # for the other ranks to leave a record of their own
 _PR_SET_PDEATHSIG = 1
@@ -91,7 +90,7 @@ def launch_processes(
                 _end(processes)
         codes = {rank: process.exitcode or 0 for rank, process in enumerate(processes)}
         if forwarded.terminated and -signal.SIGTERM in codes.values():
-            return EXIT_TRY_AGAIN  # before that rank could save anything: nothing is wrong
+            return EXIT_PREEMPTED  # before that rank could save anything: nothing is wrong
         return _judge(read_failures(Path(folder)), codes, killed, timeout_s)
 
 
@@ -99,7 +98,7 @@ def record_failure(rank: int, error: BaseException) -> int:
     """Leave a rank's cause for whoever started it; gives the exit code of the process."""
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else EXIT_FAILED
-        if code in (0, EXIT_TRY_AGAIN):
+        if code in (0, EXIT_PREEMPTED):
             return code
     kind = _classify(error)
     text = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
@@ -208,7 +207,7 @@ def _judge(
         if rank not in recorded and codes[rank] < 0:
             name = signal.Signals(-codes[rank]).name
             failures.append(Failure(rank, "killed", f"ended by {name}", when))
-        elif rank not in recorded and codes[rank] not in (0, EXIT_TRY_AGAIN):
+        elif rank not in recorded and codes[rank] not in (0, EXIT_PREEMPTED):
             text = f"exit code {codes[rank]} without a record"
             failures.append(Failure(rank, "killed", text, when))
     late = sorted(codes.keys() - killed.keys())
@@ -288,7 +287,7 @@ def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, floa
             rank = waiting[sentinel]
             processes[rank].join()
             ended[rank] = time.time()
-            is_well = processes[rank].exitcode in (0, EXIT_TRY_AGAIN)
+            is_well = processes[rank].exitcode in (0, EXIT_PREEMPTED)
             limit = time.monotonic() + (timeout_s if is_well else _GRACE_S)
             deadline = limit if deadline is None else min(deadline, limit)
     return ended
