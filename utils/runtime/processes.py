@@ -36,6 +36,15 @@ _PR_SET_PDEATHSIG = 1
 # What a rank says when another one has gone: a consequence, not the cause.
 _CONSEQUENCES = ("Connection closed by peer", "Connection reset", "Broken pipe", "gloo", "NCCL")
 _TIMEOUTS = ("timed out", "timeout", "Timed out", "Timeout")
+# What a rank did, by its failure's kind, the likeliest cause first.
+_VERBS = {
+    "user": "refused",
+    "error": "failed",
+    "killed": "died",
+    "timeout": "hung",
+    "consequence": "lost the others",
+}
+_ORDER = tuple(_VERBS)
 
 
 class GroupError(RuntimeError):
@@ -180,16 +189,6 @@ def raise_cause(failures: Sequence[Failure]) -> None:
     if cause.trace and cause.kind == "error":
         sys.stderr.write(cause.trace)
     raise GroupError(f"rank {cause.rank} {_VERBS[cause.kind]}: {cause.text}")
-
-
-_VERBS = {
-    "user": "refused",
-    "error": "failed",
-    "killed": "died",
-    "consequence": "lost the others",
-    "timeout": "hung",
-}
-_ORDER = ("user", "error", "killed", "timeout", "consequence")
 
 
 def _choose_cause(failures: Sequence[Failure]) -> Failure:
