@@ -16,8 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from utils.config import RunConfig, dump_config, load_config
-from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from utils.log import get_logger, setup_logging
+from utils.programs import run_program
 from utils.runs import get_environment
 from utils.runs.lock import RunLock
 from utils.runs.store import begin
@@ -35,15 +36,11 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line's way in; gives the exit code."""
     setup_logging()
-    try:
-        return start(load_config(sys.argv[1:] if argv is None else argv))
-    except UserError as error:
-        if not is_silent_rank():
-            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; --resume auto continues from the last checkpoint\n")
-        return EXIT_INTERRUPTED
+    words = sys.argv[1:] if argv is None else argv
+    return run_program(
+        lambda: start(load_config(words)), is_silent=is_silent_rank(),
+        interrupted="interrupted; --resume auto continues from the last checkpoint",
+    )  # fmt: skip
 
 
 def start(config: RunConfig) -> int:

@@ -16,6 +16,7 @@ FLOORS = {
     "utils.registry": 0,
     "utils.log": 0,
     "utils.errors": 0,
+    "utils.programs": 0,
     "utils.storage": 0.5,
     "utils.config": 1,
     "utils.runs": 1,

@@ -35,13 +35,9 @@ from tools.benchmarking.report import (  # noqa: E402
     write_json,
 )
 from utils.config import RunConfig, load_config  # noqa: E402
-from utils.errors import (  # noqa: E402
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USER_ERROR,
-    UserError,
-)
+from utils.errors import EXIT_FAILED, UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 from utils.runs import get_environment  # noqa: E402
 from utils.runtime import (  # noqa: E402
     choose_device,
@@ -63,15 +59,10 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, measure, report; gives the exit code."""
     setup_logging()
-    try:
-        return benchmark(*parse_arguments(argv))
-    except UserError as error:
-        if not is_silent_rank():
-            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; nothing was written\n")
-        return EXIT_INTERRUPTED
+    return run_program(
+        lambda: benchmark(*parse_arguments(argv)), is_silent=is_silent_rank(),
+        interrupted="interrupted; nothing was written",
+    )  # fmt: skip
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

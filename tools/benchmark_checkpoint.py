@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.config import load_config  # noqa: E402
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 from utils.runs import get_environment  # noqa: E402
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ _ROOM = 4.0
 def main(argv: list[str] | None = None) -> int:
     """Measure and print; gives the exit code, 1 if the share exceeds --limit."""
     setup_logging()
-    options, flags = parse_arguments(argv)
-    try:
-        with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
-            places = [f"--run.output_dir={folder}", "--run.run_id=cost", "--run.tensorboard=false"]
-            places += ["--train.steps=1000000"]  # more than will be timed
-            config = load_config(["--config", options.config, *flags, *places])
-            facts = measure(config, options.windows)
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
+    return run_program(run, *parse_arguments(argv))
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> int:
+    """Measure in a folder that goes afterwards, and report; gives the exit code."""
+    with tempfile.TemporaryDirectory(prefix="checkpoint-cost-") as folder:
+        places = [f"--run.output_dir={folder}", "--run.run_id=cost", "--run.tensorboard=false"]
+        places += ["--train.steps=1000000"]  # more than will be timed
+        config = load_config(["--config", options.config, *flags, *places])
+        facts = measure(config, options.windows)
     facts["environment"] = get_environment()
     if options.out:
         options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")

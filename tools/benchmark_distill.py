@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.config import load_config  # noqa: E402
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 from utils.runs import get_environment  # noqa: E402
 
 if TYPE_CHECKING:
@@ -43,16 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=5, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each kind, in turn")
     parser.add_argument("--json", type=Path, help="write the figures here")
-    options = parser.parse_args(argv)
-    try:
-        report = measure(options)
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return EXIT_USER_ERROR
+    return run_program(run, parser.parse_args(argv))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, and write the figures where they are wanted."""
+    report = measure(options)
     print_report(report)
     if options.json:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -35,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = ("pipeline", "timm", "timm_lean", "decode")
@@ -58,16 +59,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = create_parser().parse_args(argv)
     if arguments.child:
         return _serve(arguments)
-    try:
-        with tempfile.TemporaryDirectory(prefix="benchmark_input_") as work:
-            result = run_benchmark(arguments, Path(work))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(run, arguments)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure all modes, print, and write the figures where they are wanted."""
+    with tempfile.TemporaryDirectory(prefix="benchmark_input_") as work:
+        result = run_benchmark(arguments, Path(work))
     print_result(result)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
-    return 0
 
 
 def create_parser() -> argparse.ArgumentParser:

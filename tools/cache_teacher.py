@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.config import RunConfig, load_config  # noqa: E402
-from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from preflight import Task
@@ -31,14 +32,8 @@ IMAGENET_EXAMPLES, IMAGENET_EPOCHS = 1_281_167, 300
 def main(argv: list[str] | None = None) -> int:
     """Parse flags, store what is missing; gives the exit code."""
     setup_logging()
-    try:
-        return cache(*parse_arguments(argv))
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; the same command continues\n")
-        return EXIT_INTERRUPTED
+    interrupted = "interrupted; the same command continues"
+    return run_program(lambda: cache(*parse_arguments(argv)), interrupted=interrupted)
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

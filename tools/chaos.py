@@ -30,8 +30,9 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from utils.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import EXIT_PREEMPTED, UserError  # noqa: E402
 from utils.metrics import read_metrics  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 
 # Name -> flags and environment.
 RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -84,14 +85,14 @@ class Tally:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the proof and print its verdict; gives the exit code."""
-    options, flags = parse_arguments(argv)
-    try:
-        with contextlib.ExitStack() as stack:
-            out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
-            return Chaos(options, flags, Path(out)).prove()
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
+    return run_program(run, *parse_arguments(argv))
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> int:
+    """The proof in --out, or in a folder that goes afterwards; gives the exit code."""
+    with contextlib.ExitStack() as stack:
+        out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        return Chaos(options, flags, Path(out)).prove()
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     """Do one command; gives the exit code: 0 all well, 1 broken or different, 2 wrong use."""
     setup_logging()
     options = create_parser().parse_args(argv)
-    try:
-        return options.command(options)
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
+    return run_program(options.command, options)
 
 
 def create_parser() -> argparse.ArgumentParser:

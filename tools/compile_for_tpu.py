@@ -22,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from tools.tpu.targets import Target, list_targets, parse_target  # noqa: E402
 from utils.config import load_config  # noqa: E402
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import UserError  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from tools.tpu.compiler import Compiled
@@ -59,12 +60,7 @@ class Job:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, trace, compile, print; gives the exit code."""
-    options, flags = parse_arguments(argv)
-    try:
-        return run(options, flags)
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
+    return run_program(run, *parse_arguments(argv))
 
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:

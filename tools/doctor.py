@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.doctoring import devices, host, report, software, storage
 from tools.doctoring.machine import RED, YELLOW, Finding, Machine, Wishes
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     software.check_python,
@@ -50,13 +51,12 @@ _AT_ONCE = 3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
     arguments = create_parser().parse_args(argv)
-    try:
-        if arguments.tpu:
-            return examine_workers(arguments)
-        findings = examine(Machine(wishes=create_wishes(arguments)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(examine_workers if arguments.tpu else examine_here, arguments)
+
+
+def examine_here(arguments: argparse.Namespace) -> int:
+    """Examine this machine and print what was found; the exit code."""
+    findings = examine(Machine(wishes=create_wishes(arguments)))
     if arguments.json:
         print(report.format_json(findings))
     else:

@@ -16,8 +16,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.errors import UserError  # noqa: E402
 from utils.metrics import read_metrics  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 from utils.runs import Run  # noqa: E402
 
 # What a log line holds beside the parts of the loss.
@@ -35,20 +36,23 @@ _COLUMNS = (
 
 def main(argv: list[str] | None = None) -> int:
     """Print the table, write JSON and picture; gives the exit code."""
-    options = parse_arguments(argv)
-    try:
-        alone = read_run(options.student_alone)["student"] if options.student_alone else None
-        rows = [add_gap(read_run(path), alone) for path in options.runs]
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return EXIT_USER_ERROR
+    return run_program(report, parse_arguments(argv))
+
+
+def report(options: argparse.Namespace) -> None:
+    """Read the runs, print and write what they say.
+
+    Raises:
+      UserError: a run that is not there or has not finished.
+    """
+    alone = read_run(options.student_alone)["student"] if options.student_alone else None
+    rows = [add_gap(read_run(path), alone) for path in options.runs]
     print(format_table(rows))
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / "kd_report.json"
     target.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
     picture = draw(rows, options.runs, options.out / "kd_report.png")
     print(f"table:   {target}\npicture: {picture}")
-    return 0
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

@@ -25,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 from tqdm import tqdm
 
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 VERSION = "1.0.0"
 DIGITS_SEED = 0
@@ -57,13 +58,8 @@ class Plan:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
     arguments = create_parser().parse_args(argv)
-    try:
-        directory = arguments.prepare(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    print(directory)
-    return 0
+    interrupted = "interrupted; the same command continues"
+    return run_program(lambda: print(arguments.prepare(arguments)), interrupted=interrupted)
 
 
 def create_parser() -> argparse.ArgumentParser:

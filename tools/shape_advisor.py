@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.tpu.targets import GENERATIONS, Target, parse_target  # noqa: E402
-from utils.errors import EXIT_USER_ERROR, UserError  # noqa: E402
+from utils.programs import run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import nn
@@ -63,12 +63,7 @@ class Product:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, compile, print; gives the exit code."""
-    options = create_parser().parse_args(argv)
-    try:
-        return run(options)
-    except UserError as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return EXIT_USER_ERROR
+    return run_program(run, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:

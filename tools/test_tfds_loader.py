@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.loader_arguments import add_loader_arguments, create_config
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.programs import run_program
 
 _GAP = 4
 _MIN_CELL = 104  # pixels: what a caption needs
@@ -30,12 +30,7 @@ _MIN_CELL = 104  # pixels: what a caption needs
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
     arguments = create_parser().parse_args(argv)
-    try:
-        run(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    return 0
+    return run_program(run, arguments)
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -26,7 +26,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.loader_arguments import add_loader_arguments, create_config
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 _SHOWN = 3
 
@@ -52,20 +53,25 @@ class Report:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
-    try:
-        if arguments.rank is not None:
-            write_report(arguments, Path(_require_reports(arguments)))
-            return 0
-        if arguments.check:
-            return judge(load_reports(arguments, Path(_require_reports(arguments))), arguments)
-        with tempfile.TemporaryDirectory(prefix="loader_reports_") as directory:
-            reports = Path(arguments.reports or directory)
-            run_ranks(arguments, argv if argv is not None else sys.argv[1:], reports)
-            return judge(load_reports(arguments, reports), arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    words = sys.argv[1:] if argv is None else argv
+    return run_program(run, create_parser().parse_args(words), words)
+
+
+def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """One rank's report, the judgement of reports, or both with all ranks; the exit code.
+
+    Raises:
+      UserError: the loader cannot be opened, or reports are missing.
+    """
+    if arguments.rank is not None:
+        write_report(arguments, Path(_require_reports(arguments)))
+        return 0
+    if arguments.check:
+        return judge(load_reports(arguments, Path(_require_reports(arguments))), arguments)
+    with tempfile.TemporaryDirectory(prefix="loader_reports_") as directory:
+        reports = Path(arguments.reports or directory)
+        run_ranks(arguments, words, reports)
+        return judge(load_reports(arguments, reports), arguments)
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -16,7 +16,8 @@ from pathlib import Path
 from train import commands
 from train.execute import Executor
 from train.xla_dist import split_command
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 _HOME = "/home/trainer"
 
@@ -25,14 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
     flags, words = split_command(sys.argv[1:] if argv is None else argv)
     arguments = create_parser().parse_args(flags)
+    verbs = {"build": build, "run": run}
     executor = Executor(dry_run=arguments.dry_run)
-    try:
-        if arguments.verb == "build":
-            return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
-        return run(arguments, words, executor=executor)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(verbs[arguments.verb], arguments, words, executor)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -51,7 +47,12 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace, words: Sequence[str], *, executor: Executor) -> int:
+def build(arguments: argparse.Namespace, _: Sequence[str], executor: Executor) -> int:
+    """Build the image; the exit code is docker's."""
+    return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
+
+
+def run(arguments: argparse.Namespace, words: Sequence[str], executor: Executor) -> int:
     """Run Python in the image; the exit code is the program's.
 
     Raises:

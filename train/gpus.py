@@ -15,23 +15,15 @@ from collections.abc import Sequence
 from train import commands
 from train.execute import Executor
 from train.xla_dist import split_command
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code is torchrun's."""
     flags, words = split_command(sys.argv[1:] if argv is None else argv)
     arguments = create_parser().parse_args(flags)
-    try:
-        check(arguments, words)
-        command = commands.torchrun(
-            words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
-            master=arguments.master,
-        )  # fmt: skip
-        return Executor(dry_run=arguments.dry_run).call(command)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(run, arguments, words)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -47,6 +39,20 @@ def create_parser() -> argparse.ArgumentParser:
     add("--master", default="", help="name or address of node 0, for several nodes")
     add("--dry-run", action="store_true", help="print the command instead of running it")
     return parser
+
+
+def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+    """Start torchrun on this node; the exit code is its own.
+
+    Raises:
+      UserError: the flags do not fit, or torchrun is not there.
+    """
+    check(arguments, words)
+    command = commands.torchrun(
+        words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
+        master=arguments.master,
+    )  # fmt: skip
+    return Executor(dry_run=arguments.dry_run).call(command)
 
 
 def check(arguments: argparse.Namespace, words: Sequence[str]) -> None:

@@ -14,18 +14,14 @@ from collections.abc import Sequence
 
 from train import commands
 from train.execute import Executor
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
     arguments = create_parser().parse_args(argv)
-    try:
-        prepare(arguments, Executor(dry_run=arguments.dry_run))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    return 0
+    return run_program(prepare, arguments, Executor(dry_run=arguments.dry_run))
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -26,7 +26,8 @@ from train.lifecycle import create, delete, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_place, create_options, create_remote, split_command
-from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,17 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, command = split_command(sys.argv[1:] if argv is None else argv)
     arguments = create_parser().parse_args(flags)
     arguments.command = command
-    if command and arguments.verb not in ("ssh", "run"):
-        print(f"error: {arguments.verb} takes no command after --", file=sys.stderr)
-        return EXIT_USER_ERROR
-    try:
-        return VERBS[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return run_program(run_verb, arguments)
+
+
+def run_verb(arguments: argparse.Namespace) -> int:
+    """Do what the verb says; the exit code.
+
+    Raises:
+      UserError: a command for a verb that takes none, or the verb's own.
+    """
+    if arguments.command and arguments.verb not in ("ssh", "run"):
+        raise UserError(f"{arguments.verb} takes no command after --")
+    return VERBS[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
 
 
 def create_parser() -> argparse.ArgumentParser:

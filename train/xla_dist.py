@@ -25,7 +25,8 @@ from train.fanout import (
     get_logs_dir,
     stop_everywhere,
 )
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 _GONE = {
     "restart_tpuvm_pod_server": "--restart-tpuvm-pod-server",
@@ -38,11 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags, command = split_command(sys.argv[1:] if argv is None else argv)
     arguments = create_parser().parse_args(flags)
     arguments.command = command
-    try:
-        return run(arguments)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(run, arguments)
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -84,10 +84,10 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-def prepare_photos(photos: Path, *more: str) -> Path:
+def prepare_photos(photos: Path, *more: str, code: int = 0) -> Path:
     out = photos.parent / "out"
     arguments = ["folder", str(photos), "--out", str(out), "--name", "pets", *more]
-    assert prepare_dataset.main(arguments) == 0
+    assert prepare_dataset.main(arguments) == code
     return out / "pets" / "1.0.0"
 
 
@@ -113,7 +113,7 @@ def test_a_folder_keeps_its_images_labels_and_splits(photos, file_format):
             assert example["label"] == ("cat", "dog").index(name)
 
 
-def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch):
+def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
     write = prepare_dataset._write_shard
     written = []
 
@@ -126,12 +126,12 @@ def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch):
     # Files of one byte: every image gets a file of its own.
     monkeypatch.setattr(prepare_dataset, "_SHARD_UNIT", 1)
     monkeypatch.setattr(prepare_dataset, "_write_shard", stop_at_second)
-    with pytest.raises(KeyboardInterrupt):
-        prepare_photos(photos, "--shard-mib", "1")
-    assert not (photos.parent / "out" / "pets" / "1.0.0").exists()
+    directory = prepare_photos(photos, "--shard-mib", "1", code=130)
+    assert "interrupted; the same command continues" in capsys.readouterr().err
+    assert not directory.exists()
     first = written[0].stat().st_mtime_ns
     monkeypatch.setattr(prepare_dataset, "_write_shard", write)
-    directory = prepare_photos(photos, "--shard-mib", "1")
+    assert prepare_photos(photos, "--shard-mib", "1") == directory
     assert (directory / written[0].name).stat().st_mtime_ns == first
     assert len(list(directory.glob("pets-train*"))) == 12
     assert [p.name for p in directory.parent.iterdir()] == ["1.0.0"]

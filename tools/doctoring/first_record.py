@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from tools.loader_arguments import add_loader_arguments, create_config
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.programs import run_program
 
 # Batches have one shape, so the image is made small; its label and id stay.
 _DECODE = "decode|resize(32)|value_range(-1, 1)"
@@ -25,11 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     name = words[1:2]
     flags = ["--data-dir", words[0], "--batch", "1", "--train-pp", _DECODE, "--eval-pp", _DECODE]
     flags += ["--mode", "eval", *(["--dataset", *name] if name else [])]
-    try:
-        return show(parser.parse_args(flags))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(show, parser.parse_args(flags))
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -23,7 +23,8 @@ from train.execute import ROOT, Executor
 from train.fanout import WORKER_SOURCE
 from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
 from train.tree import pack_tree
-from utils.errors import EXIT_USER_ERROR, UserError
+from utils.errors import UserError
+from utils.programs import run_program
 
 NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
@@ -37,11 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = create_parser().parse_args(argv)
     executor = Executor(dry_run=arguments.dry_run)
     verbs = {"launch": launch, "sync": sync, "status": show_status, "forget": forget}
-    try:
-        return verbs[arguments.verb](arguments, executor)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_program(verbs[arguments.verb], arguments, executor)
 
 
 def create_parser() -> argparse.ArgumentParser:

@@ -1,0 +1,39 @@
+"""Every program ends in one line and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from utils.errors import UserError
+from utils.programs import run_program
+
+
+def fail(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(("given", "code"), [(None, 0), (0, 0), (1, 1), (75, 75)])
+def test_a_program_that_ends_well_gives_its_code_and_says_nothing(capsys, given, code):
+    assert run_program(lambda value: value, given) == code
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_a_user_can_mend_is_one_line_and_code_2(capsys):
+    assert run_program(fail, UserError("a.key (3)\n  is wrong;\tuse 4 ")) == 2
+    assert capsys.readouterr() == ("", "error: a.key (3) is wrong; use 4\n")
+
+
+def test_a_silent_rank_leaves_the_line_to_another(capsys):
+    assert run_program(fail, UserError("wrong"), is_silent=True) == 2
+    assert capsys.readouterr() == ("", "")
+
+
+def test_ctrl_c_is_the_programs_own_line_and_code_130(capsys):
+    assert run_program(fail, KeyboardInterrupt()) == 130
+    assert run_program(fail, KeyboardInterrupt(), interrupted="come again", is_silent=True) == 130
+    assert capsys.readouterr() == ("", "interrupted\ncome again\n")
+
+
+def test_any_other_error_is_not_hidden():
+    with pytest.raises(ValueError, match="ours"):
+        run_program(fail, ValueError("ours"))

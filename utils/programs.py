@@ -1,0 +1,34 @@
+"""What every program does alike: ends in one line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+
+
+def run_program(
+    function: Callable[..., int | None],
+    *arguments: Any,
+    interrupted: str = "interrupted",
+    is_silent: bool = False,
+) -> int:
+    """Call a program's function; gives its exit code, 0 for none.
+
+    A `UserError` becomes the line `error: ...` on stderr and code 2, Ctrl-C a line and code 130.
+
+    Args:
+      interrupted: what is said after Ctrl-C.
+      is_silent: another process says what is wrong.
+    """
+    try:
+        return function(*arguments) or 0
+    except UserError as error:
+        if not is_silent:
+            sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{interrupted}\n")
+        return EXIT_INTERRUPTED
