@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from utils.config import load_config  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import create_program_parser, run_program  # noqa: E402
 from utils.runs import get_environment  # noqa: E402
 
 if TYPE_CHECKING:
@@ -70,10 +70,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The tool's flags, and those for main.py."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, allow_abbrev=False)
     parser.add_argument("--config", required=True, help="YAML file of the run")
     parser.add_argument("--windows", type=int, default=5, help="pairs of windows to time")
     parser.add_argument("--limit", type=float, default=2.0, help="percent above which it fails")

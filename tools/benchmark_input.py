@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 MODES = ("pipeline", "timm", "timm_lean", "decode")
@@ -73,9 +73,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     parser.add_argument("--images", default="", help="folder of JPEGs, searched deeply")
     parser.add_argument("--num-images", type=int, default=1024, help="images to use (default 1024)")
     parser.add_argument("--size", type=int, default=224, help="side of the crops (default 224)")

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 from utils.config import RunConfig, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import create_program_parser, run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from preflight import Task
@@ -38,10 +38,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The tool's own flags, and the rest, which are keys of the run's configuration."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other flags are keys of the run's configuration, as for main.py.",
-    )  # fmt: skip
+    parser = create_program_parser(
+        __doc__, epilog="All other flags are keys of the run's configuration, as for main.py."
+    )
     parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
     parser.add_argument("--out", type=Path, help="cache directory; none: distill.teacher_cache")
     parser.add_argument("--epochs", type=int, help="epochs to store; none: train.epochs")

@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 
 from utils.errors import EXIT_PREEMPTED, UserError  # noqa: E402
 from utils.metrics import read_metrics  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import create_program_parser, run_program  # noqa: E402
 
 # Name -> flags and environment.
 RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
@@ -97,10 +97,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The tool's flags, and those for main.py."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, allow_abbrev=False)
     parser.add_argument("--config", required=True, help="YAML file of the run; keep it short")
     parser.add_argument("--runtime", choices=tuple(RUNTIMES), default="cpu")
     parser.add_argument("--kills", type=int, default=20, help="kills in all")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from utils.errors import UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import create_program_parser, run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,9 +38,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """One parser for each command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="{list,verify,diff,export,prune}")
     shown = commands.add_parser("list", help="steps, sizes, which is best, which are broken")
     shown.set_defaults(command=list_checkpoints)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tools.doctoring import devices, host, report, software, storage
 from tools.doctoring.machine import RED, YELLOW, Finding, Machine, Wishes
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     software.check_python,
@@ -68,9 +68,7 @@ def examine_here(arguments: argparse.Namespace) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     add = parser.add_argument
     add("--config", default="", help="take data, output and shuffle buffer from this YAML")
     add("--data-dir", default="", metavar="D", help="directory with the dataset: read a record")

@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from utils.errors import UserError  # noqa: E402
 from utils.metrics import read_metrics  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import create_program_parser, run_program  # noqa: E402
 from utils.runs import Run  # noqa: E402
 
 # What a log line holds beside the parts of the loss.
@@ -57,9 +57,7 @@ def report(options: argparse.Namespace) -> None:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The tool's flags."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("--student-alone", type=Path, metavar="RUN", help="the student, untaught")
     parser.add_argument("--out", type=Path, default=Path("kd_report"), help="where files go")

@@ -26,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 VERSION = "1.0.0"
 DIGITS_SEED = 0
@@ -64,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="{digits,folder}")
     digits = commands.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
     digits.set_defaults(prepare=prepare_digits, name="digits")

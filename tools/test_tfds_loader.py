@@ -21,7 +21,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.loader_arguments import add_loader_arguments, create_config
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 _GAP = 4
 _MIN_CELL = 104  # pixels: what a caption needs
@@ -35,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     add_loader_arguments(parser)
     add = parser.add_argument
     add("--num-samples", type=int, default=8, help="samples to print and show (default 8)")

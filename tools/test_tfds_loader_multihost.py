@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.loader_arguments import add_loader_arguments, create_config
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 _SHOWN = 3
 
@@ -76,9 +76,7 @@ def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = create_program_parser(__doc__)
     add_loader_arguments(parser)
     add = parser.add_argument
     add("--world-size", type=int, default=2, help="input processes (default 2)")

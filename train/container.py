@@ -17,7 +17,7 @@ from train import commands
 from train.execute import Executor
 from train.xla_dist import split_command
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 _HOME = "/home/trainer"
 
@@ -33,10 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.container", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, prog="python -m train.container")
     add = parser.add_argument
     add("verb", choices=("build", "run"))
     add("--tpu", action="store_true", help="with libtpu, and with a TPU VM's devices")

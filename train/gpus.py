@@ -16,7 +16,7 @@ from train import commands
 from train.execute import Executor
 from train.xla_dist import split_command
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,10 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.gpus", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, prog="python -m train.gpus")
     add = parser.add_argument
     add("--gpus", type=int, required=True, help="GPUs of each node")
     add("--nodes", type=int, default=1, help="number of nodes (default 1)")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from train import commands
 from train.execute import Executor
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,10 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.project", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, prog="python -m train.project")
     add = parser.add_argument
     add("project", help="id of the project")
     add("--bucket", required=True, help="gs://NAME, in the region of the TPUs")

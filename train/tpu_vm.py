@@ -27,7 +27,7 @@ from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_place, create_options, create_remote, split_command
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,10 +51,7 @@ def run_verb(arguments: argparse.Namespace) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.tpu_vm", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, prog="python -m train.tpu_vm")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
 
     def add_verb(name: str, text: str) -> argparse.ArgumentParser:

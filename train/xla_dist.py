@@ -26,7 +26,7 @@ from train.fanout import (
     stop_everywhere,
 )
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 _GONE = {
     "restart_tpuvm_pod_server": "--restart-tpuvm-pod-server",
@@ -44,10 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.xla_dist", description=__doc__, epilog="-- begins the command",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = create_program_parser(
+        __doc__, prog="python -m train.xla_dist", epilog="-- begins the command"
+    )
     add_place(parser)
     add_launch(parser)
     add = parser.add_argument

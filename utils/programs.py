@@ -1,12 +1,19 @@
-"""What every program does alike: ends in one line and an exit code."""
+"""What every program does alike: shows its docstring as help, ends in one line and a code."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+
+
+def create_program_parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
+    """A parser whose help keeps the lines of a docstring; `options` are those of argparse."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=description, formatter_class=formatter, **options)
 
 
 def run_program(

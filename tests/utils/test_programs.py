@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 
 def fail(error: BaseException) -> int:
@@ -37,3 +37,9 @@ def test_ctrl_c_is_the_programs_own_line_and_code_130(capsys):
 def test_any_other_error_is_not_hidden():
     with pytest.raises(ValueError, match="ours"):
         run_program(fail, ValueError("ours"))
+
+
+def test_help_keeps_the_lines_of_the_docstring():
+    parser = create_program_parser("Does it.\n\n    python -m x --a\n", prog="python -m x")
+    assert "\n\n    python -m x --a\n" in parser.format_help()
+    assert parser.format_help().startswith("usage: python -m x [-h]\n")

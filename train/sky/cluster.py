@@ -24,7 +24,7 @@ from train.fanout import WORKER_SOURCE
 from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
 from train.tree import pack_tree
 from utils.errors import UserError
-from utils.programs import run_program
+from utils.programs import create_program_parser, run_program
 
 NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
@@ -43,10 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m train.sky.cluster", description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = create_program_parser(__doc__, prog="python -m train.sky.cluster")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     launching = verbs.add_parser("launch", help="start an experiment")
     add = launching.add_argument
