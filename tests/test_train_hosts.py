@@ -51,6 +51,18 @@ def finish(process) -> str:
     return output
 
 
+def find_worker_after_checkpoint(cloud: Cloud, process) -> tuple[int, str]:
+    """Worker 1's process group once a checkpoint stands, and what was said until then."""
+    seen = ""
+    for line in process.stdout:
+        seen += line
+        if "saved and read back" in line:
+            break
+    group = find_group(cloud.get_home(1) / ".xla_dist" / "r1")
+    assert group is not None, seen
+    return group, seen
+
+
 def read_losses(run: Path) -> list[float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["total"] for line in lines if "total" in line]
@@ -99,13 +111,7 @@ def test_one_host_dying_ends_all_and_resume_auto_goes_on(tmp_path, hosts):
     cloud = start_hosts(tmp_path / "cloud", hosts)
     shared = ("--runtime.device=cpu", f"--run.output_dir={tmp_path}/shared")
     process = train(cloud, "r1", *shared, "--train.steps=4000", "--optim.schedule=constant")
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if "saved and read back" in line:
-            break
-    group = find_group(cloud.get_home(1) / ".xla_dist" / "r1")
-    assert group is not None, seen
+    group, _ = find_worker_after_checkpoint(cloud, process)
     os.killpg(group, signal.SIGKILL)
     output, _ = process.communicate()
     assert process.returncode == 137, output
@@ -134,13 +140,7 @@ def test_a_preempted_run_saves_and_goes_on_by_itself(tmp_path):
         *FLAGS, "--runtime.device=cpu", f"--run.output_dir={tmp_path}/shared",
         "--train.steps=1500", "--train.log_every_steps=10",
     )  # fmt: skip
-    seen = ""
-    for line in process.stdout:
-        seen += line
-        if "saved and read back" in line:
-            break
-    group = find_group(cloud.get_home(1) / ".xla_dist" / "r1")
-    assert group is not None, seen
+    group, seen = find_worker_after_checkpoint(cloud, process)
     os.kill(group, signal.SIGTERM)
     output, _ = process.communicate()
     assert process.returncode == 0, seen + output

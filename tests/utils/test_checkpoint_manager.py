@@ -55,6 +55,20 @@ def place(request, tmp_path) -> str | Path:
     return f"memory://{uuid.uuid4().hex}/checkpoints"
 
 
+@pytest.fixture
+def gate(monkeypatch) -> threading.Event:
+    """Until it is set, no checkpoint is written."""
+    gate = threading.Event()
+    original = checkpoint_files.save_file
+
+    def slow(*args, **kwargs):
+        gate.wait()
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint_files, "save_file", slow)
+    return gate
+
+
 def test_a_checkpoint_comes_back_from_disk_and_from_a_url(place):
     manager = CheckpointManager(place)
     save(manager, 3)
@@ -77,16 +91,9 @@ def test_last_best_and_every_kth_are_kept(place):
     assert [read_step(find_checkpoint(place))] == [10.0]
 
 
-def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
+def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path, gate):
     """`submit` returns with the copy; the next one waits for the write before it collects."""
-    gate, calls = threading.Event(), []
-    original = checkpoint_files.save_file
-
-    def slow(*args, **kwargs):
-        gate.wait()
-        original(*args, **kwargs)
-
-    monkeypatch.setattr(checkpoint_files, "save_file", slow)
+    calls = []
     manager = CheckpointManager(tmp_path)
 
     def collect(step: int):
@@ -119,15 +126,7 @@ def test_what_a_checkpoint_relies_on_is_done_before_it_appears(tmp_path):
     assert seen == [[]]
 
 
-def test_a_step_that_is_written_again_only_becomes_the_best(tmp_path, monkeypatch):
-    gate = threading.Event()
-    original = checkpoint_files.save_file
-
-    def slow(*args, **kwargs):
-        gate.wait()
-        original(*args, **kwargs)
-
-    monkeypatch.setattr(checkpoint_files, "save_file", slow)
+def test_a_step_that_is_written_again_only_becomes_the_best(tmp_path, gate):
     manager = CheckpointManager(tmp_path)
     manager.submit(1, lambda: (create_parts(1), get_facts(1)), best=False)
     manager.submit(1, lambda: pytest.fail("collected twice"), best=True)
