@@ -71,6 +71,10 @@ def test_an_error_of_a_call_is_told_in_one_line_too():
 def test_a_right_string_passes(spec):
     check_spec(spec)
     require_valid_spec(spec, "data.train_pp")
+    # Up to its last character: a fault behind it is found, and found where it is.
+    character = len(spec or "") + 2
+    with pytest.raises(UserError, match=f"unknown op 'nope' at character {character};"):
+        require_valid_spec(f"{spec or ''}|nope", "data.train_pp")
 
 
 def test_strings_are_checked_and_split_without_tensorflow():

@@ -85,6 +85,7 @@ def test_an_owner_on_another_host_counts_while_it_beats(tmp_path, age_s, is_free
         refuse_if_owned(tmp_path)
         lock = RunLock(tmp_path)
         lock.acquire(wait_s=0)
+        assert find_owner(tmp_path)["pid"] == os.getpid()
         lock.release()
         return
     for refuse in (
@@ -99,9 +100,11 @@ def test_an_owner_on_another_host_counts_while_it_beats(tmp_path, age_s, is_free
 def test_a_damaged_lock_file_keeps_nobody_out(tmp_path, text):
     (tmp_path / LOCK_FILE).write_text(text)
     os.utime(tmp_path / LOCK_FILE, (1.0, 1.0))
+    assert find_owner(tmp_path) == {}
     refuse_if_owned(tmp_path)
     lock = RunLock(tmp_path)
     lock.acquire(wait_s=0)
+    assert find_owner(tmp_path)["pid"] == os.getpid()
     lock.release()
 
 
