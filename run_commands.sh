@@ -24,7 +24,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   supervise ...    python main.py ..., started again after preemptions and crashes
   pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
   test             the test suite
-  test-all         the test suite and the long proofs
+  test-all         the test suite and the long proofs, the TPU compiler's among them
 
 environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.11), ZONE, PROJECT
 TEXT
@@ -194,7 +194,7 @@ main() {
       run_tests -m "not slow and not cuda" "$@"
       ;;
     test-all)
-      setup
+      setup_extra tpu-compiler tpu,pallas
       run_tests -m "not cuda" "$@"
       ;;
     "" | help | -h | --help) usage ;;

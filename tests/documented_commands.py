@@ -102,6 +102,8 @@ def start_script(arguments: Sequence[str], folder: Path) -> subprocess.Completed
     (venv / "bin").mkdir(parents=True, exist_ok=True)
     stamp = hashlib.sha256((ROOT / "requirements.txt").read_bytes()).hexdigest()
     (venv / ".requirements.sha256").write_text(stamp + "\n")
+    if "test-all" in arguments:
+        (venv / ".extra-tpu-compiler").write_text(stamp + "\n")
     python = venv / "bin" / "python"
     python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
     python.chmod(0o755)

@@ -160,7 +160,7 @@ def test_the_interval_runs_from_the_devices_limits_to_the_estimate():
 
 @pytest.mark.parametrize(
     ("text", "topology", "devices"),
-    [("v5e:2x2", "v5e:2x2x1", 4), ("v5e", "v5e:1x1x1", 1), ("v3:2x2", "v3:2x2x1", 8),
+    [("v5e:2x2", "v5e:2x2x1", 4), ("v5e", "v5e:2x2x1", 1), ("v3:2x2", "v3:2x2x1", 8),
      ("v4:2x2x1", "v4:2x2x1", 8), ("v5p:2x2x1", "v5p:2x2x1", 4), ("v6e:2x4", "v6e:2x4x1", 8)],
 )  # fmt: skip
 def test_targets_name_topologies(text, topology, devices):
@@ -177,6 +177,7 @@ def test_an_unknown_target_gets_the_list(text):
 def test_more_chips_than_the_slice_has_are_refused_with_the_slice_that_fits():
     with pytest.raises(UserError, match="v5e:4x4"):
         parse_target("v5e:2x2", chips=16)
+    assert (parse_target("v5e").name, parse_target("v5e").topology) == ("v5e:1x1", "v5e:2x2x1")
     assert parse_target("v5e", chips=16).name == "v5e:4x4"
     assert parse_target("v5e", chips=64).devices == 64
 
@@ -274,6 +275,20 @@ def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
 def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
     config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
     assert find_image_shape(config) == shape
+
+
+def test_datasets_that_tfds_knows_have_images_of_their_own_size():
+    config = load_config(["--config", "configs/kd/cifar100_dkd.yaml"])
+    assert find_image_shape(config) == (32, 3)
+    config = load_config(["--config", CONFIG, "--data.train_pp=decode|random_crop(600)"])
+    with pytest.raises(UserError, match="fails on a made-up image of 400 x 500"):
+        find_image_shape(config)
+
+
+def test_a_teacher_that_cannot_see_the_images_is_refused_by_name(tmp_path):
+    config = load_config(["--config", "configs/kd/digits_dkd.yaml"])
+    with pytest.raises(UserError, match=r"distill.teacher \('vit_tiny_patch16_224'\).* 8 x 8 x 1"):
+        derive_config(config, tmp_path, batch=4, devices=1, num_classes=10)
 
 
 def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):

@@ -6,6 +6,7 @@ stored answers are made up: none of that changes the step's graph.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from utils.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from utils.config import RunConfig
     from utils.config.sections import TeacherSection
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
 _STEPS = 10_000_000
 _EXAMPLES_IN_BATCHES = 2
 _DEFAULT_TOP_K = 16
+# Height, width and channels of a made-up example of a dataset that nobody knows here.
+_PHOTO_SHAPE = (400, 500, 3)
 
 
 def derive_config(
@@ -71,7 +76,7 @@ def derive_config(
             ),
         }
     )  # fmt: skip
-    return _derive_teachers(derived, config.distill.teacher_cache, classes, folder)
+    return _derive_teachers(derived, config.distill.teacher_cache, (side, channels), folder)
 
 
 def find_image_shape(config: RunConfig) -> tuple[int, int]:
@@ -86,12 +91,15 @@ def find_image_shape(config: RunConfig) -> tuple[int, int]:
     from big_vision.pp.device_ops import split_device_ops
 
     spec, _ = split_device_ops(data.train_pp, data.image_key)
-    example = {data.image_key: _encode_image(), data.label_key: 0}
+    source = _find_source_shape(config) or _PHOTO_SHAPE
+    example = {data.image_key: _encode_image(source), data.label_key: 0}
     try:
         image = get_preprocess_fn(spec)(example)[data.image_key]
     except Exception as error:
+        height, width, _ = source
         raise UserError(
-            f"data.train_pp ({data.train_pp!r}) fails on a made-up JPEG: {error}; correct it"
+            f"data.train_pp ({data.train_pp!r}) fails on a made-up image of {height} x {width}: "
+            f"{error}; correct it"
         ) from error
     height, width, channels = image.shape
     if height != width:
@@ -110,22 +118,44 @@ def find_classes(config: RunConfig) -> int:
     except UserError:
         if config.data.source != "tfds":
             raise
-    import tensorflow_datasets as tfds
-
     try:
-        return int(tfds.builder(config.data.name).info.features[config.data.label_key].num_classes)
+        return int(_read_features(config)[config.data.label_key].num_classes)
     except Exception as error:
         raise UserError(
             f"the classes of data.name {config.data.name!r} are not known here; give --num-classes"
         ) from error
 
 
-def _encode_image() -> bytes:
-    """A JPEG of 500 x 400."""
+def _read_features(config: RunConfig) -> Any:
+    """What TFDS knows of the dataset's examples, from its files or by its name alone."""
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(config.data.name, data_dir=config.data.root or None)
+    except Exception:
+        builder = tfds.builder(config.data.name)
+    return builder.info.features
+
+
+def _find_source_shape(config: RunConfig) -> tuple[int, int, int] | None:
+    """(H, W, C) of the dataset's own images, where all have one shape and it is known here."""
+    if config.data.source != "tfds":
+        return None
+    try:
+        shape = _read_features(config)[config.data.image_key].shape
+    except Exception:
+        return None
+    return shape if len(shape) == len(_PHOTO_SHAPE) and None not in shape else None
+
+
+def _encode_image(shape: tuple[int, int, int]) -> bytes:
+    """A JPEG of one colour."""
     from PIL import Image
 
+    height, width, channels = shape
+    mode, colour = ("L", 90) if channels == 1 else ("RGB", (90, 120, 150))
     buffer = io.BytesIO()
-    Image.new("RGB", (500, 400), (90, 120, 150)).save(buffer, "JPEG")
+    Image.new(mode, (width, height), colour).save(buffer, "JPEG")
     return buffer.getvalue()
 
 
@@ -140,15 +170,19 @@ def _keep_device_op(spec: str, image_key: str) -> str:
     return f"vgg_value_range({mean}, {std})"
 
 
-def _derive_teachers(config: RunConfig, cache: str, classes: int, folder: Path) -> RunConfig:
+def _derive_teachers(
+    config: RunConfig, cache: str, image: tuple[int, int], folder: Path
+) -> RunConfig:
     from models import EMA, get_teacher_sections
 
     sections = get_teacher_sections(config.distill)
     if not sections:
         return config
     made = [
-        one if one.model == EMA else _create_random_teacher(one, classes, folder, number)
-        for number, one in enumerate(sections)
+        one
+        if one.model == EMA
+        else _create_random_teacher(one, config.model.num_classes, image, folder / f"teacher{n}")
+        for n, one in enumerate(sections)
     ]
     update = {
         "teacher": "", "teacher_weights": "", "teachers": tuple(made), "teacher_cache": "",
@@ -163,10 +197,35 @@ def _derive_teachers(config: RunConfig, cache: str, classes: int, folder: Path) 
     return live.model_copy(update={"distill": stored})
 
 
+def _try_teacher(model: nn.Module, name: str, side: int, channels: int) -> None:
+    """Refuse a teacher that cannot see the images: its arguments are in a file that is not here.
+
+    Raises:
+      UserError: with the model's own reason.
+    """
+    import torch
+
+    shadow = copy.deepcopy(model).to("meta").eval()
+    try:
+        with torch.no_grad():
+            shadow(torch.zeros((1, channels, side, side), device="meta"))
+    except Exception as error:
+        raise UserError(
+            f"distill.teacher ({name!r}) without its weights does not take images of {side} x "
+            f"{side} x {channels}: {error}; give its run by --teacher_path, or its args in "
+            "distill.teachers"
+        ) from error
+
+
 def _create_random_teacher(
-    section: TeacherSection, classes: int, folder: Path, number: int
+    section: TeacherSection, classes: int, image: tuple[int, int], target: Path
 ) -> TeacherSection:
-    """The same teacher with random weights in a file; its view as the run would choose it."""
+    """The same teacher with random weights in a file; its view as the run would choose it.
+
+    Args:
+      image: side and channels of what the student sees.
+      target: a directory to make.
+    """
     from models.factory import build_model, export_model
     from models.weights import read_facts
 
@@ -182,7 +241,8 @@ def _create_random_teacher(
     own = section.num_classes or facts.get("num_classes") or classes
     arguments = {**facts.get("args", {}), **section.args, "num_classes": own}
     model = build_model(name, arguments, key="distill.teacher")
-    target = folder / f"teacher{number}"
+    side, channels = image
+    _try_teacher(model, name, section.size or side, channels)
     target.mkdir(parents=True)
     path = export_model(model.state_dict(), {"model": name}, target)
     (target / "student.json").unlink()

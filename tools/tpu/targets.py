@@ -52,6 +52,7 @@ GENERATIONS = {
 _SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16)}
 _SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}
 _TARGET = re.compile(r"^(\w+)(?::(\d+x\d+(?:x\d+)?))?$")
+_HOST_SIDE = 2
 # Public specifications give HBM per chip; a compiler keeps a little of it for itself.
 USABLE_SHARE = 15.75 / 16
 
@@ -70,8 +71,8 @@ class Target:
 
     @property
     def topology(self) -> str:
-        """The name that libtpu takes: always three sides."""
-        sides = (*self.sides, 1)[:3]
+        """The name that libtpu takes: always three sides, and whole hosts of 2 x 2 chips."""
+        sides = (*(max(side, _HOST_SIDE) for side in self.sides[:2]), *self.sides[2:], 1)[:3]
         return f"{self.generation.name}:{'x'.join(map(str, sides))}"
 
     @property
