@@ -18,6 +18,8 @@ from timm.layers import (
     LayerScale,
     PatchEmbed,
 )
+from timm.models.beit import Attention as BeitAttention
+from timm.models.beit import Block as BeitBlock
 from timm.models.convnext import ConvNeXtBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -26,6 +28,7 @@ from models.patches_attention import (
     HeadTokens,
     StreamInComputeType,
     XlaAttention,
+    XlaBeitAttention,
     XlaLayerScale,
     XlaPatchEmbed,
 )
@@ -106,7 +109,7 @@ def patch_attention(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    _swap(model, {Attention: XlaAttention})
+    _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention})
 
 
 def patch_embedding(model: nn.Module) -> None:
@@ -118,7 +121,7 @@ def patch_residual_stream(model: nn.Module) -> None:
     """The sum that blocks add to stays in the compute type."""
     _swap(model, {LayerScale: XlaLayerScale})
     _mix(model, VisionTransformer, StreamInComputeType)
-    _mix(model, ConvNeXtBlock, BlockInComputeType)
+    _mix(model, (ConvNeXtBlock, BeitBlock), BlockInComputeType)
 
 
 def patch_head_tokens(model: nn.Module) -> None:
@@ -166,7 +169,7 @@ def _swap(
             module.__class__ = new
 
 
-def _mix(model: nn.Module, base: type, mixin: type) -> None:
+def _mix(model: nn.Module, base: type | tuple[type, ...], mixin: type) -> None:
     """Mix something into a class and its subclasses, whose own code stays."""
     for module in model.modules():
         if isinstance(module, base) and not isinstance(module, mixin):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from timm.layers import Attention, LayerScale, PatchEmbed
 from timm.layers.attention import resolve_self_attn_mask
+from timm.models.beit import Attention as BeitAttention
 from torch import Tensor, nn
 
 from models.patches_dense import (
@@ -38,26 +39,47 @@ class XlaAttention(Attention):
         dtype = get_compute_dtype(x)
         with without_autocast(x):
             x = x.to(dtype)
-            q, k, v = _project(self, x)
+            q, k, v = _project(self, x, self.qkv.bias)
             q, k = _normalise_heads(self.q_norm, q), _normalise_heads(self.k_norm, k)
             mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-            mixed = self._mix(q * self.scale, k, v, mask)
+            mixed = _mix(self, q * self.scale, k, v, mask)
             return self.proj_drop(_merge(self, mixed, x))
 
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares."""
-        mask = None if mask is None else mask.transpose(-2, -1).to(q.dtype)
-        drops = self.training and self.attn_drop.p > 0
-        if not drops and (mask is None or not mask.requires_grad):
-            return _Mix.apply(q, k, v, mask)
-        shares = self.attn_drop(compute_shares(q, k, mask))
-        return torch.einsum("bhdk,bhkq->bhdq", v, shares)
+
+class XlaBeitAttention(BeitAttention):
+    """The attention of timm's BEiT, whose scores have learned biases, in the same form."""
+
+    fp32_weight_gradient = False
+
+    def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
+        if is_watched(self.qkv) or is_watched(self.proj):
+            return super().forward(x, shared_rel_pos_bias)
+        own = self.relative_position_bias_table is not None
+        biases = [self._get_rel_pos_bias()] if own else []
+        biases += [] if shared_rel_pos_bias is None else [shared_rel_pos_bias]
+        bias = None
+        if self.q_bias is not None:
+            bias = torch.cat((self.q_bias, self.k_bias, self.v_bias))
+        dtype = get_compute_dtype(x)
+        with without_autocast(x):
+            q, k, v = _project(self, x.to(dtype), bias)
+            mixed = _mix(self, q * self.scale, k, v, sum(biases) if biases else None)
+            return self.proj_drop(_merge_plainly(self, mixed))
+
+
+def _mix(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares."""
+    mask = None if mask is None else mask.transpose(-2, -1)
+    if not (layer.training and layer.attn_drop.p > 0):
+        return _Mix.apply(q, k, v, mask)
+    shares = layer.attn_drop(compute_shares(q, k, mask))
+    return torch.einsum("bhdk,bhkq->bhdq", v, shares)
 
 
 def compute_shares(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """[B, H, K, Q] softmax over K of the scores, in the type of q; the sum is float32."""
     scores = torch.einsum("bhdk,bhdq->bhkq", k, q)
-    scores = scores if mask is None else scores + mask
+    scores = scores if mask is None else scores + mask.to(scores.dtype)
     powers = torch.exp(scores - scores.amax(dim=2, keepdim=True).detach())
     share = 1.0 / powers.float().sum(dim=2, keepdim=True)
     return (powers.float() * share).to(q.dtype)
@@ -71,6 +93,7 @@ class _Mix(torch.autograd.Function):
         shares = compute_shares(q, k, mask)
         mixed = torch.einsum("bhdk,bhkq->bhdq", v, shares)
         ctx.save_for_backward(q, k, v, shares, mixed)
+        ctx.mask = None if mask is None else (mask.shape, mask.dtype)
         return mixed
 
     @staticmethod
@@ -80,10 +103,15 @@ class _Mix(torch.autograd.Function):
         dv = torch.einsum("bhdq,bhkq->bhdk", gradient, shares)
         slope = torch.einsum("bhdk,bhdq->bhkq", v, gradient)
         along = _sum_products(gradient, mixed)  # the sum over K of shares * slope
-        slope = (shares.float() * (slope.float() - along)).to(shares.dtype)
+        slope = shares.float() * (slope.float() - along)
+        dmask = None
+        if ctx.needs_input_grad[3]:
+            shape, dtype = ctx.mask
+            dmask = slope.sum_to_size(shape).to(dtype)
+        slope = slope.to(shares.dtype)
         dq = torch.einsum("bhdk,bhkq->bhdq", k, slope)
         dk = torch.einsum("bhdq,bhkq->bhdk", q, slope)
-        return dq, dk, dv, None
+        return dq, dk, dv, dmask
 
 
 def _sum_products(left: Tensor, right: Tensor) -> Tensor:
@@ -98,13 +126,13 @@ def _sum_products(left: Tensor, right: Tensor) -> Tensor:
     return torch.einsum("bhdn,de->bhen", left * right, ones)[:, :, :1].float()
 
 
-def _project(layer: Attention, x: Tensor) -> tuple[Tensor, ...]:
+def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """q, k and v, each [B, H, D, N]; through the module itself where somebody listens to it."""
     if is_watched(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(2, 0, 3, 4, 1).unbind(0)
     wide = layer.fp32_weight_gradient
-    return _Project.apply(x, layer.qkv.weight, layer.qkv.bias, layer.num_heads, wide)
+    return _Project.apply(x, layer.qkv.weight, bias, layer.num_heads, wide)
 
 
 def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
@@ -118,15 +146,18 @@ def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
     if is_plain and not is_watched(layer.proj):
-        shape = (-1, *mixed.shape[1:3])
-        return multiply(
-            layer.proj, mixed, "bhdn,ohd->bno", shape=shape, wide=layer.fp32_weight_gradient
-        )
+        return _merge_plainly(layer, mixed)
     rows = mixed.flatten(1, 2).transpose(1, 2)
     rows = layer.norm(rows).to(rows.dtype)
     if layer.gate is not None:
         rows = rows * layer.gate(x).sigmoid()
     return layer.proj(rows)
+
+
+def _merge_plainly(layer: nn.Module, mixed: Tensor) -> Tensor:
+    """[B, H, D, N] -> [B, N, C] by the output projection alone."""
+    wide, shape = layer.fp32_weight_gradient, (-1, *mixed.shape[1:3])
+    return multiply(layer.proj, mixed, "bhdn,ohd->bno", shape=shape, wide=wide)
 
 
 class _Project(torch.autograd.Function):

@@ -185,6 +185,6 @@ class XlaLayerNorm2d(LayerNorm2d):
 class BlockInComputeType:
     """Mixed into a residual block whose scale is float32: its result has the compute type."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         dtype = get_compute_dtype(x)
-        return super().forward(x).to(dtype)
+        return super().forward(x, *args, **kwargs).to(dtype)
