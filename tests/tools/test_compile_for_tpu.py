@@ -291,6 +291,12 @@ def test_a_teacher_that_cannot_see_the_images_is_refused_by_name(tmp_path):
         derive_config(config, tmp_path, batch=4, devices=1, num_classes=10)
 
 
+def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
+    flags = ["--config", "configs/kd/digits_cached.yaml", "--distill.teacher_cache=nowhere"]
+    derived = derive_config(load_config(flags), tmp_path, batch=4, devices=1, num_classes=10)
+    assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
+
+
 def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):
     flags = ["--config", CONFIG, "--train.accumulate_steps=2", "--model.num_classes=1000",
              "--train.ema=true", "--distill.teacher=vit_tiny_patch16_224", "--distill.loss=kd",

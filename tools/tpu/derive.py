@@ -178,11 +178,12 @@ def _derive_teachers(
     sections = get_teacher_sections(config.distill)
     if not sections:
         return config
+    classes, seen = config.model.num_classes, None if cache else image
     made = [
         one
         if one.model == EMA
-        else _create_random_teacher(one, config.model.num_classes, image, folder / f"teacher{n}")
-        for n, one in enumerate(sections)
+        else _create_random_teacher(one, classes, seen, folder / f"teacher{number}")
+        for number, one in enumerate(sections)
     ]
     update = {
         "teacher": "", "teacher_weights": "", "teachers": tuple(made), "teacher_cache": "",
@@ -218,12 +219,12 @@ def _try_teacher(model: nn.Module, name: str, side: int, channels: int) -> None:
 
 
 def _create_random_teacher(
-    section: TeacherSection, classes: int, image: tuple[int, int], target: Path
+    section: TeacherSection, classes: int, image: tuple[int, int] | None, target: Path
 ) -> TeacherSection:
     """The same teacher with random weights in a file; its view as the run would choose it.
 
     Args:
-      image: side and channels of what the student sees.
+      image: side and channels of what the student sees; none: the step does not ask the teacher.
       target: a directory to make.
     """
     from models.factory import build_model, export_model
@@ -241,8 +242,8 @@ def _create_random_teacher(
     own = section.num_classes or facts.get("num_classes") or classes
     arguments = {**facts.get("args", {}), **section.args, "num_classes": own}
     model = build_model(name, arguments, key="distill.teacher")
-    side, channels = image
-    _try_teacher(model, name, section.size or side, channels)
+    if image is not None:
+        _try_teacher(model, name, section.size or image[0], channels=image[1])
     target.mkdir(parents=True)
     path = export_model(model.state_dict(), {"model": name}, target)
     (target / "student.json").unlink()
