@@ -38,7 +38,6 @@ NOTE = (
     "compiler's estimate, not a measurement; one published point suggests a wall time of 1.3 to 1.5"
     " times the estimate. Collectives, input and dispatch are not in it"
 )
-_MAX_SEARCH = 6
 _BATCH_STEP = 8
 
 
@@ -100,7 +99,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     job = Job(config, target, options.chips, _choose_batch(options, config, target))
     report = create_report(job, options, flags)
     if options.max_batch:
-        report.max_batch_per_chip = find_max_batch(job, options, report)
+        find_max_batch(job, options, report)
     from tools.tpu.printing import print_report
 
     print_report(report)
@@ -199,43 +198,27 @@ def describe(
     return report
 
 
-def find_max_batch(job: Job, options: argparse.Namespace, first: Report) -> int:
-    """The largest batch of a device that fits, a multiple of 8 (and of the micro-batches).
+def find_max_batch(job: Job, options: argparse.Namespace, report: Report) -> None:
+    """Search the largest batch of a device that fits, and write it into the report.
 
-    Memory is nearly a line over the batch: two compiled points predict where it ends, and what is
-    predicted is compiled until one fits and the next does not.
+    Raises:
+      UserError: none fits.
     """
+    from tools.tpu.batch_search import BatchSearch
+
     unit = _BATCH_STEP * job.config.train.accumulate_steps
-    points = {first.examples_per_chip: first.memory.peak_bytes}
-    limit = first.memory.usable_bytes
-    candidate = max(unit, 2 * first.examples_per_chip if first.fits else unit)
-    for _ in range(_MAX_SEARCH):
-        candidate = max(unit, candidate // unit * unit)
-        if candidate not in points:
-            again = Job(job.config, job.target, job.chips, candidate)
-            report = create_report(again, _without_files(options), [])
-            points[candidate] = report.memory.peak_bytes
-        fitting = [size for size, needed in points.items() if needed <= limit]
-        failing = [size for size, needed in points.items() if needed > limit]
-        if fitting and failing and min(failing) - max(fitting) <= unit:
-            break
-        candidate = _predict(points, limit, unit, fitting, failing)
-    if not fitting:
+    memory = report.memory
+    search = BatchSearch(unit, memory.usable_bytes, {job.batch: memory.peak_bytes})
+
+    def measure(batch: int) -> int:
+        again = Job(job.config, job.target, job.chips, batch)
+        return create_report(again, _without_files(options), []).memory.peak_bytes
+
+    search.run(measure)
+    if search.largest_fitting is None:
         raise UserError(f"no batch of a multiple of {unit} fits {job.target.name}; shard the state")
-    return max(fitting)
-
-
-def _predict(
-    points: dict[int, int], limit: int, unit: int, fitting: list[int], failing: list[int]
-) -> int:
-    """Where the line through the outermost points meets the limit, between what is known."""
-    low, high = min(points), max(points)
-    slope = (points[high] - points[low]) / max(high - low, 1)
-    guess = int(low + (limit - points[low]) / slope) if slope > 0 else 2 * high
-    guess = guess // unit * unit
-    if fitting and failing:
-        return min(max(guess, max(fitting) + unit), min(failing) - unit)
-    return max(guess, unit) if guess not in points else guess + unit
+    report.max_batch_per_chip = search.largest_fitting
+    report.too_large_batch_per_chip = search.smallest_failing
 
 
 def _without_files(options: argparse.Namespace) -> argparse.Namespace:

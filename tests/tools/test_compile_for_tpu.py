@@ -13,6 +13,7 @@ import pytest
 from tests.tiny_parts import create_config
 from tools import compile_for_tpu as tool
 from tools.tpu import analysis, compiler
+from tools.tpu.batch_search import BatchSearch
 from tools.tpu.compiler import Compiled, compile_step
 from tools.tpu.derive import derive_config, find_image_shape
 from tools.tpu.export import StepExport, compute_digest, trace_step
@@ -428,8 +429,20 @@ def test_the_largest_batch_is_found_in_a_few_compilations(
     monkeypatch.setattr(tool, "create_report", create)
     options, _ = tool.parse_arguments(["--config", CONFIG])
     job = tool.Job(create_config(tmp_path), parse_target("v5e:2x2"), 1, start)
-    assert tool.find_max_batch(job, options, create(job)) == best
+    report = create(job)
+    tool.find_max_batch(job, options, report)
+    assert report.max_batch_per_chip == best
+    assert report.too_large_batch_per_chip == best + 8
     assert len(compiled) <= 8
+
+
+def test_a_limit_that_the_compiler_shifts_is_bracketed():
+    """Up to 3,400 the compiler makes programs fit that the line would not."""
+    search = BatchSearch(8, 15_750, {64: 320})
+    search.run(lambda size: min(int(6.1 * size), 15_000) if size <= 3400 else 16_000)
+    assert search.largest_fitting <= 3400 < search.smallest_failing
+    assert search.smallest_failing - search.largest_fitting < 3400 / 16
+    assert len(search.points) <= 9
 
 
 def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):

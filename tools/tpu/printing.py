@@ -56,7 +56,9 @@ def _print_memory(report: Report) -> None:
         shape = f"{buffer.dtype}{buffer.shape}"
         print(f"  {buffer.bytes / 2**20:9.1f} MiB  {buffer.kind:<9} {shape:<28} {buffer.name}")
     if report.max_batch_per_chip is not None:
-        print(f"  largest batch of a device that fits: {report.max_batch_per_chip}")
+        large = report.too_large_batch_per_chip
+        next_one = "no limit found" if large is None else f"{large} does not fit"
+        print(f"  largest batch of a device that fits: {report.max_batch_per_chip} ({next_one})")
 
 
 def _print_cost(report: Report) -> None:

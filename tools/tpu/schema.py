@@ -128,6 +128,9 @@ class Report(Part):
     top: list[Cost] = Field(default_factory=list)
     faults: list[Fault] = Field(default_factory=list)
     max_batch_per_chip: int | None = Field(None, description="largest that fits, where searched")
+    too_large_batch_per_chip: int | None = Field(
+        None, description="the next one tried, which does not fit; none: none was found"
+    )
     compile_s: float | None = None
     graph: str = Field(description="hash of program, target and versions")
     versions: dict[str, str]
