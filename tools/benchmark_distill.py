@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.config import load_config  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import ProgramParser, run_program  # noqa: E402
 from utils.runs import get_environment  # noqa: E402
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
 
 def main(argv: list[str] | None = None) -> int:
     """Parse flags, measure, print; gives the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ProgramParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "xla"), default="cpu")
     parser.add_argument("--student", default="vit_tiny_patch16_224")
     parser.add_argument("--teacher", default="vit_small_patch16_224")

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from tools.tpu.targets import Target, list_targets, parse_target  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import ProgramParser, run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from tools.tpu.compiler import Compiled
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The tool's own flags, and those of main.py that change the run."""
-    parser = argparse.ArgumentParser(
+    parser = ProgramParser(
         description=" ".join(__doc__.split()),
         epilog=f"Other flags are those of main.py, such as --optim.name=sgd. Targets: "
         f"{list_targets()}.",
@@ -95,6 +95,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         raise UserError(f"--chips ({options.chips}) must be at least 1")
     target = parse_target(options.target, options.chips)
     base = _read_base(options.compare) if options.compare else None
+    _prepare_outputs(options)
     require_compiler()
     job = Job(config, target, options.chips, _choose_batch(options, config, target))
     report = create_report(job, options, flags)
@@ -104,7 +105,6 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
 
     print_report(report)
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
     return _judge(report, options, base)
 
@@ -113,7 +113,6 @@ def create_report(job: Job, options: argparse.Namespace, flags: list[str]) -> Re
     """Trace and compile one program and read what it costs."""
     export, compiled = compile_job(job, options)
     if options.hlo:
-        options.hlo.mkdir(parents=True, exist_ok=True)
         (options.hlo / "program.hlo").write_text(compiled.hlo, encoding="utf-8")
         (options.hlo / "step.stablehlo").write_bytes(export.bytecode)
     return describe(job, export, compiled, str(options.config), flags)
@@ -239,6 +238,21 @@ def _choose_batch(options: argparse.Namespace, config: RunConfig, target: Target
             f"{devices} devices of --target {target.name}; give --batch, the examples of a device"
         )
     return batch
+
+
+def _prepare_outputs(options: argparse.Namespace) -> None:
+    """Make the directories of the results, before minutes are spent on them."""
+    for key, folder in (("json", options.json and options.json.parent), ("hlo", options.hlo)):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"--{key} ({str(folder)!r}) cannot be made: {error.strerror}; give another place"
+            ) from error
+    if options.json and options.json.is_dir():
+        raise UserError(f"--json ({str(options.json)!r}) is a directory; name a file in it")
 
 
 def _read_base(path: Path) -> float:

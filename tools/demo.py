@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from utils.curves import draw_curves  # noqa: E402
+from utils.programs import ProgramParser  # noqa: E402
 from utils.runs import Run  # noqa: E402
 
 ROLES = {
@@ -51,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The demo's own flags; what follows `--` goes to every run of main.py."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ProgramParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one demo for each seed")

@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT))
 from tools.kd_entries import ENTRIES, TEACHING, Entry  # noqa: E402
 from utils.config import RunConfig, dump_config, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
+from utils.programs import ProgramParser  # noqa: E402
 from utils.runs import Run  # noqa: E402
 from utils.runs.store import CONFIG_FILE  # noqa: E402
 
@@ -73,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The tool's flags."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = ProgramParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")

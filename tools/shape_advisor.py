@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.tpu.targets import GENERATIONS, Target, parse_target  # noqa: E402
-from utils.programs import run_program  # noqa: E402
+from utils.programs import ProgramParser, run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import nn
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The tool's flags."""
-    parser = argparse.ArgumentParser(description=" ".join(__doc__.split()), allow_abbrev=False)
+    parser = ProgramParser(description=" ".join(__doc__.split()), allow_abbrev=False)
     add = parser.add_argument
     add("--model", default="vit_small_patch16_224", help="timm or own model name")
     add("--args", type=json.loads, default={}, help="its arguments as JSON")

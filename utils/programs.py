@@ -5,15 +5,22 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 
 
-def create_program_parser(description: str | None, **options: Any) -> argparse.ArgumentParser:
+class ProgramParser(argparse.ArgumentParser):
+    """Says what is wrong with the command line in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USER_ERROR, f"error: {message}; see {self.prog} --help\n")
+
+
+def create_program_parser(description: str | None, **options: Any) -> ProgramParser:
     """A parser whose help keeps the lines of a docstring; `options` are those of argparse."""
     formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=description, formatter_class=formatter, **options)
+    return ProgramParser(description=description, formatter_class=formatter, **options)
 
 
 def run_program(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,13 +16,11 @@ from tools import compile_for_tpu as tool
 from tools.tpu import analysis, compiler
 from tools.tpu.batch_search import BatchSearch
 from tools.tpu.compiler import Compiled, compile_step
-from tools.tpu.derive import derive_config, find_image_shape
-from tools.tpu.export import StepExport, compute_digest, trace_step
+from tools.tpu.export import StepExport
 from tools.tpu.hlo import get_hbm_bytes, list_steps, read_arrays, read_module
 from tools.tpu.schema import Report
 from tools.tpu.scopes import Origin, read_origin
 from tools.tpu.targets import GENERATIONS, parse_target
-from utils.config import load_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,6 +110,27 @@ def test_an_operation_knows_the_module_that_it_comes_from():
     assert read_origin(name) == Origin("student", "backward", "blocks.11.attn.proj")
     assert read_origin("optimizer|forward|.113/aten__sqrt") == Origin("optimizer", "forward", "")
     assert read_origin("jit(f)/dot") == Origin("", "", "")
+    # Behind a residual branch: its last layer's gradient.
+    name = "student|backward|blocks.3.drop_path2.8/aten__einsum"
+    assert read_origin(name) == Origin("student", "backward", "blocks.3.mlp")
+    name = "student|forward|blocks.3.drop_path2.8/aten__add"
+    assert read_origin(name) == Origin("student", "forward", "blocks.3.drop_path2")
+
+
+def test_arrays_that_the_chip_writes_back_are_among_the_largest_buffers():
+    """Kept on the chip first, then copied out: the copy's place in HBM has its maker's name."""
+    program = PROGRAM.replace(
+        "  %copy-start.1 =",
+        "  %copy-start.9 = (bf16[64,197,384]{2,1,0:T(8,128)(2,1)}, "
+        "bf16[64,197,384]{2,1,0:T(8,128)(2,1)S(1)}, u32[]{:S(2)}) copy-start(%fusion.1)\n"
+        "  %copy-start.1 =",
+    )
+    places = [
+        [one.name for one in analysis._list_buffers(create_export(), list_steps(read_module(text)))]
+        for text in (PROGRAM, program)
+    ]
+    assert "student blocks.3.attn.qkv" not in places[0]
+    assert "student blocks.3.attn.qkv" in places[1]
 
 
 def test_costs_are_grouped_by_role_and_sorted(steps):
@@ -178,6 +198,9 @@ def test_an_unknown_target_gets_the_list(text):
 def test_more_chips_than_the_slice_has_are_refused_with_the_slice_that_fits():
     with pytest.raises(UserError, match="v5e:4x4"):
         parse_target("v5e:2x2", chips=16)
+    assert [parse_target(name).usable_bytes / 2**30 for name in ("v4:2x2x1", "v6e:2x2")] == [
+        pytest.approx(15.25), pytest.approx(31.25)
+    ]  # fmt: skip
     assert (parse_target("v5e").name, parse_target("v5e").topology) == ("v5e:1x1", "v5e:2x2x1")
     assert parse_target("v5e", chips=16).name == "v5e:4x4"
     assert parse_target("v5e", chips=64).devices == 64
@@ -191,128 +214,6 @@ def test_the_derived_clock_makes_the_matrix_unit_as_wide_as_the_peak():
         assert device.peak_tflops * 1e3 / device.clock_ghz == pytest.approx(width, rel=0.02), name
 
 
-# ---------------------------------------------------------------- tracing
-
-
-def trace(tmp_path: Path, *flags: str) -> StepExport:
-    return trace_step(create_config(tmp_path, *flags, device="xla"))
-
-
-@pytest.mark.xla
-def test_the_traced_step_is_whole_and_gives_its_memory_back(tmp_path):
-    export = trace(tmp_path, "--train.ema=true", "--optim.max_grad_norm=1")
-    weights = [name for name in export.arguments if name.startswith("model.")]
-    averages = [name for name in export.arguments if name.startswith("ema.")]
-    moments = [name for name in export.arguments if name.endswith("|exp_avg")]
-    assert len(weights) == len(averages) == len(moments) > 10
-    assert {"batch/images", "batch/labels", "batch/mask"} <= set(export.arguments)
-    assert export.undonated == ["first_bad_step"]
-    assert (export.gradients_alive, export.host_ops) == ([], [])
-    for argument, result in export.donations.items():
-        assert export.arguments[argument] == export.results[result]
-    assert len(set(export.donations.values())) == len(export.donations)
-
-
-@pytest.mark.xla
-def test_an_accumulated_step_is_longer_and_tracing_is_repeatable(tmp_path):
-    plain = trace(tmp_path / "a")
-    split = trace(tmp_path / "b", "--train.accumulate_steps=2")
-    assert len(split.bytecode) > 1.2 * len(plain.bytecode)
-    again = trace(tmp_path / "c")
-    assert again.bytecode == plain.bytecode
-    assert again.digest == plain.digest != split.digest
-
-
-def test_a_program_is_known_by_its_operations_and_not_by_the_place_of_its_source():
-    line = (
-        '%a = f32[8] add(%b, %c), metadata={op_name="blocks.0" source_file="/x/a.py" source_line=7}'
-    )
-    moved = line.replace("/x/a.py", "/y/b.py").replace("line=7", "line=12")
-    assert compute_digest(line) == compute_digest(moved)
-    for other in (line.replace("add", "sub"), line.replace("blocks.0", "blocks.1")):
-        assert compute_digest(line) != compute_digest(other)
-
-
-@pytest.mark.xla
-def test_patches_change_the_traced_step(tmp_path):
-    with_patches = trace(tmp_path / "a", "--runtime.precision=bf16")
-    without = trace(tmp_path / "b", "--runtime.precision=bf16", "--model.xla_patches=false")
-    assert with_patches.digest != without.digest
-    assert sorted(with_patches.results) == sorted(without.results)
-
-
-SPMD = """
-import json, sys
-from pathlib import Path
-from tools.tpu.export import prepare_tracing, trace_step
-prepare_tracing(4)
-from tests.tiny_parts import create_config
-config = create_config(Path(sys.argv[1]), "--runtime.parallel=spmd", device="xla")
-export = trace_step(config)
-names = [[export.arguments[a], export.results[r]] for a, r in export.donations.items()]
-print(json.dumps({"pairs": names, "undonated": export.undonated,
-                  "sharded": b"devices=[4" in export.bytecode}))
-"""
-
-
-@pytest.mark.xla
-def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
-    done = subprocess.run([sys.executable, "-c", SPMD, str(tmp_path)], cwd=ROOT,
-                          capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["sharded"]
-    assert found["undonated"] == ["first_bad_step"]
-    assert len(found["pairs"]) > 40
-    assert all(argument == result for argument, result in found["pairs"])
-
-
-@pytest.mark.parametrize(
-    ("spec", "shape"),
-    [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
-     ("decode|resize(40)|random_crop(32)|vgg_value_range", (32, 3)),
-     ("decode(1)|resize(28)|value_range(0, 1)", (28, 1))],
-)  # fmt: skip
-def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
-    config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
-    assert find_image_shape(config) == shape
-
-
-def test_datasets_that_tfds_knows_have_images_of_their_own_size():
-    config = load_config(["--config", "configs/kd/cifar100_dkd.yaml"])
-    assert find_image_shape(config) == (32, 3)
-    config = load_config(["--config", CONFIG, "--data.train_pp=decode|random_crop(600)"])
-    with pytest.raises(UserError, match="fails on a made-up image of 400 x 500"):
-        find_image_shape(config)
-
-
-def test_a_teacher_that_cannot_see_the_images_is_refused_by_name(tmp_path):
-    config = load_config(["--config", "configs/kd/digits_dkd.yaml"])
-    with pytest.raises(UserError, match=r"distill.teacher \('vit_tiny_patch16_224'\).* 8 x 8 x 1"):
-        derive_config(config, tmp_path, batch=4, devices=1, num_classes=10)
-
-
-def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
-    flags = ["--config", "configs/kd/digits_cached.yaml", "--distill.teacher_cache=nowhere"]
-    derived = derive_config(load_config(flags), tmp_path, batch=4, devices=1, num_classes=10)
-    assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
-
-
-def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):
-    flags = ["--config", CONFIG, "--train.accumulate_steps=2", "--model.num_classes=1000",
-             "--train.ema=true", "--distill.teacher=vit_tiny_patch16_224", "--distill.loss=kd",
-             f"--distill.teacher_cache={tmp_path / 'nowhere'}"]  # fmt: skip
-    config = load_config(flags)
-    derived = derive_config(config, tmp_path, batch=16, devices=2)
-    assert derived.data.source == "synthetic"
-    assert derived.data.global_batch_size == 32
-    assert (derived.runtime.parallel, derived.runtime.device) == ("spmd", "xla")
-    assert derived.train.accumulate_steps == 2
-    assert derived.optim == config.optim
-    assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
-    assert Path(derived.distill.teachers[0].weights).is_file()
-
-
 # ---------------------------------------------------------------- the child process
 
 
@@ -322,6 +223,25 @@ def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, caps
     text = capsys.readouterr().err
     assert text.startswith("error: the TPU compiler is not installed")
     assert "bash run_commands.sh setup --tpu-compiler" in text
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--json", "/proc/nowhere/r.json"], r"--json \('/proc/nowhere'\) cannot be made"),
+        (["--json", "."], r"--json \('.'\) is a directory"),
+        (["--hlo", "/proc/nowhere"], r"--hlo \('/proc/nowhere'\) cannot be made"),
+        (["--gate", "abc"], "argument --gate: invalid float value: 'abc'; see"),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_found_before_anything_compiles(flags, message, capsys):
+    try:
+        assert tool.main(["--config", CONFIG, *flags]) == 2
+    except SystemExit as stop:
+        assert stop.code == 2
+    text = capsys.readouterr().err
+    assert re.match(f"error: {message}", text)
     assert text.count("\n") == 1
 
 

@@ -43,3 +43,22 @@ def test_help_keeps_the_lines_of_the_docstring():
     parser = create_program_parser("Does it.\n\n    python -m x --a\n", prog="python -m x")
     assert "\n\n    python -m x --a\n" in parser.format_help()
     assert parser.format_help().startswith("usage: python -m x [-h]\n")
+
+
+def test_a_wrong_flag_is_one_line_and_code_2_for_verbs_too(capsys):
+    parser = create_program_parser("Does it.", prog="python -m x")
+    verb = parser.add_subparsers().add_parser("do")
+    verb.add_argument("--times", type=int)
+    for words, told in (
+        (
+            ["do", "--times", "x"],
+            "error: argument --times: invalid int value: 'x'; see python -m x do",
+        ),
+        (["undo"], "error: argument "),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            parser.parse_args(words)
+        text = capsys.readouterr().err
+        assert text.startswith(told)
+        assert text.endswith(" --help\n")
+        assert text.count("\n") == 1

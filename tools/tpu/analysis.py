@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tools.tpu.hlo import COLLECTIVES, FREE, Instruction, get_hbm_bytes, list_steps, read_module
 from tools.tpu.schema import (
@@ -42,13 +42,6 @@ _ROLES = (
     ),
     ("head", re.compile(r"(^|\.)(head\w*|fc|fc_norm|global_pool|classifier)(\.|$)")),
 )
-# A hook after the residual branch opens before its last layer's gradient.
-_BACKWARD_OWNERS = {
-    "drop_path1": "attention",
-    "drop_path2": "MLP",
-    "ls1": "attention",
-    "ls2": "MLP",
-}
 
 
 def read_steps(compiled: Compiled) -> list[Instruction]:
@@ -83,8 +76,13 @@ def get_memory(
 
 
 def _list_buffers(export: StepExport, steps: list[Instruction]) -> list[Buffer]:
-    found = []
+    found, makers = [], {step.name: step for step in steps}
     for step in steps:
+        arrays = step.arrays
+        if step.opcode == "copy-start":
+            arrays, step = arrays[:1], makers.get(step.operands[0], step)  # where it goes to
+            if any(array.in_hbm for array in step.arrays):
+                continue  # back to the chip, or from one place of HBM to another
         if step.opcode == "parameter":
             number = int(re.search(r"parameter\((\d+)\)", step.text)[1])
             name = export.arguments[number] if number < len(export.arguments) else step.name
@@ -95,7 +93,7 @@ def _list_buffers(export: StepExport, steps: list[Instruction]) -> list[Buffer]:
         kind = "argument" if step.opcode == "parameter" else "temporary"
         found += [
             Buffer(name=name, kind=kind, dtype=a.dtype, shape=list(a.sizes), bytes=a.bytes)
-            for a in step.arrays
+            for a in arrays
             if a.in_hbm and a.bytes >= _LARGE
         ]
     return sorted(found, key=lambda one: -one.bytes)[:_BUFFERS]
@@ -167,9 +165,6 @@ def get_role(step: Instruction) -> str:
         return "teacher"
     if origin.role != "student":
         return origin.role or "other"
-    last = origin.path.rpartition(".")[2]
-    if origin.phase == "backward" and last in _BACKWARD_OWNERS:
-        return _BACKWARD_OWNERS[last]
     for role, pattern in _ROLES:
         if pattern.search(origin.path):
             return role
@@ -299,8 +294,3 @@ def _get_operation(step: Instruction) -> str:
 def get_flops(compiled: Compiled) -> float:
     """FLOPs of one device as the compiler counts them."""
     return float(compiled.facts["cost"].get("flops", 0.0))
-
-
-def get_versions(compiled: Compiled, own: dict[str, Any]) -> dict[str, str]:
-    """Versions that the figures belong to."""
-    return {**compiled.facts.get("versions", {}), **own}

@@ -34,10 +34,20 @@ class Origin(NamedTuple):
     path: str
 
 
+# The hook after a residual branch opens before the gradient of the branch's last layer.
+_BRANCHES = {"drop_path1": "attn", "drop_path2": "mlp", "ls1": "attn", "ls2": "mlp"}
+
+
 def read_origin(op_name: str) -> Origin:
     """The innermost scope of an operation's name."""
     found = _SCOPE.findall(op_name)
-    return Origin(*found[-1]) if found else Origin("", "", "")
+    if not found:
+        return Origin("", "", "")
+    role, phase, path = found[-1]
+    block, _, last = path.rpartition(".")
+    if phase == "backward" and last in _BRANCHES:
+        path = f"{block}.{_BRANCHES[last]}" if block else _BRANCHES[last]
+    return Origin(role, phase, path)
 
 
 class ScopeLabels:

@@ -1,9 +1,8 @@
 """TPU generations as the compiler knows them: names, sizes, and what a device of each can do.
 
-A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3, v4 and
-tpu7x. Peak, bandwidth and memory are public figures of a chip, divided by its devices; the clock is
-derived: it makes the width of the matrix unit equal to the peak. docs/tpu_compiler.md says how far
-to trust it.
+A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3 and v4.
+Peak and bandwidth are a chip's public figures, divided by its devices; the clock is derived: it
+makes the width of the matrix unit equal to the peak. docs/tpu_compiler.md says how far to trust it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class Generation:
 
     Args:
       peak_tflops: bfloat16.
-      hbm_gib: memory.
+      usable_gib: HBM that a program may use, as this compiler says where one needs more.
       hbm_gb_per_s: public bandwidth.
       clock_ghz: derived, see above.
       dimensions: of its topologies, 2 or 3.
@@ -30,7 +29,7 @@ class Generation:
 
     name: str
     peak_tflops: float
-    hbm_gib: float
+    usable_gib: float
     hbm_gb_per_s: float
     clock_ghz: float
     dimensions: int
@@ -40,12 +39,12 @@ class Generation:
 GENERATIONS = {
     one.name: one
     for one in (
-        Generation("v2", 22.5, 8, 350, 0.70, 2, 2),
-        Generation("v3", 61.5, 16, 450, 0.94, 2, 2),
-        Generation("v4", 137.5, 16, 614, 1.05, 3, 2),
-        Generation("v5e", 197.0, 16, 819, 1.50, 2),
-        Generation("v5p", 459.0, 95, 2765, 1.75, 3),
-        Generation("v6e", 918.0, 32, 1640, 1.75, 2),
+        Generation("v2", 22.5, 7.48, 350, 0.70, 2, 2),
+        Generation("v3", 61.5, 15.48, 450, 0.94, 2, 2),
+        Generation("v4", 137.5, 15.25, 614, 1.05, 3, 2),
+        Generation("v5e", 197.0, 15.75, 819, 1.50, 2),
+        Generation("v5p", 459.0, 95.74, 2765, 1.75, 3),
+        Generation("v6e", 918.0, 31.25, 1640, 1.75, 2),
     )
 }
 # Chips -> sides, where a target does not say them.
@@ -53,8 +52,6 @@ _SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 1
 _SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}
 _TARGET = re.compile(r"^(\w+)(?::(\d+x\d+(?:x\d+)?))?$")
 _HOST_SIDE = 2
-# Public specifications give HBM per chip; a compiler keeps a little of it for itself.
-USABLE_SHARE = 15.75 / 16
 
 
 @dataclass(frozen=True)
@@ -83,7 +80,7 @@ class Target:
     @property
     def usable_bytes(self) -> int:
         """HBM of a device that a program may use."""
-        return int(self.generation.hbm_gib * USABLE_SHARE * 2**30)
+        return int(self.generation.usable_gib * 2**30)
 
 
 def parse_target(text: str, chips: int = 1) -> Target:
