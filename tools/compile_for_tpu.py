@@ -23,7 +23,12 @@ sys.path.insert(0, str(ROOT))
 from tools.tpu.targets import Target, list_targets, parse_target  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
-from utils.programs import ProgramParser, run_program  # noqa: E402
+from utils.programs import (  # noqa: E402
+    ProgramParser,
+    prepare_file,
+    prepare_folder,
+    run_program,
+)
 
 if TYPE_CHECKING:
     from tools.tpu.compiler import Compiled
@@ -94,10 +99,11 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     if options.chips < 1:
         raise UserError(f"--chips ({options.chips}) must be at least 1")
     target = parse_target(options.target, options.chips)
-    base = _read_base(options.compare) if options.compare else None
-    _prepare_outputs(options)
-    require_compiler()
+    prepare_file(options.json, "--json")
+    prepare_folder(options.hlo, "--hlo")
     job = Job(config, target, options.chips, _choose_batch(options, config, target))
+    base = _read_base(options.compare, job) if options.compare else None
+    require_compiler()
     report = create_report(job, options, flags)
     if options.max_batch:
         find_max_batch(job, options, report)
@@ -240,28 +246,23 @@ def _choose_batch(options: argparse.Namespace, config: RunConfig, target: Target
     return batch
 
 
-def _prepare_outputs(options: argparse.Namespace) -> None:
-    """Make the directories of the results, before minutes are spent on them."""
-    for key, folder in (("json", options.json and options.json.parent), ("hlo", options.hlo)):
-        if folder is None:
-            continue
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"--{key} ({str(folder)!r}) cannot be made: {error.strerror}; give another place"
-            ) from error
-    if options.json and options.json.is_dir():
-        raise UserError(f"--json ({str(options.json)!r}) is a directory; name a file in it")
-
-
-def _read_base(path: Path) -> float:
+def _read_base(path: Path, job: Job) -> float:
+    """Mcycles of an earlier report of the same share of the work."""
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))["estimated_mcycles"])
+        report = json.loads(path.read_text(encoding="utf-8"))
+        base = float(report["estimated_mcycles"])
+        compiled = [report[key] for key in ("target", "chips", "examples_per_chip")]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--compare ({str(path)!r}) is no report with estimated_mcycles: {error}"
         ) from error
+    wanted = [job.target.name, job.chips, job.batch]
+    if compiled != wanted:
+        raise UserError(
+            f"--compare ({str(path)!r}) holds target, chips and batch {compiled}, this run "
+            f"{wanted}; compare what is alike by --target, --chips and --batch"
+        )
+    return base
 
 
 def _judge(report: Report, options: argparse.Namespace, base: float | None) -> int:

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tools.tpu.targets import GENERATIONS, Target, parse_target  # noqa: E402
-from utils.programs import ProgramParser, run_program  # noqa: E402
+from utils.errors import UserError  # noqa: E402
+from utils.programs import ProgramParser, prepare_file, run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,6 +88,7 @@ def run(options: argparse.Namespace) -> int:
     from tools.tpu.compiler import require_compiler, run_script
 
     target = parse_target(options.target)
+    prepare_file(options.json, "--json")
     arguments = {**options.args, "num_classes": options.num_classes}
     model = build_model(options.model, arguments, device="meta")
     products = list_products(model, options.batch, options.image_size)
@@ -141,8 +143,13 @@ def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
     for path, module in model.named_modules():
         watch(path, module)
     channels = next(p.shape[1] for p in model.parameters() if p.dim() == 4)
-    with torch.no_grad():
-        model.eval()(torch.empty((batch, channels, side, side), device="meta"))
+    try:
+        with torch.no_grad():
+            model.eval()(torch.empty((batch, channels, side, side), device="meta"))
+    except (AssertionError, RuntimeError) as error:
+        raise UserError(
+            f"--image-size ({side}) does not suit the model: {error}; give the size it is built for"
+        ) from error
     return list(found.values())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
@@ -46,3 +47,32 @@ def run_program(
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")
         return EXIT_INTERRUPTED
+
+
+def prepare_folder(folder: Path | None, flag: str) -> None:
+    """Make a directory for results before time is spent on them; none: nothing to do.
+
+    Raises:
+      UserError: it cannot be made.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{flag} ({str(folder)!r}) cannot be made: {error.strerror}; give another place"
+        ) from error
+
+
+def prepare_file(path: Path | None, flag: str) -> None:
+    """The same for a file: its directory is made.
+
+    Raises:
+      UserError: it cannot be made, or the file is a directory.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise UserError(f"{flag} ({str(path)!r}) is a directory; name a file in it")
+    prepare_folder(path.parent, flag)

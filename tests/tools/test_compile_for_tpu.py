@@ -189,7 +189,7 @@ def test_targets_name_topologies(text, topology, devices):
     assert (target.topology, target.devices) == (topology, devices)
 
 
-@pytest.mark.parametrize("text", ["v5litepod-4", "v7", "v5e:", "v5e:2", "v5e:2xa", ""])
+@pytest.mark.parametrize("text", ["v5litepod-4", "v7", "v5e:", "v5e:2", "v5e:2xa", "v5e:2x2x2", ""])
 def test_an_unknown_target_gets_the_list(text):
     with pytest.raises(UserError, match="v5e:AxB"):
         parse_target(text)
@@ -322,10 +322,19 @@ def create_report(cost: float | None) -> Report:
 def test_a_regression_above_five_percent_fails_the_gate(cost, code, tmp_path, capsys):
     base = tmp_path / "base.json"
     base.write_text(create_report(10.0).model_dump_json())
+    job = tool.Job(None, parse_target("v5e:2x2"), 1, create_report(10.0).examples_per_chip)
     for flags in (["--gate", "10"], ["--compare", str(base)]):
         options, _ = tool.parse_arguments(["--config", CONFIG, *flags])
-        earlier = tool._read_base(options.compare) if options.compare else None
+        earlier = tool._read_base(options.compare, job) if options.compare else None
         assert tool._judge(create_report(cost), options, earlier) == code
+
+
+def test_only_reports_of_the_same_share_are_compared(tmp_path):
+    base = tmp_path / "base.json"
+    base.write_text(create_report(10.0).model_dump_json())
+    job = tool.Job(None, parse_target("v6e:2x2"), 1, 8)
+    with pytest.raises(UserError, match=r"\['v5e:2x2', 1, 8\], this run \['v6e:2x2', 1, 8\]"):
+        tool._read_base(base, job)
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,11 @@ def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "word"), [(["--target", "v9"], "--target"), (["--model", "vit_smal"], "no model")]
-)
+    ("flags", "word"),
+    [(["--target", "v9"], "--target"), (["--model", "vit_smal"], "no model"),
+     (["--image-size", "100"], "--image-size (100) does not suit"),
+     (["--json", "/proc/nowhere/t.json"], "cannot be made")],
+)  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main(flags) == 2
     text = capsys.readouterr().err

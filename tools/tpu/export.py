@@ -211,7 +211,7 @@ def _take_graph(
     argument_ids, values = bindings._get_tensors_xla_device_data_node(outputs)
     owners = {number: name for name, number in ids.items()}
     arguments = [
-        owners.get(number, f"scalar{list(value.shape) or ''}")
+        owners.get(number, f"input{list(value.shape)}" if value.dim() else "scalar")
         for number, value in zip(argument_ids, values, strict=True)
     ]
     positions = {number: position for position, number in enumerate(argument_ids)}

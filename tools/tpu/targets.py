@@ -100,6 +100,8 @@ def parse_target(text: str, chips: int = 1) -> Target:
         sides = tuple(int(side) for side in found[2].split("x"))
     else:
         sides = _choose_sides(generation, chips)
+    if len(sides) > generation.dimensions and sides[generation.dimensions] != 1:
+        raise UserError(f"--target {text!r} has {len(sides)} sides; slices are {list_targets()}")
     target = Target(generation, sides)
     if chips > target.devices:
         larger = Target(generation, _choose_sides(generation, chips))
