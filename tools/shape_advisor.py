@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 UNIT_WIDTHS = {name: 256 if name == "v6e" else 128 for name in GENERATIONS}
 _ROWS = 8
 _SHOWN = 12
+# The axis of an attention's products that is as long as a head is wide.
+_HEAD_AXES = {"scores": "K", "values": "N"}
 
 
 @dataclass
@@ -207,6 +209,14 @@ def describe_neighbour(product: Product, axis: str, size: int, kcycles: float) -
     return f"{mark} {axis}={size}: {cost:.2f}x the cost, {change:.2f}x the size"
 
 
+def name_axis(product: Product, axis: str, num_classes: int) -> str:
+    """What of the model a product's K or N is."""
+    kind = product.paths[0].rpartition(" ")[2]
+    if kind in _HEAD_AXES:
+        return "head width" if axis == _HEAD_AXES[kind] else "tokens"
+    return "classes" if axis == "N" and product.columns == num_classes else "width"
+
+
 def print_table(options: argparse.Namespace, target: Target, products: Sequence[Product]) -> None:
     """Products by work, with their neighbours."""
     width = UNIT_WIDTHS[target.generation.name]
@@ -226,7 +236,8 @@ def print_table(options: argparse.Namespace, target: Target, products: Sequence[
             f"{product.kcycles:>10.1f}  {product.paths[0]}"
         )
         for neighbour in product.neighbours:
-            print(f"       {describe_neighbour(product, *neighbour)}")
+            meaning = name_axis(product, neighbour[0], options.num_classes)
+            print(f"       {describe_neighbour(product, *neighbour)}, {meaning}")
 
 
 if __name__ == "__main__":

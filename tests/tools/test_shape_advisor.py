@@ -72,6 +72,16 @@ def test_a_larger_size_at_the_same_cost_is_marked():
     assert tool.describe_neighbour(product, "N", 768, 5.0).startswith("  N=768")
 
 
+@pytest.mark.parametrize(
+    ("path", "axis", "meaning"),
+    [("blocks.0.attn scores", "K", "head width"), ("blocks.0.attn scores", "N", "tokens"),
+     ("blocks.0.attn values", "K", "tokens"), ("blocks.0.attn values", "N", "head width"),
+     ("head", "N", "classes"), ("head", "K", "width")],
+)  # fmt: skip
+def test_an_axis_has_the_models_word(path, axis, meaning):
+    assert tool.name_axis(Product(1, 64, 384, 10, [path]), axis, num_classes=10) == meaning
+
+
 CHILD = """
 import json, pathlib, sys
 path = pathlib.Path(sys.argv[1])
