@@ -143,7 +143,6 @@ def patch_convolution(model: nn.Module) -> None:
             hold_as_hwio(module)
 
 
-# Order matters: a mixin keeps what a swap has made of the modules inside.
 PATCHES: dict[str, Callable[[nn.Module], None]] = {
     "linear": patch_linear,
     "layer_norm": patch_layer_norm,

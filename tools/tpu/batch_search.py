@@ -57,7 +57,7 @@ class BatchSearch:
             return self._round(high // 2) if high > self.unit else None
         if high is None:
             # The line's first answer is tried as it is; where that fits, it tells too little.
-            leap = max(_GROWTH * low, low + self.unit) if len(self.points) > _OF_A_LINE else low
+            leap = _GROWTH * low if len(self.points) > _OF_A_LINE else low
             return self._round(max(self._predict(), leap, low + self.unit))
         if high - low <= self.unit:
             return None

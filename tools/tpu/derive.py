@@ -6,7 +6,6 @@ stored answers are made up: none of that changes the step's graph.
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 from pathlib import Path
@@ -198,18 +197,20 @@ def _derive_teachers(
     return live.model_copy(update={"distill": stored})
 
 
-def _try_teacher(model: nn.Module, name: str, side: int, channels: int) -> None:
+def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None:
     """Refuse a teacher that cannot see the images: its arguments are in a file that is not here.
+
+    Args:
+      shadow: the teacher on the meta device.
 
     Raises:
       UserError: with the model's own reason.
     """
     import torch
 
-    shadow = copy.deepcopy(model).to("meta").eval()
     try:
         with torch.no_grad():
-            shadow(torch.zeros((1, channels, side, side), device="meta"))
+            shadow.eval()(torch.zeros((1, channels, side, side), device="meta"))
     except Exception as error:
         raise UserError(
             f"distill.teacher ({name!r}) without its weights does not take images of {side} x "
@@ -241,9 +242,10 @@ def _create_random_teacher(
         )
     own = section.num_classes or facts.get("num_classes") or classes
     arguments = {**facts.get("args", {}), **section.args, "num_classes": own}
-    model = build_model(name, arguments, key="distill.teacher")
     if image is not None:
-        _try_teacher(model, name, section.size or image[0], channels=image[1])
+        shadow = build_model(name, arguments, key="distill.teacher", device="meta")
+        _try_teacher(shadow, name, section.size or image[0], channels=image[1])
+    model = build_model(name, arguments, key="distill.teacher")
     target.mkdir(parents=True)
     path = export_model(model.state_dict(), {"model": name}, target)
     (target / "student.json").unlink()
