@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from assembly import iterate_batches, predict
 from engine import Hooks, evaluate
 from resume import describe_place, go_back
+from store.changes import hash_config
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.log import get_logger
 from utils.metrics import METRICS_FILE, MetricWriter
 from utils.progress import Progress
-from utils.runs.changes import hash_config
 from utils.runtime.tracing import Tracer
 from utils.stall import StallWatch
 from utils.stopping import StopRequest

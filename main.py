@@ -15,13 +15,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from store import get_environment
+from store.lock import RunLock
+from store.runs import begin
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from utils.log import get_logger, setup_logging
 from utils.programs import run_program
-from utils.runs import get_environment
-from utils.runs.lock import RunLock
-from utils.runs.store import begin
 from utils.runtime import choose_device, is_silent_rank, launch
 
 if TYPE_CHECKING:

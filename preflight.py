@@ -28,9 +28,9 @@ from models import (
 )
 from optim_factory import check_optimizer_name, create_schedule
 from resume import check_resume, choose_run
+from store import Run
 from utils.checkpoint import Place
 from utils.errors import UserError
-from utils.runs import Run
 from utils.runtime import choose_device, count_planned_ranks, has_layer_loop
 from utils.teacher_cache import describe_stream, open_cache
 

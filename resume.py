@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from store import Run, RunStore
+from store.changes import check_changes
+from store.lock import refuse_if_owned
+from store.runs import CHECKPOINTS, check_free
 from utils.checkpoint import (
     CheckpointError,
     Place,
@@ -23,10 +27,6 @@ from utils.checkpoint import (
 )
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.runs import Run, RunStore
-from utils.runs.changes import check_changes
-from utils.runs.lock import refuse_if_owned
-from utils.runs.store import CHECKPOINTS, check_free
 from utils.storage import open_folder
 
 if TYPE_CHECKING:

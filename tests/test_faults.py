@@ -19,12 +19,12 @@ from safetensors.torch import load_file
 import main
 from assembly import iterate_batches
 from datasets import Batch
+from store import Run
+from store.lock import RunLock
 from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.checkpoint import CheckpointManager, load_checkpoint, verify_checkpoint
 from utils.metrics import read_metrics
-from utils.runs import Run
-from utils.runs.lock import RunLock
 
 SAVING = (
     "--mixup=0.8", "--model_ema", "--train.checkpoint_every_steps=2", "--train.steps=8",
@@ -278,8 +278,8 @@ def test_other_threads_are_told_and_refused_where_bits_must_not_differ(tmp_path,
 
 
 def test_a_run_that_another_program_writes_is_refused_by_name(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("utils.runs.lock._WAIT_S", 0.0)
-    monkeypatch.setattr("utils.runs.lock.refuse_if_owned.__defaults__", (0.0,))
+    monkeypatch.setattr("store.lock._WAIT_S", 0.0)
+    monkeypatch.setattr("store.lock.refuse_if_owned.__defaults__", (0.0,))
     assert run(tmp_path) == 0
     lock = RunLock(tmp_path / "tiny" / "a")
     lock.acquire()

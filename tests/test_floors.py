@@ -19,7 +19,7 @@ FLOORS = {
     "utils.programs": 0,
     "utils.storage": 0.5,
     "utils.config": 1,
-    "utils.runs": 1,
+    "store": 1,
     "utils.stopping": 1,
     "utils.stall": 1,
     "utils.runtime": 2,
@@ -213,7 +213,7 @@ def test_the_house_keeps_its_floors():
 def test_every_source_is_looked_at():
     names = {path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)}
     rooms = ("main.py", "engine.py", "datasets.py", "optim_factory.py", "models/factory.py",
-             "losses/objective.py", "big_vision/pp/registry.py", "utils/runs/store.py",
+             "losses/objective.py", "big_vision/pp/registry.py", "store/runs.py",
              "utils/runtime/xla.py", "tools/prepare_dataset.py", "tests/conftest.py")  # fmt: skip
     assert not set(rooms) - names
 
@@ -230,10 +230,10 @@ PLANTED = [
     ("datasets.py", "from tools import prepare_dataset", "above it"),
     ("models/a.py", "from tests import conftest", "imports tests"),
     ("utils/config/a.py", "import torch", "floor 1 imports torch"),
-    ("utils/runs/a.py", "def f():\n    import torch", "floor 1 imports torch"),
+    ("store/a.py", "def f():\n    import torch", "floor 1 imports torch"),
     ("utils/log.py", "import tqdm", "floor 0 imports tqdm"),
     ("utils/storage.py", "import torch", "floor 0.5 imports torch"),
-    ("utils/storage.py", "from utils import runs", "above it"),
+    ("utils/storage.py", "from store import runs", "above it"),
     ("engine.py", "def f():\n    import torch_xla", "outside its rooms"),
     ("utils/runtime/xla.py", "import torch_xla.core.xla_model as xm", "at module level"),
     ("main.py", "def f():\n    import tensorflow as tf", "outside its rooms"),

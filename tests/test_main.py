@@ -19,6 +19,7 @@ from assembly import build_parts, iterate_batches
 from engine import _run_step
 from models import export_model
 from preflight import check
+from store import Run
 from tests.child_runs import ROOT, get_command, get_environment, run_main, run_series
 from tests.tiny_parts import (
     CLASSES,
@@ -31,7 +32,6 @@ from tests.tiny_parts import (
 )
 from utils.config import load_config
 from utils.metrics import read_metrics
-from utils.runs import Run
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 STEPS_PER_EPOCH = 6

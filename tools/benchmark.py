@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from store import get_environment  # noqa: E402
 from tools.benchmarking.report import (  # noqa: E402
     SCHEMA,
     compare,
@@ -38,7 +39,6 @@ from utils.config import RunConfig, load_config  # noqa: E402
 from utils.errors import EXIT_FAILED, UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
 from utils.programs import run_program  # noqa: E402
-from utils.runs import get_environment  # noqa: E402
 from utils.runtime import (  # noqa: E402
     choose_device,
     is_silent_rank,

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from store import get_environment  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
 from utils.programs import create_program_parser, run_program  # noqa: E402
-from utils.runs import get_environment  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from store import get_environment  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.programs import ProgramParser, run_program  # noqa: E402
-from utils.runs import get_environment  # noqa: E402
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime

@@ -19,9 +19,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from store import Run  # noqa: E402
 from utils.curves import draw_curves  # noqa: E402
 from utils.programs import ProgramParser  # noqa: E402
-from utils.runs import Run  # noqa: E402
 
 ROLES = {
     "teacher": ("configs/digits_teacher.yaml", "teacher"),

@@ -24,12 +24,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from store import Run  # noqa: E402
+from store.runs import CONFIG_FILE  # noqa: E402
 from tools.kd_entries import ENTRIES, TEACHING, Entry  # noqa: E402
 from utils.config import RunConfig, dump_config, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 from utils.programs import ProgramParser  # noqa: E402
-from utils.runs import Run  # noqa: E402
-from utils.runs.store import CONFIG_FILE  # noqa: E402
 
 EXPERIMENT = "kd_table"
 BEGIN, END = "<!-- kd_table: begin -->", "<!-- kd_table: end -->"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from store.lock import LOCK_FILE
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.runs.lock import LOCK_FILE
 from utils.storage import join_place, open_folder, write_atomically
 
 RUN_FILE = "run.json"
@@ -179,7 +179,7 @@ def get_environment() -> dict[str, Any]:
 
 def _get_commit() -> str:
     """The commit of the source tree, marked if it has changes; empty outside a repository."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[1]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 
 import pytest
 
+from store.changes import MAY_CHANGE, check_changes, find_changes, hash_config
 from utils.config import RunConfig
 from utils.config.load import iterate_keys
 from utils.errors import UserError
-from utils.runs.changes import MAY_CHANGE, check_changes, find_changes, hash_config
 
 BASE = RunConfig()
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from store import Run, RunStore, get_environment
+from store.runs import begin, check_free
 from utils.errors import UserError
-from utils.runs import Run, RunStore, get_environment
-from utils.runs.store import begin, check_free
 
 
 def test_a_begun_run_has_its_configuration_and_status(tmp_path):
@@ -26,7 +26,7 @@ def test_a_begun_run_has_its_configuration_and_status(tmp_path):
 
 
 def test_a_new_run_never_gets_the_name_of_an_old_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("utils.runs.store.time.strftime", lambda form: "20300101-120000")
+    monkeypatch.setattr("store.runs.time.strftime", lambda form: "20300101-120000")
     store = RunStore(str(tmp_path), "digits")
     names = []
     for _ in range(3):

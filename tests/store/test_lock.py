@@ -11,15 +11,15 @@ import time
 
 import pytest
 
+from store.lock import LOCK_FILE, RunLock, find_owner, refuse_if_owned
 from tests.child_runs import ROOT
 from utils.errors import UserError
-from utils.runs.lock import LOCK_FILE, RunLock, find_owner, refuse_if_owned
 
 _HOLD = """
 import sys, os
 sys.path.insert(0, os.getcwd())
 from pathlib import Path
-from utils.runs.lock import RunLock
+from store.lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -1,5 +1,5 @@
 """The run store: one directory for each run, with its configuration, status and environment."""
 
-from utils.runs.store import Run, RunStore, get_environment
+from store.runs import Run, RunStore, get_environment
 
 __all__ = ["Run", "RunStore", "get_environment"]
