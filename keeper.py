@@ -20,7 +20,7 @@ from utils.stopping import StopRequest
 from utils.storage import write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from assembly import Parts
     from engine import TrainState
@@ -71,7 +71,10 @@ class Keeper:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            self.manager.wait()
+            if error is None:
+                self._ask_writer(self.manager.wait)
+            else:
+                self.manager.wait()
         except CheckpointError as failure:
             if error is None:
                 raise
@@ -110,7 +113,8 @@ class Keeper:
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """A line of metrics, written and shown; what the checkpoint thread met is raised here."""
         self._watch.beat()
-        self.manager.check()
+        if self.runtime.world_size == 1:
+            self.manager.check()  # several ranks look at it together: should_stop, save
         if self.writer is not None:
             line = {**scalars, **self.parts.train_loader.counters}
             if "eval_top1" not in scalars:
@@ -120,11 +124,14 @@ class Keeper:
 
     def save(self, state: TrainState, best: bool) -> None:
         """Take the state to the host and have it written beside the loop, by rank zero."""
-        if self.writer is not None:
+        # Only the writer knows, and a shard of a global array is fetched by all hosts or by none.
+        is_needed = self._ask_writer(partial(self.manager.needs, state.step))
+        if not is_needed:
+            self.manager.note(state.step, best=best)
+        elif self.writer is not None:
             collect = partial(self._collect, state)
             self.manager.submit(state.step, collect, best=best, before=self.writer.sync)
         elif self.runtime.local_devices > 1:
-            # A shard of a global array is fetched by all hosts together.
             self._collect(state)
         self._watch.beat()
 
@@ -132,6 +139,7 @@ class Keeper:
         """Whether any rank was asked to end; alike on all of them."""
         if self.runtime.world_size > 1 and step % AGREE_EVERY:
             return False
+        self._ask_writer(self.manager.check)
         asked = self.runtime.any_rank(bool(self.stop.reason))
         if asked:
             get_logger().warning(
@@ -146,7 +154,7 @@ class Keeper:
         if len(state.skipped_steps) >= self.max_rollbacks:
             get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
             return False
-        self.manager.wait()
+        self._ask_writer(self.manager.wait)
         if not go_back(self.runtime, self.task, state, bad_step):
             return False
         get_logger().warning(
@@ -157,6 +165,23 @@ class Keeper:
             self.writer.rewind(state.step)
             self.task.run.update(skipped_steps=list(state.skipped_steps))
         return True
+
+    def _ask_writer(self, ask: Callable[[], Any]) -> Any:
+        """The writer's answer on every rank, its failure as well; called by all of them alike.
+
+        Raises:
+          CheckpointError: on every rank, where the writer met it.
+        """
+        answer = failure = None
+        if self.writer is not None:
+            try:
+                answer = ask()
+            except CheckpointError as error:
+                failure = error
+        answer, text = self.runtime.broadcast_value((answer, failure and str(failure)))
+        if text is not None:
+            raise failure or CheckpointError(text)
+        return answer
 
     def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
         parts, facts = collect_state(state, self.runtime.fetch_all)

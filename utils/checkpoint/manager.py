@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,17 +77,43 @@ class CheckpointManager:
             checkpoint has been written or is being written: then it may only become the best one.
           before: called by the thread before the checkpoint appears.
         """
-        began = time.perf_counter()
-        try:
-            if self._mark_known(step, best=best):
-                return
-            self.wait()
+        if not self.needs(step):
+            self.note(step, best=best)
+            return
+        with self._holding():
             parts, facts = collect()
             self._job = _Job(step, parts, facts, best, before)
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer")
             self._thread.start()
-        finally:
-            self._held_s += time.perf_counter() - began
+
+    def needs(self, step: int) -> bool:
+        """Whether `submit` would collect this step; if so, an earlier write has ended.
+
+        Raises:
+          CheckpointError: that write has failed.
+        """
+        with self._lock:
+            if step in self._whole or (self._job is not None and self._job.step == step):
+                return False
+        with self._holding():
+            self.wait()
+        return True
+
+    def note(self, step: int, *, best: bool) -> None:
+        """A step that needs no new write may become the best one; `check` raises what fails."""
+        with self._lock:
+            if self._job is not None and self._job.step == step:
+                self._job.best |= best
+                return
+        if not best or step not in self._whole:
+            return
+        with self._holding():
+            if self._thread is not None:
+                self._thread.join()
+            try:
+                self._mark_best(step)
+            except OSError as error:
+                self._error = self._error or error
 
     def check(self) -> None:
         """Raise what the writing thread has met.
@@ -135,22 +162,14 @@ class CheckpointManager:
                 get_logger().warning("%s is set aside", self._get_folder(later))
                 self._get_folder(later).set_aside()
 
-    def _mark_known(self, step: int, *, best: bool) -> bool:
-        """Whether a step needs no new write; makes it the best one if it is."""
-        with self._lock:
-            if self._job is not None and self._job.step == step:
-                self._job.best |= best
-                return True
-        if step not in self._whole:
-            return False
-        self.wait()
-        if best:
-            try:
-                self._mark_best(step)
-            except OSError as error:
-                self._error = error
-                self.check()
-        return True
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """Around what the loop waits for."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._held_s += time.perf_counter() - began
 
     def _run(self) -> None:
         """The thread: one write, then the old ones go."""

@@ -1,0 +1,154 @@
+"""Hosts of one mesh: what is fetched or said together is asked for by all of them, or all hang.
+
+Two threads are the hosts of a run: they add up and speak in a meeting that notices at once when
+one of them asks for something else, or ends, which on a pod would be a hang.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import main
+from preflight import check
+from store import Run
+from tests.tiny_parts import create_config
+from utils.checkpoint import CheckpointError
+from utils.checkpoint import files as checkpoint_files
+from utils.config.sections import RuntimeSection
+from utils.runtime.cpu import CpuRuntime
+
+HOSTS = 2
+
+
+class Meeting:
+    """Where the hosts meet: each call is answered once all have made the same one."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._turns: list[dict[int, Any]] = []
+        self._next = [0] * HOSTS
+        self._ended = False
+
+    def meet(self, rank: int, kind: str, value: Any = None) -> list[Any]:
+        """Every host's value, in order of ranks."""
+        with self._changed:
+            turn = self._next[rank]
+            self._next[rank] += 1
+            if turn == len(self._turns):
+                self._turns.append({})
+            told = self._turns[turn]
+            told[rank] = (kind, value)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(told) == HOSTS or self._ended, timeout=60.0)
+            assert len(told) == HOSTS, f"host {rank} waits in vain with its {kind}"
+        kinds = [told[host][0] for host in range(HOSTS)]
+        assert len(set(kinds)) == 1, f"the hosts do different things: {kinds}"
+        return [told[host][1] for host in range(HOSTS)]
+
+    def end(self) -> None:
+        """Whoever waits now waits in vain."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+
+class ThreadGroup:
+    """What `Group` does, between threads."""
+
+    size = HOSTS
+
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self.meeting, self.rank = meeting, rank
+
+    def add_up(self, tensor: Tensor) -> Tensor:
+        values = self.meeting.meet(self.rank, "sum", tensor.clone())
+        return tensor.copy_(sum(values[1:], values[0]))
+
+    def copy_first(self, tensors: list[Tensor]) -> None:
+        with torch.no_grad():
+            for tensor in tensors:
+                tensor.copy_(self.meeting.meet(self.rank, "copy", tensor.clone())[0])
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.meeting.meet(self.rank, "gather", value)
+
+    def barrier(self) -> None:
+        self.meeting.meet(self.rank, "barrier")
+
+    def leave(self) -> None:
+        self.meeting.end()
+
+
+class MeshHost(CpuRuntime):
+    """One host of a mesh of two devices each: shards are fetched by all hosts together."""
+
+    local_devices = 2
+
+    def __init__(self, section: RuntimeSection, meeting: Meeting, rank: int) -> None:
+        super().__init__(section)
+        self.group = ThreadGroup(meeting, rank)
+        self.rank, self.world_size = rank, HOSTS
+        self.fetches: list[str] = []
+
+    def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.fetches.append(self.current_span)
+        self.group.meeting.meet(self.rank, "fetch", len(tensors))
+        return super().fetch_all(tensors)
+
+
+def run_hosts(folder: Path, *flags: str) -> list[Any]:
+    """A run on all hosts; gives each one's exit code or error."""
+    config = create_config(
+        folder, "--runtime.num_threads=1", "--run.run_id=mesh", "--runtime.num_processes=2", *flags
+    )
+    task, meeting = check(config), Meeting()
+
+    def work(rank: int) -> tuple[Any, list[str]]:
+        runtime = MeshHost(config.runtime, meeting, rank)
+        try:
+            outcome: Any = main.run(runtime, task)
+        except Exception as error:
+            outcome = error
+        finally:
+            runtime.close()
+        return outcome, runtime.fetches
+
+    with ThreadPoolExecutor(HOSTS) as pool:
+        outcomes = list(pool.map(work, range(HOSTS)))
+    assert outcomes[0][1] == outcomes[1][1]
+    return [outcome for outcome, _ in outcomes]
+
+
+def test_hosts_fetch_alike_where_a_checkpoint_is_known(tmp_path):
+    """Steps 3 and 6 are a checkpoint's and a best evaluation's; step 6 is the end as well."""
+    flags = ("--train.steps=6", "--train.checkpoint_every_steps=3", "--train.eval_every_epochs=0.5")
+    assert run_hosts(tmp_path, *flags) == [0, 0]
+    assert Run(tmp_path / "tiny" / "mesh").read()["status"] == "complete"
+    # Nothing is left to write: the writer knows the step from the checkpoint that it read.
+    assert run_hosts(tmp_path, *flags, "--resume=auto") == [0, 0]
+
+
+@pytest.mark.parametrize("bad", [2, 6])
+def test_a_checkpoint_that_cannot_be_written_ends_all_hosts(tmp_path, monkeypatch, bad):
+    """Rank zero alone meets it, in its thread; the others learn it by word, not by timeout."""
+    original, calls = checkpoint_files.save_file, []
+
+    def fail(tensors: object, path: object, **kwargs: object) -> None:
+        calls.append(path)
+        if f"step_{bad:08d}" in str(path):
+            raise OSError(28, "No space left on device")
+        original(tensors, path, **kwargs)
+
+    monkeypatch.setattr(checkpoint_files, "save_file", fail)
+    errors = run_hosts(tmp_path, "--train.steps=6", "--train.checkpoint_every_steps=2")
+    assert [type(error) for error in errors] == [CheckpointError] * 2, errors
+    assert all("No space left on device" in str(error) for error in errors)
+    assert calls
