@@ -22,6 +22,7 @@ from torch import Tensor
 
 from big_vision.input.catalog import Selection, is_remote, load_tfds_catalog
 from big_vision.input.folder import FolderSelection, select_folder
+from big_vision.input.labels import LabelRule
 from big_vision.input.order import ShardSpec
 from big_vision.input.synthetic import SyntheticReader, SyntheticShape, parse_synthetic_name
 from big_vision.pp.checks import require_valid_spec
@@ -207,6 +208,9 @@ class Loader:
         self.role, self.shard, self.order = role, (spec.index, spec.count), order
         self.num_examples: int = selection.num_examples
         self.num_classes = _get_num_classes(config, selection)
+        self._labels = LabelRule(
+            config.data.label_key, _get_model_classes(config) or self.num_classes, reader.describe
+        )
         self.class_names: tuple[str, ...] | None = selection.class_names
         self.image_shape: tuple[int, int, int] = reader.image_shape
         self.normalisation = split_device_ops(pp, config.data.image_key)[1]
@@ -236,7 +240,7 @@ class Loader:
     def load_examples(self, indices: Sequence[int], epoch: int = 0) -> Batch:
         """The named examples of the split, with the augmentation of that epoch; for inspection."""
         raw = self._reader.read_examples(np.asarray(indices, np.int64), epoch)
-        labels, index = torch.from_numpy(raw["label"]), torch.from_numpy(raw["index"])
+        labels, index = self._labels.check(raw), torch.from_numpy(raw["index"])
         mask = torch.ones(len(labels), dtype=torch.bool)
         return Batch(torch.from_dlpack(raw["image"]), labels, mask, index, self._get_ids(index))
 
@@ -282,7 +286,7 @@ class Loader:
     def _training_batches(self, epoch: int, start: int) -> Iterator[Batch]:
         for raw in self._reader.read_training(epoch, start):
             images = torch.from_dlpack(raw["image"])
-            labels, indices = torch.from_numpy(raw["label"]), torch.from_numpy(raw["index"])
+            labels, indices = self._labels.check(raw), torch.from_numpy(raw["index"])
             if "ok" in raw and not raw["ok"].all():
                 self._count_skipped(raw["index"][~raw["ok"]])
                 # The places of unreadable records are taken by neighbours of the same batch.
@@ -317,7 +321,7 @@ class Loader:
         ok = raw.get("ok", np.ones(count, bool))
         self._count_skipped(raw["index"][~ok])
         good = torch.from_numpy(ok)
-        labels[:count] = torch.from_numpy(raw["label"])
+        labels[:count] = self._labels.check(raw)
         mask[:count] = good
         indices[:count] = torch.where(good, torch.from_numpy(raw["index"]), -1)
         return Batch(images, labels, mask, indices, self._get_ids(indices))
@@ -382,13 +386,17 @@ def _select_synthetic(config: Any) -> _SyntheticSelection:
 def _get_num_classes(config: Any, selection: Any) -> int:
     if selection.num_classes is not None:
         return selection.num_classes
-    given = getattr(getattr(config, "model", None), "num_classes", None)
+    given = _get_model_classes(config)
     if given is None:
         raise UserError(
             f"data.label_key ({config.data.label_key}): the dataset does not say how many classes "
             "it has; set model.num_classes"
         )
     return given
+
+
+def _get_model_classes(config: Any) -> int | None:
+    return getattr(getattr(config, "model", None), "num_classes", None)
 
 
 def _get_batch_key(config: Any, role: Role) -> str:

@@ -136,7 +136,8 @@ class Pipeline:
         data = self.source.load(element)
         data = self.spec.preprocess(data, epoch=element["epoch"], index=element["index"])
         image, label = self._pick(data)
-        return {"image": image, "label": tf.cast(label, tf.int32), "index": element["index"]}
+        # All of the number: what does not fit into int32 must not come out as another class.
+        return {"image": image, "label": tf.cast(label, tf.int64), "index": element["index"]}
 
     def _pick(self, data: dict[str, Any]) -> tuple[Any, Any]:
         spec = self.spec
@@ -174,7 +175,7 @@ class Pipeline:
         spec = good.element_spec["image"]
         blank = {
             "image": tf.zeros(spec.shape, spec.dtype),
-            "label": tf.constant(0, tf.int32),
+            "label": tf.constant(0, tf.int64),
             "index": element["index"],
             "ok": False,
         }

@@ -21,7 +21,7 @@ class TensorFlowReader:
     """Reads one split for one shard.
 
     A batch is a dict: `image` (a uint8 TensorFlow tensor, which torch takes over without a copy),
-    `label` [b] int32 and `index` [b] int64 (numpy) and, where examples may fail, `ok` [b] bool.
+    `label` and `index` [b] int64 (numpy) and, where examples may fail, `ok` [b] bool.
     """
 
     def __init__(self, source: Any, spec: PipelineSpec, order: str) -> None:
