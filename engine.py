@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,13 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from utils.counting import compute_ece, count_batch
+from utils.counting import compute_ece, count_agreement, count_batch
+from utils.log import get_logger
 from utils.metrics import LoopMeter
 
 if TYPE_CHECKING:
     from datasets import Batch
     from optim_factory import Schedule
     from utils.runtime.base import Runtime
+
+
+_NOT_FINITE = (
+    "the weights or running statistics hold NaN, or the answers overflow; lower optim.lr, or look "
+    "at runtime.precision"
+)
 
 
 class Objective(Protocol):
@@ -127,6 +135,10 @@ class NonFiniteError(RuntimeError):
         self.step = step
 
 
+class NonFiniteEvaluationError(RuntimeError):
+    """A model that is evaluated, exported or taught by answers with numbers that are not finite."""
+
+
 class PreemptedError(RuntimeError):
     """The run was asked to end and has saved its state.
 
@@ -232,6 +244,11 @@ def evaluate(
     }
 
 
+def is_finite(metrics: Mapping[str, float]) -> bool:
+    """Whether all answers that were evaluated were finite numbers."""
+    return math.isfinite(metrics.get("loss", 0.0))
+
+
 @torch.no_grad()
 def compute_agreement(
     predict: Callable[[Batch], Tensor],
@@ -242,8 +259,7 @@ def compute_agreement(
     """Percent of valid examples for which two models name the same class."""
 
     def count(batch: Batch) -> Tensor:
-        same = predict(batch).argmax(dim=1) == predict_other(batch).argmax(dim=1)
-        return torch.stack([(same & batch.mask).float().sum(), batch.mask.float().sum()])
+        return count_agreement(predict(batch), predict_other(batch), batch.mask)
 
     same, examples = _sum_batches(count, batches, runtime).tolist()
     return 100.0 * same / max(examples, 1.0)
@@ -281,6 +297,7 @@ def fit(
     Raises:
       PreemptedError: the run was asked to end; its state is saved.
       NonFiniteError: a loss or gradient was not finite, and the run does not go back.
+      NonFiniteEvaluationError: the last evaluation was not finite; nothing is saved of it.
     """
     _clear_bad_step(state, runtime)  # before the meter: its graph is no step's
     runtime.check_replicas(state.get_replicated(), "at the start")
@@ -292,6 +309,10 @@ def fit(
         except NonFiniteError as error:
             if not hooks.roll_back(state, error.step):
                 raise
+    if not is_finite(metrics):
+        raise NonFiniteEvaluationError(
+            f"the evaluation after step {state.step} was not finite: {_NOT_FINITE}"
+        )
     _save(state, hooks, runtime)
     runtime.check_replicas(state.get_replicated(), "at the end")
     runtime.barrier("end of training")
@@ -402,7 +423,11 @@ def _evaluate(
         runtime.check_replicas(state.get_replicated(), f"after step {state.step}")
         metrics = hooks.evaluate(state)
     state.model.train()
-    if metrics["top1"] > state.best_metric:
+    if not is_finite(metrics):
+        get_logger().warning(
+            "the evaluation after step %d was not finite: %s", state.step, _NOT_FINITE
+        )
+    elif metrics["top1"] > state.best_metric:
         _require_finite(state, runtime)
         state.best_metric = metrics["top1"]
         hooks.save(state, True)

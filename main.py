@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def start(config: RunConfig) -> int:
     """Check a configuration on the host, then run it on its runtime; gives the exit code."""
     choose_device(config.runtime)
-    from engine import NonFiniteError
+    from engine import NonFiniteError, NonFiniteEvaluationError
     from preflight import check
     from utils.checkpoint import CheckpointError
     from utils.metrics import GraphBudgetError, LostRunError
@@ -58,7 +58,8 @@ def start(config: RunConfig) -> int:
     try:
         return launch(config.runtime, run, task)
     except (
-        CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError, ReplicaError
+        CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError,
+        NonFiniteEvaluationError, ReplicaError,
     ) as error:  # fmt: skip
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED
@@ -171,11 +172,19 @@ def evaluate_model(
 def _check_teachers(runtime: Runtime, task: Task, parts: Parts) -> None:
     """Evaluate the teachers; refuse one that knows nothing."""
     from assembly import ask_teacher
-    from engine import evaluate
+    from engine import evaluate, is_finite
+    from models import EMA, get_teacher_sections
 
-    for teacher in parts.own_teachers():
+    sections = [one for one in get_teacher_sections(task.config.distill) if one.model != EMA]
+    # With stored answers there is none to ask.
+    for section, teacher in zip(sections, parts.own_teachers(), strict=False):
         batches = parts.eval_loader.batches()
         metrics = evaluate(teacher, batches, ask_teacher, runtime)
+        if not is_finite(metrics):
+            raise UserError(
+                f"distill.teacher {(section.weights or section.model)!r} gives answers that are "
+                "not finite on data.eval_split; check its weights, its mean and std, and its dtype"
+            )
         get_logger().info("teacher top-1 %.2f on %s", metrics["top1"], task.config.data.eval_split)
         chance = 1.0 / task.num_classes
         spread = (chance * (1 - chance) / max(metrics["examples"], 1)) ** 0.5
@@ -232,7 +241,7 @@ def evaluate_checkpoint(runtime: Runtime, task: Task) -> None:
     """`--eval`: metrics of a checkpoint or of weights on data.eval_split."""
     from assembly import predict
     from datasets import create_loader
-    from engine import evaluate
+    from engine import NonFiniteEvaluationError, evaluate, is_finite
     from models import create_model, create_view
     from utils.checkpoint import load_checkpoint
 
@@ -255,6 +264,11 @@ def evaluate_checkpoint(runtime: Runtime, task: Task) -> None:
         source, config.data.eval_split, metrics["top1"], metrics["top5"], metrics["loss"],
         metrics["ece"], metrics["examples"],
     )  # fmt: skip
+    if not is_finite(metrics):
+        raise NonFiniteEvaluationError(
+            f"{source} gives answers that are not finite on {config.data.eval_split}; its weights "
+            "or running statistics hold NaN"
+        )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ def count_batch(logits: Tensor, batch: Batch) -> Tensor:
     """Sums over the valid examples of one batch, as one float32 vector.
 
     An example counts as correct at k if fewer than k other classes score at least as high: ties go
-    against it.
+    against it, and so does an answer that holds NaN or +inf, whose loss is NaN.
 
     Args:
       logits: [B, K], of any float type.
@@ -27,20 +27,38 @@ def count_batch(logits: Tensor, batch: Batch) -> Tensor:
       each bin of confidence its examples, its summed confidence and its correct ones.
     """
     logits = logits.float()
-    valid = batch.mask.float()
     labels = batch.labels.long().unsqueeze(1)
     own = logits.gather(1, labels)
     others = torch.arange(logits.shape[1], device=logits.device) != labels
     ahead = ((logits >= own) & others).sum(dim=1)
     loss = torch.logsumexp(logits, dim=1) - own.squeeze(1)
-    correct = (ahead < 1).float()
-    columns = [correct, (ahead < 5).float(), loss, torch.ones_like(valid)]
+    # NaN is never ahead: without this a model that answers NaN is always right.
+    finite = torch.isfinite(loss)
+    correct = ((ahead < 1) & finite).float()
+    columns = [correct, ((ahead < 5) & finite).float(), loss, torch.ones_like(loss)]
     sums = torch.stack([torch.where(batch.mask, column, 0.0).sum() for column in columns])
-    return torch.cat([sums, _count_bins(logits, correct, valid)])
+    return torch.cat([sums, _count_bins(logits, correct, finite, batch.mask)])
+
+
+def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
+    """[2] valid examples for which two models name the same class, and valid examples.
+
+    An answer that holds NaN or +inf names no class.
+
+    Args:
+      logits, other: [B, K].
+      mask: bool [B].
+    """
+    same = logits.argmax(dim=1) == other.argmax(dim=1)
+    for answers in (logits, other):
+        same = same & torch.isfinite(torch.logsumexp(answers.float(), dim=1))
+    return torch.stack([(same & mask).float().sum(), mask.float().sum()])
 
 
 def compute_ece(bins: Tensor) -> float:
     """Expected calibration error, 0 to 1: |accuracy - confidence| weighed by the bins' examples.
+
+    NaN if any answer was not finite.
 
     Args:
       bins: [3 * ECE_BINS] as `count_batch` sums them, on the host.
@@ -52,11 +70,13 @@ def compute_ece(bins: Tensor) -> float:
     return float(gap / examples.sum().clamp(min=1.0))
 
 
-def _count_bins(logits: Tensor, correct: Tensor, valid: Tensor) -> Tensor:
-    confidence = torch.softmax(logits, dim=1).amax(dim=1)
+def _count_bins(logits: Tensor, correct: Tensor, finite: Tensor, valid: Tensor) -> Tensor:
+    confidence = torch.where(finite, torch.softmax(logits, dim=1).amax(dim=1), torch.nan)
     edges = torch.arange(ECE_BINS, device=logits.device) / ECE_BINS
     level = confidence.unsqueeze(1)
     inside = (level > edges) & (level <= edges + 1.0 / ECE_BINS)
-    weights = torch.where(valid.unsqueeze(1) > 0, inside.float(), 0.0)
+    # A confidence of NaN lies in no bin: the first one takes it, and with it the result.
+    inside = inside | (~finite.unsqueeze(1) & (edges == 0))
+    inside = inside & valid.unsqueeze(1)
     rows = (torch.ones_like(confidence), confidence, correct)
-    return torch.cat([(weights * row.nan_to_num(0.0).unsqueeze(1)).sum(dim=0) for row in rows])
+    return torch.cat([torch.where(inside, row.unsqueeze(1), 0.0).sum(dim=0) for row in rows])
