@@ -16,7 +16,13 @@ from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.errors import UserError
 from utils.runtime.base import ReplicaError, compare_checksums
-from utils.runtime.processes import GroupError, launch_processes, raise_cause, read_failures
+from utils.runtime.processes import (
+    GroupError,
+    get_core_share,
+    launch_processes,
+    raise_cause,
+    read_failures,
+)
 
 TIMEOUT_S = 10.0
 
@@ -127,12 +133,21 @@ def _hang() -> None:
 # ---- tests
 
 
-def test_ranks_add_up_and_speak_to_each_other(tmp_path):
+def test_ranks_add_up_and_speak_to_each_other(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert launch_processes(3, TIMEOUT_S, give_rank_sums, str(tmp_path)) == 0
     for rank in range(3):
         found = json.loads((tmp_path / f"rank_{rank}").read_text())
-        assert found.pop("threads") >= 1
+        assert found.pop("threads") == max(1, len(os.sched_getaffinity(0)) // 3)
         assert found == {"sum": 6.0, "mean": 1.0, "ranks": [0, 1, 2], "first": "of 0", "any": True}
+    assert "OMP_NUM_THREADS" not in os.environ
+
+
+@pytest.mark.parametrize(("said", "share"), [("", 2), ("3", 3)])
+def test_cores_are_shared_out_unless_it_is_said_how(monkeypatch, said, share):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(9)))
+    monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert get_core_share(4) == share
 
 
 def test_gradients_are_summed_in_the_type_that_is_asked_for(tmp_path):

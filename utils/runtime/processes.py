@@ -31,6 +31,7 @@ from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USE
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
 _PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
+_THREADS = "OMP_NUM_THREADS"
 _GRACE_S = 3.0  # for the other ranks to leave a record of their own
 _PR_SET_PDEATHSIG = 1
 # What a rank says when another one has gone: a consequence, not the cause.
@@ -92,8 +93,9 @@ def launch_processes(
         forwarded = _ForwardedSignals(processes)
         with forwarded:
             try:
-                for process in processes:
-                    process.start()
+                with _share_threads(count):
+                    for process in processes:
+                        process.start()
                 killed = _await(processes, timeout_s)
             finally:
                 _end(processes)
@@ -101,6 +103,11 @@ def launch_processes(
         if forwarded.terminated and -signal.SIGTERM in codes.values():
             return EXIT_PREEMPTED  # before that rank could save anything: nothing is wrong
         return _judge(read_failures(Path(folder)), codes, killed, timeout_s)
+
+
+def get_core_share(count: int) -> int:
+    """Threads for each of `count` processes on this host, where a user has not said otherwise."""
+    return int(os.environ.get(_THREADS) or max(1, len(os.sched_getaffinity(0)) // count))
 
 
 def record_failure(rank: int, error: BaseException) -> int:
@@ -253,7 +260,7 @@ def _run_rank(
 
 
 def _get_environment(count: int, port: int, folder: str) -> dict[str, str]:
-    shared = {
+    return {
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         "MASTER_ADDR": "127.0.0.1",
@@ -262,9 +269,22 @@ def _get_environment(count: int, port: int, folder: str) -> dict[str, str]:
         RECORDS: folder,
         _PARENT: str(os.getpid()),
     }
-    if "OMP_NUM_THREADS" not in os.environ:
-        shared["OMP_NUM_THREADS"] = str(max(1, len(os.sched_getaffinity(0)) // count))
-    return shared
+
+
+@contextlib.contextmanager
+def _share_threads(count: int) -> Iterator[None]:
+    """What starts inside has its share of the cores from its first line on.
+
+    A rank loads torch, which reads this once, before it gets to code of its own.
+    """
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = str(get_core_share(count))
+    try:
+        yield
+    finally:
+        del os.environ[_THREADS]
 
 
 def _await(processes: Sequence[BaseProcess], timeout_s: float) -> dict[int, float]:

@@ -20,6 +20,7 @@ from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.group import Group, get_planned_size
 from utils.runtime.processes import (
     RECORDS,
+    get_core_share,
     launch_processes,
     pass_on_sigterm,
     raise_cause,
@@ -74,6 +75,9 @@ class XlaRuntime(Runtime):
         """Find the other ranks: the chips' by XLA, their hosts' words by gloo."""
         self.rank, self.world_size = self._xr.global_ordinal(), self._xr.world_size()
         check_collectives(self.world_size)
+        processes = self._xr.local_process_count()
+        if processes > 1 and not self.section.num_threads:
+            torch.set_num_threads(get_core_share(processes))
         if self.world_size > 1:
             self.group = self.join_hosts()
 
