@@ -214,6 +214,7 @@ class Loader:
         self.class_names: tuple[str, ...] | None = selection.class_names
         self.image_shape: tuple[int, int, int] = reader.image_shape
         self.normalisation = split_device_ops(pp, config.data.image_key)[1]
+        _check_channels(self.normalisation.mean, self.image_shape[2], role)
         self.global_batch_size = spec.global_batch_size
         self.rank_batch_size = spec.rank_batch_size
         self.batches_per_epoch = self._count_batches()
@@ -343,6 +344,16 @@ class Loader:
             self._skipped.add(index)
             self.counters["skipped_corrupt"] = len(self._skipped)
             get_logger().warning("skipped %s: it cannot be read", self._reader.describe(index))
+
+
+def _check_channels(constants: Sequence[float], channels: int, role: Role) -> None:
+    """On the device one channel would silently become as many as the value range has constants."""
+    if len(constants) not in (1, channels):
+        key = "train_pp" if role == "train" else "eval_pp"
+        raise UserError(
+            f"data.{key}: its value range has constants for {len(constants)} channels, but images "
+            f"have {channels}; decode to as many, or end it with value_range(-1, 1)"
+        )
 
 
 def _choose_neighbours(ok: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from big_vision.pp.checks import require_valid_spec
-from big_vision.pp.device_ops import split_device_ops
+from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, choose_order, describe_dataset
 from losses import LossInputs, Objective, SparseTeacher, create_objective
 from models import (
@@ -73,6 +73,7 @@ def check(config: RunConfig) -> Task:
     check_optimizer_name(config.optim.name)
     require_valid_spec(config.data.train_pp, "data.train_pp")
     require_valid_spec(config.data.eval_pp, "data.eval_pp")
+    _check_ranges(config)
     facts = describe_dataset(config)
     classes = _choose_classes(config, facts.num_classes)
     total_steps, steps_per_epoch = _count_steps(config, facts.num_examples["train"])
@@ -91,6 +92,14 @@ def check(config: RunConfig) -> Task:
     task = Task(config, run, checkpoint, classes, model_facts, stream, teachers)
     check_resume(task, student)
     return task
+
+
+def _check_ranges(config: RunConfig) -> None:
+    """Pixels reach the model on one scale, in training and in evaluation."""
+    if config.run.eval_only:
+        require_range(config.data.eval_pp, "data.eval_pp")
+    else:
+        require_equal_ranges(config.data.train_pp, config.data.eval_pp)
 
 
 def _identify_teachers(config: RunConfig) -> list[str]:

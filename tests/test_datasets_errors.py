@@ -68,6 +68,10 @@ WRONG_STRINGS = {
     "unknown op": ("decode|reize(6)", r"data\.train_pp: unknown op 'reize'.*resize"),
     "float images": ("decode|resize(6)|value_range(-1, 1)|flip_lr", r"float32.*value_range"),
     "still encoded": ("flip_lr", r"."),
+    "constants of other channels": (
+        "decode(channels=1)|resize(6)|vgg_value_range",
+        r"data\.train_pp: .*constants for 3 channels, but images have 1; decode",
+    ),
     "no static shape": ("decode|value_range(-1, 1)", r"shape \(None, None, 3\).*add resize"),
     "image dropped": ('decode|resize(6)|keep("label")', r"yields no 'image'.*only label"),
     "label not scalar": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -57,6 +58,25 @@ def _check_section(section: Section) -> None:
         rule, is_valid = _RULES.get(word, ("", _accept))
         if not is_valid(value):
             raise ValueError(f"{call.name}: {word}={value!r} is not {rule}")
+    _check_range(call.name, bound)
+
+
+def _check_range(name: str, bound: inspect.BoundArguments) -> None:
+    """A value range maps one interval to another; neither may be empty."""
+    if name != "value_range":
+        return
+    bound.apply_defaults()
+    vmin, vmax, low, high = (bound.arguments[w] for w in ("vmin", "vmax", "in_min", "in_max"))
+    if vmin == vmax:
+        raise ValueError(f"value_range: vmin and vmax are both {vmin}, so every pixel is the same")
+    lows, highs = (x if isinstance(x, list | tuple) else [x] for x in (low, high))
+    if len(lows) != len(highs) and 1 not in (len(lows), len(highs)):
+        raise ValueError(
+            f"value_range: in_min has {len(lows)} numbers and in_max {len(highs)}, one a channel"
+        )
+    count = max(len(lows), len(highs))
+    if any(a == b for a, b in zip([*lows] * count, [*highs] * count, strict=False)):
+        raise ValueError(f"value_range: in_min={low} and in_max={high} leave no interval between")
 
 
 def _describe_section(section: Section, error: Exception) -> str:
@@ -104,7 +124,7 @@ def _accept(_value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _is_number_or_numbers(value: Any) -> bool:

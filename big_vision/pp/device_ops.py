@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from big_vision.pp.builder import build_op, parse_section, split_sections
+from big_vision.pp.builder import Section, build_op, parse_section, split_sections
 from big_vision.pp.ops_image import CLIP_MEAN, CLIP_STD
 from big_vision.pp.registry import get_op
+from utils.errors import UserError
 
 # The largest value of a uint8 image: what clip_values could clip.
 _UINT8_MAX = 255.0
@@ -19,6 +21,14 @@ class Normalisation(NamedTuple):
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+
+
+class FoundRange(NamedTuple):
+    """A string's final value range: the number of its section, its text, what it does."""
+
+    number: int
+    text: str
+    normalisation: Normalisation
 
 
 def split_device_ops(spec: str, image_key: str = "image") -> tuple[str, Normalisation]:
@@ -32,20 +42,68 @@ def split_device_ops(spec: str, image_key: str = "image") -> tuple[str, Normalis
       KeyError, ValueError, TypeError: the string is faulty, as in `get_preprocess_fn`.
     """
     sections = split_sections(spec)
+    found = _find_range(sections, image_key)
+    if found is None:
+        return spec, Normalisation()
+    del sections[found.number]
+    return "|".join(section.text for section in sections), found.normalisation
+
+
+def require_equal_ranges(train_pp: str, eval_pp: str) -> None:
+    """Refuse strings after which a model would see other numbers in evaluation than in training.
+
+    Raises:
+      UserError: a string does not end with a value range, or the two ranges differ.
+    """
+    train = require_range(train_pp, "data.train_pp")
+    evaluation = require_range(eval_pp, "data.eval_pp")
+    if not _are_equal(train.normalisation, evaluation.normalisation):
+        raise UserError(
+            f"data.eval_pp ends with {evaluation.text} but data.train_pp with {train.text}, so the "
+            "model would be evaluated on other numbers than it is trained on; end both alike"
+        )
+
+
+def require_range(spec: str, key: str) -> FoundRange:
+    """The value range that a configuration's string ends with.
+
+    Raises:
+      UserError: there is none, and nothing says that the model is to see 0 to 255.
+    """
+    found = _find_range(split_sections(spec), "image")
+    if found is None:
+        raise UserError(
+            f"{key} ({spec!r}) does not end with a value range that the device can apply; add "
+            "value_range(-1, 1) or vgg_value_range, or value_range(0, 255) for pixels as they are"
+        )
+    return found
+
+
+def _find_range(sections: Sequence[Section], image_key: str) -> FoundRange | None:
+    """The value range after which nothing touches the image."""
     for section in sections:
         build_op(section)
-    for number in reversed(range(len(sections))):
-        call = parse_section(sections[number])
+    for number, section in reversed(list(enumerate(sections))):
+        call = parse_section(section)
         bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
         bound.apply_defaults()
         if not _touches(call.name, bound.arguments, image_key):
             continue
         normalisation = _get_normalisation(call.name, bound.arguments, image_key)
-        if normalisation is None:
-            break
-        del sections[number]
-        return "|".join(section.text for section in sections), normalisation
-    return spec, Normalisation()
+        return normalisation and FoundRange(number, section.text.strip(), normalisation)
+    return None
+
+
+def _are_equal(one: Normalisation, other: Normalisation) -> bool:
+    """Whether two normalisations do the same to every channel; one number serves all."""
+    for first, second in zip(one, other, strict=True):
+        if len(first) != len(second) and 1 not in (len(first), len(second)):
+            return False
+        count = max(len(first), len(second))
+        pairs = zip((first * count)[:count], (second * count)[:count], strict=True)
+        if not all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in pairs):
+            return False
+    return True
 
 
 def _touches(name: str, arguments: dict[str, Any], image_key: str) -> bool:

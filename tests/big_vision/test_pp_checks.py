@@ -35,6 +35,11 @@ FAULTS = [
     ("decode|random_crop(-1)", ValueError, 8, "crop_size=-1"),
     ("randaug(2, '9')", ValueError, 1, "magnitude='9'"),
     ("choice(n='all')", ValueError, 1, "n='all'"),
+    ("decode|value_range(1, 1)", ValueError, 8, "vmin and vmax are both 1"),
+    ("value_range(0, 1, 7, 7)", ValueError, 1, "in_min=7 and in_max=7"),
+    ("value_range(0, 1, 0, [255, 0, 255])", ValueError, 1, "in_max=[255, 0, 255] leave no"),
+    ("value_range(0, 1, [0, 0], [9, 9, 9])", ValueError, 1, "2 numbers and in_max 3"),
+    ("value_range(-1, 1e999)", ValueError, 1, "vmax=inf is not a number"),
     ("lookup('/nowhere/words.txt')", FileNotFoundError, 1, "/nowhere/words.txt"),
 ]
 
@@ -65,6 +70,7 @@ def test_an_error_of_a_call_is_told_in_one_line_too():
         "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
         "decode(channels=1)|resize([20, 30], antialias=True)|random_crop((8, 9))|vgg_value_range()",
         "choice(n=[2, 4], key='t')|choice_no_replacement(key='u')|setdefault('x', 1)",
+        "value_range(1, -1, [0, 10], 255)",
         "decode|randaug(2, 10)|autoaugment|three_augment|color_jitter(0.4, 0.4, 0.4, 0.1)",
     ],
 )

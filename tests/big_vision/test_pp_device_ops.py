@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from big_vision.pp.device_ops import Normalisation, split_device_ops
+from big_vision.pp.device_ops import (
+    Normalisation,
+    require_equal_ranges,
+    require_range,
+    split_device_ops,
+)
+from utils.errors import UserError
 
 REMOVABLE = [
     "value_range(-1, 1)",
@@ -82,3 +88,41 @@ def test_the_image_may_have_another_name():
 def test_a_faulty_string_is_refused():
     with pytest.raises(KeyError):
         split_device_ops("decode|valu_range")
+
+
+@pytest.mark.parametrize("spec", ["decode|resize(8)", "decode|value_range(-1, 1)|flip_lr"])
+def test_a_run_says_its_value_range_even_if_it_is_that_of_the_pixels(spec):
+    with pytest.raises(UserError, match=r"^data\.train_pp .*add value_range\(-1, 1\).*\(0, 255\)"):
+        require_equal_ranges(spec, "decode|value_range(-1, 1)")
+    with pytest.raises(UserError, match=r"^data\.eval_pp .*does not end with a value range"):
+        require_equal_ranges("decode|value_range(-1, 1)", spec)
+    require_range(f"{spec}|value_range(0, 255)", "data.eval_pp")
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation"),
+    [
+        ("value_range(0, 1)", "value_range(-1, 1)"),
+        ("value_range(0, 255)", "vgg_value_range"),
+        ("vgg_value_range", "clip_value_range"),
+        ("value_range(-1, 1)", "value_range(-1, 1, in_max=254)"),
+        ("value_range(-1, 1)", "value_range(1, -1)"),
+        ("value_range(0, 1, 0, [255, 255, 200])", "value_range(0, 1)"),
+        ("value_range(0, 1, 0, [255, 255])", "value_range(0, 1, 0, [255, 255, 255])"),
+    ],
+)
+def test_training_and_evaluation_show_a_model_the_same_numbers(train, evaluation):
+    with pytest.raises(UserError, match="end both alike") as caught:
+        require_equal_ranges(f"decode|flip_lr|{train}", f"decode|{evaluation}|keep('image')")
+    assert f"data.eval_pp ends with {evaluation} but data.train_pp with {train}" in str(
+        caught.value
+    )
+    for same in (train, evaluation):
+        require_equal_ranges(f"decode|flip_lr|{same}", f"decode|{same}|keep('image')")
+
+
+def test_ranges_that_are_written_differently_may_be_the_same():
+    std = "(127.5, 127.5, 127.5)"
+    require_equal_ranges("value_range(-1, 1)", f"vgg_value_range({std}, {std})")
+    require_equal_ranges("value_range", "value_range(-1, 1, clip_values=True)")
+    require_equal_ranges("value_range(0, 255)", "value_range(0, 1, 0, [1, 1, 1])")
