@@ -88,6 +88,24 @@ class TfdsCatalog:
             tuple(segments), num_examples, mean, num_classes, class_names, self.file_format
         )
 
+    def get_image_sides(self, image_key: str) -> tuple[int | None, ...] | None:
+        """(H, W, C) of the encoded images, None for a side that varies; none: they are no files.
+
+        Raises:
+          UserError: there is no such feature.
+        """
+        if image_key not in self.features:
+            raise UserError(
+                f"data.image_key ({image_key}): the dataset has no such feature; "
+                f"{get_hint(image_key, self.features)}"
+            )
+        image = self.features[image_key].get("image")
+        if image is None:
+            return None
+        sides = [int(side) for side in image.get("shape", {}).get("dimensions", [])]
+        # -1 stands for a side that varies, no sides at all for an image of any shape.
+        return tuple(side if side > 0 else None for side in sides) or (None, None, None)
+
     def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None]:
         if label_key not in self.features:
             raise UserError(

@@ -1,0 +1,171 @@
+"""The shape of the images that a preprocessing string yields, told from the string alone.
+
+Needs no TensorFlow, which must not be imported before the device. A side that depends on the
+example is None; where an op's effect is not known, so is the whole shape.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from big_vision.pp.builder import Section, parse_section, split_sections
+from big_vision.pp.ops_image import get_height_width
+from big_vision.pp.registry import OpCall, get_op
+from utils.errors import UserError
+
+# Sides of a tensor; () is an encoded image, None: nothing is known.
+Sides = tuple[int | None, ...]
+Shape = Sides | None
+_ENCODED: Sides = ()
+_RANK = 3
+
+
+def find_image_shape(
+    spec: str, key: str, image_key: str, source: Sides = (None, None, None)
+) -> tuple[int, int, int] | None:
+    """(H, W, C) of every image that a valid string yields; none where only a run can tell.
+
+    Args:
+      key: configuration key of the string, for messages.
+      source: (H, W, C) of the dataset's encoded images, as far as it is the same for all.
+
+    Raises:
+      UserError: the string leaves the image encoded, resizes it before it is decoded, or yields
+        what is no [H, W, C].
+    """
+    shapes: dict[str, Shape] = {image_key: _ENCODED, "image": _ENCODED}
+    for section in split_sections(spec):
+        shapes = _follow(shapes, section, key, source)
+    shape = shapes.get(image_key)
+    if shape is None:
+        return None
+    if shape == _ENCODED:
+        raise UserError(f"{key} leaves the image encoded; begin it with decode")
+    if len(shape) != _RANK:
+        raise UserError(
+            f"{key} yields images of {len(shape)} dimensions, but a model takes [H, W, C]; leave "
+            "out what drops or adds an axis"
+        )
+    height, width, channels = shape
+    if height is None or width is None or channels is None:
+        return None
+    return height, width, channels
+
+
+def _follow(
+    shapes: dict[str, Shape], section: Section, key: str, source: Sides
+) -> dict[str, Shape]:
+    """Shapes by name after one op."""
+    call = parse_section(section)
+    arguments = _bind(call)
+    if call.name in ("keep", "drop"):
+        named = arguments["keys"]
+        return {name: v for name, v in shapes.items() if (name in named) == (call.name == "keep")}
+    read, written = _get_keys(arguments)
+    rule = _RULES.get(call.name)
+    if rule is None and call.name != "copy":
+        return {name: None if name in _get_words(arguments) else v for name, v in shapes.items()}
+    before = shapes.get(read)
+    if call.name == "copy" or (before is None and call.name not in _DECODERS):
+        return shapes | {written: before}
+    if call.name in _DECODERS:
+        return shapes | {written: rule(source, arguments)}
+    if before == _ENCODED:
+        raise UserError(
+            f"{key}: {call.name} at character {section.start + 1} sees an image that is still "
+            "encoded; begin the string with decode"
+        )
+    return shapes | {written: rule(before, arguments)}
+
+
+def _bind(call: OpCall) -> dict[str, Any]:
+    bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _get_keys(arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """The names that an op reads and writes."""
+    one = arguments.get("key")
+    return one or arguments.get("inkey"), one or arguments.get("outkey")
+
+
+def _get_words(arguments: dict[str, Any]) -> set[str]:
+    """All names that an op may touch, as far as its arguments tell."""
+    values = [v if isinstance(v, list | tuple) else [v] for v in arguments.values()]
+    words = {word for value in values for word in value if isinstance(word, str)}
+    return words | {"image"} if "inkey" in arguments else words
+
+
+def _decode(source: Sides, arguments: dict[str, Any]) -> Shape:
+    return (*source[:2], arguments["channels"] or source[2])
+
+
+def _decode_box(_source: Sides, arguments: dict[str, Any]) -> Shape:
+    return _box((None, None, 3), arguments)
+
+
+def _box(shape: Sides, arguments: dict[str, Any]) -> Shape:
+    """A random box, resized where a size is asked for."""
+    size = arguments["size"]
+    return (*get_height_width(size), shape[2]) if size else (None, None, shape[2])
+
+
+def _resize(shape: Sides, arguments: dict[str, Any]) -> Shape:
+    return (*get_height_width(arguments["size"]), shape[2])
+
+
+def _resize_square(shape: Sides, arguments: dict[str, Any]) -> Shape:
+    """Only of a square image is the other side known, too."""
+    side = arguments.get("smaller_size") or arguments.get("longer_size")
+    is_square = shape[0] is not None and shape[0] == shape[1]
+    return (side, side, shape[2]) if is_square else (None, None, shape[2])
+
+
+def _crop(shape: Sides, arguments: dict[str, Any]) -> Shape:
+    size = arguments["crop_size"]
+    if size:
+        return (*get_height_width(size), shape[2])
+    sides = shape[:2]
+    smallest = None if None in sides else min(sides)
+    return (smallest, smallest, shape[2])
+
+
+def _pad(shape: Sides, arguments: dict[str, Any]) -> Shape:
+    wanted: Sequence[int | None] = arguments["shape"]
+    if len(wanted) != len(shape):
+        return None
+    return tuple(now if side is None else side for now, side in zip(shape, wanted, strict=True))
+
+
+def _reshape(_shape: Sides, arguments: dict[str, Any]) -> Shape:
+    wanted = arguments["new_shape"]
+    return tuple(side if side > 0 else None for side in wanted)
+
+
+def _keep(shape: Sides, _arguments: dict[str, Any]) -> Shape:
+    return shape
+
+
+_DECODERS = ("decode", "decode_jpeg_and_inception_crop")
+_RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
+    "decode": _decode,
+    "decode_jpeg_and_inception_crop": _decode_box,
+    "inception_crop": _box,
+    "resize": _resize,
+    "resize_small": _resize_square,
+    "resize_long": _resize_square,
+    "random_crop": _crop,
+    "central_crop": _crop,
+    "pad_to_shape": _pad,
+    "reshape": _reshape,
+    "squeeze_last_dim": lambda shape, _arguments: shape[:-1],
+    "convert_to_video": lambda shape, arguments: (arguments["num_frames"], *shape),
+    **dict.fromkeys(
+        ("flip_lr", "value_range", "vgg_value_range", "clip_value_range", "randaug", "autoaugment",
+         "color_jitter", "gray_blur_solarize", "three_augment"),
+        _keep,
+    ),
+}  # fmt: skip
