@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from timm.optim import (
     create_optimizer_v2,
+    get_optimizer_class,
     list_optimizers,
     param_groups_layer_decay,
     param_groups_weight_decay,
@@ -80,6 +82,8 @@ def create_optimizer(
     if section.eps is not None:
         arguments["eps"] = section.eps
     try:
+        if section.betas is not None:
+            _check_betas(name, section.betas)
         return create_optimizer_v2(
             groups,
             opt=name,
@@ -88,11 +92,26 @@ def create_optimizer(
             momentum=section.momentum,
             **arguments,
         )
-    except (TypeError, ValueError) as error:
+    except (AssertionError, TypeError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"optim.name {name!r} refuses its arguments: {error}; change optim.args, "
             "optim.momentum, optim.betas or optim.eps"
         ) from error
+
+
+def _check_betas(name: str, betas: tuple[float, ...]) -> None:
+    """Refuse another number of betas than the optimizer has; it would fail at its first step."""
+    kind = get_optimizer_class(name, bind_defaults=False)
+    known = inspect.signature(kind).parameters.get("betas")
+    if known is None:
+        raise UserError(f"optim.betas: {name!r} has no betas; leave the key out")
+    if known.default is not None and len(betas) != len(known.default):
+        raise UserError(
+            f"optim.betas ({list(betas)}): {name!r} has {len(known.default)} of them, by default "
+            f"{list(known.default)}; give as many"
+        )
 
 
 def check_optimizer_name(name: str) -> None:
