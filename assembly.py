@@ -26,7 +26,6 @@ from models import (
     create_model,
     create_teachers,
     create_view,
-    get_feature_shapes,
     get_teacher_sections,
     recompute_blocks,
     scan_blocks,
@@ -35,6 +34,7 @@ from models import (
 from models.views import to_pixels
 from optim_factory import PREPARABLE, Schedule, create_optimizer, create_schedule
 from preflight import check_split
+from rehearsal import ImageShapes, build_projections, check_images
 from resume import restore, start_weights
 from utils.erasing import Erasing
 from utils.log import get_logger
@@ -158,14 +158,15 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
     _patch(runtime, config, student)
     losses = create_objective(config.distill)
     check_split(config, losses, runtime.device_count)
-    height, width, channels = train_loader.image_shape
-    _build_projections(task, losses, view, (channels, height, width))
+    shapes = {"train": train_loader.image_shape, "eval": eval_loader.image_shape}
+    _build_projections(task, losses, view, shapes)
     objective = TrainObjective(view, config, losses, task.num_classes)
     state = _create_state(runtime, task, student, losses, schedule)
     _add_teachers(runtime, task, objective, state)
     view.to(runtime.device)
     if config.train.scan_layers:
         part = train_loader.rank_batch_size // config.train.accumulate_steps
+        height, width, channels = train_loader.image_shape
         runtime.rehearse(state.model, torch.zeros(part, channels, height, width))
     resumed = restore(runtime, task, state)
     return Parts(
@@ -251,24 +252,23 @@ def _get_stored_answers(batch: Batch) -> SparseTeacher | None:
     return SparseTeacher(*(batch.extras[name] for name in (LOG_PROBS, INDICES, RESIDUAL)))
 
 
-def _build_projections(
-    task: Task, losses: Objective, view: View, image_shape: tuple[int, int, int]
-) -> None:
-    """Make the projections of feature losses from shapes found on the meta device."""
-    if not losses.student_layers() and not losses.teacher_layers():
+def _build_projections(task: Task, losses: Objective, view: View, shapes: ImageShapes) -> None:
+    """Make the projections of feature losses; try what only the run's own images could tell.
+
+    Args:
+      shapes: (H, W, C) of the images that came, by role.
+    """
+    config, is_known = task.config, shapes == dict(task.image_shapes)
+    if is_known and not losses.student_layers() and not losses.teacher_layers():
         losses.build({}, {})
         return
-    config = task.config
     student = create_model(config.model, num_classes=task.num_classes, device="meta")
-    student_shapes = get_feature_shapes(student, losses.student_layers(), image_shape, "student")
     teachers = create_teachers(
         config.distill, num_classes=task.num_classes, student_view=view, device="meta"
     )
-    size = teachers[0].view.size
-    shape = image_shape if size is None else (image_shape[0], size, size)
-    model = teachers[0].model.float()
-    teacher_shapes = get_feature_shapes(model, losses.teacher_layers(), shape, "teacher")
-    losses.build(student_shapes, teacher_shapes)
+    if not is_known:
+        check_images(config, student, [] if config.distill.teacher_cache else teachers, shapes)
+    build_projections(student, teachers, losses, shapes["train"])
 
 
 def _patch(runtime: Runtime, config: RunConfig, model: nn.Module, *, frozen: bool = False) -> None:

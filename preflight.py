@@ -15,18 +15,26 @@ from datasets import DatasetFacts, choose_order, describe_dataset
 from losses import LossInputs, Objective, SparseTeacher, create_objective
 from models import (
     FeatureTap,
+    Teacher,
+    View,
     check_patch_names,
     combine_answers,
     create_model,
     create_teachers,
-    create_view,
     find_model_name,
     get_teacher_sections,
     hash_teacher,
     recompute_blocks,
     scan_blocks,
 )
-from optim_factory import check_optimizer_name, create_schedule
+from optim_factory import create_schedule
+from rehearsal import (
+    ImageShapes,
+    check_images,
+    check_optimizer,
+    create_student_view,
+    find_image_shapes,
+)
 from resume import check_resume, choose_run
 from store import Run
 from utils.checkpoint import Place
@@ -51,6 +59,7 @@ class Task:
       model_facts: how to create the exported student again.
       stream: what decides which training examples come when, for a single input process.
       teachers: hashes of the teachers that the run names.
+      image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
     """
 
     config: RunConfig
@@ -60,6 +69,7 @@ class Task:
     model_facts: dict[str, Any]
     stream: dict[str, Any]
     teachers: list[str]
+    image_shapes: ImageShapes
 
 
 def check(config: RunConfig) -> Task:
@@ -70,7 +80,6 @@ def check(config: RunConfig) -> Task:
     """
     find_model_name(config.model.name)
     check_patch_names(config.model.skip_patches)
-    check_optimizer_name(config.optim.name)
     require_valid_spec(config.data.train_pp, "data.train_pp")
     require_valid_spec(config.data.eval_pp, "data.eval_pp")
     _check_ranges(config)
@@ -82,14 +91,18 @@ def check(config: RunConfig) -> Task:
     _check_ranks(config, objective, facts.num_examples["train"])
     student = create_model(config.model, num_classes=classes, device="meta")
     _check_blocks(config, student, objective)
-    _check_teachers(config, classes, student, objective)
+    shapes = find_image_shapes(config)
+    view = create_student_view(config, shapes)
+    live = _check_teachers(config, classes, student, objective, view)
+    check_images(config, student, live, shapes)
+    check_optimizer(config, student, live, objective, shapes)
     stream = _describe_stream(config, facts, classes)
     teachers = _identify_teachers(config)
     if config.distill.teacher_cache:
         open_cache(config, stream, teachers, shard=(0, 1))
     run, checkpoint = choose_run(config)
     model_facts = _get_model_facts(config, classes)
-    task = Task(config, run, checkpoint, classes, model_facts, stream, teachers)
+    task = Task(config, run, checkpoint, classes, model_facts, stream, teachers, shapes)
     check_resume(task, student)
     return task
 
@@ -214,10 +227,9 @@ def _check_blocks(config: RunConfig, student: nn.Module, objective: Objective) -
 
 
 def _check_teachers(
-    config: RunConfig, classes: int, student: nn.Module, objective: Objective
-) -> None:
-    """Names, weights, classes and layers of the teachers, on the meta device."""
-    view = create_view((0.0,), (1.0,), channels=3)
+    config: RunConfig, classes: int, student: nn.Module, objective: Objective, view: View
+) -> list[Teacher]:
+    """Names, weights, classes and layers of the teachers, on the meta device; gives them."""
     teachers = create_teachers(
         config.distill, num_classes=classes, student_view=view, device="meta"
     )
@@ -231,6 +243,7 @@ def _check_teachers(
     if layers:
         FeatureTap(teachers[0].model, layers, "teacher")
     _rehearse_losses(config, classes, student, objective)
+    return [] if config.distill.teacher_cache else teachers
 
 
 def _rehearse_losses(

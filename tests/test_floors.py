@@ -42,6 +42,7 @@ FLOORS = {
     "resume": 5,
     "keeper": 5,
     "preflight": 5,
+    "rehearsal": 5,
     "assembly": 5,
     "main": 5,
     "tools": 6,

@@ -1,0 +1,177 @@
+"""Tries a run's parts on the meta device: do images, models, projections and optimizer fit?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from big_vision.input.catalog import load_tfds_catalog
+from big_vision.input.synthetic import parse_synthetic_name
+from big_vision.pp.device_ops import split_device_ops
+from big_vision.pp.shapes import Sides, find_image_shape
+from models import EMA, Teacher, View, create_view, get_feature_shapes, get_teacher_sections
+from optim_factory import create_optimizer
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from losses import Objective
+    from utils.config import RunConfig
+
+# (H, W, C) of the images of `train` and `eval`; None where only a run can tell.
+ImageShapes = Mapping[str, tuple[int, int, int] | None]
+_PP_KEYS = {"train": "train_pp", "eval": "eval_pp"}
+_PHOTO_CHANNELS = 3
+
+
+def find_image_shapes(config: RunConfig) -> ImageShapes:
+    """The images' shapes by role, told from the strings and the dataset's metadata.
+
+    Raises:
+      UserError: the image's key is unknown, or a string yields what is no image.
+    """
+    data = config.data
+    if data.source == "synthetic":
+        default = {"image_size": config.model.image_size} if config.model.image_size else {}
+        made = parse_synthetic_name(data.name, **default)
+        return dict.fromkeys(_PP_KEYS, (made.image_size, made.image_size, made.channels))
+    sides: Sides | None = (None, None, None)
+    if data.source == "tfds":
+        sides = load_tfds_catalog(data.root, data.name).get_image_sides(data.image_key)
+    if sides is None:
+        return dict.fromkeys(_PP_KEYS)
+    return {
+        role: find_image_shape(getattr(data, key), f"data.{key}", data.image_key, sides)
+        for role, key in _PP_KEYS.items()
+    }
+
+
+def create_student_view(config: RunConfig, shapes: ImageShapes) -> View:
+    """What the student sees of its images, as its training string says."""
+    channels = shapes["train"][2] if shapes["train"] else _PHOTO_CHANNELS
+    _, normalisation = split_device_ops(config.data.train_pp, config.data.image_key)
+    return create_view(*normalisation, channels=channels)
+
+
+def check_images(
+    config: RunConfig, student: nn.Module, teachers: list[Teacher], shapes: ImageShapes
+) -> None:
+    """Refuse images that the student or a teacher does not take.
+
+    Args:
+      student: on the meta device, as the teachers; it comes back in eval mode.
+
+    Raises:
+      UserError: with the string's key, the shape and the model's own reason.
+    """
+    roles = [role for role in shapes if not (config.run.eval_only and role == "train")]
+    sections = [one for one in get_teacher_sections(config.distill) if one.model != EMA]
+    view = create_student_view(config, shapes).to("meta")
+    for role in roles:
+        shape = shapes[role]
+        if shape is None or (role == "eval" and shape == shapes["train"] and len(roles) > 1):
+            continue
+        given = f"{_name_source(config, role, shapes)} gives images of {_show(shape)}"
+        reason = _find_misfit(student.eval(), view, shape)
+        if reason:
+            raise UserError(
+                f"{given}, which model.name {config.model.name!r} does not take: {reason}; "
+                f"{_get_way_out(config, reason, shape)}"
+            )
+        for section, teacher in zip(sections, teachers, strict=False):
+            reason = _find_misfit(teacher.model, teacher.view.to("meta"), shape)
+            if reason:
+                raise UserError(
+                    f"{given}, which distill.teacher {section.model or section.weights!r} does not "
+                    f"take: {reason}; name the side that it takes by size in distill.teachers, or "
+                    "change the string"
+                )
+
+
+def build_projections(
+    student: nn.Module,
+    teachers: list[Teacher],
+    losses: Objective,
+    image_shape: tuple[int, int, int],
+) -> None:
+    """Make the projections of feature losses from shapes found on the meta device.
+
+    Args:
+      student: on the meta device, as the teachers.
+      image_shape: (H, W, C).
+
+    Raises:
+      UserError: two layers that no projection joins.
+    """
+    if not losses.student_layers() and not losses.teacher_layers():
+        losses.build({}, {})
+        return
+    height, width, channels = image_shape
+    size = teachers[0].view.size
+    seen = (height, width) if size is None else (size, size)
+    student_layers, teacher_layers = losses.student_layers(), losses.teacher_layers()
+    losses.build(
+        get_feature_shapes(student, student_layers, (channels, height, width), "student"),
+        get_feature_shapes(teachers[0].model.float(), teacher_layers, (channels, *seen), "teacher"),
+    )
+
+
+def check_optimizer(
+    config: RunConfig,
+    student: nn.Module,
+    teachers: list[Teacher],
+    losses: Objective,
+    shapes: ImageShapes,
+) -> None:
+    """Refuse projections or an optimizer that cannot be made; all are on the meta device."""
+    if shapes["train"] is not None and not config.distill.teacher_cache:
+        with torch.device("meta"):
+            build_projections(student, teachers, losses, shapes["train"])
+    create_optimizer(config.optim, student, extra=losses)
+
+
+def _find_misfit(model: nn.Module, view: View, shape: tuple[int, int, int]) -> str:
+    """Why a model on the meta device does not take such images; empty if it does."""
+    height, width, channels = shape
+    sides = (height, width) if view.size is None else (view.size, view.size)
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    seen = channels
+    try:
+        inputs = view(torch.empty((2, channels, *sides), device="meta")).to(dtype)
+        seen = inputs.shape[1]
+        with torch.no_grad():
+            model(inputs)
+    except NotImplementedError:
+        return ""
+    except Exception as error:
+        stem = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+        if stem is not None and stem.in_channels != seen:
+            return f"it takes {stem.in_channels} channels and sees {seen}"
+        # A forward that reads values or makes tensors on the host cannot be tried here.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return "" if "meta" in reason else reason.rstrip(".")
+    return ""
+
+
+def _name_source(config: RunConfig, role: str, shapes: ImageShapes) -> str:
+    """The key, or both, whose value makes the images."""
+    if config.data.source == "synthetic":
+        return f"data.name ({config.data.name!r})"
+    keys = [key for one, key in _PP_KEYS.items() if one == role or shapes[one] == shapes[role]]
+    return " and ".join(f"data.{key}" for key in keys)
+
+
+def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) -> str:
+    if "channels" in reason:
+        where = "channels there" if config.data.source == "synthetic" else "decode(channels=N)"
+        return f"change {where}, or set in_chans in model.args to {shape[2]}"
+    current = config.model.image_size or "unset"
+    if config.data.source == "synthetic":
+        return f"make image_size there and model.image_size (now {current}) agree"
+    return f"change its resize or crop, or set model.image_size (now {current}) to the same side"
+
+
+def _show(shape: tuple[int, int, int]) -> str:
+    return " x ".join(str(side) for side in shape)

@@ -1,0 +1,106 @@
+"""Images, models, projections and optimizers that do not fit are found before a device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import preflight
+from tests.tiny_parts import CLASSES, VIT_ARGS, create_config, create_vit
+from utils.config import load_config
+from utils.errors import UserError
+
+PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
+
+
+def check_digits(digits_root, tmp_path, *flags):
+    return preflight.check(load_config([
+        "--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
+        f"--run.output_dir={tmp_path}", "--runtime.device=cpu", *flags,
+    ]))  # fmt: skip
+
+
+MISFITS = [
+    (("--model.image_size=7",), "data.train_pp and data.eval_pp gives images of 8 x 8 x 1",
+     "Input height (8) doesn't match model (7)", "set model.image_size (now 7)"),
+    ((f"--data.train_pp={PP.replace('8', '9')}",), "data.train_pp gives images of 9 x 9 x 1",
+     "doesn't match model (8)", "change its resize or crop"),
+    ((f"--data.eval_pp={PP.replace('8', '12')}",), "data.eval_pp gives images of 12 x 12 x 1",
+     "doesn't match model (8)", "change its resize or crop"),
+    (("--data.eval_pp=decode|resize(8)|value_range(-1, 1)",),
+     "data.eval_pp gives images of 8 x 8 x 3", "it takes 1 channels and sees 3",
+     "in_chans in model.args to 3"),
+    (("--data.train_pp=decode(channels=1)|resize(8)|squeeze_last_dim",),
+     "data.train_pp yields images of 2 dimensions", "[H, W, C]", "leave out"),
+    (("--data.image_key=img",), "data.image_key (img)", "no such feature", "'image'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "what", "reason", "way_out"), MISFITS)
+def test_images_that_the_student_does_not_take_are_refused(
+    digits_root, tmp_path, flags, what, reason, way_out
+):
+    with pytest.raises(UserError) as caught:
+        check_digits(digits_root, tmp_path, *flags)
+    for words in (what, reason, way_out):
+        assert words in str(caught.value)
+
+
+def test_the_datasets_own_channels_are_known(digits_root, tmp_path):
+    task = check_digits(
+        digits_root, tmp_path, "--data.train_pp=decode(channels=0)|value_range(-1, 1)"
+    )
+    assert task.image_shapes == {"train": (8, 8, 1), "eval": (8, 8, 1)}
+
+
+def teach(tmp_path, *flags, **teacher):
+    args = {"img_size": 12, **VIT_ARGS}
+    view = {"mean": [0], "std": [1]}
+    section = {"model": "vit_tiny_patch16_224", "args": args, **view, **teacher}
+    return preflight.check(
+        create_config(tmp_path, f"--distill.teachers={json.dumps([section])}", *flags)
+    )
+
+
+def test_images_that_a_teacher_does_not_take_are_refused(tmp_path):
+    with pytest.raises(UserError, match=r"data.name .*8 x 8 x 1, which distill.teacher 'vit_ti"):
+        teach(tmp_path, "--kd=kd")
+    teach(tmp_path, "--kd=kd", size=12)
+
+
+def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path):
+    from models import export_model
+
+    model = {"model": "vit_tiny_patch16_224", "args": {"img_size": 8, **VIT_ARGS}}
+    export_model(create_vit().state_dict(), {**model, "num_classes": CLASSES}, tmp_path)
+    flags = (f"--data.train_pp={PP.replace('8', '9')}", f"--model.weights={tmp_path}")
+    assert check_digits(digits_root, tmp_path, "--eval", *flags)
+    with pytest.raises(UserError, match=r"^data\.train_pp"):
+        check_digits(digits_root, tmp_path, *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--optim.args={no_such: 3}",), "no_such"),
+        (("--optim.betas=[0.9]",), "'adamw' has 2 of them, by default [0.9, 0.999]"),
+        (("--optim.betas=[0.9, 0.99, 0.9]",), "give as many"),
+        (("--opt=sgd", "--optim.betas=[0.9, 0.99]"), "'sgd' has no betas"),
+        (("--opt=fusedadam",), "CUDA required"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_that_cannot_be_made_is_refused(tmp_path, flags, words):
+    with pytest.raises(UserError, match=r"^optim\.") as caught:
+        preflight.check(create_config(tmp_path, *flags))
+    assert words in str(caught.value)
+
+
+def test_a_projection_that_cannot_be_made_is_refused(tmp_path):
+    term = {"name": "fitnet", "layers": {"blocks.0": "blocks.0"}, "args": {"regressor": "none"}}
+    flags = (f"--distill.losses={json.dumps([term])}",)
+    wide = {"img_size": 8, **VIT_ARGS, "embed_dim": 24}
+    with pytest.raises(UserError, match=r"regressor none cannot turn \(2, 5, 16\)"):
+        teach(tmp_path, *flags, args=wide)
+    term["args"] = {}
+    teach(tmp_path, f"--distill.losses={json.dumps([term])}", args=wide)
