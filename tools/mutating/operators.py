@@ -1,0 +1,221 @@
+"""Small faults that can be planted in a source: what a tired person would write by mistake.
+
+None is planted where it can change nothing, or only words for people: docstrings, texts with a
+blank in them, f-strings, log calls, what is raised, assertions, `del`, annotations, `__all__`,
+`if TYPE_CHECKING`, `@dataclass(...)`; `encoding=`, `strict=`, `stacklevel=`; the order of what
+`min` or `torch.equal` take. Nor is the first value of a name deleted: a `NameError` says nothing
+of the tests.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+KINDS = ("operator", "comparison", "constant", "deleted line", "swapped argument",
+         "negated condition", "dropped keyword")  # fmt: skip
+_OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|",
+              "|": "&", "<<": ">>", ">>": "<<", "^": "&", "and": "or", "or": "and"}  # fmt: skip
+_COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not",
+                "is not": "is", "in": "not in", "not in": "in"}  # fmt: skip
+_NOTED = {"debug", "info"}
+_WARNED = {"warning", "error", "exception", "warn"}
+_SYMMETRIC = {"min", "max", "minimum", "maximum", "equal", "allclose", "array_equal"}
+_HARMLESS = {"encoding", "strict", "stacklevel"}
+_EQUALITIES = {ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn}
+_SIGN = re.compile(r"([\s)]*)(<<|>>|\*\*|//|[<>=!]=|[-+*/%&|^<>]|(?:is not|not in|is|in|and|or)\b)")
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: bytes `start` to `end` of a file become `after`.
+
+    Args:
+      line: where it is, from 1.
+      lines: first and last line of its statement; none: it runs when the file is imported.
+      name: the same for the same fault whatever else changes in the file.
+    """
+
+    file: str
+    kind: str
+    line: int
+    start: int
+    end: int
+    before: str
+    after: str
+    lines: tuple[int, int] | None
+    name: str = ""
+
+    def apply(self, source: str) -> str:
+        """The source with the fault in it."""
+        data = source.encode()
+        return (data[: self.start] + self.after.encode() + data[self.end :]).decode()
+
+
+def list_mutants(source: str, file: str) -> list[Mutant]:
+    """All faults of a file, in its order."""
+    planter = _Planter(source.encode(), file)
+    found = sorted(planter.walk(ast.parse(source)), key=lambda one: (one.start, one.kind, one.end))
+    texts, counts = source.splitlines(), Counter()
+    for index, one in enumerate(found):
+        name = "|".join((file, texts[one.line - 1].strip(), one.kind, one.before, one.after))
+        counts[name] += 1
+        found[index] = replace(one, name=f"{name}|{counts[name]}")
+    return found
+
+
+class _Planter:
+    """Walks a file's tree; a fault is a stretch of bytes and what stands there instead."""
+
+    def __init__(self, data: bytes, file: str) -> None:
+        self.data, self.file, self.offsets = data, file, [0]
+        for line in data.splitlines(keepends=True):
+            self.offsets.append(self.offsets[-1] + len(line))
+
+    def walk(
+        self, node: ast.AST, lines: tuple[int, int] | None = None, names: _Names | None = None
+    ) -> Iterator[Mutant]:
+        """All faults of a node and of what is in it; `names` of the function around it."""
+        if _is_skipped(node):
+            return
+        if isinstance(node, ast.stmt) and names is not None:
+            inner = [n.lineno for n in ast.walk(node) if isinstance(n, ast.stmt) and n is not node]
+            lines = (node.lineno, max(min(inner, default=node.end_lineno + 1) - 1, node.lineno))
+        for kind, start, end, after in self._plant(node, names):
+            line = bisect_right(self.offsets, start)
+            before = self.data[start:end].decode()
+            yield Mutant(self.file, kind, line, start, end, before, after, lines)
+        if isinstance(node, ast.Raise | ast.JoinedStr) or _calls(node, _WARNED):
+            return
+        for field, value in ast.iter_fields(node):
+            if field in ("annotation", "returns") or (field == "body" and _is_for_types(node)):
+                continue
+            own = _Names(node) if isinstance(node, _FUNCTIONS) and field == "body" else names
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from self.walk(child, lines, own)
+
+    def _plant(self, node: ast.AST, names: _Names | None) -> Iterator[tuple[str, int, int, str]]:
+        """Kind, start, end and new text of the faults of one node."""
+        if names is not None and isinstance(node, ast.stmt) and names.may_delete(node):
+            yield ("deleted line", *self._at(node), "pass")
+        match node:
+            case ast.BinOp(left=first, right=second) | ast.AugAssign(target=first, value=second):
+                yield from self._swap_sign("operator", _OPERATORS, first, second)
+            case ast.BoolOp(values=values):
+                for first, second in pairwise(values):
+                    yield from self._swap_sign("operator", _OPERATORS, first, second)
+            case ast.Compare(left=left, comparators=others):
+                for first, second in pairwise([left, *others]):
+                    yield from self._swap_sign("comparison", _COMPARISONS, first, second)
+            case ast.UnaryOp(op=ast.USub(), operand=value) if not isinstance(value, ast.Constant):
+                start = self._at(node)[0]
+                yield "operator", start, start + 1, ""
+            case ast.UnaryOp(op=ast.Not()):
+                start = self._at(node)[0]
+                yield "negated condition", start, start + 3, ""
+            case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
+                yield from self._negate(test)
+            case ast.comprehension(ifs=tests):
+                yield from (fault for test in tests for fault in self._negate(test))
+            case ast.Constant(value=value) if not isinstance(value, str) or " " not in value:
+                if isinstance(value, bool | int | float | str):
+                    after = not value if isinstance(value, bool) else _increase(value)
+                    yield ("constant", *self._at(node), repr(after))
+            case ast.Call():
+                yield from self._change_call(node)
+
+    def _change_call(self, node: ast.Call) -> Iterator[tuple[str, int, int, str]]:
+        """Neighbouring arguments exchanged, keyword arguments left out."""
+        for first, second in pairwise(node.args):
+            (start, middle), (other, end) = self._at(first), self._at(second)
+            texts = [
+                self.data[a:b].decode() for a, b in ((start, middle), (middle, other), (other, end))
+            ]
+            is_same = texts[0] == texts[2] or _calls(node, _SYMMETRIC)
+            if not is_same and not any(isinstance(n, ast.Starred) for n in (first, second)):
+                yield "swapped argument", start, end, "".join(reversed(texts))
+        for keyword in node.keywords:
+            if keyword.arg is not None and keyword.arg not in _HARMLESS:
+                start, end = self._at(keyword)
+                comma = re.match(rb"\s*,", self.data[end:])
+                yield "dropped keyword", start, end + (comma.end() if comma else 0), ""
+
+    def _swap_sign(
+        self, kind: str, table: dict[str, str], first: ast.AST, second: ast.AST
+    ) -> Iterator[tuple[str, int, int, str]]:
+        start, end = self._at(first)[1], self._at(second)[0]
+        found = _SIGN.match(self.data[start:end].decode())
+        if found and found[2] in table:
+            start += found.start(2)
+            yield kind, start, start + len(found[2]), table[found[2]]
+
+    def _negate(self, test: ast.expr) -> Iterator[tuple[str, int, int, str]]:
+        """The opposite of a condition, where no other kind of fault gives the same."""
+        is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+        if not is_not and not (isinstance(test, ast.Compare) and type(test.ops[0]) in _EQUALITIES):
+            start, end = self._at(test)
+            yield "negated condition", start, end, f"not ({self.data[start:end].decode()})"
+
+    def _at(self, node: ast.AST) -> tuple[int, int]:
+        start = self.offsets[node.lineno - 1] + node.col_offset
+        return start, self.offsets[node.end_lineno - 1] + node.end_col_offset
+
+
+class _Names:
+    """Where the names of a function get their first value, and which statements are its own."""
+
+    def __init__(self, function: ast.AST) -> None:
+        self.own = {id(statement) for statement in function.body}
+        self.first = {
+            argument.arg: 0 for argument in ast.walk(function.args) if isinstance(argument, ast.arg)
+        }
+        for node in ast.walk(function):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                self.first[node.id] = min(node.lineno, self.first.get(node.id, node.lineno))
+
+    def may_delete(self, node: ast.stmt) -> bool:
+        """Whether the rest could still run: no first value, no last result."""
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            stored = [n for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
+            stored = [n for n in stored if isinstance(n.ctx, ast.Store)]
+            return node.value is not None and all(self.first[n.id] < node.lineno for n in stored)
+        is_guard = isinstance(node, ast.Return) and id(node) not in self.own
+        kept = ast.Expr | ast.AugAssign | ast.Raise | ast.Continue | ast.Break
+        return is_guard or isinstance(node, kept)
+
+
+def _increase(value: int | float | str) -> int | float | str:
+    return value + "_" if isinstance(value, str) else value + 1
+
+
+def _calls(node: ast.AST, names: set[str]) -> bool:
+    """Whether a node calls a function or method of one of these names."""
+    called = node.func if isinstance(node, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", None)) in names
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _is_skipped(node: ast.AST) -> bool:
+    """What changes nothing, or words only."""
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant) or _calls(node.value, _NOTED)
+    if isinstance(node, ast.Assign):
+        return any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
+    if isinstance(node, ast.keyword):
+        return node.arg in _HARMLESS
+    if isinstance(node, ast.If) and _is_for_types(node):
+        return not node.orelse
+    return isinstance(node, ast.Assert | ast.Delete | ast.Import | ast.ImportFrom) or _calls(
+        node, {"dataclass"}
+    )
