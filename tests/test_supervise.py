@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+FLAGS = ("--config", "a.yaml", "--run.run_id=a")
+SAVED = "echo checkpoint /runs/a/step_0000000{} saved and read back >&2; exit {}"
 # In place of Python: notes its arguments, does what the next line of a script says.
 _STAND_IN = """#!/usr/bin/env bash
 echo "$@" >> {folder}/calls
@@ -23,7 +25,7 @@ eval "$line"
 def supervise(tmp_path):
     """Start the script with programs that do what each line says; gives the process."""
 
-    def start(*lines: str, flags: tuple[str, ...] = ("--config", "a.yaml", "--run.run_id=a")):
+    def start(*lines: str, flags: tuple[str, ...] = FLAGS, **settings: str):
         (tmp_path / "script").write_text("\n".join(lines) + "\n")
         program = tmp_path / "python"
         program.write_text(_STAND_IN.format(folder=tmp_path))
@@ -31,7 +33,8 @@ def supervise(tmp_path):
         environment = {**os.environ, "PYTHON": str(program), "SUPERVISE_BACKOFF_S": "0"}
         return subprocess.Popen(
             ["bash", str(ROOT / "train/supervise.sh"), *flags],
-            env={**environment, "SUPERVISE_CRASHES": "2"}, stderr=subprocess.PIPE, text=True,
+            env={**environment, "SUPERVISE_CRASHES": "2", **settings},
+            stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     start.calls = lambda: (tmp_path / "calls").read_text().splitlines()
@@ -45,11 +48,34 @@ def finish(process: subprocess.Popen) -> tuple[int, list[str]]:
 
 
 def test_a_preempted_run_goes_on_until_it_is_complete(supervise):
-    code, lines = finish(supervise("exit 75", "exit 75", "exit 75", "exit 75", "exit 0"))
+    codes = ("exit 75", "exit 75", "exit 75", "exit 75", "exit 0")
+    code, lines = finish(supervise(*codes, SUPERVISE_SOON_S="0"))
     assert code == 0
     assert supervise.calls() == ["main.py --config a.yaml --run.run_id=a --resume auto"] * 5
     assert lines[-1] == "supervise: stopped: the run is complete"
     assert lines.count("supervise: preempted (exit code 75): going on at once") == 4
+
+
+def test_preemptions_soon_after_the_start_have_a_limit_and_pauses(supervise):
+    """A machine that lets no start get anywhere is left alone."""
+    code, lines = finish(supervise("exit 75", "exit 75", "exit 75", "exit 0"))
+    assert code == 75
+    assert len(supervise.calls()) == 3
+    assert "supervise: preempted (exit code 75), 2 of 2 in a row: again in 0 s" in lines
+    wanted = "preempted, 3 in a row without a new checkpoint, the last with exit code 75"
+    assert lines[-1] == f"supervise: stopped: {wanted}"
+
+
+def test_preemptions_that_let_a_start_save_have_longer_and_longer_pauses(supervise, tmp_path):
+    sleep = tmp_path / "sleep"
+    sleep.write_text("#!/bin/sh\n")  # the pauses are told, not waited for
+    sleep.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    steps = [SAVED.format(number, 75) for number in range(1, 10)]
+    code, lines = finish(supervise(*steps, "exit 0", SUPERVISE_BACKOFF_S="10", PATH=path))
+    assert code == 0
+    pauses = [line.rpartition("again in ")[2] for line in lines if "1 of 2 in a row" in line]
+    assert pauses == [f"{s} s" for s in (10, 20, 40, 80, 160, 320, 600, 600, 600)]
 
 
 def test_crashes_in_a_row_have_a_limit(supervise):
@@ -57,13 +83,12 @@ def test_crashes_in_a_row_have_a_limit(supervise):
     assert code == 70
     assert len(supervise.calls()) == 3
     assert "supervise: crashed (exit code 137), 2 of 2 in a row: again in 0 s" in lines
-    wanted = "stopped: 3 crashes in a row without a new checkpoint, the last with exit code 70"
+    wanted = "stopped: crashed, 3 in a row without a new checkpoint, the last with exit code 70"
     assert lines[-1] == f"supervise: {wanted}"
 
 
 def test_a_new_checkpoint_between_crashes_starts_the_count_again(supervise):
-    saved = "echo checkpoint /runs/a/step_0000000{} saved and read back >&2; exit 1"
-    code, lines = finish(supervise(*(saved.format(n) for n in range(1, 6)), "exit 0"))
+    code, lines = finish(supervise(*(SAVED.format(n, 1) for n in range(1, 6)), "exit 0"))
     assert code == 0
     assert len(supervise.calls()) == 6
     assert sum("1 of 2 in a row" in line for line in lines) == 5
@@ -95,7 +120,8 @@ def test_a_signal_is_passed_on_once_and_ends_the_watch(supervise, number):
 
 
 def test_a_run_without_a_name_gets_one_that_it_keeps(supervise):
-    code, lines = finish(supervise("exit 75", "exit 0", flags=("--config", "a.yaml")))
+    flags = ("--config", "a.yaml")
+    code, lines = finish(supervise("exit 75", "exit 0", flags=flags))
     assert code == 0
     first, second = supervise.calls()
     assert first == second

@@ -297,6 +297,13 @@ def test_a_run_gives_up_after_so_many_restarts(cloud):
     assert "gave up after 2 restarts" in done.stdout
 
 
+def test_a_start_that_lasts_is_not_counted(cloud):
+    """With --soon-s=0 every start has lasted: preempted five times over some days, say."""
+    done = run_program(cloud, "75 75 75 75 75 0", "--max-restarts=2", "--soon-s=0")
+    assert done.returncode == 0
+    assert done.stdout.count("restart 1 of 2") == 5
+
+
 def test_a_programs_own_failure_is_not_repeated(cloud):
     done = run_program(cloud, "1 0")
     assert done.returncode == 1

@@ -14,18 +14,24 @@ from train.provision import set_up, sync
 from train.worker import EXIT_TWICE
 from utils.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_TERMINATED, UserError
 
+LONGEST_PAUSE_S = 600.0
+
 
 @dataclass(frozen=True)
 class RecoverOptions:
     """When to start again.
 
     Attributes:
+      max_restarts: in a row, each of a start that did not last `soon_s`.
+      backoff_s: wait before the first of them; doubled by each further one, up to 600 s.
+      soon_s: a start that lasts so long has got on: the count begins again.
       create: how to ask for the TPU VM where it is not there; none: it must be.
       provision: ship the tree and set up before each start.
     """
 
     max_restarts: int = 10
     backoff_s: float = 30.0
+    soon_s: float = 600.0
     create: CreateOptions | None = None
     provision: bool = True
     dirty: bool = False
@@ -39,6 +45,7 @@ class Recovery:
     ) -> None:
         self._tpu, self._executor = tpu, executor
         self._options, self._fanout = options, fanout
+        self._lasted_s = 0.0  # of the last start, the command alone
 
     def run(self, remote: RemoteCommand) -> int:
         """Run to the end over preemptions; the exit code of the last attempt.
@@ -48,26 +55,34 @@ class Recovery:
         """
         options = self._options
         remote = name_run(remote, self._fanout.run_id)
-        for attempt in range(options.max_restarts + 1):
+        if options.max_restarts < 0:
+            raise UserError(f"--max-restarts ({options.max_restarts}) is negative; use 0 or more")
+        attempt = soon = 0  # starts so far; restarts in a row
+        while True:
             outcome = self._attempt(remote, attempt)
+            attempt += 1
             if self._executor.dry_run or outcome.code == 0:
                 return outcome.code
-            _say(f"attempt {attempt + 1}: {outcome.cause}")
+            _say(f"attempt {attempt}: {outcome.cause}")
             reason = self._get_restart_reason(outcome)
             if reason is None:
                 _say(f"not started again: exit code {outcome.code} is no preemption")
                 return outcome.code
-            if attempt == options.max_restarts:
-                _say(f"{reason}; gave up after {attempt} restarts")
+            if self._lasted_s >= options.soon_s:
+                soon = 0
+            if soon == options.max_restarts:
+                _say(f"{reason}; gave up after {soon} restarts")
                 return outcome.code
-            _say(f"{reason}; restart {attempt + 1} of {options.max_restarts}")
-            time.sleep(options.backoff_s)
+            pause_s = min(options.backoff_s * 2**soon, max(options.backoff_s, LONGEST_PAUSE_S))
+            soon += 1
+            _say(f"{reason}; restart {soon} of {options.max_restarts} in {pause_s:g} s")
+            time.sleep(pause_s)
             remote = replace(add_resume(remote), end_others=True)
-        raise UserError(f"--max-restarts ({options.max_restarts}) is negative; use 0 or more")
 
     def _attempt(self, remote: RemoteCommand, attempt: int) -> Outcome:
         """One start: machine, tree, environment, command."""
         tpu, executor = self._tpu, self._executor
+        self._lasted_s = 0.0
         try:
             self._ensure_machine()
             if self._options.provision:
@@ -79,7 +94,11 @@ class Recovery:
             # Every start is a launch of its own.
             name = f"{self._fanout.run_id}.{attempt}" if attempt else self._fanout.run_id
             fanout = replace(self._fanout, run_id=name)
-            return fan_out(tpu, remote, hosts=len(facts.hosts), options=fanout, executor=executor)
+            began = time.monotonic()
+            hosts = len(facts.hosts)
+            outcome = fan_out(tpu, remote, hosts=hosts, options=fanout, executor=executor)
+            self._lasted_s = time.monotonic() - began
+            return outcome
         except UserError as error:
             # A machine may be taken away again while it is being set up.
             if attempt == 0:

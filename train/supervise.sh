@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# Runs `python main.py ARGUMENTS --resume auto` until it is complete: again after a preemption (exit
-# code 75) and, with back-off and a limit, after a crash. Says why it stopped.
+# Runs `python main.py ARGUMENTS --resume auto` until it is complete: at once after a preemption (exit
+# code 75), with back-off where one comes soon after the start, and, with back-off and a limit, after
+# a crash. Says why it stopped.
 #
 #   bash train/supervise.sh --config configs/x.yaml --run.run_id=first
 #
 # environment:
-#   SUPERVISE_CRASHES (5)      crashes in a row, without a new checkpoint between them, to bear
-#   SUPERVISE_BACKOFF_S (10)   pause after the first crash; doubled by each further one, up to 600
+#   SUPERVISE_CRASHES (5)      crashes and soon preemptions in a row to bear, without a new
+#                              checkpoint between them
+#   SUPERVISE_BACKOFF_S (10)   pause after the first of them; doubled by each further one, up to 600
+#   SUPERVISE_SOON_S (300)     a preemption within this time of the start is a soon one
 #   PYTHON (python)            the interpreter
 set -uo pipefail
 
@@ -15,6 +18,7 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 python="${PYTHON:-python}"
 limit="${SUPERVISE_CRASHES:-5}"
 backoff_s="${SUPERVISE_BACKOFF_S:-10}"
+soon_s="${SUPERVISE_SOON_S:-300}"
 child=""
 asked=""
 
@@ -61,10 +65,12 @@ mkfifo "$pipe"
 trap 'forward TERM' TERM
 trap 'forward INT' INT
 
-crashes=0
+crashes=0 # and soon preemptions, since the last new checkpoint
+pauses=0  # in a row
 progress=""
 cd "$root" || exit 1
 while true; do
+  began_s=$SECONDS what="crashed"
   tee -i "$log" <"$pipe" >&2 &
   reader=$!
   # In a session of its own, a terminal's Ctrl-C reaches it once, by way of this script.
@@ -84,21 +90,28 @@ while true; do
     say "stopped: the run refused its configuration (exit code 2), which another try cannot mend"
     exit "$code"
   elif [[ "$code" -eq "$EXIT_PREEMPTED" ]]; then
-    crashes=0
-    say "preempted (exit code 75): going on at once"
-    continue
+    what="preempted"
+    if ((SECONDS - began_s >= soon_s)); then
+      crashes=0 pauses=0
+      say "preempted (exit code 75): going on at once"
+      continue
+    fi
   fi
   now="$(count_progress)"
-  [[ -n "$now" && "$now" != "$progress" ]] && crashes=0
+  if [[ -n "$now" && "$now" != "$progress" ]]; then
+    crashes=0
+    # A machine that lets a start save and nothing more is given longer and longer.
+    [[ "$what" == crashed ]] && pauses=0
+  fi
   progress="${now:-$progress}"
-  crashes=$((crashes + 1))
+  crashes=$((crashes + 1)) pauses=$((pauses + 1))
   if [[ "$crashes" -gt "$limit" ]]; then
-    say "stopped: $crashes crashes in a row without a new checkpoint, the last with exit code $code"
+    say "stopped: $what, $crashes in a row without a new checkpoint, the last with exit code $code"
     exit "$code"
   fi
-  pause=$((backoff_s * (1 << (crashes - 1))))
+  pause=$((backoff_s * (1 << (pauses < 10 ? pauses - 1 : 9))))
   [[ "$pause" -gt 600 ]] && pause=600
-  say "crashed (exit code $code), $crashes of $limit in a row: again in $pause s"
+  say "$what (exit code $code), $crashes of $limit in a row: again in $pause s"
   sleep "$pause" &
   child=$!
   await

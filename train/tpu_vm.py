@@ -107,8 +107,18 @@ def _add_run_flags(verb: argparse.ArgumentParser) -> None:
     add_launch(verb)
     verb.set_defaults(venv=None)
     add = verb.add_argument
-    add("--max-restarts", type=int, default=10, help="starts after the first one (default 10)")
-    add("--backoff-s", type=float, default=30.0, help="wait before a restart (default 30)")
+    add(
+        "--max-restarts", type=int, default=10,
+        help="restarts in a row of starts that did not last --soon-s (default 10)",
+    )  # fmt: skip
+    add(
+        "--backoff-s", type=float, default=30.0,
+        help="wait before the first of them, doubled by each further one up to 600 (default 30)",
+    )  # fmt: skip
+    add(
+        "--soon-s", type=float, default=600.0,
+        help="a start that lasts so long has got on and is not counted (default 600)",
+    )  # fmt: skip
     add("--no-setup", action="store_true", help="neither ship the tree nor set up")
 
 
@@ -167,6 +177,7 @@ def run_run(arguments: argparse.Namespace, executor: Executor) -> int:
     options = RecoverOptions(
         max_restarts=arguments.max_restarts,
         backoff_s=arguments.backoff_s,
+        soon_s=arguments.soon_s,
         create=get_create_options(arguments) if arguments.accelerator_type else None,
         provision=not arguments.no_setup,
         dirty=arguments.dirty,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import signal
 import sys
@@ -18,9 +19,12 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _VENDOR_FILE = Path("/sys/class/dmi/id/product_name")
 _HOST_VARIABLE = "GCE_METADATA_HOST"  # as Google's own libraries name it
 _DEFAULT_HOST = "metadata.google.internal"
-# Path below the instance -> answers that mean no harm.
-_NOTICES = {"maintenance-event": ("NONE", ""), "preempted": ("FALSE", "")}
-_PROBE_S, _WAIT_S = 2.0, 300.0
+# Path below the instance -> answers that mean no harm. A migrated machine goes on where it was.
+_NOTICES = {
+    "maintenance-event": ("NONE", "", "MIGRATE_ON_HOST_MAINTENANCE"),
+    "preempted": ("FALSE", ""),
+}
+_PROBE_S, _WAIT_S, _RETRY_S = 2.0, 300.0, 10.0
 
 
 class StopRequest:
@@ -86,20 +90,38 @@ def watch_maintenance(ask: Callable[[str], None]) -> threading.Event:
 
 
 def _watch(host: str, notice: str, ask: Callable[[str], None], done: threading.Event) -> None:
-    etag = ""
-    while not done.is_set():
+    """React to what changes: a notice that stands at the start may stand for an hour.
+
+    It has ended an attempt of this run already, or will be followed by a signal; to end for it
+    again would save and start anew after every step.
+    """
+    answer = _read_notice(host, notice, "")
+    if answer is None:
+        return
+    standing, etag = answer
+    if standing not in _NOTICES[notice]:
+        get_logger().warning(
+            "the machine has announced %s: %s since before the start: the run goes on from its "
+            "checkpoints if it is taken away", notice, standing
+        )  # fmt: skip
+    while etag and not done.is_set():
         answer = _read_notice(host, notice, etag)
         if answer is None:
-            return
+            done.wait(_RETRY_S)  # the server itself is away for a moment
+            continue
         value, etag = answer
-        if value not in _NOTICES[notice]:
+        if value != standing and value not in _NOTICES[notice]:
             get_logger().warning("the machine announces %s: %s", notice, value)
             ask(f"{notice} {value}")
             return
+        standing = value
 
 
 def _read_notice(host: str, notice: str, etag: str) -> tuple[str, str] | None:
-    """The notice's value once it differs from that of `etag`; none where nobody answers."""
+    """The notice's value, once it differs from that of `etag`, and its tag; none: no answer.
+
+    Without a tag the server cannot tell a change from the same answer.
+    """
     url = f"http://{host}/computeMetadata/v1/instance/{notice}"
     if etag:
         url += f"?wait_for_change=true&last_etag={etag}&timeout_sec={_WAIT_S:.0f}"
@@ -108,11 +130,9 @@ def _read_notice(host: str, notice: str, etag: str) -> tuple[str, str] | None:
     try:
         with opener.open(request, timeout=_WAIT_S + 10 if etag else _PROBE_S) as response:
             value = response.read(200).decode(errors="replace").strip().upper()
-            # Without a tag the server cannot tell a change from the same answer.
-            found = response.headers.get("ETag", "")
-    except (OSError, ValueError):
+            return value, response.headers.get("ETag", "")
+    except (OSError, ValueError, http.client.HTTPException):
         return None
-    return (value, found) if found or value not in _NOTICES[notice] else None
 
 
 def _is_on_google() -> bool:

@@ -64,15 +64,21 @@ class Metadata(BaseHTTPRequestHandler):
 
     answers: queue.Queue
     asked: list
+    standing: str  # value at the start, of maintenance-event
 
     def do_GET(self) -> None:
         if self.headers.get("Metadata-Flavor") != "Google":
             self.send_error(403)
             return
         self.asked.append(self.path)
-        value = "NONE" if self.path.endswith("maintenance-event") else "FALSE"
+        value = self.standing if self.path.endswith("maintenance-event") else "FALSE"
         if "wait_for_change" in self.path:
+            if "/preempted" in self.path:
+                threading.Event().wait()  # it never changes
             value = self.answers.get()
+        if not value:
+            self.send_error(503)
+            return
         self.send_response(200)
         self.send_header("ETag", f"tag{len(self.asked)}")
         self.end_headers()
@@ -85,7 +91,8 @@ class Metadata(BaseHTTPRequestHandler):
 @pytest.fixture
 def metadata(monkeypatch):
     """A metadata server on this machine."""
-    Metadata.answers, Metadata.asked = queue.Queue(), []
+    Metadata.answers, Metadata.asked, Metadata.standing = queue.Queue(), [], "NONE"
+    monkeypatch.setattr("utils.stopping._RETRY_S", 0.0)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -95,15 +102,35 @@ def metadata(monkeypatch):
     server.server_close()
 
 
-def test_a_maintenance_notice_asks_the_run_to_end(metadata):
+TERMINATE, MIGRATE = "TERMINATE_ON_HOST_MAINTENANCE", "MIGRATE_ON_HOST_MAINTENANCE"
+
+
+@pytest.mark.parametrize(
+    ("standing", "answers"),
+    [
+        ("NONE", [TERMINATE]),
+        # The server is away for a moment; the same answer again after its longest wait.
+        ("NONE", ["NONE", "", TERMINATE]),
+        # A machine that is moved while it runs goes on.
+        ("NONE", [MIGRATE, "NONE", TERMINATE]),
+        # One that stood there at the start has ended an attempt already.
+        (TERMINATE, [TERMINATE, TERMINATE, "NONE", TERMINATE]),
+    ],
+)
+def test_a_maintenance_notice_asks_the_run_to_end_when_it_appears(
+    metadata, standing, answers, caplog
+):
     reasons: queue.Queue = queue.Queue()
+    metadata.standing = standing
     done = watch_maintenance(reasons.put)
-    metadata.answers.put("TERMINATE_ON_HOST_MAINTENANCE")
-    assert "TERMINATE_ON_HOST_MAINTENANCE" in reasons.get(timeout=30)
+    for answer in answers:
+        metadata.answers.put(answer)
+    assert reasons.get(timeout=30) == f"maintenance-event {TERMINATE}"
+    assert metadata.answers.empty()  # not before the last answer
     done.set()
     waiting = [path for path in metadata.asked if "wait_for_change=true" in path]
     assert all("last_etag=tag" in path for path in waiting)
-    metadata.answers.put("FALSE")
+    assert ("since before the start" in caplog.text) == (standing == TERMINATE)
 
 
 def test_a_machine_that_nobody_answers_for_is_not_watched(monkeypatch):
