@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from models.weights import EXPORT_FACTS, EXPORT_NAME, load_into, load_weights
+from models.weights import (
+    EXPORT_NAME,
+    load_into,
+    load_weights,
+    refuse_other_sources,
+    write_weights,
+)
 from utils.errors import UserError, get_near_names
 from utils.registry import Registry
 
@@ -27,6 +31,7 @@ def find_model_name(name: str, key: str = "model.name") -> str:
     Raises:
       UserError: unknown, with near names.
     """
+    refuse_other_sources(name, key)
     base, _, tag = name.partition(".")
     if name in MODELS or (timm.is_model(base) and not tag):
         return name
@@ -105,7 +110,5 @@ def build_model(
 def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path) -> Path:
     """Write weights that load into a plain `timm.create_model`, and the facts to create it by."""
     path = folder / EXPORT_NAME
-    save_file({name: value.contiguous() for name, value in tensors.items()}, path)
-    text = json.dumps(facts, indent=2) + "\n"
-    (folder / EXPORT_FACTS).write_text(text, encoding="utf-8")
+    write_weights(path, tensors, facts)
     return path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +12,16 @@ from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
 from models.views import View, spread_channels
-from models.weights import find_weights, load_into, load_weights, read_facts
+from models.weights import load_into, load_weights, open_weights, read_facts
 from utils.config.sections import TeacherSection
 from utils.errors import UserError
+from utils.storage import open_folder
 
 if TYPE_CHECKING:
     from utils.config.sections import DistillSection
 
 EMA = "ema"
+_WEIGHTS_KEY = "distill.teacher_weights"
 
 
 class Teacher(nn.Module):
@@ -67,12 +68,13 @@ def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
 def hash_teacher(section: TeacherSection) -> str:
     """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and view."""
     digest = hashlib.sha256()
-    files = [Path(section.label_map)] if section.label_map else []
     if section.weights:
-        files.append(find_weights(section.weights, "distill.teacher_weights"))
-        digest.update(json.dumps(read_facts(section.weights), sort_keys=True).encode())
-    for path in files:
-        with path.open("rb") as file:
+        facts = read_facts(section.weights, _WEIGHTS_KEY)
+        digest.update(json.dumps(facts, sort_keys=True).encode())
+    if section.label_map:
+        digest.update(_read_label_map(section.label_map).encode())
+    if section.weights:
+        with open_weights(section.weights, _WEIGHTS_KEY) as path, path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     facts = section.model_dump(mode="json", exclude={"weights", "label_map"})
@@ -125,7 +127,8 @@ def combine_answers(
 def _create_teacher(
     section: TeacherSection, num_classes: int, student_view: View, device: str
 ) -> Teacher:
-    facts = read_facts(section.weights) if section.weights else {}
+    _check_normalisation(section)
+    facts = read_facts(section.weights, _WEIGHTS_KEY) if section.weights else {}
     name = _choose_name(section, facts)
     classes = _load_label_map(section, num_classes)
     own_classes = section.num_classes or facts.get("num_classes") or num_classes
@@ -148,9 +151,9 @@ def _create_teacher(
         device=device,
     )
     if section.weights:
-        tensors = load_weights(section.weights, "distill.teacher_weights")
+        tensors = load_weights(section.weights, _WEIGHTS_KEY)
         _check_head(model, tensors, own_classes, section.weights)
-        load_into(model, tensors, "distill.teacher_weights", section.weights)
+        load_into(model, tensors, _WEIGHTS_KEY, section.weights)
     if section.dtype == "bf16":
         model = model.to(torch.bfloat16)
     view = _create_view(section, facts, model, student_view)
@@ -176,7 +179,9 @@ def _create_view(
     section: TeacherSection, facts: dict[str, Any], model: nn.Module, student_view: View
 ) -> View:
     """Its own size and normalisation where the section, its run or timm's hub tells them."""
-    mean, std = section.mean or facts.get("mean"), section.std or facts.get("std")
+    mean, std = section.mean, section.std
+    if mean is None:
+        mean, std = facts.get("mean"), facts.get("std")
     hub = getattr(model, "pretrained_cfg", {}) if not section.weights else {}
     if mean is None and hub.get("mean"):
         mean, std = [255 * v for v in hub["mean"]], [255 * v for v in hub["std"]]
@@ -186,16 +191,24 @@ def _create_view(
     return View(spread_channels(mean, channels), spread_channels(std, channels), section.size)
 
 
+def _check_normalisation(section: TeacherSection) -> None:
+    """Mean and std belong together: half of them would be dropped, or mixed with another's."""
+    if (section.mean is None) == (section.std is None):
+        return
+    given, missing = ("mean", "std") if section.std is None else ("std", "mean")
+    raise UserError(
+        f"distill.teachers {given} ({list(getattr(section, given))}) stands without {missing}; "
+        "give both, or neither and it is taken from the weights"
+    )
+
+
 def _load_label_map(section: TeacherSection, num_classes: int) -> Tensor | None:
     if not section.label_map:
         return None
     try:
-        values = json.loads(Path(section.label_map).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"distill.teachers label_map ({section.label_map!r}) cannot be read: {error}; give a "
-            "JSON list of class numbers"
-        ) from error
+        values = json.loads(_read_label_map(section.label_map))
+    except ValueError as error:
+        raise _explain_label_map(section.label_map, error) from error
     is_list = isinstance(values, list) and all(isinstance(v, int) and v >= 0 for v in values)
     if not is_list or len(values) != num_classes:
         raise UserError(
@@ -203,6 +216,21 @@ def _load_label_map(section: TeacherSection, num_classes: int) -> Tensor | None:
             "class numbers, one for each class of the student"
         )
     return torch.tensor(values, dtype=torch.int64)
+
+
+def _read_label_map(path: str) -> str:
+    place = open_folder(path)
+    try:
+        return place.parent.read_text(place.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise _explain_label_map(path, error) from error
+
+
+def _explain_label_map(path: str, error: Exception) -> UserError:
+    return UserError(
+        f"distill.teachers label_map ({path!r}) cannot be read: {error}; give a JSON list of class "
+        "numbers"
+    )
 
 
 def _check_head(model: nn.Module, tensors: dict[str, Tensor], num_classes: int, path: str) -> None:

@@ -8,7 +8,6 @@ weights for timm, `prune` deletes old checkpoints and never the last whole one.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,8 +144,8 @@ def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
 def export_weights(options: argparse.Namespace) -> int:
     """One file of weights, and beside a .safetensors the JSON that tells how to build the model."""
     import torch
-    from safetensors.torch import save_file
 
+    from models.weights import write_weights
     from utils.checkpoint import find_checkpoint, load_newest
 
     place, parts, facts = load_newest(find_checkpoint(options.place))
@@ -158,9 +157,7 @@ def export_weights(options: argparse.Namespace) -> int:
     model = facts.get("model", {})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.out.suffix == ".safetensors":
-        save_file(parts[part], options.out, metadata={"format": "pt"})
-        text = json.dumps({**model, "step": facts["step"]}, indent=2) + "\n"
-        options.out.with_suffix(".json").write_text(text, encoding="utf-8")
+        write_weights(options.out, parts[part], {**model, "step": facts["step"]})
     elif options.out.suffix == ".pth":
         content = {"state_dict": parts[part], "arch": model.get("model", ""), "step": facts["step"]}
         torch.save(content, options.out)

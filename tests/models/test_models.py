@@ -133,7 +133,7 @@ WRONG_FILES = [
     ("a.pth", write_nothing, "cannot be read"),
     ("a.safetensors", write_cut, "cannot be read"),
     ("a.pth", write_numbers, "holds no tensors"),
-    ("gone.pth", lambda path: None, "no file"),
+    ("gone.pth", lambda path: None, "no such file"),
 ]
 
 
@@ -162,7 +162,7 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded():
 
 def test_an_export_goes_back_into_plain_timm(tmp_path):
     model = export(tmp_path / "run").eval()
-    facts = read_facts(str(tmp_path / "run"))
+    facts = read_facts(str(tmp_path / "run"), "weights")
     assert facts == json.loads((tmp_path / "run" / "student.json").read_text())
     plain = timm.create_model(facts["model"], num_classes=facts["num_classes"], **facts["args"])
     plain.load_state_dict(load_weights(str(tmp_path / "run"), "weights"), strict=True)

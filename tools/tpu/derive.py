@@ -231,9 +231,8 @@ def _create_random_teacher(
     from models.factory import build_model, export_model
     from models.weights import read_facts
 
-    facts = (
-        read_facts(section.weights) if section.weights and Path(section.weights).exists() else {}
-    )
+    is_here = bool(section.weights) and Path(section.weights).exists()
+    facts = read_facts(section.weights, "distill.teacher_weights") if is_here else {}
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(

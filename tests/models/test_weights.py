@@ -1,0 +1,173 @@
+"""Where weights come from, what they say of themselves, and what is said where they are not."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from models import create_model, create_teachers, create_view, hash_teacher
+from models.weights import load_weights, read_facts, write_weights
+from tests.tiny_parts import CLASSES, VIT_ARGS, create_vit
+from utils.config.sections import DistillSection, ModelSection, TeacherSection
+from utils.errors import UserError
+
+KEY = "distill.teacher_weights"
+
+
+def get_facts(num_classes: int = CLASSES, **more: object) -> dict:
+    args = {**VIT_ARGS, "img_size": 8}
+    known = {"model": "vit_tiny_patch16_224", "args": args, "num_classes": num_classes}
+    return {**known, "mean": [127.5], "std": [127.5], **more}
+
+
+def create_one(**section: object):
+    distill = DistillSection(teachers=(TeacherSection(**section),))
+    view = create_view([0.0], [255.0], channels=1)
+    (teacher,) = create_teachers(distill, num_classes=CLASSES, student_view=view)
+    return teacher
+
+
+@pytest.fixture
+def two(tmp_path) -> Path:
+    """Two exports in one folder, of other classes and views."""
+    folder = tmp_path / "two"
+    folder.mkdir()
+    write_weights(folder / "a.safetensors", create_vit().state_dict(), get_facts())
+    others = {"w": torch.zeros(3)}
+    write_weights(folder / "student.safetensors", others, get_facts(3, mean=[0.0], std=[1.0]))
+    return folder
+
+
+# ---- facts
+
+
+@pytest.mark.parametrize("missing", [(), ("a.json",), ("student.json", "a.json")])
+def test_weights_tell_their_own_facts_and_never_a_neighbours(two, missing):
+    for name in missing:
+        (two / name).unlink()
+    teacher = create_one(weights=str(two / "a.safetensors"))
+    assert teacher.view.mean.item() == teacher.view.std.item() == 127.5
+    assert read_facts(str(two), KEY)["num_classes"] == 3
+
+
+def test_weights_without_facts_of_their_own_have_none(two):
+    save_file(create_vit().state_dict(), two / "b.safetensors")
+    torch.save(create_vit().state_dict(), two / "b.pth")
+    for name in ("b.safetensors", "b.pth"):
+        assert read_facts(str(two / name), KEY) == {}
+        with pytest.raises(UserError, match="does not say its model"):
+            create_one(weights=str(two / name))
+    (two / "b.json").write_text(json.dumps(get_facts()))
+    for name in ("b.safetensors", "b.pth"):
+        assert read_facts(str(two / name), KEY) == get_facts()
+
+
+def test_a_json_of_somebody_else_is_no_fact(two):
+    save_file({"w": torch.zeros(1)}, two / "b.safetensors")
+    for text in ("[1, 2]", '{"architectures": ["x"]}', "{"):
+        (two / "b.json").write_text(text)
+        assert read_facts(str(two / "b.safetensors"), KEY) == {}
+
+
+def test_a_file_and_its_json_that_disagree_are_refused(two):
+    (two / "a.json").write_text(json.dumps(get_facts(mean=[0.0])))
+    with pytest.raises(UserError, match=r"a\.json says mean \[0\.0\], but a\.safetensors itself"):
+        create_one(weights=str(two / "a.safetensors"))
+
+
+def test_the_facts_of_a_teacher_are_part_of_its_hash(tmp_path):
+    hashes = set()
+    for number, mean in enumerate((1.0, 2.0)):
+        path = tmp_path / f"{number}.pth"
+        torch.save({"w": torch.zeros(1)}, path)
+        path.with_suffix(".json").write_text(json.dumps(get_facts(mean=[mean])))
+        hashes.add(hash_teacher(TeacherSection(weights=str(path))))
+    assert len(hashes) == 2
+
+
+def test_exported_weights_can_be_read_by_whom_the_umask_lets(tmp_path):
+    before = os.umask(0o022)
+    try:
+        write_weights(tmp_path / "a.safetensors", {"w": torch.zeros(1)}, get_facts())
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o644}
+
+
+# ---- places
+
+
+def test_weights_and_teachers_come_from_behind_a_url(tmp_path):
+    bucket = f"memory://{uuid.uuid4().hex}"
+    write_weights(tmp_path / "student.safetensors", create_vit().state_dict(), get_facts())
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(str(tmp_path) + "/", bucket + "/run/", recursive=True)
+    mine = create_one(weights=str(tmp_path))
+    for place in (f"{bucket}/run", f"{bucket}/run/student.safetensors"):
+        theirs = create_one(weights=place)
+        pixels = 255 * torch.rand(2, 1, 8, 8)
+        assert torch.equal(theirs(pixels), mine(pixels))
+        section = TeacherSection(weights=place)
+        assert hash_teacher(section) == hash_teacher(TeacherSection(weights=str(tmp_path)))
+    with pytest.raises(UserError, match=r"no such file or directory; did you mean .*/run\?"):
+        create_one(weights=f"{bucket}/rum")
+
+
+def test_a_path_that_is_not_there_is_said_with_near_names(two):
+    cases = {
+        two / "b.safetensors": str(two / "a.safetensors"),
+        two.parent / "twp": str(two),
+        two.parent / "twp" / "a.safetensors": str(two),
+    }
+    for path, near in cases.items():
+        with pytest.raises(UserError, match="no such file or directory") as caught:
+            create_one(weights=str(path))
+        assert near in str(caught.value)
+        assert str(caught.value).startswith(f"{KEY} ({str(path)!r})")
+
+
+def test_a_run_that_is_not_finished_is_no_teacher_yet(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match=r"no file student\.safetensors there; .* finished run"):
+        create_one(weights=str(tmp_path))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("path", "way"),
+    [
+        ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "download the repository's"),
+        ("local-dir:weights", "give its model.safetensors"),
+        ("Ti_16-i21k-300ep.npz", "let timm convert it"),
+    ],
+)
+def test_sources_that_only_timm_knows_are_refused_with_the_way_to_the_weights(path, way):
+    with pytest.raises(UserError, match=way):
+        load_weights(path, "model.weights")
+    with pytest.raises(UserError, match=way):
+        create_one(weights=path)
+    with pytest.raises(UserError, match=rf"^model\.name .*{way}"):
+        create_model(ModelSection(name=path), num_classes=3, device="meta")
+
+
+def test_weights_of_other_classes_name_the_way_to_tune_them(two):
+    section = ModelSection(
+        name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS, weights=f"{two}/a.safetensors"
+    )
+    with pytest.raises(UserError, match=r"of another shape \(head\.weight.*run\.init_from.*init_t"):
+        create_model(section, num_classes=4, device="meta")
+
+
+@pytest.mark.parametrize("half", ["mean", "std"])
+def test_half_of_a_normalisation_is_refused(two, half):
+    with pytest.raises(UserError, match=rf"distill\.teachers {half} \(\[100\.0\]\) stands without"):
+        create_one(weights=str(two / "a.safetensors"), **{half: (100.0,)})
