@@ -15,21 +15,23 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 KINDS = ("operator", "comparison", "constant", "deleted line", "swapped argument",
          "negated condition", "dropped keyword")  # fmt: skip
-_OPERATORS = {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|",
-              "|": "&", "<<": ">>", ">>": "<<", "^": "&", "and": "or", "or": "and"}  # fmt: skip
-_COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "is": "is not",
-                "is not": "is", "in": "not in", "not in": "in"}  # fmt: skip
+_SIGNS = {
+    "operator": {"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*", "**": "*", "&": "|",
+                 "|": "&", "<<": ">>", ">>": "<<", "^": "&", "and": "or", "or": "and"},
+    "comparison": {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
+                   "is": "is not", "is not": "is", "in": "not in", "not in": "in"},
+}  # fmt: skip
 _NOTED = {"debug", "info"}
 _WARNED = {"warning", "error", "exception", "warn"}
 _SYMMETRIC = {"min", "max", "minimum", "maximum", "equal", "allclose", "array_equal"}
 _HARMLESS = {"encoding", "strict", "stacklevel"}
 _EQUALITIES = {ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn}
 _SIGN = re.compile(r"([\s)]*)(<<|>>|\*\*|//|[<>=!]=|[-+*/%&|^<>]|(?:is not|not in|is|in|and|or)\b)")
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_Fault = tuple[str, int, int, str]
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class Mutant:
 
     def apply(self, source: str) -> str:
         """The source with the fault in it."""
-        data = source.encode()
-        return (data[: self.start] + self.after.encode() + data[self.end :]).decode()
+        data, after = source.encode(), self.after.encode()
+        return (data[: self.start] + after + data[self.end :]).decode()
 
 
 def list_mutants(source: str, file: str) -> list[Mutant]:
@@ -74,9 +76,8 @@ class _Planter:
     """Walks a file's tree; a fault is a stretch of bytes and what stands there instead."""
 
     def __init__(self, data: bytes, file: str) -> None:
-        self.data, self.file, self.offsets = data, file, [0]
-        for line in data.splitlines(keepends=True):
-            self.offsets.append(self.offsets[-1] + len(line))
+        self.data, self.file = data, file
+        self.offsets = [0, *accumulate(len(line) for line in data.splitlines(keepends=True))]
 
     def walk(
         self, node: ast.AST, lines: tuple[int, int] | None = None, names: _Names | None = None
@@ -88,75 +89,69 @@ class _Planter:
             inner = [n.lineno for n in ast.walk(node) if isinstance(n, ast.stmt) and n is not node]
             lines = (node.lineno, max(min(inner, default=node.end_lineno + 1) - 1, node.lineno))
         for kind, start, end, after in self._plant(node, names):
-            line = bisect_right(self.offsets, start)
-            before = self.data[start:end].decode()
+            line, before = bisect_right(self.offsets, start), self.data[start:end].decode()
             yield Mutant(self.file, kind, line, start, end, before, after, lines)
         if isinstance(node, ast.Raise | ast.JoinedStr) or _calls(node, _WARNED):
             return
         for field, value in ast.iter_fields(node):
-            if field in ("annotation", "returns") or (field == "body" and _is_for_types(node)):
-                continue
-            own = _Names(node) if isinstance(node, _FUNCTIONS) and field == "body" else names
+            own = _Names(node) if isinstance(node, ast.FunctionDef) and field == "body" else names
             for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
+                if isinstance(child, ast.AST) and field not in ("annotation", "returns"):
                     yield from self.walk(child, lines, own)
 
-    def _plant(self, node: ast.AST, names: _Names | None) -> Iterator[tuple[str, int, int, str]]:
-        """Kind, start, end and new text of the faults of one node."""
+    def _plant(self, node: ast.AST, names: _Names | None) -> Iterator[_Fault]:
+        """The faults of one node: kind, start, end and new text."""
         if names is not None and isinstance(node, ast.stmt) and names.may_delete(node):
             yield ("deleted line", *self._at(node), "pass")
+        start, end = self._at(node) if hasattr(node, "lineno") else (0, 0)
         match node:
             case ast.BinOp(left=first, right=second) | ast.AugAssign(target=first, value=second):
-                yield from self._swap_sign("operator", _OPERATORS, first, second)
+                yield from self._swap_sign("operator", first, second)
             case ast.BoolOp(values=values):
                 for first, second in pairwise(values):
-                    yield from self._swap_sign("operator", _OPERATORS, first, second)
+                    yield from self._swap_sign("operator", first, second)
             case ast.Compare(left=left, comparators=others):
                 for first, second in pairwise([left, *others]):
-                    yield from self._swap_sign("comparison", _COMPARISONS, first, second)
+                    yield from self._swap_sign("comparison", first, second)
             case ast.UnaryOp(op=ast.USub(), operand=value) if not isinstance(value, ast.Constant):
-                start = self._at(node)[0]
                 yield "operator", start, start + 1, ""
             case ast.UnaryOp(op=ast.Not()):
-                start = self._at(node)[0]
                 yield "negated condition", start, start + 3, ""
             case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test):
                 yield from self._negate(test)
             case ast.comprehension(ifs=tests):
                 yield from (fault for test in tests for fault in self._negate(test))
-            case ast.Constant(value=value) if not isinstance(value, str) or " " not in value:
-                if isinstance(value, bool | int | float | str):
-                    after = not value if isinstance(value, bool) else _increase(value)
-                    yield ("constant", *self._at(node), repr(after))
+            case ast.Constant(value=bool(value)):
+                yield "constant", start, end, repr(not value)
+            case ast.Constant(value=int(value) | float(value)):
+                yield "constant", start, end, repr(value + 1)
+            case ast.Constant(value=str(value)) if " " not in value:
+                yield "constant", start, end, repr(value + "_")
             case ast.Call():
                 yield from self._change_call(node)
 
-    def _change_call(self, node: ast.Call) -> Iterator[tuple[str, int, int, str]]:
+    def _change_call(self, node: ast.Call) -> Iterator[_Fault]:
         """Neighbouring arguments exchanged, keyword arguments left out."""
         for first, second in pairwise(node.args):
             (start, middle), (other, end) = self._at(first), self._at(second)
-            texts = [
-                self.data[a:b].decode() for a, b in ((start, middle), (middle, other), (other, end))
-            ]
-            is_same = texts[0] == texts[2] or _calls(node, _SYMMETRIC)
-            if not is_same and not any(isinstance(n, ast.Starred) for n in (first, second)):
-                yield "swapped argument", start, end, "".join(reversed(texts))
+            one, gap, two = self.data[start:middle], self.data[middle:other], self.data[other:end]
+            is_starred = isinstance(first, ast.Starred) or isinstance(second, ast.Starred)
+            if one != two and not is_starred and not _calls(node, _SYMMETRIC):
+                yield "swapped argument", start, end, (two + gap + one).decode()
         for keyword in node.keywords:
             if keyword.arg is not None and keyword.arg not in _HARMLESS:
                 start, end = self._at(keyword)
                 comma = re.match(rb"\s*,", self.data[end:])
                 yield "dropped keyword", start, end + (comma.end() if comma else 0), ""
 
-    def _swap_sign(
-        self, kind: str, table: dict[str, str], first: ast.AST, second: ast.AST
-    ) -> Iterator[tuple[str, int, int, str]]:
+    def _swap_sign(self, kind: str, first: ast.AST, second: ast.AST) -> Iterator[_Fault]:
         start, end = self._at(first)[1], self._at(second)[0]
         found = _SIGN.match(self.data[start:end].decode())
-        if found and found[2] in table:
+        if found and found[2] in _SIGNS[kind]:
             start += found.start(2)
-            yield kind, start, start + len(found[2]), table[found[2]]
+            yield kind, start, start + len(found[2]), _SIGNS[kind][found[2]]
 
-    def _negate(self, test: ast.expr) -> Iterator[tuple[str, int, int, str]]:
+    def _negate(self, test: ast.expr) -> Iterator[_Fault]:
         """The opposite of a condition, where no other kind of fault gives the same."""
         is_not = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
         if not is_not and not (isinstance(test, ast.Compare) and type(test.ops[0]) in _EQUALITIES):
@@ -173,9 +168,7 @@ class _Names:
 
     def __init__(self, function: ast.AST) -> None:
         self.own = {id(statement) for statement in function.body}
-        self.first = {
-            argument.arg: 0 for argument in ast.walk(function.args) if isinstance(argument, ast.arg)
-        }
+        self.first = {one.arg: 0 for one in ast.walk(function.args) if isinstance(one, ast.arg)}
         for node in ast.walk(function):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 self.first[node.id] = min(node.lineno, self.first.get(node.id, node.lineno))
@@ -183,17 +176,12 @@ class _Names:
     def may_delete(self, node: ast.stmt) -> bool:
         """Whether the rest could still run: no first value, no last result."""
         if isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            stored = [n for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)]
-            stored = [n for n in stored if isinstance(n.ctx, ast.Store)]
-            return node.value is not None and all(self.first[n.id] < node.lineno for n in stored)
-        is_guard = isinstance(node, ast.Return) and id(node) not in self.own
-        kept = ast.Expr | ast.AugAssign | ast.Raise | ast.Continue | ast.Break
-        return is_guard or isinstance(node, kept)
-
-
-def _increase(value: int | float | str) -> int | float | str:
-    return value + "_" if isinstance(value, str) else value + 1
+            names = [n for n in ast.walk(node) if isinstance(n, ast.Name)]
+            stored = [self.first[n.id] for n in names if isinstance(n.ctx, ast.Store)]
+            return node.value is not None and max(stored, default=0) < node.lineno
+        if isinstance(node, ast.Return):
+            return id(node) not in self.own
+        return isinstance(node, ast.Expr | ast.AugAssign | ast.Raise | ast.Continue | ast.Break)
 
 
 def _calls(node: ast.AST, names: set[str]) -> bool:
@@ -202,20 +190,13 @@ def _calls(node: ast.AST, names: set[str]) -> bool:
     return getattr(called, "attr", getattr(called, "id", None)) in names
 
 
-def _is_for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-
-
 def _is_skipped(node: ast.AST) -> bool:
     """What changes nothing, or words only."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) or _calls(node.value, _NOTED)
-    if isinstance(node, ast.Assign):
-        return any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets)
     if isinstance(node, ast.keyword):
         return node.arg in _HARMLESS
-    if isinstance(node, ast.If) and _is_for_types(node):
-        return not node.orelse
-    return isinstance(node, ast.Assert | ast.Delete | ast.Import | ast.ImportFrom) or _calls(
-        node, {"dataclass"}
-    )
+    if isinstance(node, ast.If | ast.Assign):
+        first = node.test if isinstance(node, ast.If) else node.targets[0]
+        return ast.unparse(first) in ("TYPE_CHECKING", "__all__")
+    return isinstance(node, ast.Assert | ast.Delete) or _calls(node, {"dataclass"})
