@@ -174,9 +174,9 @@ def test_whatever_fails_a_whole_checkpoint_stays(tmp_path, monkeypatch, fault, c
     save(manager, 1)
     target = {
         "mkdir": "pathlib.Path.mkdir", "save_file": "utils.checkpoint.files.save_file",
-        "fsync": "utils.storage.os.fsync", "fadvise": "utils.storage.os.posix_fadvise",
-        "rename": "pathlib.Path.rename", "directory sync": "utils.storage.sync_directory",
-        "replace": "pathlib.Path.replace", "rmtree": "utils.storage.shutil.rmtree",
+        "fsync": "utils.storage.local.os.fsync", "fadvise": "utils.storage.os.posix_fadvise",
+        "rename": "pathlib.Path.rename", "directory sync": "utils.storage.local.sync_directory",
+        "replace": "pathlib.Path.replace", "rmtree": "utils.storage.local.shutil.rmtree",
     }[fault]  # fmt: skip
     module, _, name = target.rpartition(".")
     owner = Path if module == "pathlib.Path" else _import(module)

@@ -121,7 +121,7 @@ def test_text_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def fail(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("utils.storage.os.fsync", fail)
+    monkeypatch.setattr("utils.storage.local.os.fsync", fail)
     with pytest.raises(OSError, match="No space left"):
         root.write_text("facts.json", "second")
     assert root.read_text("facts.json") == "first"

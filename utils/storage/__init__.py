@@ -1,0 +1,36 @@
+"""Folders on a local disk or behind an fsspec URL, and how something whole appears in them.
+
+`places` opens what a person writes, `local` and `remote` are the two kinds of `folder`, `retry`
+makes calls to a store again.
+"""
+
+from utils.storage.folder import COMMIT_FILE, Folder, StorageError, choose_aside_name
+from utils.storage.local import (
+    LocalFolder,
+    compute_crc32c,
+    get_old_name,
+    sync_directory,
+    sync_file,
+    write_atomically,
+)
+from utils.storage.places import check_writable, is_remote, join_place, open_folder, to_path
+from utils.storage.remote import RemoteFolder
+
+__all__ = [
+    "COMMIT_FILE",
+    "Folder",
+    "LocalFolder",
+    "RemoteFolder",
+    "StorageError",
+    "check_writable",
+    "choose_aside_name",
+    "compute_crc32c",
+    "get_old_name",
+    "is_remote",
+    "join_place",
+    "open_folder",
+    "sync_directory",
+    "sync_file",
+    "to_path",
+    "write_atomically",
+]

@@ -1,0 +1,82 @@
+"""What a person writes, a path or a URL, and the folder behind it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import fsspec
+
+from utils.errors import UserError
+from utils.storage.folder import Folder
+from utils.storage.local import LocalFolder
+from utils.storage.remote import RemoteFolder
+from utils.storage.retry import explain
+
+# A request that gets no answer for so long has failed.
+_TIMEOUT_S = 120
+
+
+def open_folder(place: str | Path | Folder) -> Folder:
+    """The folder behind a path or a URL such as gs://bucket/name.
+
+    Raises:
+      UserError: a protocol that fsspec does not know, or whose package is missing.
+    """
+    if isinstance(place, Folder):
+        return place
+    if not is_remote(place):
+        return LocalFolder(to_path(place))
+    text = str(place)
+    options = {"requests_timeout": _TIMEOUT_S} if text.startswith(("gs://", "gcs://")) else {}
+    try:
+        filesystem, path = fsspec.core.url_to_fs(text, **options)
+    except (ImportError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{text!r} cannot be opened: {reason}; install the protocol's package (gcsfs for "
+            "gs://), or give a directory"
+        ) from error
+    return RemoteFolder(filesystem, path)
+
+
+def is_remote(place: str | Path) -> bool:
+    """Whether a place is a URL of another machine's storage."""
+    return "://" in str(place) and not str(place).startswith("file://")
+
+
+def to_path(place: str | Path) -> Path:
+    """The path of a local place: `file://` is taken off, `~` and `$NAME` stand for their values.
+
+    Raises:
+      UserError: it is a URL, which the caller cannot use.
+    """
+    if is_remote(place):
+        raise UserError(f"{str(place)!r} is a URL, but a local path is needed here; give a path")
+    text = str(place).removeprefix("file://")
+    return Path(os.path.expandvars(text)).expanduser()
+
+
+def join_place(place: str | Path, *names: str) -> str | Path:
+    """A place below a path or a URL."""
+    if is_remote(place):
+        return "/".join([str(place).rstrip("/"), *names])
+    return to_path(place).joinpath(*names)
+
+
+def check_writable(place: str | Path, key: str) -> None:
+    """Refuse a place that cannot be written to, by writing and deleting a small file there.
+
+    Raises:
+      UserError: names the configuration's key, the place and the reason.
+    """
+    try:
+        open_folder(place).probe()
+    except OSError as error:
+        reason = explain(error)
+        way = "look at the bucket's name, your login and its rights" if is_remote(place) else (
+            "free the disk, or mend its rights"
+        )  # fmt: skip
+        raise UserError(
+            f"{key} ({str(place)!r}) cannot be written to: {reason}; {way}, or give another place"
+        ) from error

@@ -1,0 +1,226 @@
+"""`RemoteFolder`: a prefix of an object store.
+
+A store has no atomic rename: files are uploaded to their place and a marker, written last, decides.
+Every call is made again after a passing fault, and what was written is compared with what is there:
+an upload may be cut, or arrive twice.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from utils.storage.folder import ASIDE, COMMIT_FILE, Folder, StorageError
+from utils.storage.local import compute_crc32c
+from utils.storage.retry import retry
+
+T = TypeVar("T")
+
+
+class RemoteFolder(Folder):
+    """A prefix of an object store, or any other fsspec file system."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem = filesystem
+        self._path = path.rstrip("/")
+        self.place = filesystem.unstrip_protocol(self._path)
+
+    @property
+    def parent(self) -> RemoteFolder:
+        return RemoteFolder(self._filesystem, self._path.rpartition("/")[0])
+
+    def child(self, name: str) -> RemoteFolder:
+        return RemoteFolder(self._filesystem, f"{self._path}/{name}")
+
+    def is_there(self) -> bool:
+        self._filesystem.invalidate_cache()
+        return self._call("", self._filesystem.isdir, self._path)
+
+    def list_names(self) -> list[str]:
+        # What another process has written since is not in fsspec's listings.
+        self._filesystem.invalidate_cache()
+        try:
+            found = self._call("", lambda: self._filesystem.ls(self._path, detail=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        # Some stores list an empty object of the folder's own name.
+        names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
+        return sorted(names - {""})
+
+    def get_size(self, name: str) -> int:
+        return int(self._get_info(name)["size"])
+
+    def get_checksum(self, name: str) -> int:
+        kept = self._get_info(name).get("crc32c")
+        if isinstance(kept, str):
+            return int.from_bytes(base64.b64decode(kept), "big")
+        with self.open_local(name) as path:
+            return compute_crc32c(path)
+
+    def read_text(self, name: str) -> str:
+        return self._read(name).decode()
+
+    def read_texts(self, names: Iterable[str]) -> dict[str, str]:
+        # One round of requests beside each other; a run store may hold thousands of runs.
+        paths = {f"{self._path}/{name}": name for name in names}
+        if not paths:
+            return {}
+
+        def fetch() -> dict[str, bytes]:
+            found = self._filesystem.cat(list(paths), on_error="return")
+            for value in found.values():
+                if isinstance(value, Exception) and not isinstance(value, FileNotFoundError):
+                    raise value
+            return {path: data for path, data in found.items() if isinstance(data, bytes)}
+
+        found = self._call("", fetch)
+        return {paths[path]: data.decode() for path, data in found.items() if path in paths}
+
+    def write_text(self, name: str, text: str) -> None:
+        data = text.encode()
+
+        def write() -> None:
+            self._filesystem.pipe_file(f"{self._path}/{name}", data)
+            if self._filesystem.cat_file(f"{self._path}/{name}") != data:
+                raise OSError("the store keeps other bytes than were sent")
+
+        self._call(name, write)
+
+    @contextlib.contextmanager
+    def open_local(self, name: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="download-") as scratch:
+            target = Path(scratch) / name.rpartition("/")[2]
+            self._call(name, self._fetch_file, name, target)
+            yield target
+
+    def put_file(self, source: Path, name: str) -> int:
+        wanted = compute_crc32c(source)
+
+        def put() -> None:
+            self._filesystem.put_file(str(source), f"{self._path}/{name}")
+            self._filesystem.invalidate_cache()
+            if self.get_checksum(name) != wanted:
+                raise OSError("the store keeps other bytes than were sent")
+
+        self._call(name, put)
+        return wanted
+
+    def read_claim(self, name: str) -> tuple[str, str] | None:
+        # The version first: bytes that are newer than it make the write fail, not succeed.
+        try:
+            info = self._get_info(name)
+            data = self._read(name)
+        except FileNotFoundError:
+            return None
+        return data.decode(), _get_version(info, data)
+
+    def write_claim(self, name: str, text: str, version: str | None) -> str | None:
+        path, data = f"{self._path}/{name}", text.encode()
+        try:
+            if "gs" in self._filesystem.protocol:
+                self._call(name, _write_generation, self._filesystem, path, data, version or "0")
+            elif version is None:
+                self._call(name, lambda: self._filesystem.pipe_file(path, data, mode="create"))
+            else:
+                # This kind of store knows no conditions: between the two lines there is a gap.
+                known = self.read_claim(name)
+                if known is None or known[1] != version:
+                    return None
+                self.write_text(name, text)
+        except FileExistsError:
+            pass
+        # A write whose answer was lost was made again and refused: what is there decides.
+        found = self.read_claim(name)
+        return found[1] if found is not None and found[0] == text else None
+
+    def remove_file(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._call(name, self._filesystem.rm_file, f"{self._path}/{name}")
+
+    def probe(self) -> None:
+        name, text = f".probe-{uuid.uuid4().hex}", "written to see whether it can be"
+        path = f"{self._path}/{name}"
+        # Without further tries: the client makes its own, and nobody wants to wait longer here.
+        retry(self._filesystem.pipe_file, path, text.encode(), place=self.place, tries=1)
+        if self.read_text(name) != text:
+            raise StorageError(f"{self.place}: what was read back is not what was written")
+        self.remove_file(name)
+
+    def publish(self, fill: Callable[[Path], None], commit: Callable[[Folder], str]) -> None:
+        if self.list_names():
+            self.remove()
+        try:
+            with tempfile.TemporaryDirectory(prefix="upload-") as scratch:
+                fill(Path(scratch))
+                self._call("", lambda: self._filesystem.makedirs(self._path, exist_ok=True))
+                for file in sorted(Path(scratch).iterdir()):
+                    self.put_file(file, file.name)
+            self._filesystem.invalidate_cache()
+            self.write_text(COMMIT_FILE, commit(self))
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.remove()
+            raise
+
+    def remove(self) -> None:
+        self.remove_file(COMMIT_FILE)
+        self._filesystem.invalidate_cache()
+        with contextlib.suppress(FileNotFoundError):
+            self._call("", lambda: self._filesystem.rm(self._path, recursive=True))
+        self._filesystem.invalidate_cache()
+
+    def set_aside(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self.write_text(ASIDE + COMMIT_FILE, self.read_text(COMMIT_FILE))
+            self.remove_file(COMMIT_FILE)
+
+    def rename(self, name: str) -> Folder:
+        target = self.parent.child(name)
+        self._filesystem.invalidate_cache()
+        root = self._filesystem._strip_protocol(self._path)
+        for path in self._call("", self._filesystem.find, self._path):
+            below = str(path).removeprefix(root).lstrip("/")
+            self._call(below, self._filesystem.cp_file, str(path), f"{target._path}/{below}")
+        self.remove()
+        return target
+
+    def _call(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
+        return retry(call, *arguments, place=f"{self.place}/{name}".rstrip("/"))
+
+    def _read(self, name: str) -> bytes:
+        return self._call(name, self._filesystem.cat_file, f"{self._path}/{name}")
+
+    def _get_info(self, name: str) -> dict[str, Any]:
+        self._filesystem.invalidate_cache()
+        return self._call(name, self._filesystem.info, f"{self._path}/{name}")
+
+    def _fetch_file(self, name: str, target: Path) -> None:
+        self._filesystem.get_file(f"{self._path}/{name}", str(target))
+        size = self._filesystem.size(f"{self._path}/{name}")
+        if target.stat().st_size != size:
+            raise OSError(f"{target.stat().st_size} of {size} bytes arrived")
+
+
+def _get_version(info: dict[str, Any], data: bytes) -> str:
+    """The store's own number for these bytes, or their hash."""
+    return str(info.get("generation") or hashlib.sha256(data).hexdigest())
+
+
+def _write_generation(filesystem: Any, path: str, data: bytes, generation: str) -> None:
+    """Google Cloud Storage's own condition: written only over that generation, 0 for none."""
+    bucket, key, _ = filesystem.split_path(path)
+    filesystem.call(
+        "POST",
+        f"{filesystem._location}/upload/storage/v1/b/{bucket}/o",
+        uploadType="media",
+        name=key,
+        ifGenerationMatch=generation,
+        data=data,
+        json_out=True,
+    )
