@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,11 @@ from resume import describe_place, go_back
 from store.changes import hash_config
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.log import get_logger
-from utils.metrics import METRICS_FILE, MetricWriter
+from utils.metrics import LostRunError, MetricWriter
 from utils.progress import Progress
 from utils.runtime.tracing import Tracer
 from utils.stall import StallWatch
 from utils.stopping import StopRequest
-from utils.storage import write_atomically
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from assembly import Parts
     from engine import TrainState
     from preflight import Task
+    from store.session import RunSession
     from utils.runtime.base import Runtime
 
 # Steps between two questions to all ranks whether one was asked to end.
@@ -37,22 +36,23 @@ class Keeper:
     As a context it makes sure that a checkpoint that is being written ends whole.
     """
 
-    def __init__(self, runtime: Runtime, task: Task, parts: Parts) -> None:
+    def __init__(
+        self, runtime: Runtime, task: Task, parts: Parts, session: RunSession | None
+    ) -> None:
         config, step = task.config, parts.state.step
-        self.runtime, self.task, self.parts = runtime, task, parts
+        self.runtime, self.task, self.parts, self.session = runtime, task, parts, session
         self.max_rollbacks = config.train.max_rollbacks
         self.stop = StopRequest()
         self.manager = CheckpointManager(
             task.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
         )
         self.writer = None
-        if runtime.is_writer:
-            if "metrics" in parts.resumed:
-                # The lines up to the checkpoint, as another machine wrote them.
-                write_atomically(task.run.path / METRICS_FILE, parts.resumed["metrics"])
+        if session is not None:
+            self.manager.announce = session.note_checkpoint
             self.writer = MetricWriter(
-                task.run.path, first_step=step, tensorboard=config.run.tensorboard
-            )
+                task.run.path, first_step=step, attempt=session.attempt, mirror=session.mirror,
+                tensorboard=config.run.tensorboard,
+            )  # fmt: skip
             if task.checkpoint is not None:
                 self.manager.set_aside_after(step)
                 self.manager.trust(step)
@@ -113,6 +113,11 @@ class Keeper:
     def write(self, step: int, scalars: dict[str, float]) -> None:
         """A line of metrics, written and shown; what the checkpoint thread met is raised here."""
         self._watch.beat()
+        if self.session is not None and self.session.is_lost:
+            raise LostRunError(
+                f"another program has taken over {self.task.run.place}: this one had been silent "
+                "for too long; let the other go on"
+            )
         if self.runtime.world_size == 1:
             self.manager.check()  # several ranks look at it together: should_stop, save
         if self.writer is not None:
@@ -185,15 +190,11 @@ class Keeper:
 
     def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
         parts, facts = collect_state(state, self.runtime.fetch_all)
-        facts |= describe_course(self.runtime, self.task, self.parts)
-        if self.task.run.checkpoint_root and self.writer is not None:
-            # The run's own directory may be lost with the machine.
-            facts["metrics"] = self.writer.path.read_text(encoding="utf-8")
-        return parts, facts
+        return parts, facts | describe_course(self.runtime, self.task, self.parts)
 
     def _report_stall(self, reason: str) -> None:
-        if self.writer is not None:
-            self.task.run.update(status="failed", reason=reason, ended=time.time())
+        if self.session is not None:
+            self.session.end(self.parts.state.step, "failed", reason)
 
 
 def describe_course(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from store import get_environment
-from store.lock import RunLock
-from store.runs import begin
+from store import read_environment
+from store.session import RunSession
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 from utils.log import get_logger, setup_logging
 from utils.programs import run_program
 from utils.runtime import choose_device, is_silent_rank, launch
+from utils.storage import StorageError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,7 +59,7 @@ def start(config: RunConfig) -> int:
         return launch(config.runtime, run, task)
     except (
         CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError,
-        NonFiniteEvaluationError, ReplicaError,
+        NonFiniteEvaluationError, ReplicaError, StorageError,
     ) as error:  # fmt: skip
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED
@@ -83,40 +83,63 @@ def run(runtime: Runtime, task: Task) -> int:
     if task.config.train.deterministic:
         for note in runtime.make_deterministic():
             get_logger().info("train.deterministic: %s", note)
-    started = time.time()
-    parts = build_parts(runtime, task)
-    lock = RunLock(task.run.path)
+    session = RunSession(task.run) if runtime.is_writer else None
+    parts = None
     try:
+        task = _take_run(runtime, task, session)
+        parts = build_parts(runtime, task)
         _check_teachers(runtime, task, parts)
-        if runtime.is_writer:
-            lock.acquire()
-            _begin_run(runtime, task, parts, started)
-        return _train_and_tell(runtime, task, parts)
+        if session is not None:
+            _begin_run(runtime, task, parts, session)
+        return _train_with_status(runtime, task, parts, session)
     finally:
-        parts.close()
-        lock.release()
+        if parts is not None:
+            parts.close()
+        if session is not None:
+            session.close()
 
 
-def _train_and_tell(runtime: Runtime, task: Task, parts: Parts) -> int:
+def _train_with_status(
+    runtime: Runtime, task: Task, parts: Parts, session: RunSession | None
+) -> int:
     """Train, and keep the run's status true; gives the exit code."""
     from engine import PreemptedError
 
     try:
-        outcome = train(runtime, task, parts)
+        outcome = train(runtime, task, parts, session)
+        if session is not None:
+            session.complete(parts.state.step, outcome)
     except BaseException as error:
         status = {PreemptedError: "preempted", KeyboardInterrupt: "interrupted"}
-        if runtime.is_writer and task.run.path.is_dir():
+        if session is not None:
             reason = f"{type(error).__name__}: {error}"
-            told = status.get(type(error), "failed")
-            task.run.update(status=told, reason=reason, ended=time.time())
+            session.end(parts.state.step, status.get(type(error), "failed"), reason)
         if isinstance(error, PreemptedError):
             get_logger().warning("preempted at step %d; --resume auto goes on", error.step)
             return EXIT_PREEMPTED
         raise
-    if runtime.is_writer:
-        task.run.update(status="complete", ended=time.time(), final=outcome)
-        get_logger().info("complete: %s", task.run.path)
+    get_logger().info("complete: %s", task.run.place)
     return 0
+
+
+def _take_run(runtime: Runtime, task: Task, session: RunSession | None) -> Task:
+    """Have rank zero take the run and look again; what it finds holds for all ranks.
+
+    Raises:
+      UserError: on every rank, where rank zero met it.
+    """
+    from resume import take_run
+
+    found: Any = None
+    if session is not None:
+        try:
+            found = take_run(task.config, session, task.checkpoint)
+        except UserError as error:
+            found = error
+    found = runtime.broadcast_value(found)
+    if isinstance(found, UserError):
+        raise found
+    return replace(task, checkpoint=found)
 
 
 def _agree(runtime: Runtime, task: Task) -> Task:
@@ -125,22 +148,22 @@ def _agree(runtime: Runtime, task: Task) -> Task:
     return replace(task, run=run, checkpoint=checkpoint)
 
 
-def _begin_run(runtime: Runtime, task: Task, parts: Parts, started: float) -> None:
+def _begin_run(runtime: Runtime, task: Task, parts: Parts, session: RunSession) -> None:
     """Write the run's first facts, once every part has been built."""
+    from resume import open_store
+
     facts = {
-        "environment": {**get_environment(), **runtime.describe()},
+        "environment": {**read_environment(), **runtime.describe()},
         "teachers": parts.teacher_metrics,
     }
-    if task.checkpoint is None:
-        facts["started"] = started
-        text = dump_config(task.config)
-        begin(task.run, text, facts, overwrite=task.config.run.overwrite)
-    else:
-        task.run.path.mkdir(parents=True, exist_ok=True)
-        task.run.update(status="running", resumed=started, **facts)
+    is_new = not task.config.run.resume
+    session.begin(
+        dump_config(task.config), facts, from_step=parts.state.step,
+        newest_id=open_store(task.config).find_newest_id() if is_new else "",
+    )  # fmt: skip
 
 
-def train(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
+def train(runtime: Runtime, task: Task, parts: Parts, session: RunSession | None) -> dict[str, Any]:
     """Train to the end, export the student and report what it has become."""
     from engine import fit
     from keeper import Keeper
@@ -148,7 +171,7 @@ def train(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
     state = parts.state
     objective = runtime.prepare_objective(parts.objective, state.model, state.extra)
     began = time.perf_counter()
-    with Keeper(runtime, task, parts) as keeper:
+    with Keeper(runtime, task, parts, session) as keeper:
         metrics = fit(state, parts.plan, keeper.create_hooks(), objective, runtime)
     outcome = {"train_s": time.perf_counter() - began, "steps": parts.state.step}
     outcome |= {f"eval_{name}": value for name, value in metrics.items()}

@@ -11,6 +11,7 @@ from store import Run, RunStore
 from store.changes import check_changes
 from store.lock import refuse_if_owned
 from store.runs import CHECKPOINTS, check_free
+from store.session import RunSession
 from utils.checkpoint import (
     CheckpointError,
     Place,
@@ -27,7 +28,7 @@ from utils.checkpoint import (
 )
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import open_folder
+from utils.storage import StorageError, check_writable, is_remote, open_folder, to_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -44,11 +45,46 @@ def choose_run(config: RunConfig) -> tuple[Run, Place | None]:
     Raises:
       UserError: the directory is taken or in use, or there is nothing to continue.
     """
-    store = RunStore(config.run.output_dir, config.run.experiment, config.run.checkpoint_root)
-    run, checkpoint = _choose(config, store)
+    store = open_store(config)
+    try:
+        run, checkpoint = _choose(config, store)
+    except StorageError as error:
+        raise UserError(
+            f"run.output_dir ({config.run.output_dir!r}) cannot be read: {error}; look at the "
+            "bucket's name, your login and its rights"
+        ) from error
     if not config.run.eval_only:
         refuse_if_owned(run.path)
+        check_writable(config.run.output_dir, "run.output_dir")
+        if config.run.checkpoint_root:
+            check_writable(config.run.checkpoint_root, "run.checkpoint_root")
     return run, checkpoint
+
+
+def open_store(config: RunConfig) -> RunStore:
+    """The runs of the configuration's experiment."""
+    section = config.run
+    return RunStore(
+        section.output_dir, section.experiment, section.checkpoint_root, section.cache_dir
+    )
+
+
+def take_run(config: RunConfig, session: RunSession, checkpoint: Place | None) -> Place | None:
+    """Take the run that was chosen, and look again: gives the checkpoint that it goes on from.
+
+    Between the choice and the lock another program may have begun, written or ended.
+
+    Raises:
+      UserError: the run is taken, or in use.
+    """
+    if not config.run.resume:
+        session.take_new(overwrite=config.run.overwrite)
+        return None
+    session.take_old()
+    if config.run.resume != "auto":
+        return checkpoint
+    place = session.run.checkpoints
+    return find_checkpoint(place, verify=False) if has_checkpoints(place) else None
 
 
 def check_resume(task: Task, student: nn.Module) -> None:
@@ -139,8 +175,7 @@ def _restore_from(
         if is_named:
             raise UserError(f"run.resume: {error}; choose another checkpoint") from error
         raise
-    if found != place:
-        check_course(task, facts)
+    check_course(task, facts)  # a later one than was looked at before, or an older one
     _check_place(runtime, task, facts)
     restore_state(state, parts, facts, found, runtime.load)
     return found, facts
@@ -198,7 +233,7 @@ def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Place | None]:
     if found is None or not has_checkpoints(found.checkpoints):
         if config.run.eval_only:
             raise UserError(
-                f"run.resume 'auto' finds no checkpoint under {store.folder}; train first, or give "
+                f"run.resume 'auto' finds no checkpoint under {store.place}; train first, or give "
                 "--resume PATH"
             )
         return found or store.choose(config.run.run_id, config.train.seed), None
@@ -208,9 +243,13 @@ def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Place | None]:
 def _find_owner(config: RunConfig, store: RunStore, checkpoint: Place) -> Run:
     """The run that a checkpoint belongs to."""
     folder = open_folder(checkpoint).parent
-    if isinstance(checkpoint, Path) and folder.name == CHECKPOINTS:
-        return Run(checkpoint.parent.parent)
-    return store.get(config.run.run_id or folder.name)
+    if folder.name != CHECKPOINTS:
+        return store.get(config.run.run_id or folder.name)
+    home = folder.parent
+    if not is_remote(home.place):
+        return Run(to_path(home.place))
+    root = RunStore(home.parent.parent.place, home.parent.name, cache_dir=config.run.cache_dir)
+    return root.get(home.name)
 
 
 def _check_model(student: nn.Module, table: dict[str, list[Any]], checkpoint: Place) -> None:

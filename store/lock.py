@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from store.claim import Claim
+from store.owner import describe_self, explain, name_owner
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -27,11 +29,17 @@ class RunLock:
     """Held for as long as a program writes to a run's directory.
 
     The kernel holds the lock and lets go of it when the owner dies, however it dies. Where two
-    hosts share a directory without sharing locks, the owner's beat in the file's time decides.
+    hosts share a directory without sharing locks, the owner's beat in the file's time decides. A
+    run on a bucket is claimed there too, for two machines that share nothing else.
+
+    Args:
+      folder: the run's local directory.
+      remote: its place on a bucket; empty: it has none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, remote: str = "") -> None:
         self.path = folder / LOCK_FILE
+        self._claim = Claim(remote) if remote else None
         self._file: IO[str] | None = None
         self._stop = threading.Event()
 
@@ -50,9 +58,11 @@ class RunLock:
             self._wait_for(file, time.monotonic() + wait_s)
             owner = _read_owner(file)
             if _may_be_alive_elsewhere(owner, self.path):
-                raise UserError(_explain(self.path.parent, owner))
+                raise UserError(explain(self.path.parent, owner))
+            if self._claim is not None:
+                self._claim.acquire(wait_s)
             if owner:
-                get_logger().info("took over the run from %s", _name(owner))
+                get_logger().info("took over the run from %s", name_owner(owner))
             _write_owner(file)
         except BaseException:
             file.close()
@@ -61,22 +71,33 @@ class RunLock:
         beat = threading.Thread(target=self._beat, name="run-lock", daemon=True)
         beat.start()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another machine has taken the run over, after this one had been silent."""
+        return self._claim is not None and self._claim.lost
+
     def release(self) -> None:
         """Let go of the run."""
         self._stop.set()
+        self.release_claim()
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.truncate(0)
             self._file.close()
             self._file = None
 
+    def release_claim(self) -> None:
+        """Let go of the run on its bucket alone."""
+        if self._claim is not None:
+            self._claim.release()
+
     def _wait_for(self, file: IO[str], deadline: float) -> None:
         announced = False
         while not _try_lock(file):
             if time.monotonic() >= deadline:
-                raise UserError(_explain(self.path.parent, _read_owner(file)))
+                raise UserError(explain(self.path.parent, _read_owner(file)))
             if not announced:
-                get_logger().warning("waiting for %s to end", _name(_read_owner(file)))
+                get_logger().warning("waiting for %s to end", name_owner(_read_owner(file)))
                 announced = True
             time.sleep(0.2)
 
@@ -111,7 +132,7 @@ def refuse_if_owned(folder: Path, wait_s: float = _WAIT_S) -> None:
     deadline = time.monotonic() + wait_s
     while owner := find_owner(folder):
         if time.monotonic() >= deadline:
-            raise UserError(_explain(folder, owner))
+            raise UserError(explain(folder, owner))
         time.sleep(0.2)
 
 
@@ -135,10 +156,9 @@ def _read_owner(file: IO[str]) -> dict[str, Any]:
 
 
 def _write_owner(file: IO[str]) -> None:
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
     file.seek(0)
     file.truncate(0)
-    file.write(json.dumps(owner))
+    file.write(json.dumps(describe_self()))
     file.flush()
 
 
@@ -152,18 +172,3 @@ def _may_be_alive_elsewhere(owner: dict[str, Any], path: Path) -> bool:
         return False
     # A beat from the future: a clock has gone back, and so tells nothing of the owner's death.
     return silent_s < _PATIENCE_S
-
-
-def _name(owner: dict[str, Any]) -> str:
-    started = owner.get("started")
-    since = ""
-    if isinstance(started, int | float):
-        since = time.strftime(", started %Y-%m-%d %H:%M:%S", time.localtime(started))
-    return f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}{since}"
-
-
-def _explain(folder: Path, owner: dict[str, Any]) -> str:
-    return (
-        f"run.run_id: {folder} is being written by {_name(owner)}; wait for it, stop it, or choose "
-        "another run.run_id"
-    )

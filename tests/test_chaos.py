@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from store import read_metrics
 from tests.child_runs import ROOT, get_environment
 from tests.tiny_parts import create_argv
 from tools.chaos import RUNTIMES, compare_runs, main, parse_arguments
 from utils.checkpoint import CheckpointManager, find_checkpoint, load_checkpoint
-from utils.metrics import read_metrics
 
 # Drawn batches, mixing, dropout, stochastic depth, average, accumulation, a live teacher.
 CONFIG = "configs/chaos.yaml"

@@ -19,19 +19,16 @@ from safetensors.torch import load_file
 import main
 from assembly import iterate_batches
 from datasets import Batch
-from store import Run
+from store import CLOCKS, Run, read_metrics
 from store.lock import RunLock
 from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.checkpoint import CheckpointManager, load_checkpoint, verify_checkpoint
-from utils.metrics import read_metrics
 
 SAVING = (
     "--mixup=0.8", "--model_ema", "--train.checkpoint_every_steps=2", "--train.steps=8",
     "--runtime.num_threads=1", "--train.eval_every_epochs=100", "--run.run_id=a",
 )  # fmt: skip
-CLOCKS = {"time_s", "img_per_s", "input_wait_s", "host_rss_gib", "checkpoint_held_s", "graphs",
-          "graphs_train", "graphs_eval"}  # fmt: skip
 
 
 def run(tmp_path: Path, *flags: str, device: str = "cpu") -> int:

@@ -58,7 +58,9 @@ ROOMS_OF = {
     "tensorflow_datasets": ("big_vision/", "datasets.py", "tools/", "tests/"),
     "jax": ("tools/", "tests/"),
 }
-LIGHT_LIBRARIES = {"pydantic", "pydantic_settings", "yaml", "fsspec", "google_crc32c"}
+LIGHT_LIBRARIES = {
+    "pydantic", "pydantic_settings", "yaml", "fsspec", "google_crc32c", "psutil",
+}  # fmt: skip
 MAY_PRINT = ("tools/", "tests/", "train/")
 MAY_NAME_DEVICES = ("utils/runtime/", "models/patches.py", "tools/", "train/", "tests/")
 DEVICE_NAMES = {"xla", "tpu", "cpu", "cuda", "gpu", "TPU", "CPU", "CUDA", "GPU"}

@@ -16,11 +16,10 @@ from assembly import TEACHER_IMAGES, build_parts, iterate_batches
 from engine import _run_step
 from models.views import to_pixels
 from preflight import check
-from store import Run
+from store import Run, read_metrics
 from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.config import load_config
 from utils.errors import EXIT_USER_ERROR
-from utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[1]
 STUDENT = "configs/digits_kd.yaml"

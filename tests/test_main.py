@@ -19,7 +19,7 @@ from assembly import build_parts, iterate_batches
 from engine import _run_step
 from models import export_model
 from preflight import check
-from store import Run
+from store import CLOCKS, Run, read_metrics
 from tests.child_runs import ROOT, get_command, get_environment, run_main, run_series
 from tests.tiny_parts import (
     CLASSES,
@@ -31,14 +31,11 @@ from tests.tiny_parts import (
     create_xla_runtime,
 )
 from utils.config import load_config
-from utils.metrics import read_metrics
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 STEPS_PER_EPOCH = 6
 MIXED = ("--mixup=0.8", "--cutmix=1.0")
 # What differs between two equal runs.
-CLOCKS = {"time_s", "checkpoint_held_s", "img_per_s", "input_wait_s", "host_rss_gib", "graphs",
-          "graphs_train", "graphs_eval"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from torch import nn
 import main
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.batch_norm import compute_batch_norm
+from store import read_metrics
 from tests.tiny_parts import (
     TinyConvNet,
     create_argv,
@@ -27,7 +28,6 @@ from tests.tiny_parts import (
 from utils.config import load_config
 from utils.config.sections import ModelSection, RuntimeSection
 from utils.errors import UserError
-from utils.metrics import read_metrics
 from utils.runtime import choose_device, create_runtime
 from utils.runtime.compile_cache import prepare_cache, shrink
 from utils.runtime.xla import check_collectives

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from store import get_environment  # noqa: E402
+from store import read_environment  # noqa: E402
 from tools.benchmarking.report import (  # noqa: E402
     SCHEMA,
     compare,
@@ -253,7 +253,7 @@ def create_report(
     return {
         "schema": SCHEMA,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "environment": {**get_environment(), **runtime_facts},
+        "environment": {**read_environment(), **runtime_facts},
         "settings": settings,
         "config": config.model_dump(mode="json"),
         "results": results,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from store import get_environment  # noqa: E402
+from store import read_environment  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
 from utils.programs import create_program_parser, run_program  # noqa: E402
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         places += ["--train.steps=1000000"]  # more than will be timed
         config = load_config(["--config", options.config, *flags, *places])
         facts = measure(config, options.windows)
-    facts["environment"] = get_environment()
+    facts["environment"] = read_environment()
     if options.out:
         options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     print(

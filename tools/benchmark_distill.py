@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from store import get_environment  # noqa: E402
+from store import read_environment  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.programs import ProgramParser, run_program  # noqa: E402
 
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         }
     report["storage"] = describe_storage(options)
     settings = {key: str(value) for key, value in vars(options).items()}
-    return {**report, "settings": settings, "environment": get_environment()}
+    return {**report, "settings": settings, "environment": read_environment()}
 
 
 def create_config(options: argparse.Namespace, folder: str, kind: str) -> Any:

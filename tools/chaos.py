@@ -30,8 +30,8 @@ import psutil
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from store import CLOCKS, read_metrics  # noqa: E402
 from utils.errors import EXIT_PREEMPTED, UserError  # noqa: E402
-from utils.metrics import read_metrics  # noqa: E402
 from utils.programs import create_program_parser, run_program  # noqa: E402
 
 # Name -> flags and environment.
@@ -52,10 +52,6 @@ RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
 }
 KINDS = ("kill", "term", "write", "rank")
 # What the clock, the compiler and the memory say.
-CLOCKS = {
-    "time_s", "img_per_s", "input_wait_s", "host_rss_gib", "graphs", "graphs_train", "graphs_eval",
-    "checkpoint_held_s",
-}  # fmt: skip
 _EXPERIMENT = "chaos"
 _POLL_S = 0.002
 # Share of kills that come before the first step of an attempt.

@@ -71,10 +71,10 @@ def create_parser() -> argparse.ArgumentParser:
 
 def list_checkpoints(options: argparse.Namespace) -> int:
     """A line for each checkpoint, newest last, after a look that reads no tensor."""
-    from utils.checkpoint import CheckpointError, inspect_checkpoint, read_best_step
+    from utils.checkpoint import CheckpointError, inspect_checkpoint
 
     folders = _find_all(options.place)
-    best = read_best_step(folders[0].parent)
+    best = _read_best(folders[0].parent)
     print(f"{'checkpoint':<16} {'MiB':>9} {'tensors':>8} {'best metric':>12}  state")
     for folder in reversed(folders):
         try:
@@ -169,14 +169,12 @@ def export_weights(options: argparse.Namespace) -> int:
 
 def prune_checkpoints(options: argparse.Namespace) -> int:
     """Delete what is neither new, best nor a multiple, after all have been read."""
-    from utils.checkpoint import read_best_step
-
     folders = _find_all(options.place)
     faults = {folder.name: _find_fault(folder) for folder in folders}
     whole = [folder for folder in folders if faults[folder.name] is None]
     if not whole:
         raise UserError(f"{options.place}: none of {len(folders)} checkpoints is whole; kept all")
-    best = read_best_step(folders[0].parent)
+    best = _read_best(folders[0].parent)
     kept = {folder.name for folder in whole[: max(options.keep, 1)]}
     for folder in folders:
         step = _get_step(folder)
@@ -189,6 +187,16 @@ def prune_checkpoints(options: argparse.Namespace) -> int:
         if not options.dry_run:
             folder.remove()
     return 0
+
+
+def _read_best(folder: Folder) -> int | None:
+    """The best step, if it is known; one that is not known keeps everything from being deleted."""
+    from utils.checkpoint import CheckpointError, read_best_step
+
+    try:
+        return read_best_step(folder)
+    except CheckpointError as error:
+        raise UserError(f"{error}; mend or delete that file first") from error
 
 
 def _find_all(place: str) -> list[Folder]:

@@ -16,9 +16,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from store import Run  # noqa: E402
+from store import Run, read_metrics  # noqa: E402
 from utils.errors import UserError  # noqa: E402
-from utils.metrics import read_metrics  # noqa: E402
 from utils.programs import create_program_parser, run_program  # noqa: E402
 
 # What a log line holds beside the parts of the loss.

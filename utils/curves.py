@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from utils.metrics import read_metrics
+from store import read_metrics
 
 CURVES_FILE = "curves.png"
 

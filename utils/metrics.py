@@ -9,17 +9,18 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
-from utils.errors import UserError
-from utils.storage import write_atomically
+from store.history import METRICS_FILE, Line, keep_until, read_metrics, write_lines
 
 if TYPE_CHECKING:
+    from store.mirror import Mirror
     from utils.runtime.base import Runtime
 
-METRICS_FILE = "metrics.jsonl"
+# What a line counts from the run's beginning.
+_COUNTED_ON = ("time_s", "graphs", "graphs_train", "graphs_eval")
 
 
 class GraphBudgetError(RuntimeError):
@@ -112,43 +113,59 @@ class MetricWriter:
       folder: the run's directory.
       first_step: of a resumed run: later lines in the file are dropped, and so is an evaluation
         at this very step, which is made again.
+      attempt: number of this program's attempt, which every line bears; 0: it bears none.
+      mirror: takes the lines to the run's bucket, if it has one.
     """
 
-    def __init__(self, folder: Path, *, first_step: int = 0, tensorboard: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, first_step: int = 0, attempt: int = 0,
+        mirror: Mirror | None = None, tensorboard: bool = False,
+    ) -> None:  # fmt: skip
         self.path = folder / METRICS_FILE
-        _drop_lines_after(self.path, first_step)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._attempt, self._mirror = attempt, mirror
+        self._tensorboard = tensorboard
         self._events: Any = None
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._events = SummaryWriter(str(folder), purge_step=first_step or None)
+        self._file = self._go_on_from(first_step)
+        # Time and graphs count over all attempts; the loop's meter knows its own process alone.
+        self._before = {name: self._last.get(name) or 0 for name in _COUNTED_ON}
 
     def write(self, step: int, scalars: dict[str, float]) -> None:
-        """One line: the step and its scalars; numbers that are not finite become null."""
-        line = {"step": step}
+        """One line: the step and its scalars.
+
+        A number that is not finite becomes null, and `nonfinite` says which one it was.
+        """
+        line: dict[str, Any] = {"step": step}
+        if self._attempt:
+            line["attempt"] = self._attempt
+        nonfinite = {name: str(v) for name, v in scalars.items() if not math.isfinite(v)}
         for name, value in scalars.items():
-            line[name] = value if math.isfinite(value) else None
-        self._file.write(json.dumps(line) + "\n")
+            line[name] = None if name in nonfinite else value + self._before.get(name, 0)
+        if nonfinite:
+            line["nonfinite"] = nonfinite
+        text = json.dumps(line, allow_nan=False) + "\n"
+        self._file.write(text)
         self._file.flush()
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise LostRunError(
                 f"{self.path} was deleted while the run was writing it; restore the directory from "
                 "a copy, or begin the run again"
             )
-        if self._events is not None:
-            for name, value in scalars.items():
-                self._events.add_scalar(name, value, step)
+        if self._mirror is not None:
+            self._mirror.add_line(text)
+        self._show(line)
 
     def sync(self) -> None:
-        """Have all lines so far on the disk: before a checkpoint that counts on them."""
+        """Have all lines so far on the disk and the bucket: before a checkpoint counts on them."""
         os.fsync(self._file.fileno())
+        if self._mirror is not None:
+            self._mirror.flush()
 
     def rewind(self, step: int) -> None:
         """Drop the lines after a step, which the run does again."""
         self._file.close()
-        _drop_lines_after(self.path, step)
-        self._file = self.path.open("a", encoding="utf-8")
+        if self._mirror is not None:
+            self._mirror.rewind(step)
+        self._file = self._go_on_from(step)
 
     def close(self) -> None:
         """Flush and close the files."""
@@ -156,27 +173,30 @@ class MetricWriter:
         if self._events is not None:
             self._events.close()
 
+    def _go_on_from(self, step: int) -> IO[str]:
+        """The file, and TensorBoard's, with nothing in them that is done again."""
+        kept = keep_until(read_metrics(self.path.parent), step) if self.path.is_file() else []
+        if kept or self.path.is_file():
+            write_lines(self.path.parent, kept)
+        self._last = kept[-1] if kept else {}
+        if self._tensorboard:
+            self._reopen_events(step, [line for line in kept if line["step"] == step])
+        return self.path.open("a", encoding="utf-8")
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """All whole lines of a run's metrics; torn or damaged ones are left out."""
-    path = folder / METRICS_FILE
-    if not path.is_file():
-        raise UserError(f"{path} is not there; give the directory of a run")
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(ValueError):
-            line = json.loads(text)
-            if isinstance(line, dict) and type(line.get("step")) is int:
-                lines.append(line)
-    return lines
+    def _reopen_events(self, step: int, lines: list[Line]) -> None:
+        """TensorBoard forgets what a new file's purge_step covers, the step itself included."""
+        from torch.utils.tensorboard import SummaryWriter
 
+        if self._events is not None:
+            self._events.close()
+        self._events = SummaryWriter(str(self.path.parent), purge_step=step or None)
+        for line in lines:
+            self._show(line)
 
-def _drop_lines_after(path: Path, step: int) -> None:
-    if not path.is_file():
-        return
-    kept = []
-    for line in read_metrics(path.parent):
-        is_redone = line["step"] == step and "eval_top1" in line
-        if line["step"] <= step and not is_redone:
-            kept.append(line)
-    write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
+    def _show(self, line: Line) -> None:
+        if self._events is None:
+            return
+        for name, value in line.items():
+            if name not in ("step", "attempt", "nonfinite"):
+                shown = float(line["nonfinite"][name]) if value is None else value
+                self._events.add_scalar(name, shown, line["step"])

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import main
+from store import read_metrics
 from tests.tiny_parts import create_argv, create_batch
 from utils.config.sections import RuntimeSection
-from utils.metrics import read_metrics
 from utils.runtime import create_runtime
 
 pytestmark = [

@@ -1,100 +1,191 @@
-"""The run store: free names, taken names, the newest run, facts that merge."""
+"""The run store: names, taken names, the newest run, facts that merge, nothing else removed."""
 
 from __future__ import annotations
 
 import json
+import threading
+import uuid
 
 import pytest
 
-from store import Run, RunStore, get_environment
-from store.runs import begin, check_free
+from store import Run, RunStore, read_environment
+from store.ids import create_id, create_run_name, is_id
+from store.runs import begin, check_free, find_leftovers, set_aside
 from utils.errors import UserError
 
 
-def test_a_begun_run_has_its_configuration_and_status(tmp_path):
-    run = RunStore(str(tmp_path), "digits").choose("first", 0)
+@pytest.fixture(params=["disk", "memory"])
+def store(request, tmp_path) -> RunStore:
+    """An empty experiment on a disk or on a bucket."""
+    place = tmp_path if request.param == "disk" else f"memory://{uuid.uuid4().hex}/runs"
+    return RunStore(str(place), "digits", cache_dir=str(tmp_path / "cache"))
+
+
+def start(store: RunStore, name: str, **facts: object) -> Run:
+    """A run that has begun, as a program leaves it."""
+    run = store.choose(name, 0)
+    begin(run, "train: {}\n", {}, newest_id=store.find_newest_id())
+    run.update(status="running", **facts)
+    return run
+
+
+def test_a_begun_run_has_its_configuration_and_status(store):
+    run = store.choose("first", 0)
     assert not run.path.exists()
-    begin(run, "train: {}\n", {"started": 1.0}, overwrite=False)
-    assert run.path == tmp_path / "digits" / "first"
+    start(store, "first")
+    facts = run.read()
+    assert is_id(facts["id"])
+    assert (facts["name"], facts["experiment"], facts["status"]) == ("first", "digits", "running")
     assert (run.path / "config_resolved.yaml").read_text() == "train: {}\n"
-    assert run.read() == {"status": "running", "number": 1, "started": 1.0}
     run.update(status="complete", final={"top1": 3.0})
-    assert run.read() == {
-        "status": "complete", "number": 1, "started": 1.0, "final": {"top1": 3.0}
-    }  # fmt: skip
+    assert run.read() == {**facts, "status": "complete", "final": {"top1": 3.0}}
     assert not list(run.path.glob("*.tmp"))
+    if run.remote:
+        assert json.loads(store.folder.child("first").read_text("run.json")) == run.read()
 
 
-def test_a_new_run_never_gets_the_name_of_an_old_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("store.runs.time.strftime", lambda form: "20300101-120000")
-    store = RunStore(str(tmp_path), "digits")
-    names = []
-    for _ in range(3):
-        run = store.choose("", 4)
-        begin(run, "", {}, overwrite=False)
-        names.append(run.path.name)
-    assert names == [
-        "20300101-120000-seed4", "20300101-120000-seed4-2", "20300101-120000-seed4-3",
-    ]  # fmt: skip
+def test_names_and_ids_of_runs_that_begin_together_differ_and_sort_by_time(monkeypatch):
+    assert len({create_run_name(4) for _ in range(64)}) == 64
+    assert len({create_id() for _ in range(1000)}) == 1000
+    monkeypatch.setattr("store.ids.time.time_ns", lambda: 2_000_000_000)
+    early = create_id()
+    monkeypatch.setattr("store.ids.time.time_ns", lambda: 3_000_000_000)
+    late = create_id()
+    assert early < late and is_id(late) and uuid.UUID(late).int >> 80 == 3000
+    monkeypatch.setattr("store.ids.time.time_ns", lambda: 1_000_000_000)
+    assert create_id(after=late) > late
+    assert not is_id("x") and not is_id(str(uuid.uuid4()))
 
 
-def test_a_taken_directory_is_refused_unless_it_may_be_replaced(tmp_path):
-    run = Run(tmp_path / "a")
+def test_a_taken_place_is_refused_unless_the_run_in_it_may_be_replaced(store):
+    run = store.choose("a", 0)
     check_free(run, overwrite=False)
-    run.path.mkdir()
-    check_free(run, overwrite=False)
-    (run.path / "old.txt").write_text("old")
+    start(store, "a")
     with pytest.raises(UserError, match=r"run.run_id: .* exists; choose another"):
         check_free(run, overwrite=False)
     check_free(run, overwrite=True)
-    assert (run.path / "old.txt").exists()
-    begin(run, "", {}, overwrite=True)
-    assert not (run.path / "old.txt").exists()
+    assert store.find_newest() == run
 
 
-def test_the_newest_run_is_the_one_that_was_begun_last(tmp_path):
-    store = RunStore(str(tmp_path), "digits")
+def test_what_never_was_a_run_is_refused_even_with_overwrite_and_stays(tmp_path):
+    run = RunStore(str(tmp_path), "digits").choose("thesis", 0)
+    run.path.mkdir(parents=True)
+    (run.path / "thesis.tex").write_text("years of work")
+    for text in (None, "{", '{"status": "draft"}', "[]"):
+        if text is not None:
+            (run.path / "run.json").write_text(text)
+        with pytest.raises(UserError, match=r"run.overwrite: .*thesis holds no run.json"):
+            check_free(run, overwrite=True)
+    assert (run.path / "thesis.tex").read_text() == "years of work"
+
+
+def test_a_replaced_run_is_renamed_and_no_longer_the_newest(store):
+    first = start(store, "a")
+    folders = find_leftovers(first)
+    moved = [set_aside(folder) for folder in folders]
+    assert {folder.name for folder in moved} == {"aside_a"}
+    assert all("run.json" in folder.list_names() for folder in moved)
+    assert find_leftovers(first) == []
+    assert store.find_newest() is None
+    start(store, "a")
+    assert {set_aside(folder).name for folder in find_leftovers(first)} == {"aside_a-2"}
+
+
+def test_the_newest_run_is_the_one_that_was_begun_last(store, monkeypatch):
     assert store.find_newest() is None
     # The clock went back before c was begun.
-    for name, started in (("b", 20.0), ("a", 30.0), ("c", 10.0)):
-        begin(store.choose(name, 0), "", {"started": started}, overwrite=False)
+    for name, now in (("b", 20), ("a", 30), ("c", 10)):
+        monkeypatch.setattr("store.ids.time.time_ns", lambda now=now: now * 10**9)
+        start(store, name)
         assert store.find_newest().path.name == name
-    # Runs of an earlier version have no number: their clock decides.
-    for name in "abc":
-        facts = store.get(name).read()
-        del facts["number"]
-        (store.get(name).path / "run.json").write_text(json.dumps(facts))
+
+
+def test_runs_of_the_first_version_are_older_than_those_of_the_second(tmp_path):
+    store = RunStore(str(tmp_path), "digits")
+    for name, facts in {"a": {"number": 2}, "b": {"number": 1}, "c": {"started": 9.0}}.items():
+        (tmp_path / "digits" / name).mkdir(parents=True)
+        text = json.dumps({"status": "complete", **facts})
+        (tmp_path / "digits" / name / "run.json").write_text(text)
     assert store.find_newest().path.name == "a"
+    start(store, "d")
+    assert store.find_newest().path.name == "d"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"status": '])
 def test_a_damaged_run_file_counts_as_empty(tmp_path, text):
     store = RunStore(str(tmp_path), "digits")
-    begin(store.choose("a", 0), "", {"started": 1.0}, overwrite=False)
-    begin(store.choose("b", 0), "", {"started": 2.0}, overwrite=False)
-    (store.get("b").path / "run.json").write_text(text)
-    assert store.get("b").read() == {}
+    start(store, "a")
+    run = start(store, "b")
+    (run.path / "run.json").write_text(text)
+    assert run.read() == {}
     assert store.find_newest().path.name == "a"
-    store.get("b").update(status="running")
-    assert store.get("b").read() == {"status": "running"}
+    run.update(status="running")
+    assert run.read() == {"status": "running"}
 
 
 def test_checkpoints_lie_in_the_run_or_below_another_root(tmp_path):
     store = RunStore(str(tmp_path), "digits")
     assert store.get("a").checkpoints == tmp_path / "digits" / "a" / "checkpoints"
     store = RunStore(str(tmp_path), "digits", "memory://bucket/runs")
-    assert store.get("a").checkpoints == "memory://bucket/runs/digits/a"
-    assert store.choose("", 0).checkpoint_root == "memory://bucket/runs"
+    assert store.get("a").checkpoints == store.get("a").remote == "memory://bucket/runs/digits/a"
+    assert store.get("a").place == tmp_path / "digits" / "a"
+    store = RunStore("memory://bucket/runs", "digits", cache_dir=str(tmp_path))
+    assert store.get("a").checkpoints == "memory://bucket/runs/digits/a/checkpoints"
+    assert store.get("a").place == "memory://bucket/runs/digits/a"
+    assert store.get("a").path.is_relative_to(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "../up", "with space"])
+BAD_NAMES = ["a/b", "../up", "with space", ".", "..", ".hidden", "a\0b", "x" * 129, "a\nb"]
+
+
+@pytest.mark.parametrize("name", ["", *BAD_NAMES])
 def test_an_experiment_that_is_no_directory_name_is_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"run.experiment .* is no directory name"):
         RunStore(str(tmp_path), name)
 
 
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_run_id_is_one_component_of_a_path(tmp_path, name):
+    with pytest.raises(UserError, match=r"run.run_id .* is no directory name"):
+        RunStore(str(tmp_path), "digits").choose(name, 0)
+
+
+@pytest.mark.parametrize("name", ["a", "Größe-1.2_x", "実験", "20300101-120000-seed4"])
+def test_letters_of_any_script_make_a_name(tmp_path, name):
+    assert RunStore(str(tmp_path), name).choose(name, 0).path == tmp_path / name / name
+
+
+def test_facts_noted_by_several_threads_are_all_there(tmp_path):
+    run = start(RunStore(str(tmp_path), "digits"), "a")
+
+    def note(number: int) -> None:
+        for count in range(10):
+            run.update(**{f"thread_{number}": count})
+
+    threads = [threading.Thread(target=note, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(run.read()[f"thread_{number}"] == 9 for number in range(8))
+
+
+def test_run_json_is_strict_and_tells_numbers_that_are_not_finite_apart(tmp_path):
+    run = start(RunStore(str(tmp_path), "digits"), "a")
+    run.update(final={"loss": float("nan"), "deep": [1.0, float("-inf")]}, ece=float("inf"))
+
+    def refuse(text: str) -> None:
+        raise AssertionError(f"{text} is no JSON")
+
+    facts = json.loads((run.path / "run.json").read_text(), parse_constant=refuse)
+    assert facts["final"] == {"loss": None, "deep": [1.0, None]} and facts["ece"] is None
+    assert facts["nonfinite"] == {"final.loss": "nan", "final.deep.1": "-inf", "ece": "inf"}
+    run.update(ece=0.5)
+    assert run.read()["nonfinite"] == {"final.loss": "nan", "final.deep.1": "-inf"}
+
+
 def test_the_environment_tells_versions_commit_and_host():
-    facts = get_environment()
+    facts = read_environment()
     assert facts["packages"]["torch"].startswith("2.9.0")
     assert {"torch", "timm", "numpy"} <= facts["packages"].keys()
     assert set(facts) == {"python", "packages", "git_commit", "host", "cores"}

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file
 
 import main
+from store import read_metrics
 from tools import cache_teacher
-from utils.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 2

@@ -242,13 +242,43 @@ def test_a_removed_directory_is_made_again(tmp_path):
     assert manager.list_steps() == [2]
 
 
-def test_a_damaged_note_of_the_best_step_is_no_obstacle(tmp_path, caplog):
+@pytest.mark.parametrize("fault", ["damaged", "unreadable"])
+def test_nothing_is_dropped_while_the_best_step_is_not_known(tmp_path, caplog, monkeypatch, fault):
     manager = CheckpointManager(tmp_path, keep=1)
     save(manager, 1, best=True)
-    (tmp_path / BEST_FILE).write_text("{")
-    save(manager, 2)
-    assert manager.list_steps() == [2]
-    assert "best.json cannot be read" in caplog.text
+    best = (tmp_path / BEST_FILE).read_text()
+    with monkeypatch.context() as patch:
+        if fault == "damaged":
+            (tmp_path / BEST_FILE).write_text("{")
+        else:
+            patch.setattr(type(manager.folder), "read_text", _refuse)
+            patch.setattr("utils.checkpoint.manager.write_checkpoint", _write_plainly)
+        save(manager, 3)
+    assert manager.list_steps() == [1, 3]
+    assert "the best one is not known" in caplog.text
+    (tmp_path / BEST_FILE).write_text(best)
+    save(manager, 4)
+    assert manager.list_steps() == [1, 4]
+
+
+def _refuse(folder: object, name: str) -> str:
+    raise OSError(5, "Input/output error")
+
+
+def _write_plainly(folder, parts, facts) -> None:
+    """A checkpoint as it lies on a disk, written without reading."""
+    folder.path.mkdir()
+
+
+def test_going_back_below_the_best_step_takes_its_note_along(tmp_path):
+    manager = CheckpointManager(tmp_path, keep=3)
+    save(manager, 1)
+    save(manager, 2, best=True)
+    manager.set_aside_after(1)
+    assert not (tmp_path / BEST_FILE).exists()
+    save(manager, 3, best=True)
+    manager.set_aside_after(3)
+    assert json.loads((tmp_path / BEST_FILE).read_text()) == {"step": 3}
 
 
 _SAVE_AS_NOBODY = """

@@ -73,7 +73,8 @@ def test_a_line_is_written_at_once_and_reads_back(tmp_path):
     writer.write(1, {"loss": 0.5})
     writer.write(2, {"loss": float("nan"), "lr": float("inf")})
     assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5},
-                                      {"step": 2, "loss": None, "lr": None}]  # fmt: skip
+                                      {"step": 2, "loss": None, "lr": None,
+                                       "nonfinite": {"loss": "nan", "lr": "inf"}}]  # fmt: skip
     writer.close()
 
 

@@ -141,15 +141,20 @@ def read_weight_table(place: Place) -> dict[str, Any]:
 
 
 def read_best_step(folder: Folder) -> int | None:
-    """The step of the best checkpoint, if it is known."""
+    """The step of the best checkpoint; none if none has been named yet.
+
+    Raises:
+      CheckpointError: it has been named, but cannot be read.
+    """
     try:
         step = json.loads(folder.read_text("best.json"))["step"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        get_logger().warning("%s/best.json cannot be read: %s", folder, error)
-        return None
-    return step if isinstance(step, int) else None
+        raise CheckpointError(f"{folder}/best.json cannot be read: {error}") from error
+    if not isinstance(step, int):
+        raise CheckpointError(f"{folder}/best.json names no step")
+    return step
 
 
 def _iterate_folder(folder: Folder) -> Iterator[Folder]:

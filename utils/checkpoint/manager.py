@@ -48,6 +48,8 @@ class CheckpointManager:
     def __init__(self, place: Place | Folder, keep: int = 2, keep_every: int | None = None) -> None:
         self.folder = open_folder(place)
         self.keep, self.keep_every = keep, keep_every
+        # Called with the step of a checkpoint that stands whole, by the thread that wrote it.
+        self.announce: Callable[[int], None] = lambda step: None
         self.written_s = self.written_cpu_s = 0.0  # of the last write: wall and thread's own
         self._held_s = 0.0
         self._lock = threading.Lock()
@@ -157,6 +159,9 @@ class CheckpointManager:
     def set_aside_after(self, step: int) -> None:
         """Take later checkpoints out of sight: the run goes on from `step` another way."""
         self._whole = {one for one in self._whole if one <= step}
+        with contextlib.suppress(CheckpointError):
+            if (read_best_step(self.folder) or 0) > step:
+                self.folder.remove_file(BEST_FILE)  # it names what goes out of sight
         for later in self.list_steps():
             if later > step:
                 get_logger().warning("%s is set aside", self._get_folder(later))
@@ -194,6 +199,7 @@ class CheckpointManager:
 
     def _tidy(self, job: _Job) -> None:
         try:
+            self.announce(job.step)
             if job.best:
                 self._mark_best(job.step)
             self._prune(job.step)
@@ -206,8 +212,13 @@ class CheckpointManager:
 
     def _prune(self, newest: int) -> None:
         """Delete what is neither new, best nor a multiple; `newest` was just read back whole."""
+        try:
+            best = read_best_step(self.folder)
+        except CheckpointError as error:
+            get_logger().warning("no checkpoint is dropped, the best one is not known: %s", error)
+            return
         steps = self.list_steps()
-        kept = {newest, read_best_step(self.folder), *steps[-self.keep :]}
+        kept = {newest, best, *steps[-self.keep :]}
         for step in steps:
             is_multiple = self.keep_every is not None and step % self.keep_every == 0
             if step not in kept and not is_multiple:

@@ -334,9 +334,16 @@ class ProfileSection(Section):
 class RunSection(Section):
     """Where results go and what is done with earlier ones."""
 
-    output_dir: str = Field("runs", description="root of the run store")
+    output_dir: str = Field(
+        "runs", description="root of the run store, a directory or a URL such as gs://bucket/runs"
+    )
+    cache_dir: str = Field(
+        "",
+        description="where a run on a bucket is written first; empty: trainer/runs in the user's "
+        "cache",
+    )
     experiment: str = Field("", description="directory below it; empty: the config's file name")
-    run_id: str = Field("", description="directory below that; empty: time and seed")
+    run_id: str = Field("", description="directory below that; empty: time, seed and six digits")
     resume: str = Field(
         "", description="auto: continue the newest run of the experiment; or a run or checkpoint"
     )

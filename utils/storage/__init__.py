@@ -4,7 +4,7 @@
 makes calls to a store again.
 """
 
-from utils.storage.folder import COMMIT_FILE, Folder, StorageError, choose_aside_name
+from utils.storage.folder import ASIDE, COMMIT_FILE, Folder, StorageError, choose_aside_name
 from utils.storage.local import (
     LocalFolder,
     compute_crc32c,
@@ -17,6 +17,7 @@ from utils.storage.places import check_writable, is_remote, join_place, open_fol
 from utils.storage.remote import RemoteFolder
 
 __all__ = [
+    "ASIDE",
     "COMMIT_FILE",
     "Folder",
     "LocalFolder",

@@ -73,7 +73,8 @@ def check_writable(place: str | Path, key: str) -> None:
     try:
         open_folder(place).probe()
     except OSError as error:
-        reason = explain(error)
+        is_missing = is_remote(place) and isinstance(error, FileNotFoundError)
+        reason = "there is no such bucket" if is_missing else explain(error)
         way = "look at the bucket's name, your login and its rights" if is_remote(place) else (
             "free the disk, or mend its rights"
         )  # fmt: skip

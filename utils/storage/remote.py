@@ -29,6 +29,7 @@ class RemoteFolder(Folder):
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem
         self._path = path.rstrip("/")
+        self._root = filesystem._strip_protocol(self._path)
         self.place = filesystem.unstrip_protocol(self._path)
 
     @property
@@ -71,16 +72,15 @@ class RemoteFolder(Folder):
         paths = {f"{self._path}/{name}": name for name in names}
         if not paths:
             return {}
-
-        def fetch() -> dict[str, bytes]:
-            found = self._filesystem.cat(list(paths), on_error="return")
-            for value in found.values():
-                if isinstance(value, Exception) and not isinstance(value, FileNotFoundError):
-                    raise value
-            return {path: data for path, data in found.items() if isinstance(data, bytes)}
-
-        found = self._call("", fetch)
-        return {paths[path]: data.decode() for path, data in found.items() if path in paths}
+        fetched = self._call("", lambda: self._filesystem.cat(list(paths), on_error="return"))
+        found = {}
+        for path, data in fetched.items():
+            with contextlib.suppress(FileNotFoundError):
+                # One that failed among many is asked for alone.
+                found[paths[path]] = (
+                    data if isinstance(data, bytes) else self._read(paths[path])
+                ).decode()
+        return found
 
     def write_text(self, name: str, text: str) -> None:
         data = text.encode()
@@ -171,8 +171,14 @@ class RemoteFolder(Folder):
     def remove(self) -> None:
         self.remove_file(COMMIT_FILE)
         self._filesystem.invalidate_cache()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self._call("", lambda: self._filesystem.rm(self._path, recursive=True))
+        except FileNotFoundError:
+            return
+        except StorageError:
+            # Among many one fails again and again: each alone has all its tries.
+            for path in self._call("", self._filesystem.find, self._path):
+                self.remove_file(str(path).removeprefix(self._root).lstrip("/"))
         self._filesystem.invalidate_cache()
 
     def set_aside(self) -> None:
@@ -183,9 +189,8 @@ class RemoteFolder(Folder):
     def rename(self, name: str) -> Folder:
         target = self.parent.child(name)
         self._filesystem.invalidate_cache()
-        root = self._filesystem._strip_protocol(self._path)
         for path in self._call("", self._filesystem.find, self._path):
-            below = str(path).removeprefix(root).lstrip("/")
+            below = str(path).removeprefix(self._root).lstrip("/")
             self._call(below, self._filesystem.cp_file, str(path), f"{target._path}/{below}")
         self.remove()
         return target

@@ -1,0 +1,58 @@
+"""What a run leaves behind beside checkpoints and metrics: sent, checked and listed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from store.attempts import ATTEMPTS_FILE
+from store.lock import LOCK_FILE
+from store.mirror import RUN_FILE
+from utils.storage import compute_crc32c, open_folder, write_atomically
+
+ARTIFACTS_FILE = "artifacts.json"
+# They still change, or have a way of their own.
+_OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, "checkpoints"}
+_KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".yaml": "config",
+          ".json": "facts"}  # fmt: skip
+
+
+def publish_artifacts(folder: Path, remote: str = "") -> list[dict[str, Any]]:
+    """List a run's files with their checksums in `artifacts.json`, on its bucket too.
+
+    Args:
+      remote: the run's place on a bucket; empty: it has none.
+
+    Returns:
+      `path`, `kind`, `bytes`, `sha256` and `crc32c` of each; the latter is what the store itself
+      keeps of the object.
+
+    Raises:
+      OSError: the store refuses, or keeps other bytes than were sent.
+    """
+    target = open_folder(remote) if remote else None
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if not path.is_file() or name.parts[0] in _OTHERS or name.name.endswith(".tmp"):
+            continue
+        checksum = compute_crc32c(path) if target is None else target.put_file(path, str(name))
+        found.append({
+            "path": name.as_posix(),
+            "kind": "events" if ".tfevents." in name.name else _KINDS.get(name.suffix, "file"),
+            "bytes": path.stat().st_size,
+            "sha256": _hash_file(path),
+            "crc32c": f"{checksum:08x}",
+        })  # fmt: skip
+    text = json.dumps({"schema_version": 1, "artifacts": found}, indent=1) + "\n"
+    write_atomically(folder / ARTIFACTS_FILE, text)
+    if target is not None:
+        target.write_text(ARTIFACTS_FILE, text)
+    return found
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

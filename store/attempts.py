@@ -1,0 +1,55 @@
+"""`attempts.jsonl`: each start and end of a program on a run; an end that is missing was a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from store.history import parse_lines
+
+ATTEMPTS_FILE = "attempts.jsonl"
+
+
+def read_attempts(folder: Path) -> list[dict[str, Any]]:
+    """The attempts of a run in their order: number, host, from_step, began, and how each ended."""
+    path = folder / ATTEMPTS_FILE
+    if not path.is_file():
+        return []
+    found: dict[int, dict[str, Any]] = {}
+    for line in parse_lines(path.read_text(encoding="utf-8", errors="replace")):
+        number = line.get("attempt")
+        if isinstance(number, int):
+            found.setdefault(number, {}).update(line)
+    return [found[number] for number in sorted(found)]
+
+
+def begin_attempt(folder: Path, from_step: int, hardware: dict[str, Any]) -> int:
+    """Note that a program goes on with a run; gives the attempt's number, 1 for the first.
+
+    Args:
+      hardware: kind and number of devices, and whatever else a bill depends on.
+    """
+    number = 1 + max((one["attempt"] for one in read_attempts(folder)), default=0)
+    facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
+    _append(folder, {"attempt": number, **facts, "from_step": from_step, "hardware": hardware})
+    return number
+
+
+def end_attempt(folder: Path, number: int, step: int, status: str, reason: str = "") -> None:
+    """Note how an attempt ended, and after which step."""
+    ended = {"attempt": number, "ended": time.time(), "to_step": step, "status": status}
+    _append(folder, {**ended, **({"reason": reason} if reason else {})})
+
+
+def _append(folder: Path, line: dict[str, Any]) -> None:
+    path = folder / ATTEMPTS_FILE
+    # A line that a kill has torn must not swallow the next one.
+    torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
+    with path.open("a", encoding="utf-8") as file:
+        file.write(("\n" if torn else "") + json.dumps(line) + "\n")
+        file.flush()
+        os.fsync(file.fileno())

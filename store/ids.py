@@ -1,0 +1,53 @@
+"""Names and identities of runs: one path component, and an id that sorts by time."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+import uuid
+
+from utils.errors import UserError
+
+_NAME = re.compile(r"(?!\.)[\w.\-]{1,128}")
+_RANDOM_BITS = 74
+
+
+def check_name(key: str, name: str) -> None:
+    """Refuse a name that is not one component of a path.
+
+    Raises:
+      UserError: names the configuration's key.
+    """
+    if not _NAME.fullmatch(name):
+        raise UserError(
+            f"{key} ({name!r}) is no directory name; use at most 128 letters, digits, dots, dashes "
+            "and underscores, no dot in front"
+        )
+
+
+def create_id(after: str = "") -> str:
+    """A UUID of version 7 (RFC 9562): milliseconds since 1970, then 74 random bits.
+
+    Args:
+      after: an id that the new one sorts behind even where the clock has gone back; may be empty.
+    """
+    milliseconds = time.time_ns() // 1_000_000
+    if after:
+        milliseconds = max(milliseconds, (uuid.UUID(after).int >> 80) + 1)
+    random = secrets.randbits(_RANDOM_BITS)
+    high, low = random >> 62, random & (1 << 62) - 1
+    return str(uuid.UUID(int=milliseconds << 80 | 7 << 76 | high << 64 | 2 << 62 | low))
+
+
+def create_run_name(seed: int) -> str:
+    """Time, seed and six random digits: two programs that start together get two names."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-seed{seed}-{secrets.token_hex(3)}"
+
+
+def is_id(text: object) -> bool:
+    """Whether a text is an id of this form."""
+    try:
+        return isinstance(text, str) and uuid.UUID(text).version == 7
+    except ValueError:
+        return False

@@ -1,0 +1,118 @@
+"""`RunSession`: one program's time with a run, from taking it to letting it go."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from store.artifacts import publish_artifacts
+from store.attempts import begin_attempt, end_attempt
+from store.lock import RunLock
+from store.mirror import Mirror, pull
+from store.runs import Run, begin, check_free, find_leftovers, has_facts, set_aside
+from utils.log import get_logger
+from utils.storage import Folder, open_folder
+
+# What a bill depends on.
+_HARDWARE = ("device", "device_kind", "devices", "world_size", "cores")
+
+
+class RunSession:
+    """Held by the rank that writes. Nothing is looked at before the lock is held.
+
+    Attributes:
+      attempt: this program's number among those that have worked on the run; 0 before `begin`.
+      mirror: carries lines and facts to the run's bucket; none where it has none.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.attempt = 0
+        self.mirror: Mirror | None = None
+        self._lock = RunLock(run.path, run.remote)
+        self._aside: list[Folder] = []
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another machine has taken the run over."""
+        return self._lock.is_lost
+
+    def take_new(self, *, overwrite: bool) -> None:
+        """Take the place of a new run; a run that may be replaced is set aside.
+
+        Raises:
+          UserError: the place is taken, or another program has it.
+        """
+        self._lock.acquire()
+        check_free(self.run, overwrite=overwrite)
+        leftovers = find_leftovers(self.run)
+        if not leftovers:
+            return
+        old = self._lock
+        old.release_claim()  # it is moved with the rest; the lock on the disk is kept meanwhile
+        self._aside = [set_aside(folder) for folder in leftovers]
+        self._lock = RunLock(self.run.path, self.run.remote)
+        self._lock.acquire()
+        old.release()
+        check_free(self.run, overwrite=False)
+
+    def take_old(self) -> None:
+        """Take a run that goes on, and bring from its bucket what this machine lacks.
+
+        Raises:
+          UserError: another program has it.
+        """
+        self._lock.acquire()
+        if self.run.remote and has_facts(open_folder(self.run.remote)):
+            pull(self.run.path, self.run.remote)
+
+    def begin(
+        self, config_text: str, facts: dict[str, Any], *, from_step: int, newest_id: str = ""
+    ) -> None:
+        """Write what is known at the start, once everything has been built.
+
+        Args:
+          from_step: steps done before this attempt.
+          newest_id: of the experiment's runs; a new run sorts behind it.
+        """
+        begin(self.run, config_text, facts, newest_id=newest_id)
+        hardware = {k: v for k, v in facts.get("environment", {}).items() if k in _HARDWARE}
+        self.attempt = begin_attempt(self.run.path, from_step, hardware)
+        self.run.update(status="running", attempts=self.attempt, final_up_to_step=from_step)
+        if self.run.remote:
+            self.mirror = Mirror(self.run.path, self.run.remote, self.attempt, from_step=from_step)
+
+    def note_checkpoint(self, step: int) -> None:
+        """A checkpoint stands whole: what came before it will not be done again."""
+        self.run.update(final_up_to_step=step)
+        while self._aside:
+            # The new run stands on its own feet; only now the one that it replaces may go.
+            self._aside.pop().remove()
+
+    def complete(self, step: int, final: dict[str, Any]) -> None:
+        """Note a run's end, after all that it leaves behind has been sent and checked.
+
+        Raises:
+          OSError: the disk or the store refuses.
+        """
+        if self.mirror is not None:
+            self.mirror.flush()
+        publish_artifacts(self.run.path, self.run.remote)
+        end_attempt(self.run.path, self.attempt, step, "complete")
+        self.run.update(status="complete", ended=time.time(), final=final)
+
+    def end(self, step: int, status: str, reason: str) -> None:
+        """Note that the attempt has ended another way; a disk that refuses is said, not raised."""
+        if not self.attempt or not self.run.path.is_dir():
+            return
+        try:
+            end_attempt(self.run.path, self.attempt, step, status, reason)
+            self.run.update(status=status, reason=reason, ended=time.time())
+        except OSError as error:
+            get_logger().error("%s: the run's end could not be noted: %s", self.run.place, error)
+
+    def close(self) -> None:
+        """Send the rest and let go of the run."""
+        if self.mirror is not None and not self.is_lost:
+            self.mirror.close()
+        self._lock.release()

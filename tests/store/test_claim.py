@@ -1,0 +1,91 @@
+"""The lock that two machines share: conditions instead of clocks, beats instead of promises."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+
+import pytest
+
+from store.claim import CLAIM_FILE, Claim
+from store.owner import describe_self
+from utils.errors import UserError
+from utils.storage import open_folder
+
+
+@pytest.fixture(params=["disk", "memory"])
+def place(request, tmp_path) -> str:
+    return str(tmp_path) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/a"
+
+
+def write_owner(place: str, **changes: object) -> None:
+    """A claim that another program left."""
+    owner = {**describe_self(), "token": "other", "beat": 1, **changes}
+    assert open_folder(place).write_claim(CLAIM_FILE, json.dumps(owner), None)
+
+
+def test_of_many_that_ask_together_one_gets_it(place):
+    claims, got = [Claim(place) for _ in range(8)], []
+
+    def take(claim: Claim) -> None:
+        try:
+            claim.acquire(wait_s=0.0)
+            got.append(claim)
+        except UserError as error:
+            assert "is being written by process" in str(error)
+
+    threads = [threading.Thread(target=take, args=(claim,)) for claim in claims]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 1
+    got[0].release()
+    after = Claim(place)
+    after.acquire(wait_s=0.0)
+    after.release()
+
+
+def test_an_owner_of_this_machine_that_has_ended_keeps_nobody_out(place, caplog):
+    caplog.set_level("INFO", logger="train")
+    write_owner(place, started=1.0)  # this process began later: the number was given again
+    claim = Claim(place)
+    claim.acquire(wait_s=0.0)
+    assert "took over the run from process" in caplog.text
+    claim.release()
+
+
+def test_a_silent_owner_elsewhere_is_waited_out_and_a_beating_one_is_not(place):
+    write_owner(place, machine="another", host="far")
+    began = time.monotonic()
+    claim = Claim(place, beat_s=0.02, patience_s=0.2)
+    claim.acquire(wait_s=0.0)
+    assert time.monotonic() - began >= 0.2
+    claim.release()
+
+    other = Claim(place, beat_s=0.05, patience_s=30.0)
+    other.acquire(wait_s=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("store.claim.is_of_this_machine", lambda owner: False)
+        with pytest.raises(UserError, match="is being written by"):
+            Claim(place, beat_s=0.05, patience_s=30.0).acquire(wait_s=0.1)
+    other.release()
+
+
+def test_who_was_silent_for_too_long_learns_that_the_run_is_lost(place):
+    first = Claim(place, beat_s=0.05)
+    first.acquire(wait_s=0.0)
+    folder = open_folder(place)
+    # Another machine took it over while this one was suspended.
+    taken = None
+    while taken is None:
+        _, version = folder.read_claim(CLAIM_FILE)
+        taken = folder.write_claim(CLAIM_FILE, json.dumps({"token": "other"}), version)
+    deadline = time.monotonic() + 10
+    while not first.lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert first.lost
+    first.release()
+    assert json.loads(folder.read_claim(CLAIM_FILE)[0]) == {"token": "other"}
