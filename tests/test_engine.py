@@ -27,7 +27,7 @@ from tests.tiny_parts import (
     predict,
 )
 from utils.config.sections import OptimSection, RuntimeSection
-from utils.metrics import GraphBudgetError
+from utils.metrics import GraphBudgetError, LoopMeter
 from utils.runtime.cpu import CpuRuntime
 
 SGD = OptimSection(
@@ -206,6 +206,19 @@ def test_accumulating_four_micro_batches_equals_the_undivided_batch():
         assert float(divided_scalars[name]) == pytest.approx(float(value), rel=1e-5), name
 
 
+def test_terms_are_the_means_of_the_micro_batches():
+    values = iter([1.0, 2.0, 6.0, 7.0])
+
+    def objective(network, batch):
+        value = torch.tensor(next(values))
+        return LossOutput(network.weight.sum(), {"kd": value, "twice": 2 * value})
+
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, nn.Linear(2, 1), SGD, accumulate_steps=4)
+    scalars = train_step(state, create_batch(8), objective, runtime)
+    assert (float(scalars["kd"]), float(scalars["twice"])) == (4.0, 8.0)
+
+
 def test_micro_batches_say_which_one_is_the_last():
     runtime, told = create_cpu_runtime(), []
     state = create_state(runtime, create_vit(), SGD, accumulate_steps=4)
@@ -254,6 +267,33 @@ def test_fit_keeps_its_order_of_operations():
         "step 4", "step 5", "log 6", "evaluate 6", "write evaluation 6",
         "save 6", "barrier: end of training",
     ]  # fmt: skip
+
+
+def test_the_meter_counts_the_examples_of_each_step(monkeypatch):
+    told = []
+    monkeypatch.setattr(LoopMeter, "end_step", lambda meter, *facts: told.append(facts))
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, TinyConvNet(), SGD, total_steps=3)
+    hooks = create_hooks(lambda first: create_batches(3, size=8), global_batch_size=32)
+    fit(state, create_plan(3), hooks, ClassifyObjective(), runtime)
+    assert [facts[:2] for facts in told] == [(1, 32), (2, 32), (3, 32)]
+    assert all(0.0 <= waited < 32 for *_, waited in told)
+
+
+def test_an_evaluation_leaves_the_model_in_training_mode():
+    modes, objective = [], ClassifyObjective()
+
+    def watched(model, batch):
+        modes.append(model.training)
+        return objective(model, batch)
+
+    runtime = create_cpu_runtime()
+    state = create_state(runtime, TinyConvNet(), SGD, total_steps=3)
+    hooks = create_hooks(
+        lambda first: create_batches(3), evaluate=lambda s: s.model.eval() and {"top1": 0.0}
+    )
+    fit(state, create_plan(3, eval_every=1), hooks, watched, runtime)
+    assert modes == [True, True, True]
 
 
 def test_the_best_evaluation_so_far_is_saved_as_such():

@@ -31,6 +31,18 @@ def test_share_area_and_aspect_follow_their_distributions():
     assert np.abs(aspect).max() < np.log(1 / 0.3) + 0.15
 
 
+def test_boxes_of_every_size_reach_every_place_of_a_small_image():
+    boxes = Erasing(1.0, seed=0).sample(0, 20_000, (8, 6))[ERASE_BOX].int().numpy()
+    for (first, last), length in (((0, 1), 8), ((2, 3), 6)):
+        sizes = boxes[:, last] - boxes[:, first]
+        assert sizes.min() == 1
+        for size in range(1, 5):
+            starts = boxes[sizes == size, first]
+            assert np.unique(starts).tolist() == list(range(length - size + 1))
+            counts = np.bincount(starts)
+            assert counts.min() > 0.7 * counts.mean()
+
+
 def test_exactly_the_box_is_filled_with_the_mean_pixel():
     erasing = Erasing(1.0, seed=3)
     extras = erasing.sample(0, 4, (16, 12))
