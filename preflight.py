@@ -158,14 +158,8 @@ def _choose_classes(config: RunConfig, dataset_classes: int) -> int:
 
 
 def _count_steps(config: RunConfig, num_examples: int) -> tuple[int, int]:
-    """Optimizer steps of the run and of one epoch."""
-    batch = config.data.global_batch_size
-    steps_per_epoch = num_examples // batch
-    if steps_per_epoch == 0:
-        raise UserError(
-            f"data.global_batch_size ({batch}) exceeds the {num_examples} examples of "
-            f"data.train_split ({config.data.train_split!r}); lower it"
-        )
+    """Optimizer steps of the run and of one epoch; the dataset holds a whole batch."""
+    steps_per_epoch = num_examples // config.data.global_batch_size
     return config.train.steps or config.train.epochs * steps_per_epoch, steps_per_epoch
 
 

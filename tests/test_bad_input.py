@@ -66,6 +66,9 @@ WRONG = [
      "end both alike"),
     (("--data.train_pp=value_range(1, 1)",), "vmin and vmax are both 1", "at character 1"),
     (("--batch_size=128",), "data.global_batch_size (128) exceeds the 96 examples", "lower it"),
+    (("--batch_size=12", "--update_freq=5"), "data.global_batch_size (12) does not divide into 5",
+     "make it a multiple of 5"),
+    (("--batch_size=12", "--update_freq=4", "--mixup=1"), "leaves 3 examples", "switch mixing off"),
     (("--epochs=2", "--optim.warmup_steps=13"), "optim.warmup_steps (13) exceeds the run's 12",
      "raise train.epochs"),
     (("--model.num_classes=5",), "model.num_classes (5) is less than the 10 classes",
@@ -188,7 +191,7 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
 
 
 CHILDREN = [
-    (("--train.epoch=3",), "unknown flag --train.epoch; did you mean 'train.epochs'"),
+    (("--train.epoch=3",), "unknown flag --train.epoch; did you mean --train.epochs"),
     (("--data.root=/no/such/place",), "data.root"),
     (("--model=vit_tinny_patch16_224",), "is no model of timm"),
 ]

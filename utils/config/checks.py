@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from utils.config.load import RunConfig
+    from utils.config.sections import RunConfig
 
 
 def check_config(config: RunConfig) -> None:
@@ -16,7 +16,7 @@ def check_config(config: RunConfig) -> None:
     Raises:
       UserError: the first contradiction, with the way out.
     """
-    _check_batches(config)
+    _check_model_args(config)
     _check_distillation(config)
     _check_optimizer(config)
     _check_runtime(config)
@@ -35,19 +35,28 @@ def check_config(config: RunConfig) -> None:
         )
 
 
-def _check_batches(config: RunConfig) -> None:
-    batch, parts = config.data.global_batch_size, config.train.accumulate_steps
-    if batch % parts:
-        raise UserError(
-            f"data.global_batch_size ({batch}) is not divisible by train.accumulate_steps "
-            f"({parts}); change one of them"
-        )
-    mixes = config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0
-    if mixes and (batch // parts) % 2:
-        raise UserError(
-            f"data.global_batch_size / train.accumulate_steps ({batch // parts}) is odd, but mixup "
-            "and cutmix mix pairs; make it even or switch mixing off"
-        )
+def _check_model_args(config: RunConfig) -> None:
+    """Refuse arguments of a model that a key of its own would override in silence."""
+    model = config.model
+    taken = {
+        "num_classes": "model.num_classes",
+        "pretrained": "model.pretrained",
+        "img_size": "model.image_size" if model.image_size is not None else "",
+        "drop_rate": "model.drop_rate" if model.drop_rate else "",
+        "drop_path_rate": "model.drop_path_rate" if model.drop_path_rate else "",
+    }
+    for name, key in taken.items():
+        if key and name in model.args:
+            raise UserError(
+                f"model.args.{name} ({model.args[name]!r}) would be overridden by {key}; set that "
+                "key and leave the argument out"
+            )
+    for teacher in config.distill.teachers:
+        if "num_classes" in teacher.args:
+            raise UserError(
+                f"distill.teachers args.num_classes ({teacher.args['num_classes']!r}) would be "
+                "overridden; give the teacher num_classes itself"
+            )
 
 
 def _check_distillation(config: RunConfig) -> None:
