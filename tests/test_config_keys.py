@@ -14,8 +14,7 @@ from preflight import check
 from tests.tiny_parts import VIT_ARGS, create_argv, create_cpu_runtime
 from tools import cache_teacher
 from utils.config import RunConfig, load_config
-from utils.config.load import iterate_keys
-from utils.config.sections import LossTerm, RuntimeSection, Section, TeacherSection
+from utils.config.sections import LossTerm, RuntimeSection, Section, TeacherSection, iterate_keys
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.group import Group
 from utils.runtime.xla_spmd import get_mesh_shape

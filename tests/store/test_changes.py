@@ -8,7 +8,7 @@ import pytest
 
 from store.changes import MAY_CHANGE, check_changes, find_changes, hash_config
 from utils.config import RunConfig
-from utils.config.load import iterate_keys
+from utils.config.sections import iterate_keys
 from utils.errors import UserError
 
 BASE = RunConfig()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """A frozen group of keys; unknown keys are refused."""
+    """A frozen group of keys; unknown keys and infinite numbers are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ModelSection(Section):
@@ -110,7 +111,9 @@ class OptimSection(Section):
         None, ge=0, description="weight decay at the last step, by a cosine; none: constant"
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd-like optimizers")
-    betas: tuple[float, ...] | None = Field(None, description="Adam-like betas; none: default")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
+        None, description="Adam-like betas; none: default"
+    )
     eps: float | None = Field(None, gt=0, description="denominator epsilon; none: default")
     layer_decay: float | None = Field(
         None, gt=0, le=1, description="learning-rate factor from each layer to the one below"
@@ -129,7 +132,9 @@ class TrainSection(Section):
     accumulate_steps: int = Field(
         1, ge=1, description="micro-batches that one optimizer step is split into"
     )
-    seed: int = Field(0, ge=0, description="seed of weights, order, augmentation and dropout")
+    seed: int = Field(
+        0, ge=0, lt=1 << 32, description="seed of weights, order, augmentation and dropout"
+    )
     log_every_steps: int = Field(50, ge=1, description="steps between two lines of metrics.jsonl")
     eval_every_epochs: float = Field(1.0, gt=0, description="epochs between evaluations")
     checkpoint_every_epochs: float = Field(1.0, gt=0, description="epochs between checkpoints")
@@ -364,3 +369,41 @@ class RunSection(Section):
     eval_only: bool = Field(False, description="evaluate a checkpoint (resume or model.weights)")
     overwrite: bool = Field(False, description="replace a run that has the same run_id")
     tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
+
+
+class RunConfig(Section):
+    """The whole configuration of a run."""
+
+    model: ModelSection = ModelSection()
+    data: DataSection = DataSection()
+    optim: OptimSection = OptimSection()
+    train: TrainSection = TrainSection()
+    distill: DistillSection = DistillSection()
+    runtime: RuntimeSection = RuntimeSection()
+    profile: ProfileSection = ProfileSection()
+    run: RunSection = RunSection()
+
+
+def iterate_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+    """All keys of the configuration in order, as `section.key`."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            yield from iterate_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def find_keys(place: tuple[str | int, ...]) -> list[str]:
+    """The keys of the section or list element at a place such as ("distill", "teachers", 0)."""
+    section: Any = RunConfig
+    for part in place:
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+        section = next((one for one in (section, *get_args(section)) if _is_section(one)), None)
+        if section is None:
+            return []
+    return list(section.model_fields)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)

@@ -1,0 +1,93 @@
+"""What is wrong with a configuration, in plain words: key, value, rule and way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from utils.config.sections import find_keys, iterate_keys
+from utils.errors import get_hint
+
+# pydantic's kinds of error -> the rule; its own numbers and choices are filled in.
+_RULES = {
+    "bool_parsing": "give true or false",
+    "bool_type": "give true or false",
+    "dict_type": "write a mapping, as {{name: value}}",
+    "finite_number": "give a finite number",
+    "float_parsing": "give a number",
+    "float_type": "give a number",
+    "greater_than": "it must be greater than {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "int_from_float": "give a whole number",
+    "int_parsing": "give a whole number",
+    "int_parsing_size": "it is too large; give a smaller whole number",
+    "int_type": "give a whole number",
+    "less_than": "it must be less than {lt}",
+    "less_than_equal": "it must be at most {le}",
+    "list_type": "write a list, as [a, b]",
+    "literal_error": "choose {expected}",
+    "model_type": "write keys and values, as {{name: value}}",
+    "string_type": "give a word; put a number or true and false in quotes",
+    "tuple_type": "write a list, as [a, b]",
+}
+# Rules of single keys that say more than the kind of error does.
+_OWN_RULES = {"profile.steps": "write FIRST-LAST, as 20-25"}
+
+
+def explain(error: ValidationError) -> str:
+    """The first problem of a validation in one line."""
+    problems = error.errors()
+    # A misspelled key explains the one that is missing.
+    unknown = [one for one in problems if one["type"] == "extra_forbidden"]
+    problem = (unknown or problems)[0]
+    place = problem["loc"]
+    key = ".".join(str(part) for part in place)
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key {key}; {_hint_key(place)}"
+    if problem["type"] == "missing":
+        return f"{key} is missing; give it a value"
+    rule = _OWN_RULES.get(key) or _get_rule(problem)
+    more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}"
+
+
+def get_near_keys(name: str, known: Iterable[str]) -> str:
+    """A hint by the whole key or, where that finds nothing, by its last word."""
+    known = list(known)
+    hint = get_hint(name, known)
+    if hint.startswith("did you mean"):
+        return hint
+    last = name.rpartition(".")[2]
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    if same:
+        return "did you mean " + " or ".join(repr(key) for key in same) + "?"
+    section = name.partition(".")[0]
+    in_section = [key for key in known if key.startswith(f"{section}.")]
+    if in_section:
+        return f"keys of {section}: " + ", ".join(k.partition(".")[2] for k in in_section)
+    return "see python main.py --help"
+
+
+def _hint_key(place: tuple[str | int, ...]) -> str:
+    """The nearest right key of where the wrong one stands."""
+    key = ".".join(str(part) for part in place)
+    if len(place) == 1 and key in set(iterate_keys()):
+        section, _, name = key.partition(".")
+        return f"write it as {section}: {{{name}: VALUE}}"
+    if any(isinstance(part, int) for part in place):
+        return get_hint(str(place[-1]), find_keys(place[:-1]))
+    return get_near_keys(key, iterate_keys())
+
+
+def _get_rule(problem: Any) -> str:
+    if problem["type"] in _RULES:
+        limits = {name: _shorten(value) for name, value in problem.get("ctx", {}).items()}
+        return _RULES[problem["type"]].format(**limits)
+    return problem["msg"][0].lower() + problem["msg"][1:]
+
+
+def _shorten(value: Any) -> Any:
+    """1 for 1.0."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,72 @@
+"""Reads the YAML file of `--config`, more strictly than YAML asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.errors import UserError
+
+
+def read_yaml(path: str | None) -> dict[str, Any]:
+    """The sections of a file; empty without one.
+
+    Raises:
+      UserError: it cannot be read, is no YAML or not UTF-8, or says a key twice.
+    """
+    if path is None:
+        return {}
+    text = _read_text(path)
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is not None:
+            _refuse_repeats(node, path, "")
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--config {path} is not valid YAML: {reason}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UserError(f"--config {path} holds a {type(values).__name__}; write sections of keys")
+    return values
+
+
+def _read_text(path: str) -> str:
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"--config {path}: {error.strerror or error}; give a readable YAML file"
+        ) from error
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(
+            f"--config {path}: byte 0x{content[error.start]:02x} in line {line} is not UTF-8; save "
+            "the file as UTF-8"
+        ) from error
+
+
+def _refuse_repeats(node: yaml.Node, path: str, prefix: str) -> None:
+    """YAML lets the last of two equal keys win, and so throws a whole section away."""
+    if isinstance(node, yaml.SequenceNode):
+        for number, item in enumerate(node.value):
+            _refuse_repeats(item, path, f"{prefix}{number}.")
+    if not isinstance(node, yaml.MappingNode):
+        return
+    lines: dict[Any, int] = {}
+    for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        line = key.start_mark.line + 1
+        if key.value in lines:
+            raise UserError(
+                f"--config {path}: {prefix}{key.value} stands in line {lines[key.value]} and again "
+                f"in line {line}; keep one of them"
+            )
+        lines[key.value] = line
+        _refuse_repeats(value, path, f"{prefix}{key.value}.")
