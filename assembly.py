@@ -39,7 +39,14 @@ from resume import restore, start_weights
 from utils.erasing import Erasing
 from utils.log import get_logger
 from utils.mixing import Mixing
-from utils.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
+from utils.teacher_cache import (
+    INDICES,
+    LOG_PROBS,
+    RESIDUAL,
+    TeacherCache,
+    open_cache,
+    settle_processes,
+)
 from utils.term_weights import TermWeights
 
 if TYPE_CHECKING:
@@ -77,10 +84,10 @@ class Parts:
         return [one for one in self.objective.teachers if one.model is not average]
 
     def close(self) -> None:
-        """Let the loaders go."""
-        for loader in (self.train_loader, self.eval_loader, self.second_loader):
-            if loader is not None:
-                loader.close()
+        """Let the loaders and the cache go."""
+        for part in (self.train_loader, self.eval_loader, self.second_loader, self.cache):
+            if part is not None:
+                part.close()
 
 
 class TrainObjective:
@@ -177,12 +184,18 @@ def build_parts(runtime: Runtime, task: Task) -> Parts:
         eval_loader,
         view,
         second_loader,
-        open_cache(config, task.stream, task.teachers, shard)
-        if config.distill.teacher_cache
-        else None,
+        _open_cache(task, shard),
         TermWeights.create(config.distill.losses, plan.total_steps, plan.steps_per_epoch),
         resumed,
     )
+
+
+def _open_cache(task: Task, shard: tuple[int, int]) -> TeacherCache | None:
+    """The stored answers of this rank, held against the number of processes that there is."""
+    if not task.config.distill.teacher_cache:
+        return None
+    stream = settle_processes(task.stream, shard[1])
+    return open_cache(task.config, stream, task.teachers, shard)
 
 
 def iterate_batches(parts: Parts, first_step: int) -> Iterator[Batch]:
@@ -223,7 +236,7 @@ def _iterate_stream(parts: Parts, first_step: int) -> Iterator[Batch]:
         second = iter(parts.second_loader.batches(position))
     for step, batch in iterate_stream_steps(parts, first_step):
         if parts.cache is not None:
-            batch.extras.update(parts.cache.read(step))
+            batch.extras.update(parts.cache.read(step, batch.indices))
         if second is not None:
             batch.extras[TEACHER_IMAGES] = next(second).images
         yield batch

@@ -126,12 +126,14 @@ class DatasetFacts:
     Attributes:
       num_examples: by role; `test` only where data.test_split is set.
       version: the dataset's version directory; empty for sources without one.
+      files: hash of the training split's files, by their names below the root and their sizes.
     """
 
     num_examples: dict[str, int]
     num_classes: int
     class_names: tuple[str, ...] | None
     version: str = ""
+    files: str = ""
 
 
 def describe_dataset(config: Any) -> DatasetFacts:
@@ -153,7 +155,10 @@ def describe_dataset(config: Any) -> DatasetFacts:
     sizes = {role: selection.num_examples for role, selection in found.items()}
     _check_global_batch(config, "train", sizes["train"])
     version = PurePath(_select(config, "train")[1]).name if config.data.source == "tfds" else ""
-    return DatasetFacts(sizes, _get_num_classes(config, train), train.class_names, version)
+    classes = _get_num_classes(config, train)
+    return DatasetFacts(
+        sizes, classes, train.class_names, version, getattr(train, "files_hash", "")
+    )
 
 
 def create_loader(

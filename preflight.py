@@ -39,7 +39,12 @@ from resume import check_resume, choose_run
 from store import Run
 from utils.checkpoint import Place
 from utils.errors import UserError
-from utils.runtime import choose_device, count_planned_ranks, has_layer_loop
+from utils.runtime import (
+    choose_device,
+    count_planned_ranks,
+    find_planned_ranks,
+    has_layer_loop,
+)
 from utils.teacher_cache import describe_stream, open_cache
 
 if TYPE_CHECKING:
@@ -57,7 +62,7 @@ class Task:
       checkpoint: weights and state to continue or to evaluate; none: a new run.
       num_classes: of student, teachers and dataset.
       model_facts: how to create the exported student again.
-      stream: what decides which training examples come when, for a single input process.
+      stream: what decides which training examples come when; see `describe_stream`.
       teachers: hashes of the teachers that the run names.
       image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
     """
@@ -124,11 +129,11 @@ def _identify_teachers(config: RunConfig) -> list[str]:
 def _describe_stream(config: RunConfig, facts: DatasetFacts, classes: int) -> dict[str, Any]:
     return describe_stream(
         config,
-        dataset_version=facts.version,
+        dataset=(facts.version, facts.files),
         num_examples=facts.num_examples["train"],
         num_classes=classes,
         order=choose_order(config),
-        shards=1,
+        processes=find_planned_ranks(config.runtime, choose_device(config.runtime)),
     )
 
 

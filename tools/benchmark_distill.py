@@ -131,12 +131,18 @@ def store_answers(options: argparse.Namespace, folder: str) -> None:
     import torch
 
     from preflight import check
-    from utils.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
+    from utils.teacher_cache import (
+        CacheShape,
+        CacheWriter,
+        pack_answers,
+        settle_processes,
+        write_manifest,
+    )
 
     task = check(create_config(options, folder, "live"))
     shape = CacheShape(options.top_k, options.classes, 1, 64, options.batch)
     target = Path(folder) / "cache"
-    write_manifest(target, task.stream, task.teachers, shape, 1)
+    write_manifest(target, settle_processes(task.stream, 1), task.teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(options.batch, options.classes), shape))

@@ -20,6 +20,7 @@ from utils.config import RunConfig, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
 from utils.programs import create_program_parser, run_program  # noqa: E402
+from utils.storage import LocalFolder, open_folder  # noqa: E402
 
 if TYPE_CHECKING:
     from preflight import Task
@@ -42,7 +43,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
         __doc__, epilog="All other flags are keys of the run's configuration, as for main.py."
     )
     parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
-    parser.add_argument("--out", type=Path, help="cache directory; none: distill.teacher_cache")
+    parser.add_argument("--out", default="", help="cache directory; none: distill.teacher_cache")
     parser.add_argument("--epochs", type=int, help="epochs to store; none: train.epochs")
     parser.add_argument("--top-k", type=int, help="classes to store; none: 16, or all if fewer")
     parser.add_argument("--plan", action="store_true", help="print sizes and stop")
@@ -55,9 +56,7 @@ def cache(options: argparse.Namespace, rest: list[str]) -> int:
     from utils.runtime import launch
 
     config = load_config(["--config", options.config, *rest])
-    folder = options.out or Path(config.distill.teacher_cache or "")
-    if folder == Path():
-        raise UserError("--out is missing and distill.teacher_cache is empty; name a directory")
+    folder = get_folder(options.out or config.distill.teacher_cache)
     config = without_cache(config)
     task = check(config)
     if not task.teachers:
@@ -74,6 +73,19 @@ def cache(options: argparse.Namespace, rest: list[str]) -> int:
     if not options.plan:
         launch(config.runtime, store, task, shape, folder)
     return 0
+
+
+def get_folder(place: str) -> Path:
+    """The directory of this machine in which the answers are stored."""
+    if not place:
+        raise UserError("--out is missing and distill.teacher_cache is empty; name a directory")
+    folder = open_folder(place)
+    if not isinstance(folder, LocalFolder):
+        raise UserError(
+            f"--out ({place!r}) is a URL; store into a directory and copy it there, from where "
+            "distill.teacher_cache replays it"
+        )
+    return folder.path
 
 
 def without_cache(config: RunConfig) -> RunConfig:
@@ -121,13 +133,14 @@ def store(runtime: Runtime, task: Task, shape: CacheShape, folder: Path) -> None
     from tqdm import tqdm
 
     from assembly import build_parts
-    from utils.teacher_cache import CacheWriter, write_manifest
+    from utils.teacher_cache import CacheWriter, settle_processes, write_manifest
 
     setup_logging(runtime.rank, runtime.world_size)
     shard = (runtime.rank, runtime.world_size)
     parts = build_parts(runtime, task)
     if runtime.rank == 0:
-        write_manifest(folder, task.stream, task.teachers, shape, runtime.world_size)
+        stream = settle_processes(task.stream, runtime.world_size)
+        write_manifest(folder, stream, task.teachers, shape, runtime.world_size)
     runtime.barrier("manifest")
     total = shape.epochs * shape.steps_per_epoch
     bar = tqdm(total=total, unit="step", disable=runtime.rank > 0 or not sys.stderr.isatty())
@@ -163,7 +176,8 @@ def store_epoch(
                 with runtime.autocast():
                     answers = parts.objective.ask_teachers(pixels, batch)
                 runtime.finish_step()
-                writer.append(pack_answers(runtime.fetch(answers[0]), shape))
+                logits, examples = runtime.fetch(answers[0]), runtime.fetch(batch.indices)
+                writer.append(pack_answers(logits, shape, examples))
                 bar.update(1)
     finally:
         writer.flush()

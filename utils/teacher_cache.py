@@ -2,11 +2,13 @@
 
 A cache is a directory with `manifest.json` and, for each epoch and each process that wrote it, one
 file of fixed-size rows in the order of the global batches: k log-probabilities (float16), k classes
-(the smallest unsigned integer type) and the logarithm of the remaining mass (float16).
+(the smallest unsigned integer type), the logarithm of the remaining mass (float16), and a byte made
+of the example's index, by which every batch is checked to be the one that was asked about.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +20,13 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.storage import Folder, open_folder
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 LOG_PROBS, INDICES, RESIDUAL = "cache_log_probs", "cache_indices", "cache_residual"
 
 
@@ -54,8 +57,14 @@ class CacheShape:
     def row_dtype(self) -> np.dtype:
         """One example's row, packed."""
         k = (self.top_k,)
-        fields = [("log_probs", "<f2", k), ("indices", self.index_dtype, k), ("rest", "<f2")]
-        return np.dtype(fields)
+        return np.dtype(
+            [
+                ("log_probs", "<f2", k),
+                ("indices", self.index_dtype, k),
+                ("rest", "<f2"),
+                ("example", "u1"),
+            ]
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -67,23 +76,31 @@ class CacheShape:
 def describe_stream(
     config: RunConfig,
     *,
-    dataset_version: str,
+    dataset: tuple[str, str],
     num_examples: int,
     num_classes: int,
     order: str,
-    shards: int,
+    processes: int | None,
 ) -> dict[str, Any]:
     """All that decides which pixels the teacher is asked about, in which order.
 
     Two runs with equal descriptions see the same examples in the same batches.
+
+    Args:
+      dataset: its version, and what tells its files from others wherever they lie.
+      processes: input processes; none: the device decides, see `settle_processes`.
     """
     data, train = config.data, config.train
+    is_sharded = order == "sharded"
+    version, files = dataset
     return {
-        "dataset": [data.source, data.name, dataset_version, data.train_split, num_examples],
+        "dataset": [data.source, data.name, version, data.train_split, num_examples],
+        "dataset_files": files,
         "train_pp": data.train_pp,
         "image_key": data.image_key,
         "order": order,
-        "input_processes": shards if order == "sharded" else 0,
+        "input_processes": processes if is_sharded else 0,
+        "shuffle_gib": data.shuffle_gib if is_sharded else 0,
         "seed": train.seed,
         "global_batch_size": data.global_batch_size,
         "random_erasing": data.random_erasing,
@@ -92,8 +109,18 @@ def describe_stream(
     }
 
 
-def pack_answers(logits: Tensor, shape: CacheShape) -> np.ndarray:
-    """Rows [B] of the k best classes of teacher logits [B, K], on the host."""
+def settle_processes(stream: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """The description once the number of input processes is certain."""
+    count = processes if stream["order"] == "sharded" else 0
+    return {**stream, "input_processes": count}
+
+
+def pack_answers(logits: Tensor, shape: CacheShape, examples: Tensor | None = None) -> np.ndarray:
+    """Rows [B] of the k best classes of teacher logits [B, K], on the host.
+
+    Args:
+      examples: int [B], the examples' indices in the split; none: rows that fit any example.
+    """
     log_probs = torch.log_softmax(logits.double(), dim=-1)
     best, indices = log_probs.topk(shape.top_k, dim=-1)
     rest = (1.0 - best.exp().sum(dim=-1)).clamp(min=0.0)
@@ -103,7 +130,15 @@ def pack_answers(logits: Tensor, shape: CacheShape) -> np.ndarray:
     rows["log_probs"] = best.numpy()
     rows["indices"] = indices.numpy()
     rows["rest"] = rest.log().numpy()
+    if examples is not None:
+        rows["example"] = compute_marks(examples)
     return rows
+
+
+def compute_marks(examples: Tensor) -> np.ndarray:
+    """[B] uint8 of 1..255: a byte of a multiplicative hash of each example's index."""
+    mixed = examples.cpu().numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(40)) % np.uint64(255) + np.uint64(1)
 
 
 class CacheWriter:
@@ -182,14 +217,15 @@ def write_manifest(
     temporary.replace(path)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(place: str | Path | Folder) -> dict[str, Any]:
     """The manifest of a cache.
 
     Raises:
       UserError: none there, or of another format.
     """
+    folder = open_folder(place)
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(folder.read_text(MANIFEST))
     except (OSError, ValueError) as error:
         raise UserError(
             f"distill.teacher_cache ({str(folder)!r}): no readable {MANIFEST} ({error}); make the "
@@ -204,14 +240,15 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 class TeacherCache:
-    """Replays a cache to one rank.
+    """Replays a cache to one rank, an epoch's files at a time.
 
     Args:
       shard: (index, count) of the rank; any number of ranks that divides the global batch.
     """
 
-    def __init__(self, folder: Path, shard: tuple[int, int] = (0, 1)) -> None:
-        manifest = read_manifest(folder)
+    def __init__(self, place: str | Path | Folder, shard: tuple[int, int] = (0, 1)) -> None:
+        self._folder = open_folder(place)
+        manifest = read_manifest(self._folder)
         stream = manifest["stream"]
         self.epochs: int = manifest["epochs"]
         self._shape = CacheShape(
@@ -224,42 +261,82 @@ class TeacherCache:
         self._writers: int = manifest["writers"]
         rows = self._shape.global_batch_size // shard[1]
         self._block = range(shard[0] * rows, (shard[0] + 1) * rows)
-        self._files = {
-            (epoch, writer): self._open(folder, epoch, writer)
-            for epoch in range(self.epochs)
-            for writer in range(self._writers)
-        }
+        self._check_sizes()
+        self._files = contextlib.ExitStack()
+        self._epoch = -1
+        self._rows: dict[int, np.memmap] = {}
 
-    def read(self, step: int) -> dict[str, Tensor]:
-        """This rank's answers of a step: log-probabilities, classes and remaining mass."""
+    def read(self, step: int, examples: Tensor | None = None) -> dict[str, Tensor]:
+        """This rank's answers of a step: log-probabilities, classes and remaining mass.
+
+        Args:
+          examples: int [B], the indices of this rank's examples; none: whatever is stored.
+
+        Raises:
+          UserError: the answers are those to other examples.
+        """
         epoch, step_in_epoch = divmod(step, self._shape.steps_per_epoch)
+        self._open_epoch(epoch % self.epochs)
         size = self._shape.global_batch_size // self._writers
         pieces = []
-        for writer in range(self._writers):
-            first, last = writer * size, (writer + 1) * size
-            start, stop = max(self._block.start, first), min(self._block.stop, last)
-            if start < stop:
-                rows = self._files[epoch % self.epochs, writer]
-                offset = step_in_epoch * size - first
-                pieces.append(rows[offset + start : offset + stop])
+        for writer, rows in self._rows.items():
+            first = writer * size
+            start, stop = max(self._block.start, first), min(self._block.stop, first + size)
+            offset = step_in_epoch * size - first
+            pieces.append(rows[offset + start : offset + stop])
         found = np.concatenate(pieces)
+        if examples is not None:
+            self._check_examples(found["example"], compute_marks(examples), step)
         return {
             LOG_PROBS: torch.from_numpy(found["log_probs"].astype(np.float32)),
             INDICES: torch.from_numpy(found["indices"].astype(np.int32)),
             RESIDUAL: torch.from_numpy(np.exp(found["rest"].astype(np.float32))),
         }
 
-    def _open(self, folder: Path, epoch: int, writer: int) -> np.memmap:
-        path = folder / _get_file_name(epoch, writer, self._writers)
+    def close(self) -> None:
+        """Let go of the files."""
+        self._rows = {}
+        self._files.close()
+
+    def _open_epoch(self, epoch: int) -> None:
+        """Have this rank's files of an epoch at hand: on the disk, or fetched from a URL."""
+        if epoch == self._epoch:
+            return
+        self.close()
+        size = self._shape.global_batch_size // self._writers
+        for writer in range(self._block.start // size, -(-self._block.stop // size)):
+            name = _get_file_name(epoch, writer, self._writers)
+            path = self._files.enter_context(self._folder.open_local(name))
+            self._rows[writer] = np.memmap(path, self._shape.row_dtype, mode="r")
+        self._epoch = epoch
+
+    def _check_examples(self, stored: np.ndarray, seen: np.ndarray, step: int) -> None:
+        wrong = int(((stored != seen) & (stored > 0)).sum())
+        if wrong:
+            raise UserError(
+                f"distill.teacher_cache ({str(self._folder)!r}) holds answers to other examples: "
+                f"{wrong} of {len(seen)} differ at step {step}; make the cache again with this "
+                "run's configuration and dataset"
+            )
+
+    def _check_sizes(self) -> None:
         count = self._shape.steps_per_epoch * self._shape.global_batch_size // self._writers
         wanted = count * self._shape.row_dtype.itemsize
-        if not path.is_file() or path.stat().st_size != wanted:
-            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
-            raise UserError(
-                f"distill.teacher_cache: {path} is {found} instead of {wanted} bytes; finish it by "
-                "tools/cache_teacher.py"
-            )
-        return np.memmap(path, self._shape.row_dtype, mode="r", shape=(count,))
+        for epoch in range(self.epochs):
+            for writer in range(self._writers):
+                name = _get_file_name(epoch, writer, self._writers)
+                found = self._measure(name)
+                if found != f"{wanted} bytes":
+                    raise UserError(
+                        f"distill.teacher_cache: {self._folder}/{name} is {found} instead of "
+                        f"{wanted} bytes; finish it by tools/cache_teacher.py"
+                    )
+
+    def _measure(self, name: str) -> str:
+        try:
+            return f"{self._folder.get_size(name)} bytes"
+        except FileNotFoundError:
+            return "missing"
 
 
 def open_cache(
@@ -275,9 +352,10 @@ def open_cache(
       UserError: the cache belongs to another stream or teacher (the difference is named), is not
         whole, or holds fewer epochs than the run needs.
     """
-    folder = Path(config.distill.teacher_cache)
+    folder = open_folder(config.distill.teacher_cache)
     manifest = read_manifest(folder)
-    wanted = {"stream": dict(stream), "teachers": teachers or manifest["teachers"]}
+    known = {name: value for name, value in stream.items() if value is not None}
+    wanted = {"stream": known, "teachers": teachers or manifest["teachers"]}
     _refuse_difference(folder, manifest, {**manifest, **wanted}, "distill.teacher_cache")
     steps = config.train.steps or config.train.epochs * manifest["steps_per_epoch"]
     stored = manifest["epochs"] * manifest["steps_per_epoch"]
@@ -291,7 +369,7 @@ def open_cache(
 
 
 def _refuse_difference(
-    folder: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], key: str
+    folder: Path | Folder, found: Mapping[str, Any], wanted: Mapping[str, Any], key: str
 ) -> None:
     """Name the first thing in which a cache is not what is wanted."""
     for name, value in wanted.items():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import fsspec
@@ -44,6 +47,18 @@ class Selection:
         """[S] int64: index of each segment's first example."""
         counts = np.array([s.count for s in self.segments], np.int64)
         return np.cumsum(counts) - counts
+
+    @property
+    def files_hash(self) -> str:
+        """What tells these files from others, wherever the root lies."""
+        lines = (f"{PurePath(s.path).name} {s.first} {s.count}" for s in self.segments)
+        return hash_files(lines, self.mean_record_bytes)
+
+
+def hash_files(lines: Iterable[str], mean_record_bytes: float) -> str:
+    """16 hex digits of what lies below a root."""
+    text = "\n".join([f"{mean_record_bytes:.6f}", *lines])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)

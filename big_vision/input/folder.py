@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from big_vision.input.catalog import ROOT_FLAGS
+from big_vision.input.catalog import ROOT_FLAGS, hash_files
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
 
@@ -36,6 +36,12 @@ class FolderSelection:
     def num_classes(self) -> int:
         """Class folders, also those without an image."""
         return len(self.class_names)
+
+    @property
+    def files_hash(self) -> str:
+        """What tells these files from others, wherever the root lies."""
+        start = len(str(self.directory))
+        return hash_files((str(path)[start:] for path in self.paths), self.mean_record_bytes)
 
     def get_name(self, index: int) -> str:
         """The file's path below the root."""

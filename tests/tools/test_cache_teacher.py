@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,15 @@ import pytest
 from safetensors.torch import load_file
 
 import main
+from assembly import build_parts, iterate_batches
+from datasets import describe_dataset
+from preflight import check
 from store import read_metrics
+from tests.input_data import create_config
 from tools import cache_teacher
+from utils.config import load_config
+from utils.errors import UserError
+from utils.runtime.cpu import CpuRuntime
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 2
@@ -87,22 +95,18 @@ def read_rows(folder: Path) -> np.ndarray:
 
 def test_two_processes_store_what_one_stores(flags, tmp_path):
     """Each of two input processes writes its block of every global batch."""
-    from utils.runtime.cpu import CpuRuntime
     from utils.teacher_cache import TeacherCache
 
     assert store(flags, tmp_path / "one", "--epochs", "1") == 0
     options, rest = cache_teacher.parse_arguments(
         [*flags, "--out", str(tmp_path / "two"), "--epochs", "1"]
     )
-    from preflight import check
-    from utils.config import load_config
-
     task = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
     shape = cache_teacher.get_shape(options, task)
     for rank in range(2):
         runtime = CpuRuntime(task.config.runtime)
         runtime.rank, runtime.world_size = rank, 2
-        cache_teacher.store(runtime, task, shape, options.out)
+        cache_teacher.store(runtime, task, shape, tmp_path / "two")
     one, two = TeacherCache(tmp_path / "one"), TeacherCache(tmp_path / "two")
     for step in range(18):
         left, right = one.read(step), two.read(step)
@@ -110,10 +114,125 @@ def test_two_processes_store_what_one_stores(flags, tmp_path):
         assert np.allclose(left["cache_log_probs"], right["cache_log_probs"], atol=2e-2)
 
 
+# ---- the order that depends on processes and memory
+
+
+SHARDED = ("--data.order=sharded", "--data.shuffle_gib=0.00001")
+
+
+@pytest.fixture(scope="module")
+def sharded_cache(flags, tmp_path_factory) -> Path:
+    """One epoch of one process under the sharded order."""
+    folder = tmp_path_factory.mktemp("answers") / "sharded"
+    assert store([*flags, *SHARDED], folder, "--epochs", "1", "--top-k", "10") == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (["--runtime.num_processes=2"], "input_processes 1, here it is 2"),
+        (["--data.shuffle_gib=0.5"], "shuffle_gib 1e-05, here it is 0.5"),
+        (["--data.order=exact"], "order 'sharded', here it is 'exact'"),
+        (["--data.train_split=train[:1190]"], "dataset .*1190"),
+    ],
+)
+def test_a_sharded_cache_of_another_stream_is_refused(flags, sharded_cache, change, difference):
+    with pytest.raises(UserError, match=f"was made with {difference}"):
+        check_run(flags, sharded_cache, *change)
+
+
+def check_run(flags, folder, *more):
+    words = [*flags, *SHARDED, f"--distill.teacher_cache={folder}", "--train.epochs=1", *more]
+    return check(load_config(words))
+
+
+def build_rank(task, rank: int, count: int):
+    runtime = CpuRuntime(task.config.runtime)
+    runtime.rank, runtime.world_size = rank, count
+    return runtime, build_parts(runtime, task)
+
+
+def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cache):
+    """The best stored class is the live teacher's for each example of the run's batches."""
+    _, parts = build_rank(check_run(flags, sharded_cache), 0, 1)
+    config = cache_teacher.without_cache(check_run(flags, sharded_cache).config)
+    _, live = build_rank(check(config), 0, 1)
+    right = total = 0
+    for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
+        pixels = live.objective.augment(batch.images, batch.extras)
+        (logits,) = live.objective.ask_teachers(pixels, batch)
+        right += int((logits.argmax(1) == batch.extras["cache_indices"][:, 0]).sum())
+        total += len(logits)
+    parts.close()
+    live.close()
+    assert right > 0.99 * total
+
+
+def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
+    flags, sharded_cache, tmp_path, capsys
+):
+    """What the description does not say, or says wrongly, shows in the examples themselves."""
+    folder = tmp_path / "cache"
+    shutil.copytree(sharded_cache, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["stream"]["shuffle_gib"] = 0.5
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    code = main.main(
+        [*flags, *SHARDED, "--data.shuffle_gib=0.5", f"--distill.teacher_cache={folder}",
+         "--train.epochs=1", f"--run.output_dir={tmp_path}", "--run.experiment=e",
+         "--run.run_id=lie", "--train.log_every_steps=1", "--run.tensorboard=false"]
+    )  # fmt: skip
+    assert code == 2
+    assert "holds answers to other examples" in capsys.readouterr().err.splitlines()[-1]
+    assert read_metrics(tmp_path / "e" / "lie") == []
+
+
+def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags, tmp_path):
+    words = [*flags, *SHARDED, "--runtime.num_processes=2", "--train.epochs=1"]
+    options, rest = cache_teacher.parse_arguments([*words, "--out", str(tmp_path / "two")])
+    task = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
+    shape = cache_teacher.get_shape(options, task)
+    for rank in range(2):
+        runtime = CpuRuntime(task.config.runtime)
+        runtime.rank, runtime.world_size = rank, 2
+        cache_teacher.store(runtime, task, shape, tmp_path / "two")
+    task = check_run(flags, tmp_path / "two", "--runtime.num_processes=2")
+    for rank in range(2):
+        _, parts = build_rank(task, rank, 2)
+        for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
+            assert len(batch.extras["cache_indices"]) == 32
+        parts.close()
+    with pytest.raises(UserError, match="input_processes 2, here it is 1"):
+        build_rank(task, 0, 1)
+
+
+def test_a_folder_of_other_files_is_another_dataset(tmp_path):
+    roots = [tmp_path / name for name in ("one", "moved", "renamed", "resized")]
+    for root in roots:
+        for split in ("train", "val"):
+            for number in range(4):
+                path = root / split / f"c{number % 2}" / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(b"12345")
+    (roots[2] / "train/c0/0.png").rename(roots[2] / "train/c0/8.png")
+    (roots[3] / "train/c0/0.png").write_bytes(b"123456")
+    found = [
+        describe_dataset(
+            create_config(
+                root, source="folder", train_split="train", eval_split="val", global_batch_size=2
+            )
+        ).files
+        for root in roots
+    ]
+    assert found[0] == found[1]
+    assert len(set(found)) == 3
+
+
 def test_plan_stores_nothing_and_says_what_imagenet_takes(flags, tmp_path, capsys):
     assert store(flags, tmp_path / "cache", "--plan", "--top-k", "8") == 0
     text = capsys.readouterr().out
-    assert "ImageNet x 300 epochs at k = 8: 34 bytes" in text
+    assert "ImageNet x 300 epochs at k = 8: 35 bytes" in text
     assert not (tmp_path / "cache").exists()
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import tempfile
+import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -17,6 +21,7 @@ from utils.teacher_cache import (
     CacheShape,
     CacheWriter,
     TeacherCache,
+    compute_marks,
     open_cache,
     pack_answers,
     write_manifest,
@@ -28,6 +33,13 @@ SHAPE = CacheShape(top_k=3, num_classes=7, epochs=2, steps_per_epoch=4, global_b
 def create_logits(step: int, shape: CacheShape = SHAPE) -> torch.Tensor:
     generator = torch.Generator().manual_seed(step)
     return torch.randn(shape.global_batch_size, shape.num_classes, generator=generator) * 3
+
+
+def get_examples(epoch: int, step: int, shape: CacheShape = SHAPE) -> torch.Tensor:
+    """Indices of a step's examples: a permutation for each epoch."""
+    generator = torch.Generator().manual_seed(epoch)
+    order = torch.randperm(shape.steps_per_epoch * shape.global_batch_size, generator=generator)
+    return order[step * shape.global_batch_size : (step + 1) * shape.global_batch_size]
 
 
 def create_stream(shape: CacheShape = SHAPE) -> dict:
@@ -47,7 +59,9 @@ def write_cache(folder, shape: CacheShape = SHAPE, writers: int = 1) -> None:
             writer = CacheWriter(folder, shape, epoch, (rank, writers))
             for step in range(writer.steps_done, shape.steps_per_epoch):
                 logits = create_logits(epoch * shape.steps_per_epoch + step, shape)
-                writer.append(pack_answers(logits[rank * size : (rank + 1) * size], shape))
+                mine = slice(rank * size, (rank + 1) * size)
+                rows = pack_answers(logits[mine], shape, get_examples(epoch, step, shape)[mine])
+                writer.append(rows)
 
 
 def create_config(folder, **distill) -> SimpleNamespace:
@@ -63,7 +77,8 @@ def test_answers_come_back_on_any_number_of_ranks(tmp_path, writers, readers):
     for step in range(SHAPE.epochs * SHAPE.steps_per_epoch):
         log_probs = torch.log_softmax(create_logits(step), dim=-1)
         best, indices = log_probs.topk(SHAPE.top_k)
-        read = [cache.read(step) for cache in caches]
+        examples = get_examples(*divmod(step, SHAPE.steps_per_epoch)).chunk(readers)
+        read = [cache.read(step, mine) for cache, mine in zip(caches, examples, strict=True)]
         assert torch.equal(torch.cat([r[INDICES] for r in read]).long(), indices)
         torch.testing.assert_close(
             torch.cat([r[LOG_PROBS] for r in read]), best, rtol=1e-3, atol=1e-3
@@ -91,7 +106,7 @@ def test_an_interrupted_epoch_is_continued_where_it_stopped(tmp_path):
     write_manifest(folder, create_stream(), ["abc"], SHAPE, 1)
     writer = CacheWriter(folder, SHAPE, 0)
     for step in range(2):
-        writer.append(pack_answers(create_logits(step), SHAPE))
+        writer.append(pack_answers(create_logits(step), SHAPE, get_examples(0, step)))
     writer.flush()
     assert not writer.is_complete
     assert CacheWriter(folder, SHAPE, 0).steps_done == 2
@@ -103,8 +118,8 @@ def test_an_interrupted_epoch_is_continued_where_it_stopped(tmp_path):
 
 
 def test_a_row_costs_what_arithmetic_says():
-    assert CacheShape(16, 1000, 1, 1, 1).row_dtype.itemsize == 16 * (2 + 2) + 2
-    assert CacheShape(10, 10, 1, 1, 1).row_dtype.itemsize == 10 * (2 + 1) + 2
+    assert CacheShape(16, 1000, 1, 1, 1).row_dtype.itemsize == 16 * (2 + 2) + 2 + 1
+    assert CacheShape(10, 10, 1, 1, 1).row_dtype.itemsize == 10 * (2 + 1) + 2 + 1
     assert CacheShape(16, 1000, 1, 1, 1).index_dtype == np.uint16
     assert CacheShape(16, 70_000, 1, 1, 1).index_dtype == np.uint32
 
@@ -138,6 +153,53 @@ def test_a_truncated_file_and_a_foreign_format_are_refused(tmp_path):
     with pytest.raises(UserError, match="bytes instead of"):
         TeacherCache(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "format_version": 9}))
-    with pytest.raises(UserError, match="has format 9"):
+    (tmp_path / "manifest.json").write_text(json.dumps({**manifest, "format_version": 1}))
+    with pytest.raises(UserError, match="has format 1, this program reads 2; make it again"):
         TeacherCache(tmp_path)
+
+
+@pytest.mark.parametrize("readers", [1, 2])
+def test_answers_to_other_examples_are_refused_at_their_step(tmp_path, readers):
+    write_cache(tmp_path, writers=2)
+    cache = TeacherCache(tmp_path, (readers - 1, readers))
+    rows = SHAPE.global_batch_size // readers
+    cache.read(0, get_examples(0, 0)[-rows:])
+    swapped = get_examples(0, 1)[-rows:].clone()
+    swapped[:2] = swapped[:2].flip(0)
+    with pytest.raises(UserError, match=rf"answers to other examples: 2 of {rows} differ at step"):
+        cache.read(1, swapped)
+    with pytest.raises(UserError, match="answers to other examples"):
+        cache.read(0, get_examples(1, 0)[-rows:])
+
+
+def test_answers_that_were_made_for_no_example_fit_any(tmp_path):
+    write_manifest(tmp_path, create_stream(), ["abc"], replace(SHAPE, epochs=1), 1)
+    writer = CacheWriter(tmp_path, SHAPE, 0)
+    while not writer.is_complete:
+        writer.append(pack_answers(create_logits(0), SHAPE))
+    TeacherCache(tmp_path).read(0, torch.arange(8))
+
+
+def test_neighbouring_examples_have_marks_of_all_values():
+    marks = compute_marks(torch.arange(255 * 40))
+    counts = np.bincount(marks, minlength=256)
+    assert counts[0] == 0
+    assert counts[1:].min() > 20
+    assert (marks[1:] != marks[:-1]).mean() > 0.99
+
+
+def test_a_cache_is_replayed_from_behind_a_url_and_leaves_nothing(tmp_path, monkeypatch):
+    write_cache(tmp_path / "made", writers=2)
+    place = f"memory://{uuid.uuid4().hex}"
+    fsspec.filesystem("memory").put(f"{tmp_path / 'made'}/", f"{place}/", recursive=True)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    near, far = TeacherCache(tmp_path / "made", (1, 2)), TeacherCache(place, (1, 2))
+    for step in (0, 3, 4, 1):
+        for name, value in near.read(step).items():
+            assert torch.equal(far.read(step)[name], value)
+        # The files of one epoch, of the one process whose rows this rank reads.
+        assert len(list(scratch.iterdir())) == 1
+    far.close()
+    assert not list(scratch.iterdir())

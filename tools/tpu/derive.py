@@ -270,13 +270,19 @@ def _write_answers(live: Any, top_k: int, target: Path) -> None:
     import torch
 
     from preflight import check
-    from utils.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
+    from utils.teacher_cache import (
+        CacheShape,
+        CacheWriter,
+        pack_answers,
+        settle_processes,
+        write_manifest,
+    )
 
     task = check(live)
     size = live.data.global_batch_size
     top_k = min(top_k, task.num_classes)
     shape = CacheShape(top_k, task.num_classes, 1, _EXAMPLES_IN_BATCHES, size)
-    write_manifest(target, task.stream, task.teachers, shape, 1)
+    write_manifest(target, settle_processes(task.stream, 1), task.teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(size, task.num_classes), shape))

@@ -59,6 +59,18 @@ def count_planned_ranks(section: RuntimeSection, name: str) -> int:
     return max(get_planned_size(), section.num_processes or 1) if section.parallel != "spmd" else 1
 
 
+def find_planned_ranks(section: RuntimeSection, name: str) -> int | None:
+    """Input processes as `count_planned_ranks`, but none where the device decides."""
+    from utils.runtime.group import get_planned_size
+
+    pjrt = os.environ.get("PJRT_DEVICE")
+    has_chips = name == "xla" and (pjrt == "TPU" or (pjrt is None and _has_tpu()))
+    has_gpus = name == "cuda" and get_planned_size() == 1 and section.num_processes is None
+    if section.parallel == "spmd" or has_chips or has_gpus:
+        return None
+    return count_planned_ranks(section, name)
+
+
 def has_layer_loop(name: str) -> bool:
     """Whether a runtime can compile equal blocks once and loop over them (train.scan_layers)."""
     return name == "xla"
