@@ -86,6 +86,8 @@ def test_a_fault_keeps_its_name_when_other_lines_come_and_go():
     assert {one.name for one in list_mutants(source, "a.py")} < {one.name for one in moved}
     assert {one.lines for one in moved if one.kind == "operator"} == {(5, 5)}
     assert [one.lines for one in moved if one.before == "2"] == [None]
+    default = list_mutants("def f(a=1):\n    b = a\n    return b\n", "a.py")[0]
+    assert (default.before, default.lines) == ("1", (2, 3))
 
 
 def test_a_sample_follows_its_seed_and_is_stable():

@@ -25,8 +25,7 @@ _SIGNS = {
     "comparison": {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==",
                    "is": "is not", "is not": "is", "in": "not in", "not in": "in"},
 }  # fmt: skip
-_NOTED = {"debug", "info"}
-_WARNED = {"warning", "error", "exception", "warn"}
+_NOTED, _WARNED = {"debug", "info"}, {"warning", "error", "exception", "warn"}
 _SYMMETRIC = {"min", "max", "minimum", "maximum", "equal", "allclose", "array_equal"}
 _HARMLESS = {"encoding", "strict", "stacklevel"}
 _EQUALITIES = {ast.Eq, ast.NotEq, ast.Is, ast.IsNot, ast.In, ast.NotIn}
@@ -40,7 +39,8 @@ class Mutant:
 
     Args:
       line: where it is, from 1.
-      lines: first and last line of its statement; none: it runs when the file is imported.
+      lines: first and last line of its statement, of the function for its defaults; none: it
+        runs when the file is imported.
       name: the same for the same fault whatever else changes in the file.
     """
 
@@ -56,8 +56,8 @@ class Mutant:
 
     def apply(self, source: str) -> str:
         """The source with the fault in it."""
-        data, after = source.encode(), self.after.encode()
-        return (data[: self.start] + after + data[self.end :]).decode()
+        data = source.encode()
+        return (data[: self.start] + self.after.encode() + data[self.end :]).decode()
 
 
 def list_mutants(source: str, file: str) -> list[Mutant]:
@@ -85,7 +85,9 @@ class _Planter:
         """All faults of a node and of what is in it; `names` of the function around it."""
         if _is_skipped(node):
             return
-        if isinstance(node, ast.stmt) and names is not None:
+        if isinstance(node, ast.FunctionDef):  # a default matters where the function runs
+            lines = (node.body[0].lineno, node.end_lineno)
+        elif isinstance(node, ast.stmt) and names is not None:
             inner = [n.lineno for n in ast.walk(node) if isinstance(n, ast.stmt) and n is not node]
             lines = (node.lineno, max(min(inner, default=node.end_lineno + 1) - 1, node.lineno))
         for kind, start, end, after in self._plant(node, names):
@@ -145,8 +147,8 @@ class _Planter:
                 yield "dropped keyword", start, end + (comma.end() if comma else 0), ""
 
     def _swap_sign(self, kind: str, first: ast.AST, second: ast.AST) -> Iterator[_Fault]:
-        start, end = self._at(first)[1], self._at(second)[0]
-        found = _SIGN.match(self.data[start:end].decode())
+        start = self._at(first)[1]
+        found = _SIGN.match(self.data[start : self._at(second)[0]].decode())
         if found and found[2] in _SIGNS[kind]:
             start += found.start(2)
             yield kind, start, start + len(found[2]), _SIGNS[kind][found[2]]
@@ -194,9 +196,8 @@ def _is_skipped(node: ast.AST) -> bool:
     """What changes nothing, or words only."""
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Constant) or _calls(node.value, _NOTED)
-    if isinstance(node, ast.keyword):
-        return node.arg in _HARMLESS
     if isinstance(node, ast.If | ast.Assign):
         first = node.test if isinstance(node, ast.If) else node.targets[0]
         return ast.unparse(first) in ("TYPE_CHECKING", "__all__")
-    return isinstance(node, ast.Assert | ast.Delete) or _calls(node, {"dataclass"})
+    is_harmless = getattr(node, "arg", None) in _HARMLESS or _calls(node, {"dataclass"})
+    return is_harmless or isinstance(node, ast.Assert | ast.Delete)

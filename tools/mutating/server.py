@@ -14,6 +14,7 @@ in this order up to the first that fails.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -39,6 +40,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    gc.freeze()  # what is there already is no rubbish: forked processes need not look at it
     for line in sys.stdin:
         answers.write(json.dumps(_run_apart(json.loads(line))) + "\n")
         answers.flush()
@@ -76,10 +78,11 @@ def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
     sys.path.insert(0, str(Path.cwd()))
     observer = _Observer(request.get("chosen"))
     # A place of its own for temporary files: they go with the next run.
-    flags = [*request["tests"], "--rootdir=.", "--basetemp=../scratch", "--tb=short"]
+    flags = [*request["tests"], "--rootdir=.", "--basetemp=../scratch", "--tb=line"]
     flags += ["-m", request["mark"]] if request["mark"] else []
     if importlib.util.find_spec("hypothesis") is not None:
         flags += ["--hypothesis-seed=0"]
+        _find_without_shrinking()
     if "gather" not in request:
         code = pytest.main([*flags, "-x"], plugins=[observer])
         return {"code": int(code), "failed": observer.failed, "is_late": False}
@@ -91,6 +94,15 @@ def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
              "failed": observer.failed}  # fmt: skip
     (lines.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     return {"code": int(code), "failed": observer.failed, "is_late": False}
+
+
+def _find_without_shrinking() -> None:
+    """That an example fails is enough; which one is the smallest takes time."""
+    from hypothesis import Phase, settings
+
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile("mutants", phases=phases, database=None, deadline=None)
+    settings.load_profile("mutants")
 
 
 class _Observer:
