@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -168,7 +167,8 @@ def restore(runtime: Runtime, task: Task, state: TrainState) -> dict[str, Any]:
 def _restore_from(
     runtime: Runtime, task: Task, state: TrainState, place: Place
 ) -> tuple[Place, dict[str, Any]]:
-    is_named = Path(task.config.run.resume).name == Path(str(place)).name
+    wanted = task.config.run.resume
+    is_named = wanted != "auto" and open_folder(wanted).name == open_folder(place).name
     try:
         found, parts, facts = load_newest(place, fall_back=not is_named)
     except CheckpointError as error:

@@ -12,6 +12,7 @@ import numpy as np
 from big_vision.input.catalog import ROOT_FLAGS, hash_files
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
+from utils.storage import to_path
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 _SIZED_FILES = 1000
@@ -56,7 +57,7 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
     """
     if not root:
         raise UserError(f"data.root is empty; name the folder of images with {ROOT_FLAGS}")
-    base = Path(root)
+    base = to_path(root)
     if not base.is_dir():
         raise UserError(f"data.root ({root}) does not exist; set it with {ROOT_FLAGS}")
     lists = _SplitLists(base, key)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError
+from utils.storage import is_there, open_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -231,7 +232,7 @@ def _create_random_teacher(
     from models.factory import build_model, export_model
     from models.weights import read_facts
 
-    is_here = bool(section.weights) and Path(section.weights).exists()
+    is_here = bool(section.weights) and is_there(section.weights)
     facts = read_facts(section.weights, "distill.teacher_weights") if is_here else {}
     name = section.model or facts.get("model", "")
     if not name:
@@ -259,7 +260,7 @@ def _create_random_teacher(
 def _read_top_k(cache: str) -> int:
     """Answers stored for each example: as the manifest says, or the tool's default."""
     try:
-        manifest = json.loads((Path(cache) / "manifest.json").read_text(encoding="utf-8"))
+        manifest = json.loads(open_folder(cache).read_text("manifest.json"))
         return int(manifest["top_k"])
     except (OSError, ValueError, KeyError, TypeError):
         return _DEFAULT_TOP_K

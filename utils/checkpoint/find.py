@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
@@ -22,7 +21,7 @@ from utils.checkpoint.files import (
 )
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import Folder, LocalFolder, get_old_name, is_remote, open_folder
+from utils.storage import Folder, LocalFolder, get_old_name, open_folder
 
 EXPORT_FILE = "student.safetensors"
 _STEP = re.compile(r"step_(\d{8})")
@@ -108,11 +107,9 @@ def read_weights(place: Place) -> tuple[Place, dict[str, Any]]:
     Raises:
       UserError: no weights there, or broken ones.
     """
-    path = Path(str(place))
-    if not is_remote(place) and path.is_file():
-        return place, _read_file(path)
-    if not has_checkpoints(place) and not is_remote(place) and (path / EXPORT_FILE).is_file():
-        return path / EXPORT_FILE, _read_file(path / EXPORT_FILE)
+    file = _find_file(place)
+    if file is not None:
+        return str(place), _read_file(*file)
     try:
         found, parts, _ = load_newest(find_checkpoint(place))
     except (UserError, CheckpointError) as error:
@@ -126,11 +123,9 @@ def read_weight_table(place: Place) -> dict[str, Any]:
     Raises:
       UserError: no weights there, or broken ones.
     """
-    path = Path(str(place))
-    if not has_checkpoints(place) and (path / EXPORT_FILE).is_file():
-        path = path / EXPORT_FILE
-    if not is_remote(place) and path.is_file():
-        return _read_file(path)
+    file = _find_file(place)
+    if file is not None:
+        return _read_file(*file)
     try:
         table = inspect_checkpoint(find_checkpoint(place))["tensors"]
     except (UserError, CheckpointError) as error:
@@ -185,11 +180,22 @@ def _get_place(folder: Folder) -> Place:
     return folder.path if isinstance(folder, LocalFolder) else folder.place
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _find_file(place: Place) -> tuple[Folder, str] | None:
+    """Folder and name of the weights file that a place names, or of a run without checkpoints."""
+    folder = open_folder(place)
+    if folder.name.endswith(".safetensors") and folder.name in folder.parent.list_names():
+        return folder.parent, folder.name
+    if EXPORT_FILE in folder.list_names() and not has_checkpoints(place):
+        return folder, EXPORT_FILE
+    return None
+
+
+def _read_file(folder: Folder, name: str) -> dict[str, Any]:
     try:
-        return load_file(path)
+        with folder.open_local(name) as path:
+            return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(_say_no_weights(path, error)) from error
+        raise UserError(_say_no_weights(f"{folder}/{name}", error)) from error
 
 
 def _say_no_weights(place: Place, error: Exception) -> str:

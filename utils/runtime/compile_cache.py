@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from utils.storage import to_path
+
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
 
@@ -22,7 +24,7 @@ def prepare_cache(section: RuntimeSection, hardware: str, rank: int) -> Path | N
     key, limit_gib = section.compile_cache, section.compile_cache_gib
     if hardware == "CPU" or not key:
         return None
-    root = Path(_AUTO if key == "auto" else key).expanduser()
+    root = to_path(_AUTO if key == "auto" else key)  # its writer in C++ knows no URLs
     folder = root / f"rank_{rank}"
     shrink(folder, limit_gib)
     return folder

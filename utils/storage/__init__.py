@@ -13,7 +13,14 @@ from utils.storage.local import (
     sync_file,
     write_atomically,
 )
-from utils.storage.places import check_writable, is_remote, join_place, open_folder, to_path
+from utils.storage.places import (
+    check_writable,
+    is_remote,
+    is_there,
+    join_place,
+    open_folder,
+    to_path,
+)
 from utils.storage.remote import RemoteFolder
 
 __all__ = [
@@ -28,6 +35,7 @@ __all__ = [
     "compute_crc32c",
     "get_old_name",
     "is_remote",
+    "is_there",
     "join_place",
     "open_folder",
     "sync_directory",

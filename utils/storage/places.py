@@ -45,6 +45,12 @@ def is_remote(place: str | Path) -> bool:
     return "://" in str(place) and not str(place).startswith("file://")
 
 
+def is_there(place: str | Path) -> bool:
+    """Whether a file or a folder stands at a place."""
+    folder = open_folder(place)
+    return folder.is_there() or folder.name in folder.parent.list_names()
+
+
 def to_path(place: str | Path) -> Path:
     """The path of a local place: `file://` is taken off, `~` and `$NAME` stand for their values.
 

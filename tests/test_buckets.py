@@ -1,0 +1,189 @@
+"""Runs on a bucket, by main.py: killed, gone on with elsewhere, and the same bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from main import main
+from store import CLOCKS, read_metrics
+from store.mirror import Mirror, read_segments
+from tests.child_runs import ROOT, get_command, get_environment
+from tests.support.faulty import register
+from tests.support.gcs import run_server
+from tests.tiny_parts import SYNTHETIC
+from utils.storage import open_folder
+
+FLAGS = (
+    *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=14",
+    "--train.checkpoint_every_steps=4", "--train.eval_every_epochs=0.5", "--run.run_id=a",
+    "--runtime.num_threads=1",
+)  # fmt: skip
+
+
+def strip(lines: list[dict]) -> list[dict]:
+    """Lines without what the clock says and which attempt wrote them."""
+    return [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    """The same run on a disk, without a fault."""
+    output = tmp_path_factory.mktemp("unbroken")
+    assert main([*FLAGS, f"--run.output_dir={output}"]) == 0
+    return output / "tiny" / "a"
+
+
+def check_equal(remote: str, unbroken: Path) -> None:
+    """The history on the bucket and the exported weights are those of the unbroken run."""
+    folder = open_folder(remote)
+    lines = read_segments(folder)
+    assert strip(lines) == strip(read_metrics(unbroken))
+    times = [line["time_s"] for line in lines if "time_s" in line]
+    assert times == sorted(times)
+    assert json.loads(folder.read_text("run.json"))["status"] == "complete"
+    with folder.open_local("student.safetensors") as path:
+        found = load_file(path)
+    wanted = load_file(unbroken / "student.safetensors")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    with folder.open_local("metrics.jsonl") as path:
+        assert read_metrics(path.parent) == lines
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_store_with_faults_and_preemptions_gives_the_unbroken_runs_bits(
+    seed, unbroken, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("utils.storage.retry._FIRST_WAIT_S", 0.0)
+    faulty = register(seed)
+    written, add_line = [], Mirror.add_line
+
+    def add(self: Mirror, text: str) -> None:
+        add_line(self, text)
+        written.append(text)
+        if len(written) in (7, 12):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Mirror, "add_line", add)
+    codes = []
+    for attempt in range(3):
+        flags = [
+            *FLAGS,
+            "--run.output_dir=faulty://bucket/runs",
+            f"--run.cache_dir={tmp_path}/{attempt}",
+        ]
+        codes.append(main([*flags, "--run.resume=auto"] if attempt else flags))
+    assert codes == [75, 75, 0]
+    check_equal("faulty://bucket/runs/tiny/a", unbroken)
+    assert len(faulty.faults) > 5
+    attempts = open_folder("faulty://bucket/runs/tiny/a").read_text("attempts.jsonl")
+    assert [json.loads(x).get("status") for x in attempts.split("\n") if "ended" in x] == [
+        "preempted", "preempted", "complete",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[dict[str, str]]:
+    """A gs:// server on loopback, for this process and its children."""
+    with run_server() as environment, pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        yield environment
+
+
+def start_hosts(cache: Path, hosts: int, *flags: str) -> list[subprocess.Popen]:
+    """One main.py for each host, which share the bucket alone."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(hosts):
+        environment = {**get_environment(), "XDG_CACHE_HOME": str(cache / str(rank))}
+        if hosts > 1:
+            environment |= {
+                "RANK": str(rank), "WORLD_SIZE": str(hosts), "LOCAL_RANK": "0",
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            }  # fmt: skip
+        started.append(subprocess.Popen(
+            get_command([*FLAGS, "--run.output_dir=gs://bucket/runs", *flags]),
+            cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+    return started
+
+
+def kill_after(processes: list[subprocess.Popen], text: str) -> None:
+    """SIGKILL to all hosts as soon as the first one has said something."""
+    assert any(text in line for line in processes[0].stderr)
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("hosts", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_killed_run_on_gs_goes_on_from_the_bucket_alone(hosts, server, unbroken, tmp_path):
+    experiment = f"--run.experiment=hosts{hosts}"
+    kill_after(start_hosts(tmp_path / "first", hosts, experiment), "step 10/14")
+    remote = f"gs://bucket/runs/hosts{hosts}/a"
+    assert "step_00000008" in " ".join(open_folder(f"{remote}/checkpoints").list_names())
+    done = start_hosts(tmp_path / "second", hosts, experiment, "--run.resume=auto")
+    outputs = [process.communicate()[1] for process in done]
+    assert [process.returncode for process in done] == [0] * hosts, outputs
+    assert f"complete: {remote}" in outputs[0]
+    assert "took over the run from process" in outputs[0]
+    if hosts == 1:
+        check_equal(remote, unbroken)
+    steps = [x["step"] for x in read_segments(open_folder(remote)) if "total" in x]
+    assert steps == list(range(1, 15))
+    # A directory named after the URL is what this must never leave behind.
+    assert not (ROOT / "gs:").exists()
+    assert not list(tmp_path.rglob("*.safetensors")) or all(
+        "trainer" in path.parts for path in tmp_path.rglob("*.safetensors")
+    )
+    listed = json.loads(open_folder(remote).read_text("artifacts.json"))["artifacts"]
+    for one in listed:
+        assert open_folder(remote).get_checksum(one["path"]) == int(one["crc32c"], 16)
+
+
+def test_a_bucket_that_is_not_there_is_found_before_a_device_is_touched(
+    server, capsys, monkeypatch
+):
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a runtime was started")
+
+    monkeypatch.setattr("main.launch", refuse)
+    assert main([*FLAGS, "--run.output_dir=gs://nobody/runs"]) == 2
+    error = capsys.readouterr().err.strip().split("\n")[-1]
+    assert error.startswith(
+        "error: run.output_dir ('gs://nobody/runs') cannot be written to: there"
+    )
+    assert main([*FLAGS, "--run.output_dir=gs://nobody/runs", "--run.resume=auto"]) == 2
+
+
+def test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming(server, tmp_path, capsys):
+    flags = [*FLAGS, "--run.output_dir=gs://bucket/taken", f"--run.cache_dir={tmp_path}"]
+    flags += ["--train.steps=2", "--train.checkpoint_every_steps=2"]
+    assert main(flags) == 0
+    folder = open_folder("gs://bucket/taken/tiny")
+    first = folder.child("a").read_text("run.json")
+    assert main(flags) == 2
+    assert "gs://bucket/taken/tiny/a exists; choose another" in capsys.readouterr().err
+    # No checkpoint of the new run: the old one is still there, under another name.
+    assert main([*flags, "--run.overwrite=true", "--distill.kd=kd"]) == 2
+    assert folder.child("a").read_text("run.json") == first
+    assert main([*flags, "--run.overwrite=true"]) == 0
+    assert json.loads(folder.child("a").read_text("run.json"))["id"] != json.loads(first)["id"]
+    assert folder.list_names() == ["a"]
+    folder.child("notes").write_text("thesis.tex", "years of work")
+    assert main([*flags, "--run.overwrite=true", "--run.run_id=notes"]) == 2
+    assert "holds no run.json of this program" in capsys.readouterr().err
+    assert folder.child("notes").list_names() == ["thesis.tex"]
