@@ -28,7 +28,7 @@ def compute_scores(embeddings: Tensor, memory_rows: Tensor, temperature: float) 
 
 
 def compute_contrast(
-    scores: Tensor, num_examples: int, *, eps: float = 1e-7, mask: Tensor | None = None
+    scores: Tensor, num_examples: int, *, eps: float, mask: Tensor | None = None
 ) -> Tensor:
     """Noise-contrastive loss of one side.
 

@@ -89,7 +89,14 @@ def test_tokens_and_tables_do_not_decay_in_a_model_that_does_not_say_so():
             super().__init__()
             self.cls_token = nn.Parameter(torch.zeros(1, 1, 4))
             self.pos_embed = nn.Parameter(torch.zeros(1, 5, 4))
+            self.dist_token = nn.Parameter(torch.zeros(1, 1, 4))
+            self.reg_token = nn.Parameter(torch.zeros(1, 2, 4))
+            self.mask_token = nn.Parameter(torch.zeros(1, 1, 4))
             self.attn = nn.ParameterDict({"relative_position_bias_table": torch.zeros(9, 2)})
+            # Layer scale of feature maps has more than one dimension.
+            self.stage = nn.ParameterDict({"gamma": torch.zeros(4, 1, 1)})
+            scales = {f"ls{i}": nn.ParameterDict({"scale": torch.zeros(4, 1, 1)}) for i in (1, 2)}
+            self.block = nn.ModuleDict(scales)
             self.head = nn.Linear(4, 2)
 
     groups = create_groups(Bare())

@@ -31,7 +31,8 @@ from utils.programs import create_program_parser, prepare_file, run_program  # n
 
 ROOMS = [
     Room("engine", ("engine.py",), ("tests/test_engine.py", "tests/test_faults.py")),
-    Room("optim_factory", ("optim_factory.py",), ("tests/test_optim_factory.py",)),
+    Room("optim_factory", ("optim_factory.py",),
+         ("tests/test_optim_factory.py", "tests/test_rehearsal.py")),
     Room("losses", ("losses/*.py",), ("tests/losses/*.py",)),
     Room("pp", ("big_vision/pp/*.py",), ("tests/big_vision/test_pp_*.py",)),
     Room("order", ("big_vision/input/order.py",),

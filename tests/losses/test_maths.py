@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from losses import SparseTeacher, create_loss
+from losses.contrastive import compute_scores
 from losses.decoupled import compute_dkd_parts
 from losses.features import pool_adaptive
 from losses.logits import kd_kl_div
@@ -17,7 +18,7 @@ from losses.multilevel import compute_low_share
 from losses.projections import create_projection
 from losses.relations import compute_rkd_parts
 from losses.sparse import compute_dense_log_probs
-from tests.losses.examples import create_inputs
+from tests.losses.examples import create_example_loss, create_inputs
 
 
 def compute(name, inputs, **args):
@@ -209,3 +210,21 @@ def test_sparse_and_dense_forms_of_a_stored_teacher_agree():
     torch.testing.assert_close(value, dense)
     rows = compute_dense_log_probs(inputs.sparse_teacher, 7).exp().sum(dim=-1)
     torch.testing.assert_close(rows, torch.ones(4))
+
+
+def test_crd_draws_as_many_negatives_as_it_is_told_from_the_whole_split(monkeypatch):
+    seen = []
+
+    def note(embeddings, rows, temperature):
+        seen.append(rows)
+        return compute_scores(embeddings, rows, temperature)
+
+    monkeypatch.setattr("losses.contrastive.compute_scores", note)
+    inputs = replace(create_inputs("crd"), contrast_indices=None)
+    loss = create_example_loss("crd", negatives=500)
+    memories = loss.teacher_memory.clone(), loss.student_memory.clone()
+    loss(inputs)
+    for rows, memory in zip(seen, memories, strict=True):
+        assert rows.shape[:2] == (4, 501)
+        assert torch.equal(rows[:, 0], memory[inputs.example_indices])
+        assert len(rows[:, 1:].flatten(0, 1).unique(dim=0)) == len(memory)
