@@ -192,6 +192,8 @@ def create_loader(
         reader = _create_tensorflow_reader(config, role, selection, directory, spec, view)
     if role == "train":
         reader.log_shuffle_memory()
+    else:
+        reader.try_first_example()
     return Loader(config, role, reader, spec, order, selection)
 
 
@@ -218,7 +220,7 @@ class Loader:
         )
         self.class_names: tuple[str, ...] | None = selection.class_names
         self.image_shape: tuple[int, int, int] = reader.image_shape
-        self.normalisation = split_device_ops(pp, config.data.image_key)[1]
+        self.normalisation = split_device_ops(pp)[1]
         _check_channels(self.normalisation.mean, self.image_shape[2], role)
         self.global_batch_size = spec.global_batch_size
         self.rank_batch_size = spec.rank_batch_size
@@ -384,6 +386,7 @@ def _select(config: Any, role: Role) -> tuple[Any, str]:
     if data.source == "folder":
         return select_folder(data.root, expression, f"data.{key}"), data.root
     catalog = load_tfds_catalog(data.root, data.name)
+    catalog.get_image_sides(data.image_key)  # refuses a key that is not there
     return catalog.select(expression, data.label_key, f"data.{key}"), catalog.directory
 
 
@@ -457,12 +460,13 @@ def _create_tensorflow_reader(
     data = config.data
     source = _open_source(config, role, selection, directory)
     pp_key = "train_pp" if role == "train" else "eval_pp"
-    host_pp, _ = split_device_ops(getattr(data, pp_key), data.image_key)
+    host_pp, _ = split_device_ops(getattr(data, pp_key))
     # Two windows are held at a time: the one that is drained and the one that fills.
     window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
     pipeline = PipelineSpec(
         preprocess=get_preprocess_fn(host_pp, seed=config.train.seed + view * _VIEW_STRIDE),
         pp_key=f"data.{pp_key}",
+        pp=getattr(data, pp_key),
         image_key=data.image_key,
         label_key=data.label_key,
         shard=spec,

@@ -142,7 +142,7 @@ def _get_model_facts(config: RunConfig, classes: int) -> dict[str, Any]:
     arguments = dict(config.model.args)
     if config.model.image_size is not None:
         arguments["img_size"] = config.model.image_size
-    mean, std = split_device_ops(config.data.eval_pp, config.data.image_key)[1]
+    mean, std = split_device_ops(config.data.eval_pp)[1]
     return {
         "model": config.model.name,
         "args": arguments,

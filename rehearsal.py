@@ -43,7 +43,7 @@ def find_image_shapes(config: RunConfig) -> ImageShapes:
     if sides is None:
         return dict.fromkeys(_PP_KEYS)
     return {
-        role: find_image_shape(getattr(data, key), f"data.{key}", data.image_key, sides)
+        role: find_image_shape(getattr(data, key), f"data.{key}", "image", sides)
         for role, key in _PP_KEYS.items()
     }
 
@@ -51,7 +51,7 @@ def find_image_shapes(config: RunConfig) -> ImageShapes:
 def create_student_view(config: RunConfig, shapes: ImageShapes) -> View:
     """What the student sees of its images, as its training string says."""
     channels = shapes["train"][2] if shapes["train"] else _PHOTO_CHANNELS
-    _, normalisation = split_device_ops(config.data.train_pp, config.data.image_key)
+    _, normalisation = split_device_ops(config.data.train_pp)
     return create_view(*normalisation, channels=channels)
 
 

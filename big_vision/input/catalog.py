@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -109,12 +109,7 @@ class TfdsCatalog:
         Raises:
           UserError: there is no such feature.
         """
-        if image_key not in self.features:
-            raise UserError(
-                f"data.image_key ({image_key}): the dataset has no such feature; "
-                f"{get_hint(image_key, self.features)}"
-            )
-        image = self.features[image_key].get("image")
+        image = self._find_feature(image_key, "data.image_key").get("image")
         if image is None:
             return None
         sides = [int(side) for side in image.get("shape", {}).get("dimensions", [])]
@@ -122,19 +117,35 @@ class TfdsCatalog:
         return tuple(side if side > 0 else None for side in sides) or (None, None, None)
 
     def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None]:
-        if label_key not in self.features:
-            raise UserError(
-                f"data.label_key ({label_key}): the dataset has no such feature; "
-                f"{get_hint(label_key, self.features)}"
-            )
-        label = self.features[label_key].get("classLabel")
+        label = self._find_feature(label_key, "data.label_key").get("classLabel")
         if label is None:
             return None, None
-        names_path = join_path(self.directory, f"{label_key}.labels.txt")
+        names_path = join_path(self.directory, f"{label_key.replace('/', '-')}.labels.txt")
         names = None
         if path_exists(names_path):
             names = tuple(line for line in read_text(names_path).splitlines() if line)
         return int(label["numClasses"]), names
+
+    def _find_feature(self, name: str, key: str) -> dict[str, Any]:
+        """A feature's metadata; `a/b` is feature b of the group a."""
+        known = dict(_flatten(self.features))
+        if name in known:
+            return known[name]
+        inside = sorted(other for other in known if other.startswith(f"{name}/"))
+        if inside:
+            raise UserError(
+                f"{key} ({name}) is a group of features; name one of {', '.join(inside)}"
+            )
+        raise UserError(f"{key} ({name}): the dataset has no such feature; {get_hint(name, known)}")
+
+
+def _flatten(features: dict[str, Any], group: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, feature in features.items():
+        inner = feature.get("featuresDict", {}).get("features")
+        if inner:
+            yield from _flatten(inner, f"{group}{name}/")
+        else:
+            yield f"{group}{name}", feature
 
 
 def load_tfds_catalog(root: str, name: str) -> TfdsCatalog:

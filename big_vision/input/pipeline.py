@@ -36,12 +36,15 @@ class PipelineSpec:
     Attributes:
       preprocess: `fn(data, epoch=, index=)`; gives a uint8 image.
       pp_key: configuration key of the string, for messages.
+      pp: the string as it was given, for messages.
+      image_key, label_key: features of the dataset; `a/b` is feature b of the group a.
       tolerant: an example that cannot be read becomes a marked blank one.
       window: examples that the sharded order shuffles together.
     """
 
     preprocess: Callable[..., dict[str, Any]]
     pp_key: str
+    pp: str
     image_key: str
     label_key: str
     shard: ShardSpec
@@ -133,21 +136,28 @@ class Pipeline:
 
     def _process(self, element: dict[str, Any]) -> dict[str, Any]:
         tf = _import()
-        data = self.source.load(element)
+        data = self.load(element)
         data = self.spec.preprocess(data, epoch=element["epoch"], index=element["index"])
         image, label = self._pick(data)
         # All of the number: what does not fit into int32 must not come out as another class.
         return {"image": image, "label": tf.cast(label, tf.int64), "index": element["index"]}
 
+    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The example's features as a string sees them: the image is `image`, whatever its key."""
+        data, spec = self.source.load(element), self.spec
+        label = _take(data, spec.label_key)
+        image = _take(data, spec.image_key)
+        data.pop(spec.image_key, None)
+        return {**data, spec.label_key: label, "image": image}
+
     def _pick(self, data: dict[str, Any]) -> tuple[Any, Any]:
         spec = self.spec
-        for key, name in ((spec.image_key, "data.image_key"), (spec.label_key, "data.label_key")):
+        for key in ("image", spec.label_key):
             if key not in data:
                 raise UserError(
-                    f"{spec.pp_key} yields no {key!r} ({name}), only {', '.join(sorted(data))}; "
-                    "keep it, or name another key"
+                    f"{spec.pp_key} yields no {key!r}, only {', '.join(sorted(data))}; keep it"
                 )
-        image, label = data[spec.image_key], data[spec.label_key]
+        image, label = data["image"], data[spec.label_key]
         if image.dtype.name == "string":
             raise UserError(f"{spec.pp_key} leaves the image encoded; begin it with decode")
         if image.dtype.name != "uint8":
@@ -261,6 +271,15 @@ def _stream_indices(unit: Any, index: Any, count: Any) -> Any:
 def _as_arrays(stream: EpochStream) -> tuple[np.ndarray, ...]:
     numbers = (stream.first_window, stream.window_skip, stream.limit, stream.seed)
     return (stream.groups, stream.skips, *(np.int64(n) for n in numbers))
+
+
+def _take(data: dict[str, Any], key: str) -> Any:
+    """A feature by its key; `a/b` is feature b of the group a."""
+    if key in data:
+        return data[key]
+    for name in key.split("/"):
+        data = data[name]
+    return data
 
 
 def _import() -> Any:

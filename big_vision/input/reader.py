@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
+from big_vision.input.faults import create_record_error, create_string_error, get_reason
 from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_evaluation_range
 from big_vision.input.pipeline import Pipeline, PipelineSpec
 from utils.errors import UserError
 from utils.log import get_logger
 
 _GIB = 1 << 30
-_REASON_CHARS = 200
 
 
 class TensorFlowReader:
@@ -34,9 +33,23 @@ class TensorFlowReader:
             units = (source.unit_starts, source.unit_counts)
             self._sharded = ShardedOrder(*units, spec.window, spec.shard, spec.seed)
         self._evaluation: Any = None
-        # Traces the pipeline once: types, shapes and the record index are checked here.
-        traced = self._pipeline.process(self._open_examples(np.zeros(1, np.int64)))
-        self.image_shape = tuple(int(side) for side in traced.element_spec["image"].shape)
+        self.image_shape = self._find_image_shape()
+
+    def _find_image_shape(self) -> tuple[int, ...]:
+        """Traces the pipeline once: types, shapes and the record index are checked here."""
+        try:
+            traced = self._pipeline.process(self._open_examples(np.zeros(1, np.int64)))
+        except UserError:
+            raise
+        except Exception as error:
+            raise create_string_error(self._spec.pp_key, error) from error
+        return tuple(int(side) for side in traced.element_spec["image"].shape)
+
+    def try_first_example(self) -> None:
+        """Read the first example: what a string cannot do with it is not told an epoch later."""
+        found = None if self._spec.tolerant else self._find_broken_example(np.zeros((1, 2), int))
+        if found is not None:
+            raise found
 
     def log_shuffle_memory(self) -> None:
         """Say what the windows of the sharded order hold."""
@@ -97,7 +110,7 @@ class TensorFlowReader:
     def explain_example(self, epoch: int, index: int) -> UserError:
         """The error that names file and record of an example that cannot be read."""
         found = self._find_broken_example(np.array([[epoch, index]]))
-        return found or _create_error(self.describe(index), "it cannot be read")
+        return found or self._create_error(epoch, index, OSError("it cannot be read"))
 
     def _iterate(
         self, batches: Any, get_indices: Callable[[int], np.ndarray], epoch: int
@@ -113,7 +126,7 @@ class TensorFlowReader:
                 found = self._find_broken_example(get_indices(number))
                 found = found or self._find_broken_record(epoch)
                 if found is None:
-                    raise RuntimeError(f"the input failed: {_get_reason(error)}") from error
+                    raise RuntimeError(f"the input failed: {get_reason(error)}") from error
                 raise found from error
             yield {k: v if k == "image" else v.numpy() for k, v in batch.items()}
             number += 1
@@ -143,8 +156,23 @@ class TensorFlowReader:
                 try:
                     next(examples)
                 except Exception as error:
-                    return _create_error(self.describe(int(index)), _get_reason(error))
+                    return self._create_error(int(epoch), int(index), error)
         return None
+
+    def _create_error(self, epoch: int, index: int, error: Exception) -> UserError:
+        """Names an example that failed, after a look at what is stored of it."""
+        one = self._open_examples(np.array([index], np.int64), epoch)
+        try:
+            raw = next(iter(one.map(self._pipeline.load)))
+        except Exception:  # whatever keeps the record from being read, the first error tells it
+            raw = None
+        if raw is not None:
+            try:  # op by op, which says where
+                self._spec.preprocess(raw, epoch=epoch, index=index)
+            except Exception as found:
+                error = found
+        spec = (self._spec.pp_key, self._spec.pp)
+        return create_record_error(self.describe(index), error, raw, spec)
 
     def _find_broken_record(self, epoch: int) -> UserError | None:
         """The first broken record of this shard's files; streams read further than batches."""
@@ -161,19 +189,5 @@ class TensorFlowReader:
                 for _ in self._source.stream(unit, start, count):
                     index += 1
             except Exception as error:
-                return _create_error(self.describe(index), _get_reason(error))
+                return self._create_error(epoch, index, error)
         return None
-
-
-def _create_error(record: str, reason: str) -> UserError:
-    return UserError(
-        f"{record} cannot be read ({reason}); restore the file, or let a few bad records pass with "
-        "data.skip_corrupt"
-    )
-
-
-def _get_reason(error: Exception) -> str:
-    """What TensorFlow says, without the names of its graph nodes."""
-    text = re.sub(r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]|name: *$", " ", str(error), flags=re.DOTALL)
-    text = " ".join(text.split())
-    return text[:_REASON_CHARS] or type(error).__name__

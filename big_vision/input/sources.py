@@ -7,6 +7,8 @@ A source knows three things: how to load an example from its index in the split 
 
 from __future__ import annotations
 
+import functools
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,14 @@ class TfdsSource:
         self.unit_starts = selection.starts
         self.unit_counts = np.array([s.count for s in selection.segments], np.int64)
         self._features = tfds.builder_from_directory(directory).info.features
-        if image_key not in self._features:
-            raise UserError(
-                f"data.image_key ({image_key}): the dataset has no such feature; "
-                f"known: {', '.join(self._features)}"
-            )
-        is_image = isinstance(self._features[image_key], tfds.features.Image)
-        self._decoders = {image_key: tfds.decode.SkipDecoding()} if is_image else {}
+        groups = [] if image_key in self._features else image_key.split("/")
+        feature = functools.reduce(operator.getitem, groups or [image_key], self._features)
+        self._decoders: dict[str, Any] = {}
+        if isinstance(feature, tfds.features.Image):
+            decoders: Any = tfds.decode.SkipDecoding()
+            for name in reversed(groups or [image_key]):
+                decoders = {name: decoders}
+            self._decoders = decoders
 
     def parse(self, record: Any) -> dict[str, Any]:
         """The example's features; the image stays encoded."""

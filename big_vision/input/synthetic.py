@@ -77,6 +77,9 @@ class SyntheticReader:
     def close(self) -> None:
         """Nothing is open."""
 
+    def try_first_example(self) -> None:
+        """Nothing can be wrong with it."""
+
     def log_shuffle_memory(self) -> None:
         """Nothing is buffered."""
 

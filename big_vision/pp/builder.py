@@ -38,7 +38,8 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
       ValueError: not an op, or broken syntax.
       TypeError: wrong or missing arguments.
     """
-    ops = [build_op(section) for section in split_sections(spec)]
+    sections = split_sections(spec)
+    ops = [build_op(section) for section in sections]
 
     def preprocess(data: dict[str, Any], *, epoch: Any = 0, index: Any = 0) -> dict[str, Any]:
         import tensorflow as tf
@@ -46,7 +47,11 @@ def get_preprocess_fn(spec: str | None, *, seed: int = 0) -> Callable[..., dict[
         data = dict(data)
         example = tf.stack([_to_int64(epoch), _to_int64(index)])
         for position, op in enumerate(ops):
-            data = op(data, Randomness(seed, position, example))
+            try:
+                data = op(data, Randomness(seed, position, example))
+            except Exception as error:
+                error.add_note(_describe_place(sections[position], data))
+                raise
         return data
 
     return preprocess
@@ -88,6 +93,15 @@ def build_op(section: Section) -> Apply:
     if section.text[0].isspace():
         raise ValueError(f"Syntax error on: {section.text}")
     return op
+
+
+def _describe_place(section: Section, data: dict[str, Any]) -> str:
+    """Which op failed, and on what kind of image."""
+    image = data.get("image")
+    kind = "without an image"
+    if hasattr(image, "dtype"):
+        kind = f"on an image of type {image.dtype.name} and shape {image.shape}"
+    return f"{section.text.strip()} at character {section.start + 1} {kind}"
 
 
 def _to_int64(number: Any) -> Any:

@@ -51,8 +51,8 @@ def derive_config(
             "source": "synthetic",
             "name": f"image_size={side},channels={channels},num_classes={classes},"
             f"num_examples={examples}",
-            "train_pp": _keep_device_op(config.data.train_pp, config.data.image_key),
-            "eval_pp": _keep_device_op(config.data.eval_pp, config.data.image_key),
+            "train_pp": _keep_device_op(config.data.train_pp),
+            "eval_pp": _keep_device_op(config.data.eval_pp),
             "train_split": "train", "eval_split": "validation", "test_split": "", "order": "auto",
             "global_batch_size": size, "eval_batch_size": None, "return_id": False,
         }
@@ -90,11 +90,11 @@ def find_image_shape(config: RunConfig) -> tuple[int, int]:
     from big_vision.pp.builder import get_preprocess_fn
     from big_vision.pp.device_ops import split_device_ops
 
-    spec, _ = split_device_ops(data.train_pp, data.image_key)
+    spec, _ = split_device_ops(data.train_pp)
     source = _find_source_shape(config) or _PHOTO_SHAPE
-    example = {data.image_key: _encode_image(source), data.label_key: 0}
+    example = {"image": _encode_image(source), data.label_key: 0}
     try:
-        image = get_preprocess_fn(spec)(example)[data.image_key]
+        image = get_preprocess_fn(spec)(example)["image"]
     except Exception as error:
         height, width, _ = source
         raise UserError(
@@ -159,13 +159,13 @@ def _encode_image(shape: tuple[int, int, int]) -> bytes:
     return buffer.getvalue()
 
 
-def _keep_device_op(spec: str, image_key: str) -> str:
+def _keep_device_op(spec: str) -> str:
     """The string's value range, written out: all of it that happens on the device."""
     from big_vision.pp.device_ops import Normalisation, split_device_ops
 
-    _, normalisation = split_device_ops(spec, image_key)
+    _, normalisation = split_device_ops(spec)
     if normalisation == Normalisation():
-        return ""
+        return "value_range(0, 255)"
     mean, std = (list(values) for values in normalisation)
     return f"vgg_value_range({mean}, {std})"
 

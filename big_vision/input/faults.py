@@ -1,0 +1,125 @@
+"""What is wrong with an example that cannot be read, in words of its own and not TensorFlow's."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from big_vision.pp.builder import parse_section, split_sections
+from utils.errors import UserError
+
+# How files of each kind begin.
+_BEGINNINGS = {
+    "JPEG": (b"\xff\xd8",),
+    "PNG": (b"\x89PNG",),
+    "GIF": (b"GIF8",),
+    "BMP": (b"BM",),
+    "TIFF": (b"II*\x00", b"MM\x00*"),
+}
+_DECODABLE = ("JPEG", "PNG", "GIF", "BMP", "WebP")
+_JPEG_OP = "decode_jpeg_and_inception_crop"
+_FILE_WORDS = ("file", "path")
+_REASON_CHARS = 200
+# What TensorFlow wraps around the reason: graph nodes, op names, where the error was counted.
+_NOISE = re.compile(
+    r"\{\{.*?\}\}|\[\[.*?\]\]|\[Op:\w+\]|name: *$|Error in user-defined function.*?:|"
+    r"\d+ root error\(s\) found\.|\(\d+\) \w+( \w+)?:|\d+ (successful|derived) .*$|"
+    r"Original stack trace.*$|\(defined at.*?\)|(\d+ )?transformation with iterator: \S+|"
+    r"for '\{\{node.*$",
+    flags=re.DOTALL,
+)
+
+
+def create_record_error(
+    record: str, error: Exception, raw: dict[str, Any] | None, spec: tuple[str, str]
+) -> UserError:
+    """The error that names a record which cannot be read, why, and the way out.
+
+    Args:
+      record: its file and place.
+      raw: its features as they are stored; none: even these cannot be read.
+      spec: the preprocessing string's key and text.
+    """
+    key, text = spec
+    restore = "restore the file, or let a few bad records pass with data.skip_corrupt"
+    if raw is None:
+        return UserError(f"{record} cannot be read ({get_reason(error)}); {restore}")
+    image = _get_bytes(raw.get("image"))
+    found = None if image is None else find_format(image)
+    name = _find_file_name(raw)
+    jpeg_ops = [s.text for s in split_sections(text) if parse_section(s).name == _JPEG_OP]
+    if jpeg_ops and found in _DECODABLE and found != "JPEG":
+        general = jpeg_ops[0].replace(_JPEG_OP, "decode|inception_crop")
+        return UserError(
+            f"{record} cannot be read ({name}it is a {found}, but {_JPEG_OP} of {key} reads JPEGs "
+            f"alone); write {general} instead"
+        )
+    if found is not None and found not in _DECODABLE:
+        return UserError(
+            f"{record} cannot be read ({name}it is a {found}, which decode does not know; it knows "
+            f"{', '.join(_DECODABLE)}); convert the file, or leave it out"
+        )
+    reason = get_reason(error)
+    if image is not None and found is None:
+        reason = f"{len(image)} bytes that are no image; {reason}" if image else "it is empty"
+    place = get_place(error)
+    if place and not place.startswith("decode"):
+        restore = f"change {key}, or let a few such records pass with data.skip_corrupt"
+        reason = f"{key} fails in {place}: {reason}"
+    return UserError(f"{record} cannot be read ({name}{reason}); {restore}")
+
+
+def create_string_error(pp_key: str, error: Exception) -> UserError:
+    """The error of a string that cannot run on any of the dataset's examples."""
+    place = get_place(error)
+    if isinstance(error, KeyError):
+        return UserError(
+            f"{pp_key} cannot run {place}: the example has no {error} there; the image is 'image' "
+            "under any data.image_key, other features keep their names"
+        )
+    if "of type string" in place and not place.startswith("decode"):
+        return UserError(
+            f"{pp_key} cannot run {place}: it is still encoded; begin the string with decode"
+        )
+    way_out = "correct the string"
+    if re.search(r"of type uint8 and shape \(\w+, \w+\)", place):
+        way_out = "give it a channel first, with reshape((height, width, 1))"
+    return UserError(f"{pp_key} cannot run {place}: {get_reason(error)}; {way_out}")
+
+
+def get_place(error: BaseException) -> str:
+    """The op in which an error arose, as `get_preprocess_fn` notes it; empty: none."""
+    return next(iter(getattr(error, "__notes__", ())), "")
+
+
+def find_format(image: bytes) -> str | None:
+    """The kind of an encoded image by its first bytes; none: no known one."""
+    if image[:4] == b"RIFF" and image[8:12] == b"WEBP":
+        return "WebP"
+    for name, beginnings in _BEGINNINGS.items():
+        if image.startswith(beginnings):
+            return name
+    return None
+
+
+def get_reason(error: BaseException) -> str:
+    """What TensorFlow or a file system says, in one line, without the names of graph nodes."""
+    if "Dataset was empty" in str(error):
+        return "the file ends before it"
+    text = " ".join(_NOISE.sub(" ", str(error)).split()).strip(" :;")
+    return text[:_REASON_CHARS] or type(error).__name__
+
+
+def _get_bytes(value: Any) -> bytes | None:
+    found = value.numpy() if hasattr(value, "numpy") else value
+    return found if isinstance(found, bytes) else None
+
+
+def _find_file_name(raw: dict[str, Any]) -> str:
+    """`cat/1.jpg: ` if a feature tells where the example came from, else nothing."""
+    for key, value in raw.items():
+        if any(word in key for word in _FILE_WORDS):
+            text = _get_bytes(value)
+            if text:
+                return f"{text.decode(errors='replace')}: "
+    return ""

@@ -1,0 +1,161 @@
+"""Datasets whose keys, groups and formats are their own; what cannot be read is told in words."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from datasets import create_loader, describe_dataset
+from tests.input_data import create_config, get_image, use_private_cache
+from utils.errors import UserError
+
+EXAMPLES = 24
+KINDS = ("ant", "bee", "cow")
+KEYS = {"image_key": "picture", "label_key": "meta/kind"}
+JPEG_PP = "decode_jpeg_and_inception_crop(6, area_min=8)|value_range(-1, 1)"
+
+
+def encode_example(key: tuple[str, int]) -> dict[str, object]:
+    """Example 5 of each split is cut off, 7 is empty, 9 is a TIFF."""
+    import tensorflow as tf
+
+    _, number = key
+    png = tf.io.encode_png(get_image(number)).numpy()
+    picture = {5: png[:50], 7: b"", 9: b"II*\x00" + png}.get(number, png)
+    photo = tf.io.encode_png(255 - get_image(number)).numpy()
+    return {
+        "picture": picture,
+        "flat": get_image(number)[..., 0],
+        "meta": {"kind": number % 3, "photo": photo},
+        "file_name": f"kind/{number}.png",
+    }
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The dataset `odd`: no feature is called image or label, some lie in a group."""
+    import tensorflow_datasets as tfds
+
+    from tools.prepare_dataset import Plan, write_dataset
+
+    use_private_cache(tmp_path_factory.mktemp("cache"))
+    directory = tmp_path_factory.mktemp("data")
+    plan = Plan(
+        name="odd",
+        description="Numbered images under other names.",
+        features={
+            "picture": tfds.features.Image(shape=(None, None, 3)),
+            "flat": tfds.features.Tensor(shape=(6, 6), dtype=np.uint8),
+            "meta": {
+                "kind": tfds.features.ClassLabel(names=list(KINDS)),
+                "photo": tfds.features.Image(shape=(6, 6, 3), encoding_format="png"),
+            },
+            "file_name": tfds.features.Text(),
+        },
+        splits={split: [(split, n) for n in range(EXAMPLES)] for split in ("train", "validation")},
+        encode=encode_example,
+        get_bytes=lambda key: 1,
+    )
+    write_dataset(plan, directory / "odd" / "1.0.0", "tfrecord", 1000)
+    return directory
+
+
+def create_odd(root, **data):
+    """A configuration that names the dataset's own keys; the first five examples are whole."""
+    values = {"train_split": "train[:5]", "eval_split": "validation[:5]", "global_batch_size": 5}
+    return create_config(root, name="odd", **{**values, **KEYS, **data})
+
+
+def read_first(config, role="eval"):
+    return next(iter(create_loader(config, role).batches()))
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+@pytest.mark.parametrize("key", ["picture", "meta/photo"])
+def test_a_string_sees_the_image_as_image_whatever_its_key(root, key, order):
+    config = create_odd(root, image_key=key, order=order)
+    assert describe_dataset(config).class_names == KINDS
+    batch = read_first(config)
+    expected = np.stack([get_image(number) for number in range(5)])
+    assert np.array_equal(batch.images.numpy(), expected if key == "picture" else 255 - expected)
+    assert batch.labels.tolist() == [0, 1, 2, 0, 1]
+
+
+def test_images_without_a_channel_get_one_by_reshape(root):
+    config = create_odd(root, image_key="flat", eval_pp="reshape((6, 6, 1))|value_range(0, 1)")
+    batch = read_first(config)
+    assert batch.images.shape == (5, 6, 6, 1)
+    assert batch.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(UserError, match=r"eval_pp cannot run resize\(8\).*shape \(6, 6\).*reshape"):
+        create_loader(create_odd(root, image_key="flat", eval_pp="resize(8)|value_range"), "eval")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"label_key": "meta"}, r"data\.label_key \(meta\) is a group.*meta/kind, meta/photo"),
+        ({"image_key": "meta"}, r"data\.image_key \(meta\) is a group.*meta/kind, meta/photo"),
+        ({"image_key": "image"}, r"data\.image_key \(image\): .*known: file_name, flat, meta/kind"),
+        ({"label_key": "kind"}, r"data\.label_key \(kind\): .*did you mean 'meta/kind'"),
+    ],
+)
+def test_keys_are_found_wrong_in_the_metadata_alone(root, keys, message):
+    with pytest.raises(UserError, match=message):
+        describe_dataset(create_odd(root, **keys))
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, order):
+    config = create_odd(root, train_pp=JPEG_PP, eval_pp=JPEG_PP, order=order)
+    words = (
+        r"record (\d) cannot be read \(kind/\1\.png: it is a PNG, but "
+        r"decode_jpeg_and_inception_crop of data\.{}_pp reads JPEGs alone\); write "
+        r"decode\|inception_crop\(6, area_min=8\) instead$"
+    )
+    with pytest.raises(UserError, match=words.format("train")):
+        read_first(config, "train")
+    # In evaluation the first batch comes an epoch later.
+    with pytest.raises(UserError, match=words.format("eval")):
+        create_loader(config, "eval")
+
+
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (5, r"\(kind/5\.png: .*PNG.*\); restore the file, or let a few bad records pass"),
+        (7, r"\(kind/7\.png: it is empty\); restore the file"),
+        (9, r"\(kind/9\.png: it is a TIFF, which decode does not know; .*\); convert the file"),
+    ],
+)
+def test_what_is_wrong_with_a_picture_is_told_with_its_file_name(root, number, reason):
+    config = create_odd(root, eval_split=f"validation[{number - 1}:{number + 1}]")
+    with pytest.raises(UserError, match=rf"record {number} cannot be read {reason}") as caught:
+        read_first(config)
+    assert not re.search(r"\{\{|\[\[|Op:|node|Iterator", str(caught.value))
+
+
+def test_an_op_that_an_example_does_not_suit_is_named(root):
+    config = create_odd(root, eval_pp="decode|random_crop(9)|value_range(-1, 1)")
+    with pytest.raises(
+        UserError, match=r"record 0 cannot.*data\.eval_pp fails in random_crop\(9\)"
+    ):
+        create_loader(config, "eval")
+
+
+@pytest.mark.parametrize("order", ["exact", "sharded"])
+def test_a_dataset_that_vanishes_in_mid_run_is_named_in_one_line(root, tmp_path, order):
+    shutil.copytree(root / "odd", tmp_path / "odd")
+    config = create_odd(tmp_path, order=order, global_batch_size=1, shuffle_gib=1e-9)
+    batches = iter(create_loader(config, "train").batches())
+    next(batches)
+    shutil.rmtree(tmp_path / "odd")
+    pattern = (
+        r"odd-train\.tfrecord-\S+, record \d+ cannot be read \(\S+; No such file or directory\)"
+    )
+    with pytest.raises(UserError, match=pattern) as caught:
+        for _ in range(100):
+            next(batches)
+    assert not re.search(r"\n|\{\{|\[\[|Op:|Iterator", str(caught.value))
