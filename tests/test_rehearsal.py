@@ -31,7 +31,7 @@ MISFITS = [
     (("--data.eval_pp=decode|resize(8)|value_range(-1, 1)",),
      "data.eval_pp gives images of 8 x 8 x 3", "it takes 1 channels and sees 3",
      "in_chans in model.args to 3"),
-    (("--data.train_pp=decode(channels=1)|resize(8)|squeeze_last_dim",),
+    (("--data.train_pp=decode(channels=1)|resize(8)|squeeze_last_dim|value_range(-1, 1)",),
      "data.train_pp yields images of 2 dimensions", "[H, W, C]", "leave out"),
     (("--data.image_key=img",), "data.image_key (img)", "no such feature", "'image'"),
 ]  # fmt: skip
