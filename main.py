@@ -54,6 +54,8 @@ def start(config: RunConfig) -> int:
     from utils.runtime.processes import GroupError
 
     task = check(config)
+    if config.run.check_only:
+        return _show_check(task)
     logging.captureWarnings(True)
     try:
         return launch(config.runtime, run, task)
@@ -71,6 +73,23 @@ def start(config: RunConfig) -> int:
         return EXIT_USER_ERROR
 
 
+def _show_check(task: Task) -> int:
+    """`--check`: what a run would be, on stdout; gives the exit code."""
+    from summary import describe_task
+
+    for line in describe_task(task):
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.write("all checks passed; no device was used and nothing was written\n")
+    return 0
+
+
+def _log_task(runtime: Runtime, task: Task) -> None:
+    from summary import describe_task
+
+    for line in describe_task(task, runtime.device_count):
+        get_logger().info("%s", line)
+
+
 def run(runtime: Runtime, task: Task) -> int:
     """On one replica: build the parts, train or evaluate; gives the exit code."""
     from assembly import build_parts
@@ -78,6 +97,7 @@ def run(runtime: Runtime, task: Task) -> int:
     setup_logging(runtime.rank, runtime.world_size)
     task = _agree(runtime, task)
     if task.config.run.eval_only:
+        _log_task(runtime, task)
         evaluate_checkpoint(runtime, task)
         return 0
     if task.config.train.deterministic:
@@ -87,6 +107,7 @@ def run(runtime: Runtime, task: Task) -> int:
     parts = None
     try:
         task = _take_run(runtime, task, session)
+        _log_task(runtime, task)
         parts = build_parts(runtime, task)
         _check_teachers(runtime, task, parts)
         if session is not None:
@@ -104,6 +125,7 @@ def _train_with_status(
 ) -> int:
     """Train, and keep the run's status true; gives the exit code."""
     from engine import PreemptedError
+    from summary import describe_end
 
     try:
         outcome = train(runtime, task, parts, session)
@@ -118,7 +140,8 @@ def _train_with_status(
             get_logger().warning("preempted at step %d; --resume auto goes on", error.step)
             return EXIT_PREEMPTED
         raise
-    get_logger().info("complete: %s", task.run.place)
+    for line in describe_end(task, parts.state.best_metric, parts.state.step, outcome["eval_top1"]):
+        get_logger().info("%s", line)
     return 0
 
 

@@ -65,6 +65,8 @@ class Task:
       stream: what decides which training examples come when; see `describe_stream`.
       teachers: hashes of the teachers that the run names.
       image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
+      num_examples: of the splits by role.
+      num_parameters: of the student.
     """
 
     config: RunConfig
@@ -75,6 +77,9 @@ class Task:
     stream: dict[str, Any]
     teachers: list[str]
     image_shapes: ImageShapes
+    num_examples: dict[str, int]
+    num_parameters: int
+    total_steps: int
 
 
 def check(config: RunConfig) -> Task:
@@ -107,7 +112,9 @@ def check(config: RunConfig) -> Task:
         open_cache(config, stream, teachers, shard=(0, 1))
     run, checkpoint = choose_run(config)
     model_facts = _get_model_facts(config, classes)
-    task = Task(config, run, checkpoint, classes, model_facts, stream, teachers, shapes)
+    parameters = sum(parameter.numel() for parameter in student.parameters())
+    sizes = (facts.num_examples, parameters, total_steps)
+    task = Task(config, run, checkpoint, classes, model_facts, stream, teachers, shapes, *sizes)
     check_resume(task, student)
     return task
 

@@ -50,7 +50,7 @@ runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads profile.steps
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
-run.init_tolerance run.checkpoint_root run.eval_only run.overwrite run.tensorboard
+run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """
 
 

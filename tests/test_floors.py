@@ -43,6 +43,7 @@ FLOORS = {
     "keeper": 5,
     "preflight": 5,
     "rehearsal": 5,
+    "summary": 5,
     "assembly": 5,
     "main": 5,
     "tools": 6,

@@ -21,7 +21,7 @@ _SHORT_FLAGS = (
     "model epochs batch_size batch-size lr opt weight_decay data_set data_path tfds_data_dir "
     "tfds_train_split tfds_eval_split output_dir seed resume eval teacher teacher_path kd kd_alpha "
     "kd_temperature clip_grad warmup_epochs min_lr smoothing mixup cutmix drop_path model_ema "
-    "model_ema_decay layer_decay update_freq init_from init-from"
+    "model_ema_decay layer_decay update_freq init_from init-from check"
 )
 SHORT_FLAGS = _SHORT_FLAGS.split()
 
@@ -89,7 +89,7 @@ VALUES = {
     "clip_grad": "2.0", "warmup_epochs": "1.5", "min_lr": "1e-7", "smoothing": "0.1",
     "mixup": "0.8", "cutmix": "1.0", "drop_path": "0.1", "model_ema": "true",
     "model_ema_decay": "0.99", "layer_decay": "0.75", "update_freq": "4",
-    "init_from": "runs/x", "init-from": "runs/x",
+    "init_from": "runs/x", "init-from": "runs/x", "check": "true",
 }  # fmt: skip
 # What must stand beside a flag for the configuration to be free of contradictions.
 COMPANIONS = {

@@ -32,4 +32,5 @@ ALIASES: dict[str, list[str]] = {
     "run.resume": ["resume"],
     "run.init_from": ["init_from", "init-from"],
     "run.eval_only": ["eval"],
+    "run.check_only": ["check"],
 }

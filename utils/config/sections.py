@@ -367,6 +367,9 @@ class RunSection(Section):
         "the run's directory",
     )
     eval_only: bool = Field(False, description="evaluate a checkpoint (resume or model.weights)")
+    check_only: bool = Field(
+        False, description="make all checks that need no device, say what would run, and end"
+    )
     overwrite: bool = Field(False, description="replace a run that has the same run_id")
     tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
 

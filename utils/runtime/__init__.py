@@ -63,12 +63,18 @@ def find_planned_ranks(section: RuntimeSection, name: str) -> int | None:
     """Input processes as `count_planned_ranks`, but none where the device decides."""
     from utils.runtime.group import get_planned_size
 
-    pjrt = os.environ.get("PJRT_DEVICE")
-    has_chips = name == "xla" and (pjrt == "TPU" or (pjrt is None and _has_tpu()))
+    has_chips = name == "xla" and _plans_tpu()
     has_gpus = name == "cuda" and get_planned_size() == 1 and section.num_processes is None
     if section.parallel == "spmd" or has_chips or has_gpus:
         return None
     return count_planned_ranks(section, name)
+
+
+def describe_device(name: str) -> str:
+    """A runtime's name, with what xla stands for here."""
+    if name != "xla":
+        return name
+    return "xla on TPU" if _plans_tpu() else "xla on the CPU, no TPU is used"
 
 
 def has_layer_loop(name: str) -> bool:
@@ -173,6 +179,11 @@ def _has_cuda() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _plans_tpu() -> bool:
+    pjrt = os.environ.get("PJRT_DEVICE")
+    return pjrt == "TPU" or (pjrt is None and _has_tpu())
 
 
 def _has_tpu() -> bool:

@@ -1,0 +1,93 @@
+"""What a run says of itself: at its start, with --check, and at its end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from models import get_teacher_sections
+from utils.checkpoint import CheckpointError, read_best_step
+from utils.runtime import choose_device, describe_device, find_planned_ranks
+from utils.storage import open_folder
+
+if TYPE_CHECKING:
+    from preflight import Task
+
+
+def describe_task(task: Task, devices: int | None = None) -> list[str]:
+    """Device, model, data and directory in a line each, from what preflight has found.
+
+    Args:
+      devices: that the global batch is dealt to; none: no device has been touched yet.
+    """
+    return [_describe_device(task, devices), _describe_model(task), _describe_data(task),
+            _describe_directory(task)]  # fmt: skip
+
+
+def describe_end(task: Task, score: float, step: int, last: float | None) -> list[str]:
+    """The best evaluation and where what the run has made lies.
+
+    Args:
+      score: the best top-1 in percent; below 0: there was no evaluation.
+      step: the run's last one.
+      last: top-1 of the last evaluation.
+    """
+    lines = []
+    if score >= 0:
+        best = _read_best_step(task)
+        when = "" if best is None else f" at step {best}"
+        lines.append(f"best top-1 {score:.2f}{when}; at the end, step {step}, {last:.2f}")
+    places = f"checkpoints in {task.run.checkpoints}, student and metrics in {task.run.place}"
+    return [*lines, places, f"complete: {task.run.place}"]
+
+
+def _read_best_step(task: Task) -> int | None:
+    try:
+        return read_best_step(open_folder(task.run.checkpoints))
+    except CheckpointError:
+        return None
+
+
+def _describe_device(task: Task, devices: int | None) -> str:
+    runtime = task.config.runtime
+    name = choose_device(runtime)
+    devices = devices or find_planned_ranks(runtime, name)
+    count = "as many ranks as there are devices"
+    if devices is not None:
+        what = "mesh device" if runtime.parallel == "spmd" else "rank"
+        count = f"{devices} {what}{'' if devices == 1 else 's'}"
+    return f"device: {describe_device(name)}; {count}, {runtime.precision}"
+
+
+def _describe_model(task: Task) -> str:
+    config = task.config
+    line = (
+        f"model: {config.model.name}, {task.num_parameters:,} parameters, {task.num_classes} "
+        "classes"
+    )
+    shape = task.image_shapes["train"]
+    if shape is not None:
+        line += f", images of {' x '.join(map(str, shape))}"
+    teachers = [one.weights or one.model for one in get_teacher_sections(config.distill)]
+    if config.distill.teacher_cache:
+        teachers = [config.distill.teacher_cache]
+    if teachers:
+        losses = [config.distill.loss, *(term.name for term in config.distill.losses)]
+        line += f"; {', '.join(filter(None, losses))} from {', '.join(teachers)}"
+    return line
+
+
+def _describe_data(task: Task) -> str:
+    config, sizes = task.config, task.num_examples
+    name = config.data.name if config.data.source == "tfds" else config.data.source
+    line = f"data: {name}, {sizes['train']:,} examples to train on, {sizes['eval']:,} to evaluate"
+    if config.run.eval_only:
+        return line
+    batch = config.data.global_batch_size
+    epochs = f"{task.total_steps / (sizes['train'] // batch):g}"
+    unit = "epoch" if epochs == "1" else "epochs"
+    return f"{line}; {task.total_steps:,} steps of {batch}, {epochs} {unit}"
+
+
+def _describe_directory(task: Task) -> str:
+    line = f"directory: {task.run.place}"
+    return line if task.checkpoint is None else f"{line}; goes on from {task.checkpoint}"
