@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 
@@ -15,15 +16,32 @@ from tests.fixture_runs.distillation import run, run_cases
 FILE = Path(__file__).parents[1] / "fixtures" / "kd_public.npz"
 
 
+RECORDS = json.loads(FILE.with_suffix(".json").read_text())["cases"]
+LOSSES = sorted({record["loss"] for record in RECORDS})
+
+
+@functools.cache
 def read_file():
     """Records and arrays of the public file."""
     with np.load(FILE) as arrays:
-        loaded = {key: arrays[key] for key in arrays.files}
-    return json.loads(FILE.with_suffix(".json").read_text())["cases"], loaded
+        return RECORDS, {key: arrays[key] for key in arrays.files}
 
 
-def test_all_cases_pass_on_the_cpu():
-    assert run(FILE, device="cpu") == (280, [])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_all_cases_of_a_loss_pass_on_the_cpu(loss):
+    records, arrays = read_file()
+    own = [record for record in records if record["loss"] == loss]
+    assert run_cases(own, arrays, device="cpu") == (len(own), [])
+
+
+def test_a_file_is_run_with_all_its_cases(tmp_path):
+    records, arrays = read_file()
+    few = [record for record in records if record["loss"] in ("kd", "dkd")]
+    assert (len(records), len(LOSSES)) == (280, 38)
+    path = tmp_path / "few.npz"
+    np.savez(path, **{k: v for k, v in arrays.items() if k.startswith(("kd/", "dkd/"))})
+    path.with_suffix(".json").write_text(json.dumps({"cases": few}))
+    assert run(path, device="cpu") == (len(few), [])
 
 
 @pytest.mark.xla
