@@ -45,6 +45,7 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
         (("--runtime.mesh_fsdp=2",), r"runtime.mesh_fsdp \(2\) needs a mesh"),
         (("--runtime.mesh_data=2",), r"runtime.mesh_data \(2\) needs a mesh"),
         (("--runtime.parallel=spmd", "--runtime.num_processes=2"), "contradicts runtime.parallel"),
+        (("--runtime.parallel=spmd", "--runtime.reduce_dtype=bf16"), "no effect on a mesh with"),
         (("--train.remat", "--train.scan_layers"), "are both set"),
         (("--train.scan_layers", "--model.drop_path_rate=0.1"), "cannot draw dropout"),
         (("--profile.steps=9-3",), r"profile.steps \('9-3'\) ends before it begins"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -15,6 +16,8 @@ from utils.errors import UserError
 from utils.runtime import choose_device
 from utils.runtime.base import derive_seed
 from utils.runtime.feeding import Feeder
+from utils.runtime.xla import XlaRuntime
+from utils.runtime.xla_gloo import XlaGlooRuntime
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
@@ -208,6 +211,56 @@ def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
         assert layer.weight.dtype == torch.float32
         with RUNTIMES[device]().autocast():
             assert layer(torch.ones(2, 4, device=runtime.device)).dtype == torch.float32
+
+
+class _Twin:
+    """A group of two whose other rank has the same values."""
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.add_(tensor.clone())
+
+
+def create_chip(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> XlaRuntime:
+    """One of two chips, as XLA's collectives see it: a sum over the one that there is."""
+    runtime = XlaRuntime(section)
+    runtime.finish_step()  # a sum waits for the one before it, of the same step
+    monkeypatch.setenv("XLA_ALWAYS_ALLREDUCE", "1")
+    monkeypatch.setattr(runtime._xr, "world_size", lambda: 2)
+    runtime.world_size = 2
+    return runtime
+
+
+def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> XlaGlooRuntime:
+    """One of two XLA processes on the CPU."""
+    monkeypatch.setattr(XlaGlooRuntime, "_join", lambda self: None)
+    runtime = XlaGlooRuntime(section)
+    runtime.group, runtime.world_size = _Twin(), 2
+    return runtime
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
+def test_xla_processes_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, dtype, mean):
+    """bfloat16 rounds 1 + 2^-10 to 1."""
+    runtime = create_rank(RuntimeSection(device="xla", reduce_dtype=dtype), monkeypatch)
+    layer = torch.nn.Linear(1, 1, bias=False).to(runtime.device)
+    layer.weight.grad = runtime.to_device(torch.full((1, 1), 1 + 2.0**-10))
+    runtime.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
+    assert layer.weight.grad.dtype == torch.float32
+    assert runtime.fetch(layer.weight.grad).item() == mean
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("fp32", "f32"), ("bf16", "bf16")])
+def test_chips_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, dtype, told):
+    """Read from the graph: XLA on the CPU has no sum of bfloat16 to run it with."""
+    runtime = create_chip(RuntimeSection(device="xla", reduce_dtype=dtype), monkeypatch)
+    layer = torch.nn.Linear(7, 1, bias=False).to(runtime.device)
+    layer.weight.grad = runtime.to_device(torch.ones(1, 7))
+    runtime.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
+    assert layer.weight.grad.dtype == torch.float32
+    text = runtime._xla._XLAC._get_xla_tensors_hlo([layer.weight.grad])
+    sums = [line for line in text.splitlines() if " all-reduce(" in line]
+    results = [line.partition(" all-reduce(")[0] for line in sums]
+    assert [re.findall(r"(\w+)\[1,7\]", result) for result in results] == [[told]]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

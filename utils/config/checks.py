@@ -132,6 +132,11 @@ def _check_runtime(config: RunConfig) -> None:
             f"runtime.num_processes ({runtime.num_processes}) contradicts runtime.parallel=spmd, "
             "which has one process for all devices of a host; drop one of them"
         )
+    if runtime.parallel == "spmd" and (runtime.precision, runtime.reduce_dtype) == ("fp32", "bf16"):
+        raise UserError(
+            "runtime.reduce_dtype (bf16) has no effect on a mesh with runtime.precision=fp32: its "
+            "products give the sums in fp32; set runtime.precision=bf16, or leave it out"
+        )
     mixed = runtime.precision == "bf16" and runtime.reduce_dtype == "fp32"
     skips = not config.model.xla_patches or config.model.skip_patches
     if runtime.parallel == "spmd" and mixed and skips:

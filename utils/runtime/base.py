@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
     from utils.runtime.group import Group
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ReplicaError(RuntimeError):
@@ -66,6 +66,11 @@ class Runtime(ABC):
     def fp32_weight_gradients(self) -> bool:
         """Whether products that give weight gradients must do so in float32: they are summed so."""
         return False
+
+    @property
+    def reduce_dtype(self) -> torch.dtype:
+        """In which gradients are summed over devices."""
+        return _DTYPES[self.section.reduce_dtype]
 
     @property
     def device_count(self) -> int:

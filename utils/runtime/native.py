@@ -17,8 +17,6 @@ from utils.runtime.processes import launch_processes
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
 
-_REDUCE_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
 
 class NativeRuntime(Runtime):
     """One process, or one rank of several."""
@@ -70,7 +68,7 @@ class NativeRuntime(Runtime):
     def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
         if self.group is None or not self.uses_ddp:
             return objective
-        return _OverlappedObjective(_Step(objective, model, extra), self.section.reduce_dtype)
+        return _OverlappedObjective(_Step(objective, model, extra), self.reduce_dtype)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -82,7 +80,7 @@ class NativeRuntime(Runtime):
             return
         owners = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         gradients = [p.grad for p in owners]
-        flat = flatten(gradients).to(_REDUCE_DTYPES[self.section.reduce_dtype])
+        flat = flatten(gradients).to(self.reduce_dtype)
         mean = self.group.add_up(flat).float() / self.world_size
         for gradient, piece in zip(gradients, unflatten(mean, gradients), strict=True):
             gradient.copy_(piece)
@@ -121,13 +119,13 @@ class _OverlappedObjective:
     Only the last micro-batch of a step communicates.
     """
 
-    def __init__(self, step: _Step, reduce_dtype: str) -> None:
+    def __init__(self, step: _Step, reduce_dtype: torch.dtype) -> None:
         # find_unused_parameters: buckets are then never rebuilt after the first step, which would
         # add up in another order than a resumed run does.
         self._ddp = DistributedDataParallel(
             step, broadcast_buffers=False, find_unused_parameters=True
         )
-        if reduce_dtype == "bf16":
+        if reduce_dtype == torch.bfloat16:
             self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:

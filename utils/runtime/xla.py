@@ -163,8 +163,16 @@ class XlaRuntime(Runtime):
         self._profiler.stop_trace()
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.world_size > 1:
+        if self.world_size == 1:
+            return
+        if self.reduce_dtype == torch.float32:
             self._xm.reduce_gradients(optimizer)
+            return
+        owners = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+        sums = [p.grad.to(self.reduce_dtype) for p in owners]
+        self._xm.all_reduce(self._xm.REDUCE_SUM, sums)  # in place
+        for owner, total in zip(owners, sums, strict=True):
+            owner.grad = total.float() / self.world_size
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         if self.world_size == 1:

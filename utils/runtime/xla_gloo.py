@@ -28,7 +28,7 @@ class XlaGlooRuntime(XlaRuntime):
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         owners = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         gradients = [p.grad for p in owners]
-        mean = self.reduce_mean(flatten(gradients))
+        mean = self.reduce_sum(flatten(gradients).to(self.reduce_dtype)).float() / self.world_size
         for owner, piece in zip(owners, unflatten(mean, gradients), strict=True):
             owner.grad = piece
 
