@@ -11,17 +11,20 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed import DistBackendError, DistNetworkError
 
 from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.errors import UserError
 from utils.runtime.base import ReplicaError, compare_checksums
 from utils.runtime.processes import (
+    RECORDS,
     GroupError,
     get_core_share,
     launch_processes,
     raise_cause,
     read_failures,
+    record_failure,
 )
 
 TIMEOUT_S = 10.0
@@ -227,6 +230,24 @@ def test_a_record_holds_the_first_cause_and_not_its_consequences(tmp_path):
         raise_cause(read_failures(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError("shapes of the DistilledVisionTransformer do not fit"), "error"),
+        (ValueError("gloo: Connection closed by peer"), "error"),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), "consequence"),
+        (RuntimeError("[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting"), "timeout"),
+        (DistNetworkError("The client socket has timed out after 600s"), "timeout"),
+        (DistBackendError("something of the other ranks"), "consequence"),
+        (UserError("timeout of a Distillation"), "user"),
+    ],
+)
+def test_a_lost_rank_is_told_from_a_models_name(error, kind, tmp_path, monkeypatch):
+    monkeypatch.setenv(RECORDS, str(tmp_path))
+    record_failure(0, error)
+    assert [failure.kind for failure in read_failures(tmp_path)] == [kind]
+
+
 def test_checksums_name_the_rank_and_the_tensor():
     same = {"head.weight": 1, "head.bias": 2}
     compare_checksums([same, dict(same)], "at the start")
@@ -258,7 +279,8 @@ def test_bad_input_is_said_by_one_rank_alone(tmp_path):
     flags = create_argv(tmp_path, "--runtime.num_processes=2", "--data.global_batch_size=15")
     said = []
     for rank in ("0", "1"):
-        environment = {**get_environment(), "RANK": rank, "WORLD_SIZE": "2"}
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+        environment = {**get_environment(), **place, "RANK": rank, "WORLD_SIZE": "2"}
         done = subprocess.run(
             get_command(flags), cwd=ROOT, env=environment, capture_output=True, text=True
         )

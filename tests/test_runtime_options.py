@@ -28,7 +28,7 @@ from tests.tiny_parts import (
 from utils.config import load_config
 from utils.config.sections import ModelSection, RuntimeSection
 from utils.errors import UserError
-from utils.runtime import choose_device, create_runtime
+from utils.runtime import _has_tpu, choose_device, create_runtime
 from utils.runtime.compile_cache import prepare_cache, shrink
 from utils.runtime.xla import check_collectives
 from utils.runtime.xla_spmd import get_mesh_shape
@@ -92,6 +92,36 @@ def test_a_contradicting_environment_is_refused(monkeypatch):
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     with pytest.raises(UserError, match=r"PJRT_DEVICE \('TPU'\) contradicts.*set.*xla"):
         choose_device(RuntimeSection(device="cpu"))
+
+
+@pytest.mark.skipif(_has_tpu(), reason="there is a TPU")
+def test_a_tpu_that_is_not_here_is_refused(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    with pytest.raises(UserError, match=r"PJRT_DEVICE \('TPU'\).*no TPU chip is here.*unset it"):
+        choose_device(RuntimeSection(device="xla"))
+
+
+@pytest.mark.parametrize("variable", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_variables_that_narrow_weights_are_refused_on_xla(monkeypatch, variable):
+    monkeypatch.setenv(variable, "0")
+    assert choose_device(RuntimeSection(device="xla")) == "xla"
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(UserError, match=rf"{variable} \('1'\).*unset it and use runtime.precision"):
+        choose_device(RuntimeSection(device="xla"))
+    assert choose_device(RuntimeSection(device="cpu")) == "cpu"
+
+
+def test_one_of_several_processes_must_know_where_they_meet(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match=r"\(2\).*MASTER_ADDR and MASTER_PORT is not set"):
+        choose_device(RuntimeSection(device="cpu"))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    assert choose_device(RuntimeSection(device="cpu")) == "cpu"
+    monkeypatch.delenv("RANK")
+    with pytest.raises(UserError, match="but RANK is not set; start them with torchrun"):
+        choose_device(RuntimeSection(device="xla"))
 
 
 def test_versions_that_do_not_pair_are_refused_with_those_that_do(monkeypatch):

@@ -293,7 +293,7 @@ class RuntimeSection(Section):
         1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
     )
     timeout_s: float = Field(
-        600.0, gt=0, description="seconds after which a silent rank ends the whole group"
+        600.0, gt=0, le=1e7, description="seconds after which a silent rank ends the whole group"
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",

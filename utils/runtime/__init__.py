@@ -25,6 +25,15 @@ _RUNTIMES = {
 _SPMD = ("utils.runtime.xla_spmd", "XlaSpmdRuntime")
 # Keys that mean something on native PyTorch alone, with the value that switches them off.
 _NATIVE_KEYS = {"compile": False, "channels_last": False, "overlap": None}
+# Variables with which torch_xla narrows float32 tensors behind everybody's back.
+_NARROWING = (
+    "XLA_USE_BF16",
+    "XLA_DOWNCAST_BF16",
+    "XLA_USE_F16",
+    "XLA_USE_FP16",
+    "XLA_DOWNCAST_FP16",
+)
+_RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 def choose_device(section: RuntimeSection) -> str:
@@ -124,6 +133,17 @@ def _check_environment(name: str) -> None:
     pjrt = os.environ.get("PJRT_DEVICE")
     if name == "xla":
         _check_versions()
+        for variable in _NARROWING:
+            if os.environ.get(variable, "0") not in ("", "0"):
+                raise UserError(
+                    f"{variable} ({os.environ[variable]!r}) in the environment turns weights and "
+                    "moments into 16 bits, too; unset it and use runtime.precision=bf16"
+                )
+        if pjrt == "TPU" and not _has_tpu():
+            raise UserError(
+                "PJRT_DEVICE ('TPU') in the environment, but no TPU chip is here (/dev/accel*, "
+                "/dev/vfio/*); unset it to use XLA on the CPU, or ask python tools/doctor.py"
+            )
         if pjrt not in (None, "CPU", "TPU"):
             raise UserError(
                 f"PJRT_DEVICE ({pjrt!r}) contradicts runtime.device='xla'; unset it, or set it to "
@@ -133,6 +153,21 @@ def _check_environment(name: str) -> None:
         raise UserError(
             f"PJRT_DEVICE ('TPU') contradicts runtime.device={name!r}; unset it, or set "
             "runtime.device=xla"
+        )
+    if name != "xla" or not _has_tpu():  # chips find each other by themselves
+        _check_group()
+
+
+def _check_group() -> None:
+    """Whoever says that this is one of several processes must say where they meet."""
+    from utils.runtime.group import get_planned_size
+
+    missing = [name for name in _RENDEZVOUS if not os.environ.get(name)]
+    if get_planned_size() > 1 and missing:
+        raise UserError(
+            f"WORLD_SIZE ({os.environ['WORLD_SIZE']}) in the environment says that this is one of "
+            f"several processes, but {' and '.join(missing)} is not set; start them with torchrun, "
+            "or unset WORLD_SIZE"
         )
 
 

@@ -235,9 +235,11 @@ def _judge(
 def _classify(error: BaseException) -> str:
     if isinstance(error, UserError):
         return "user"
-    text = f"{type(error).__module__}.{type(error).__name__}: {error}"
-    is_remote = "torch.distributed" in text or isinstance(error, RuntimeError)
-    if is_remote and any(word in text for word in (*_CONSEQUENCES, "Dist")):
+    text = f"{type(error).__name__}: {error}"
+    # Gloo's own errors are plain RuntimeErrors, whose text must tell where they come from.
+    is_remote = type(error).__name__.startswith("Dist") and "torch" in type(error).__module__
+    is_gloo = isinstance(error, RuntimeError) and any(word in text for word in _CONSEQUENCES)
+    if is_remote or is_gloo:
         return "timeout" if any(word in text for word in _TIMEOUTS) else "consequence"
     return "error"
 
