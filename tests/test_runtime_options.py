@@ -49,7 +49,7 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
         (("--train.remat", "--train.scan_layers"), "are both set"),
         (("--train.scan_layers", "--model.drop_path_rate=0.1"), "cannot draw dropout"),
         (("--profile.steps=9-3",), r"profile.steps \('9-3'\) ends before it begins"),
-        (("--profile.steps=9",), r"profile.steps \('9'\): string should match"),
+        (("--profile.steps=9",), r"profile.steps \('9'\): write FIRST-LAST"),
         (
             ("--runtime.parallel=spmd", "--runtime.precision=bf16", "--model.xla_patches=false"),
             "model.xla_patches is off",
