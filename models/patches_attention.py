@@ -137,7 +137,7 @@ def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
 
 def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
     """A norm over D of [B, H, D, N], in the type of its input."""
-    if isinstance(norm, nn.Identity):
+    if isinstance(norm, nn.Identity) and not is_watched(norm):
         return heads
     return norm(heads.transpose(2, 3)).transpose(2, 3).to(heads.dtype)
 
@@ -145,7 +145,7 @@ def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
 def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
-    if is_plain and not is_watched(layer.proj):
+    if is_plain and not is_watched(layer.proj) and not is_watched(layer.norm):
         return _merge_plainly(layer, mixed)
     rows = mixed.flatten(1, 2).transpose(1, 2)
     rows = layer.norm(rows).to(rows.dtype)
@@ -202,6 +202,8 @@ class XlaPatchEmbed(PatchEmbed):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.flatten or self.dynamic_img_pad or self.proj.groups != 1:
+            return super().forward(x)
+        if is_watched(self.proj):
             return super().forward(x)
         rows, columns = self.patch_size
         height, width = x.shape[2] // rows, x.shape[3] // columns

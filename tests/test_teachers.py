@@ -36,16 +36,16 @@ VIEW = ((127.5,), (127.5,))
 
 
 def export(folder: Path, seed: int, num_classes: int = 10, **facts: object) -> Path:
-    """An exported ViT of random weights."""
+    """An exported model of random weights, by default a ViT."""
     import timm
 
     folder.mkdir()
     torch.manual_seed(seed)
-    args = {**VIT_ARGS, "img_size": 8}
-    model = timm.create_model("vit_tiny_patch16_224", num_classes=num_classes, **args)
+    known = {"model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}, **facts}
+    known["num_classes"] = num_classes
+    model = timm.create_model(known["model"], num_classes=num_classes, **known["args"])
     # The initial head is too small to tell classes apart.
-    torch.nn.init.normal_(model.head.weight, std=0.5)
-    known = {"model": "vit_tiny_patch16_224", "args": args, "num_classes": num_classes, **facts}
+    torch.nn.init.normal_(model.get_classifier().weight, std=0.5)
     export_model(model.state_dict(), known, folder)
     return folder
 

@@ -223,16 +223,40 @@ def test_recomputed_blocks_give_the_same_gradients(family):
     assert torch.equal(flatten(found), flatten(wanted))
 
 
-@pytest.mark.parametrize(
-    "path", ["norm", "blocks.0.attn.qkv", "blocks.0.attn.proj", "blocks.1.mlp.fc1"]
-)
-def test_features_of_patched_layers_are_timms(path):
-    taken = []
-    for model in create_pair("vit"):
-        tap = FeatureTap(model, [path], "student")
-        model.eval()(create_inputs()[0])
-        taken.append(tap.take()[path])
-    assert get_distance(taken[1], taken[0]) < TOLERANCE
+@pytest.mark.parametrize("family", ["beit_shared_bias", "resnet", "convnext", "swin"])
+def test_every_layer_that_timm_calls_can_be_tapped(family):
+    """All at once, as terms on several layers want it."""
+    images = create_inputs()[0][:2]
+    wanted, found = (tap_all(model, images) for model in create_pair(family))
+    assert wanted.keys() <= found.keys()
+    for path, value in wanted.items():
+        assert found[path].shape == value.shape, path
+        assert get_distance(found[path], value) < 10 * TOLERANCE, path
+
+
+def tap_all(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """Outputs of all modules by path."""
+    tap = FeatureTap(model, [path for path, _ in model.named_modules() if path], "student")
+    with torch.no_grad():
+        model.eval()(images)
+    return tap.take()
+
+
+@pytest.mark.parametrize("family", ["vit", "deit_distilled", "vit_qk_norm", "siglip", "beit"])
+def test_a_layer_that_is_tapped_alone_gives_what_timms_gives(family):
+    """One hook alone leaves all the other products in their patched form."""
+    images = create_inputs()[0][:2]
+    model, patched = create_pair(family)
+    for path, wanted in tap_all(model, images).items():
+        taken: list[Tensor] = []
+        handle = patched.get_submodule(path).register_forward_hook(
+            lambda _module, _inputs, output, taken=taken: taken.append(output)
+        )
+        with torch.no_grad():
+            patched.eval()(images)
+        handle.remove()
+        assert len(taken) == 1, path
+        assert get_distance(taken[0], wanted) < 10 * TOLERANCE, path
 
 
 @pytest.mark.parametrize("family", ["vit", "resnet", "convnext"])

@@ -1,0 +1,136 @@
+"""Every loss that the documents name, on the layers that they name, through the loop and XLA.
+
+All terms of one pair of models stand in one objective: one start and one graph serve them all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from assembly import build_parts, iterate_batches
+from engine import _run_step
+from preflight import check
+from tests.test_teachers import export, get_flags
+from tests.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
+from utils.config import load_config
+
+ROOT = Path(__file__).resolve().parents[2]
+MAPS, BLOCK, POOLED = "patch_embed.proj", "blocks.0", "fc_norm"
+RELATIONS = ("rkd", "rkd_unit", "sp", "pkt", "cckd", "cckd_paper", "cc_delta", "crd")
+ENSEMBLES = ("multi_avg_prob", "multi_avg_loss", "multi_avg_logit", "multi_sum", "multi_sum_bv")
+TOKEN = ("deit_soft", "deit_hard")
+# Stored answers instead of a teacher, or a second view: other tests train with them.
+ELSEWHERE = ("tinyvit_sparse", "mlkd", "mlkd_total")
+ARGUMENTS = {
+    "crd": {"num_examples": 96, "negatives": 8, "embed_dim": 8},
+    "lskd": {"loss": "dkd"},
+    "cc_delta": {"embed_dim": 8},
+}
+# student layer: teacher layer, as the table of docs/distillation.md has them.
+LAYERS = {
+    "vit": {
+        "fitnet": [{BLOCK: BLOCK}, {POOLED: POOLED}],
+        "hcl": [{MAPS: MAPS}],
+        "at": [{BLOCK: BLOCK}, {MAPS: MAPS}],
+        "at_paper": [{BLOCK: BLOCK}, {MAPS: MAPS}],
+        **{name: [{POOLED: POOLED}] for name in RELATIONS},
+        "sp": [{POOLED: POOLED}, {BLOCK: BLOCK}],
+        "cckd": [{POOLED: POOLED}, {"blocks.0.attn.q_norm": "blocks.0.attn.k_norm"}],
+    },
+    "convnet": {
+        "fitnet": [{"layer1": "layer1"}, {"layer1": "layer2"}, {"global_pool": "global_pool"}],
+        "hcl": [{"layer2": "layer2"}],
+        "at": [{"layer1": "layer2"}],
+        "rkd": [{"layer2": "layer2"}, {"global_pool": "global_pool"}],
+        "pkt": [{"global_pool": "global_pool"}],
+    },
+}
+CONVNET = (
+    "--model=resnet18",
+    '--model.args={"in_chans": 1, "channels": [4, 4, 4, 8], "layers": [1, 1, 1, 1]}',
+)  # fmt: skip
+
+
+def list_documented() -> list[str]:
+    """Names in the first column of the tables of docs/losses.md that are losses."""
+    text = (ROOT / "docs/losses.md").read_text(encoding="utf-8")
+    tables = text[text.index("## Losses on logits") : text.index("## Where references differ")]
+    cells = re.findall(r"^\| (`[^|]*) \|", tables, flags=re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
+
+
+def list_terms(kind: str) -> list[dict]:
+    """The terms of one pair of models: what its layers feed; logits with the first."""
+    if kind == "token":
+        return [{"name": name} for name in TOKEN]
+    featured = [
+        {"name": name, "layers": layers, "args": ARGUMENTS.get(name, {})}
+        for name, choices in LAYERS[kind].items()
+        for layers in choices
+    ]
+    if kind != "vit":
+        return featured
+    taken = {*LAYERS["vit"], *TOKEN, *ELSEWHERE}
+    on_logits = [name for name in list_documented() if name not in taken]
+    return [*featured, *({"name": n, "args": ARGUMENTS.get(n, {})} for n in on_logits)]
+
+
+def take_steps(folder: Path, kind: str, teachers: list[Path], runtime) -> list[dict[str, float]]:
+    """Values of all terms over two steps."""
+    sections = [{"weights": str(path)} for path in teachers]
+    flags = create_argv(
+        folder, *get_flags(sections, list_terms(kind), group_size=8), device=runtime.name
+    )
+    if kind == "convnet":
+        flags = [flag for flag in flags if not flag.startswith("--model")] + list(CONVNET)
+    if kind == "token":
+        flags += ["--model=deit_tiny_distilled_patch16_224"]
+    parts = build_parts(runtime, check(load_config(flags)))
+    parts.state.first_bad_step = runtime.upload([-1.0])[0]
+    found = []
+    stream = iterate_batches(parts, 0)
+    with runtime.prefetch(stream) as feeder:
+        parts.state.model.train()
+        for _ in range(2):
+            names, vector = _run_step(parts.state, next(feeder), parts.objective, runtime, 0)
+            runtime.finish_step()
+            found.append(dict(zip(names, runtime.fetch(vector).tolist(), strict=True)))
+            parts.state.step += 1
+    parts.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def teachers(tmp_path_factory) -> dict[str, list[Path]]:
+    root = tmp_path_factory.mktemp("teachers")
+    vit = export(root / "vit", 1)
+    arguments = {"in_chans": 1, "channels": [8, 8, 8, 8], "layers": [1, 1, 1, 1]}
+    convnet = export(root / "convnet", 2, model="resnet18", args=arguments)
+    return {"vit": [vit], "token": [vit], "convnet": [convnet]}
+
+
+def test_every_documented_loss_is_in_one_of_the_lists():
+    documented = set(list_documented())
+    tried = {term["name"] for kind in (*LAYERS, "token") for term in list_terms(kind)}
+    assert documented == tried | set(ELSEWHERE)
+    assert set(ENSEMBLES) <= tried
+    assert len(documented) == 45
+
+
+@pytest.mark.parametrize("kind", [*LAYERS, "token"])
+def test_documented_losses_train_on_xla_as_on_the_cpu(kind, teachers, tmp_path):
+    usual, xla = (
+        take_steps(tmp_path, kind, teachers[kind], runtime)
+        for runtime in (create_cpu_runtime(), create_xla_runtime())
+    )
+    for here, there in zip(usual, xla, strict=True):
+        assert here.keys() == there.keys()
+        assert all(math.isfinite(value) for value in there.values()), there
+    for name, value in usual[0].items():
+        # crd draws its negatives on the device, and moves the weights of the second step.
+        if not name.startswith(("crd", "total", "grad_norm")):
+            assert xla[0][name] == pytest.approx(value, rel=2e-3, abs=1e-5), name
