@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from utils.errors import UserError
+from utils.storage import is_remote, to_path
 
 _MODES = ("train", "eval")
 
@@ -35,6 +35,9 @@ def add_loader_arguments(parser: argparse.ArgumentParser) -> None:
         default="decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
         help="preprocessing string of --mode eval (default %(default)s)",
     )
+    add("--image-key", default="image", help="as data.image_key")
+    add("--label-key", default="label", help="as data.label_key")
+    add("--num-classes", type=int, help="classes, where the dataset does not tell them")
     add("--batch", type=int, default=128, help="global batch size (default 128)")
     add("--seed", type=int, default=0, help="seed of order and augmentation (default 0)")
     add("--prefetch", type=int, default=2, help="batches prepared ahead (default 2)")
@@ -60,10 +63,11 @@ def create_config(arguments: argparse.Namespace) -> tuple[SimpleNamespace, str]:
     from utils.config.sections import DataSection, TrainSection
 
     role = arguments.mode or ("train" if arguments.split.startswith("train") else "eval")
+    root, name = _find_dataset(arguments)
     values: dict[str, Any] = {
         "source": arguments.source,
-        "name": _find_name(arguments),
-        "root": arguments.data_dir,
+        "name": name,
+        "root": root,
         "train_split": arguments.split,
         "eval_split": arguments.split,
         "train_pp": arguments.train_pp,
@@ -72,26 +76,33 @@ def create_config(arguments: argparse.Namespace) -> tuple[SimpleNamespace, str]:
         "prefetch_batches": arguments.prefetch,
         "threads": arguments.threads,
         "order": arguments.order,
+        "image_key": arguments.image_key,
+        "label_key": arguments.label_key,
         "return_id": True,
     }
     if arguments.shuffle_buffer:
         values |= {"order": "sharded", "shuffle_gib": _get_buffer_gib(arguments, values)}
     data = DataSection(**values)
-    return SimpleNamespace(data=data, train=TrainSection(seed=arguments.seed), model=None), role
+    model = SimpleNamespace(num_classes=arguments.num_classes, image_size=None)
+    return SimpleNamespace(data=data, train=TrainSection(seed=arguments.seed), model=model), role
 
 
-def _find_name(arguments: argparse.Namespace) -> str:
-    """The dataset's name, given or the only one that is there."""
-    if arguments.dataset or arguments.source == "folder":
-        return arguments.dataset
-    root = Path(arguments.data_dir)
-    if "://" in arguments.data_dir or (root / "dataset_info.json").exists() or not root.is_dir():
-        return ""
-    names = sorted(p.name for p in root.iterdir() if p.is_dir() and p.name != "downloads")
+def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
+    """The data root and the dataset's name, given or the only one that is there."""
+    root = arguments.data_dir
+    if arguments.dataset or arguments.source == "folder" or is_remote(root):
+        return root, arguments.dataset
+    path = to_path(root)
+    if (path / "dataset_info.json").exists() or not path.is_dir():
+        return root, ""
+    if any(path.glob("*/dataset_info.json")):
+        # The dataset's own directory, which holds its versions.
+        return str(path.parent), path.name
+    names = sorted(p.name for p in path.iterdir() if p.is_dir() and p.name != "downloads")
     if len(names) != 1:
         found = ", ".join(names) or "nothing"
         raise UserError(f"--data-dir ({root}) holds {found}; choose one dataset with --dataset")
-    return names[0]
+    return root, names[0]
 
 
 def _get_buffer_gib(arguments: argparse.Namespace, values: dict[str, Any]) -> float:
@@ -101,6 +112,6 @@ def _get_buffer_gib(arguments: argparse.Namespace, values: dict[str, Any]) -> fl
     if arguments.source != "tfds":
         raise UserError("--shuffle-buffer is for --source tfds; files of a folder are not buffered")
     catalog = load_tfds_catalog(values["root"], values["name"])
-    selection = catalog.select(arguments.split, "label", "--split")
+    selection = catalog.select(arguments.split, arguments.label_key, "--split")
     # The loader holds two windows; a hair more, so that rounding does not lose an example.
     return (arguments.shuffle_buffer + 0.5) * selection.mean_record_bytes / (1 << 30)

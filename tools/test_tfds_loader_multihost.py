@@ -38,7 +38,7 @@ class Report:
 
     Attributes:
       ids: of all examples, in order.
-      speeds: images per second of this rank in each part of the pass.
+      speeds: images per second of this rank in each part of the pass that has whole batches.
     """
 
     rank: int
@@ -49,6 +49,32 @@ class Report:
     batches: int
     ids: list[str]
     speeds: list[float]
+
+
+class PartTimer:
+    """Images per second of equal parts of a pass.
+
+    A split's last batch is short or, on the last ranks, empty: a part that holds one says nothing
+    about the pipeline's speed and is left out, unless there is no other.
+    """
+
+    def __init__(self, batches: int, batch_examples: int) -> None:
+        self._batches, self._batch_examples = batches, batch_examples
+        self.speeds: list[float] = []
+        self._open()
+
+    def add(self, examples: int) -> None:
+        """One more batch has been read."""
+        self._counts.append(examples)
+        if len(self._counts) < self._batches:
+            return
+        if min(self._counts) == self._batch_examples or (sum(self._counts) and not self.speeds):
+            self.speeds.append(sum(self._counts) / (time.perf_counter() - self._start))
+        self._open()
+
+    def _open(self) -> None:
+        self._counts: list[int] = []
+        self._start = time.perf_counter()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,18 +149,12 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
     config, role = create_config(arguments)
     loader = create_loader(config, role, shard=(arguments.rank, arguments.world_size))
     batches = iter(loader.batches())
-    part = max(1, loader.batches_per_epoch // arguments.parts)
+    timer = PartTimer(max(1, loader.batches_per_epoch // arguments.parts), loader.rank_batch_size)
     ids: list[str] = []
-    speeds = []
-    start, images = time.perf_counter(), 0
-    for number in range(1, loader.batches_per_epoch + 1):
+    for _ in range(loader.batches_per_epoch):
         batch = next(batches)
         ids += [name for name in batch.ids if name]
-        images += int(batch.mask.sum())
-        if number % part == 0:
-            now = time.perf_counter()
-            speeds.append(images / (now - start))
-            start, images = now, 0
+        timer.add(int(batch.mask.sum()))
     report = Report(
         arguments.rank,
         arguments.world_size,
@@ -143,7 +163,7 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
         loader.global_batch_size,
         loader.batches_per_epoch,
         ids,
-        speeds,
+        timer.speeds,
     )
     reports.mkdir(parents=True, exist_ok=True)
     temporary = reports / f"writing.{os.getpid()}"
@@ -167,10 +187,10 @@ def judge(reports: Sequence[Report], arguments: argparse.Namespace) -> int:
     problems = find_problems(reports)
     total = 0.0
     for report in reports:
-        # The first part holds the start of the pipeline.
-        speeds = sorted(report.speeds[1:] or report.speeds)
+        # The first part holds the start of the pipeline. A rank may have no example at all.
+        speeds = sorted(report.speeds[1:] or report.speeds) or [0.0]
         median = speeds[len(speeds) // 2]
-        ratio = speeds[0] / median
+        ratio = speeds[0] / median if median else 1.0
         total += median
         print(
             f"rank {report.rank}: {report.batches} batches, {len(report.ids)} examples, images/s "

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.input_data import RECORDS, use_private_cache, write_records
+from tests.input_data import use_private_cache, write_records
 from tools import test_tfds_loader as check
 from tools import test_tfds_loader_multihost as multihost
 
@@ -82,8 +82,10 @@ def test_help_imports_no_tensorflow(tool, tmp_path):
 
 
 def test_ranks_as_processes_see_every_id_once(root, tmp_path):
-    arguments = ["--data-dir", str(root), "--split", "validation", "--batch", "8", *PP]
+    # Of the last batch rank 0 has one example and rank 1 none: that says nothing of their speed.
+    arguments = ["--data-dir", str(root), "--split", "validation[:41]", "--batch", "8", *PP]
     arguments += ["--world-size", "2", "--min-samples-per-sec", "0.001"]
+    arguments += ["--min-throughput-ratio", "0.0001"]
     result = subprocess.run(
         [sys.executable, MULTIHOST, *arguments, "--reports", "reports"],
         cwd=tmp_path,
@@ -93,8 +95,38 @@ def test_ranks_as_processes_see_every_id_once(root, tmp_path):
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "verdict: PASS"
     reports = [json.loads(p.read_text()) for p in sorted((tmp_path / "reports").iterdir())]
-    assert sum(len(report["ids"]) for report in reports) == RECORDS["validation"]
+    assert sum(len(report["ids"]) for report in reports) == 41
     assert reports[0]["batches"] == reports[1]["batches"] == 6
+
+
+def test_parts_without_whole_batches_are_not_timed():
+    timer = multihost.PartTimer(2, 8)
+    for examples in (8, 8, 8, 8, 8, 3, 0, 0):
+        timer.add(examples)
+    assert len(timer.speeds) == 2
+    short = multihost.PartTimer(1, 8)
+    for examples in (5, 0):
+        short.add(examples)
+    assert len(short.speeds) == 1 and short.speeds[0] > 0
+
+
+def test_a_rank_without_examples_passes(tmp_path):
+    first, second = create_reports()
+    common = {"role": "eval", "num_examples": 4, "batches": 1}
+    reports = [
+        dataclasses.replace(first, **common),
+        dataclasses.replace(second, **common, ids=[], speeds=[]),
+    ]
+    arguments = write_reports(reports, tmp_path)
+    assert multihost.main([*arguments, "--min-throughput-ratio", "0.5"]) == 0
+
+
+def test_the_directory_of_the_dataset_itself_will_do_and_classes_may_be_given(root, capsys):
+    arguments = ["--num-samples", "1", "--batch", "16", "--label-key", "id", *PP]
+    assert check.main(["--data-dir", str(root / "records"), *arguments]) == 2
+    assert "--num-classes" in capsys.readouterr().err
+    assert check.main(["--data-dir", str(root / "records"), *arguments, "--num-classes=300"]) == 0
+    assert "203 examples, 300 classes" in capsys.readouterr().out
 
 
 def create_reports() -> list[multihost.Report]:
