@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from big_vision.input.catalog import Selection, is_remote, load_tfds_catalog
+from big_vision.input.catalog import Selection, load_tfds_catalog
 from big_vision.input.folder import FolderSelection, select_folder
 from big_vision.input.labels import LabelRule
 from big_vision.input.order import ShardSpec
@@ -29,6 +29,7 @@ from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import split_device_ops
 from utils.errors import UserError
 from utils.log import get_logger
+from utils.storage import is_remote
 
 Role = Literal["train", "eval", "test"]
 
@@ -409,7 +410,7 @@ def _get_num_classes(config: Any, selection: Any) -> int:
     if given is None:
         raise UserError(
             f"data.label_key ({config.data.label_key}): the dataset does not say how many classes "
-            "it has; set model.num_classes"
+            "it has; set model.num_classes (--num-classes)"
         )
     return given
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import threading
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 
-from datasets import create_loader, describe_dataset
+from datasets import choose_order, create_loader, describe_dataset
 from tests.input_data import RECORDS, create_config, use_private_cache, write_records
 from utils.errors import UserError
 
@@ -131,6 +134,67 @@ def test_broken_off_metadata_is_named(copy):
 def test_a_root_of_an_unknown_kind_is_refused():
     with pytest.raises(UserError, match=r"data\.root \(nix://bucket\) cannot be opened"):
         describe_dataset(create_config("nix://bucket"))
+
+
+def test_a_root_may_be_a_file_url_or_hold_the_home_directory(root, monkeypatch):
+    monkeypatch.setenv("HOME", str(root.parent))
+    for place in (f"file://{root}", f"~/{root.name}", f"$HOME/{root.name}"):
+        config = create_config(place)
+        assert describe_dataset(config).num_examples["train"] == RECORDS["train"]
+        assert choose_order(config) == "exact"
+        loader = create_loader(config, "train")
+        assert len(next(iter(loader.batches())).labels) == 16
+    with pytest.raises(UserError, match=r"data\.root .* is the directory of records itself"):
+        describe_dataset(create_config(root / "records"))
+
+
+def test_a_root_on_a_store_is_read_through_the_file_layer(root):
+    memory = fsspec.filesystem("memory")
+    memory.put(str(root / "records"), "/bucket/records", recursive=True)
+    config = create_config("memory://bucket")
+    assert describe_dataset(config).num_examples == {
+        "train": RECORDS["train"],
+        "eval": RECORDS["validation"],
+    }
+    assert choose_order(config) == "sharded"
+    memory.rm(next(p for p in memory.ls("/bucket/records/1.0.0", detail=False) if "train" in p))
+    with pytest.raises(UserError, match=r"half-written, memory://bucket/\S+-train\S+ is missing"):
+        describe_dataset(config)
+    with pytest.raises(
+        UserError, match=r"data\.root \(memory://none\) does not exist; set it with"
+    ):
+        describe_dataset(create_config("memory://none"))
+    with pytest.raises(UserError, match=r"is a URL, but images one by one .*prepare_dataset"):
+        describe_dataset(create_config("memory://bucket", source="folder"))
+
+
+class SilentStore(MemoryFileSystem):
+    """A store that takes a request and never answers."""
+
+    protocol = "silent"
+
+    def ls(self, path, detail=True, **kwargs):
+        threading.Event().wait()
+
+
+class BrokenStore(MemoryFileSystem):
+    """A store whose client has lost the network."""
+
+    protocol = "broken"
+
+    def ls(self, path, detail=True, **kwargs):
+        raise ConnectionError("Name or service not known")
+
+
+@pytest.mark.parametrize(
+    ("store", "reason"),
+    [(SilentStore, r"no answer within 0 s"), (BrokenStore, r"Name or service not known")],
+)
+def test_a_root_whose_store_does_not_answer_is_one_line_in_bounded_time(store, reason, monkeypatch):
+    fsspec.register_implementation(store.protocol, store, clobber=True)
+    monkeypatch.setattr("utils.storage.reading._LIMIT_S", 0.2)
+    with pytest.raises(UserError, match=rf"data\.root .* cannot be read: {reason}; .*gcloud auth"):
+        describe_dataset(create_config(f"{store.protocol}://bucket/data"))
 
 
 def test_a_file_that_ends_within_a_record_is_named(copy):

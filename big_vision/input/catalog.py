@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-import fsspec
 import numpy as np
 
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
+from utils.storage import StorageError, is_remote, open_folder, to_path
+from utils.storage.reading import check_readable
 
 ROOT_FLAGS = "--data.root, --data_path or --tfds_data_dir"
 _VERSION = re.compile(r"^\d+\.\d+\.\d+$")
@@ -90,8 +91,9 @@ class TfdsCatalog:
             segments += found
             share = sum(s.count for s in found) / max(1, sum(split.lengths))
             num_bytes += split.num_bytes * share
+        there = set(list_directory(self.directory))
         for path in dict.fromkeys(s.path for s in segments):
-            if not path_exists(path):
+            if PurePath(path).name not in there:
                 raise UserError(
                     f"data.root: the dataset in {self.directory} is half-written, {path} is "
                     "missing; prepare or copy it again"
@@ -120,10 +122,8 @@ class TfdsCatalog:
         label = self._find_feature(label_key, "data.label_key").get("classLabel")
         if label is None:
             return None, None
-        names_path = join_path(self.directory, f"{label_key.replace('/', '-')}.labels.txt")
-        names = None
-        if path_exists(names_path):
-            names = tuple(line for line in read_text(names_path).splitlines() if line)
+        text = _read_text(self.directory, f"{label_key.replace('/', '-')}.labels.txt")
+        names = None if text is None else tuple(line for line in text.splitlines() if line)
         return int(label["numClasses"]), names
 
     def _find_feature(self, name: str, key: str) -> dict[str, Any]:
@@ -152,8 +152,18 @@ def load_tfds_catalog(root: str, name: str) -> TfdsCatalog:
     """Find `name`, `name/config` or `name:version` below `root` and read its metadata.
 
     Without a version the highest one is taken. `root` may also be the version's directory itself.
+
+    Raises:
+      UserError: whatever of it is missing, broken or cannot be read.
     """
-    _check_root(root)
+    place = open_root(root)
+    try:
+        return _load_catalog(place, name)
+    except StorageError as error:
+        raise UserError(f"data.root: {error}; look at the network and try again") from error
+
+
+def _load_catalog(root: str, name: str) -> TfdsCatalog:
     directory = _find_version(root, name)
     info = _read_json(directory, "dataset_info.json")
     features = _read_json(directory, "features.json")
@@ -182,46 +192,42 @@ def join_path(*parts: str) -> str:
     return "/".join([parts[0].rstrip("/"), *(p.strip("/") for p in parts[1:])])
 
 
-def is_remote(path: str) -> bool:
-    """Whether the path is an object store's URL such as gs://bucket/x."""
-    return "://" in path
-
-
-def open_file_system(path: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a path or URL, and the path within it."""
-    try:
-        return fsspec.core.url_to_fs(path)
-    except (ImportError, ValueError) as error:
-        raise UserError(f"data.root ({path}) cannot be opened: {error}") from error
-
-
-def path_exists(path: str) -> bool:
-    """Whether a file or directory is there, on disk or in an object store."""
-    system, inner = open_file_system(path)
-    return system.exists(inner)
-
-
-def read_text(path: str) -> str:
-    """The text of a local or remote file."""
-    with fsspec.open(path, "rt", encoding="utf-8") as file:
-        return file.read()
-
-
 def list_directory(path: str) -> list[str]:
     """Sorted names in a directory; empty if there is none."""
-    system, inner = open_file_system(path)
-    if not system.isdir(inner):
-        return []
-    return sorted(entry.rstrip("/").rsplit("/", 1)[-1] for entry in system.ls(inner, detail=False))
+    return open_folder(path).list_names()
+
+
+def open_root(root: str) -> str:
+    """data.root as paths are made of it: a URL as it is, else a path without `~` or `$HOME`.
+
+    Raises:
+      UserError: it is empty, not there, or its store does not answer.
+    """
+    if not root:
+        raise UserError(f"data.root is empty; name the directory of the data with {ROOT_FLAGS}")
+    try:
+        check_readable(root, "data.root")
+    except UserError as error:
+        hint = f"; set it with {ROOT_FLAGS}" if str(error).endswith("does not exist") else ""
+        raise UserError(f"{error}{hint}") from error.__cause__
+    return root.rstrip("/") if is_remote(root) else str(to_path(root))
+
+
+def _read_text(directory: str, name: str) -> str | None:
+    """A small file of a dataset; none if it is not there."""
+    try:
+        return open_folder(directory).read_text(name)
+    except FileNotFoundError:
+        return None
 
 
 def _read_json(directory: str, name: str) -> dict[str, Any]:
     """A metadata file; an error that names it if it is missing or broken off."""
-    path = join_path(directory, name)
+    text = _read_text(directory, name)
     problem = "missing"
-    if path_exists(path):
+    if text is not None:
         try:
-            return json.loads(read_text(path))
+            return json.loads(text)
         except ValueError:
             problem = "broken off"
     raise UserError(
@@ -230,19 +236,10 @@ def _read_json(directory: str, name: str) -> dict[str, Any]:
     )
 
 
-def _check_root(root: str) -> None:
-    if not root:
-        raise UserError(
-            f"data.root is empty; name the directory that holds the dataset with {ROOT_FLAGS}"
-        )
-    if not path_exists(root):
-        raise UserError(f"data.root ({root}) does not exist; set it with {ROOT_FLAGS}")
-
-
 def _find_version(root: str, name: str) -> str:
     """The directory of a dataset's version: the one that holds dataset_info.json."""
     if not name:
-        if path_exists(join_path(root, "dataset_info.json")):
+        if "dataset_info.json" in list_directory(root):
             return root
         raise UserError("data.name is empty; name the TFDS dataset with --data.name or --data_set")
     match = _NAME.match(name)
@@ -251,6 +248,11 @@ def _find_version(root: str, name: str) -> str:
             f"data.name ({name}) is no TFDS name; write name, name/config or name:1.0.0"
         )
     datasets = list_directory(root)
+    if match["name"] not in datasets and root.rpartition("/")[2] == match["name"]:
+        raise UserError(
+            f"data.root ({root}) is the directory of {name} itself; name the one above it with "
+            f"{ROOT_FLAGS}"
+        )
     if match["name"] not in datasets:
         raise UserError(
             f"data.name ({name}): {root} holds no such dataset; "
@@ -289,7 +291,7 @@ def _pick_version(base: str, name: str, wanted: str | None) -> str:
         )
     version = max(fitting, key=lambda v: tuple(int(n) for n in v.split(".")))
     directory = join_path(base, version)
-    if not path_exists(join_path(directory, "dataset_info.json")):
+    if "dataset_info.json" not in list_directory(directory):
         raise UserError(
             f"data.root: the dataset in {directory} is half-written, dataset_info.json is "
             "missing; prepare or copy it again"

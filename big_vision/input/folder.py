@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from big_vision.input.catalog import ROOT_FLAGS, hash_files
+from big_vision.input.catalog import hash_files, open_root
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
-from utils.storage import to_path
+from utils.storage import is_remote, to_path
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
 _SIZED_FILES = 1000
@@ -55,11 +55,12 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
     `root/<split>/<class>/<image>`; the split `all` is `root/<class>/<image>`. Files are ordered by
     a hash of their names, so a slice such as `train[:90%]` holds every class.
     """
-    if not root:
-        raise UserError(f"data.root is empty; name the folder of images with {ROOT_FLAGS}")
-    base = to_path(root)
-    if not base.is_dir():
-        raise UserError(f"data.root ({root}) does not exist; set it with {ROOT_FLAGS}")
+    if is_remote(root):
+        raise UserError(
+            f"data.root ({root}) is a URL, but images one by one are read from local folders "
+            "alone; write them as a TFDS dataset with tools/prepare_dataset.py and copy that there"
+        )
+    base = to_path(open_root(root))
     lists = _SplitLists(base, key)
     ranges = parse_split(expression, lists, key)
     names = {r.name: lists.classes[r.name] for r in ranges}

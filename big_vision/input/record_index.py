@@ -18,9 +18,9 @@ import fsspec
 import numpy as np
 from tqdm import tqdm
 
-from big_vision.input.catalog import is_remote, open_file_system
 from utils.errors import UserError
 from utils.log import get_logger
+from utils.storage import is_remote
 
 _HEADER = struct.Struct("<Q")
 _FRAME_BYTES = 16
@@ -77,7 +77,7 @@ def scan_records(path: str) -> np.ndarray:
 
 def _get_signature(path: str) -> tuple[str, int, str]:
     if is_remote(path):
-        system, inner = open_file_system(path)
+        system, inner = fsspec.core.url_to_fs(path)
         info = system.info(inner)
         return path, int(info["size"]), str(info.get("etag") or info.get("mtime") or "")
     stat = Path(path).stat()

@@ -54,6 +54,10 @@ class RemoteFolder(Folder):
         names = {str(path).rstrip("/").rpartition("/")[2] for path in found}
         return sorted(names - {""})
 
+    def list_once(self) -> list[str]:
+        """Paths directly below, asked for without further tries; raises FileNotFoundError."""
+        return self._filesystem.ls(self._path, detail=False)
+
     def get_size(self, name: str) -> int:
         return int(self._get_info(name)["size"])
 

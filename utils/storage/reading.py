@@ -1,0 +1,60 @@
+"""Whether a directory can be read at all, asked once and without a run's patience."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.storage.places import is_remote, open_folder, to_path
+from utils.storage.remote import RemoteFolder
+from utils.storage.retry import explain, retry
+
+# A store that answers does so within a second; without a network its clients ask for minutes.
+_LIMIT_S = 30.0
+# They write a traceback for each of their own tries.
+_CLIENT_LOGGERS = ("gcsfs", "aiohttp", "google")
+
+
+def check_readable(place: str | Path, key: str) -> None:
+    """Refuse a directory that is not there, or whose store does not answer in time.
+
+    Raises:
+      UserError: names the configuration's key, the place and the way out.
+    """
+    if not is_remote(place):
+        if not to_path(place).is_dir():
+            raise UserError(f"{key} ({place}) does not exist")
+        return
+    levels = {name: logging.getLogger(name).level for name in _CLIENT_LOGGERS}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    found: list[BaseException | None] = []
+    # In a thread that nobody waits for at the end: clients know no limit for the whole of a call.
+    thread = threading.Thread(target=lambda: found.append(_try_listing(place)), daemon=True)
+    thread.start()
+    thread.join(_LIMIT_S)
+    error = found[0] if found else TimeoutError(f"no answer within {_LIMIT_S:.0f} s")
+    if isinstance(error, FileNotFoundError):
+        raise UserError(f"{key} ({place}) does not exist") from error
+    if isinstance(error, UserError):
+        reason = str(error).removeprefix(f"{str(place)!r} ")
+        raise UserError(f"{key} ({place}) {reason}") from error
+    if error is not None:
+        raise UserError(
+            f"{key} ({place}) cannot be read: {explain(error)}; look at the network, the bucket's "
+            "name and your login (gcloud auth application-default login), or ask tools/doctor.py"
+        ) from error
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+
+
+def _try_listing(place: str | Path) -> BaseException | None:
+    try:
+        folder = open_folder(place)
+        assert isinstance(folder, RemoteFolder)
+        retry(folder.list_once, place=str(place), tries=1)
+    except (OSError, UserError) as error:
+        return error.__cause__ if isinstance(error.__cause__, OSError) else error
+    return None
