@@ -119,6 +119,13 @@ def check(config: RunConfig) -> Task:
     return task
 
 
+def describe_answers(config: RunConfig) -> tuple[dict[str, Any], list[str], int]:
+    """Stream, teachers and classes of a run: what a cache of its teachers' answers belongs to."""
+    facts = describe_dataset(config)
+    classes = _choose_classes(config, facts.num_classes)
+    return _describe_stream(config, facts, classes), _identify_teachers(config), classes
+
+
 def _check_ranges(config: RunConfig) -> None:
     """Pixels reach the model on one scale, in training and in evaluation."""
     if config.run.eval_only:

@@ -70,7 +70,7 @@ def create_objective(distill: Any) -> Objective:
 
     Args:
       distill: `teacher`, `loss`, `losses` (name, args, weight), `temperature`, `alpha`,
-        `group_size`; a teacher without a named loss is distilled by `kd`.
+        `group_size`.
 
     Raises:
       UserError: both `loss` and `losses`, or what `create_loss` refuses.
@@ -80,8 +80,8 @@ def create_objective(distill: Any) -> Objective:
             f"distill.loss ({distill.loss!r}) and distill.losses are both set; keep one of them"
         )
     entries = [(term.name, _with_layers(term), term.weight) for term in distill.losses]
-    if not entries and (distill.loss or distill.teacher):
-        entries = [(distill.loss or "kd", {}, 1.0)]
+    if distill.loss:
+        entries = [(distill.loss, {}, 1.0)]
     terms = [
         (
             name,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from utils.config import RunConfig, load_config  # noqa: E402
+from utils.config import RunConfig, change, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 from utils.log import setup_logging  # noqa: E402
 from utils.programs import create_program_parser, run_program  # noqa: E402
@@ -57,22 +57,30 @@ def cache(options: argparse.Namespace, rest: list[str]) -> int:
 
     config = load_config(["--config", options.config, *rest])
     folder = get_folder(options.out or config.distill.teacher_cache)
+    _require_one_answer(config)
     config = without_cache(config)
     task = check(config)
-    if not task.teachers:
-        raise UserError("distill.teacher is empty; name the teacher whose answers are to be stored")
-    if "ema" in (config.distill.teacher, *(t.model for t in config.distill.teachers)):
-        raise UserError("distill.teacher 'ema' changes with the student; it cannot be stored")
-    if config.distill.ensemble == "separate" and len(config.distill.teachers) > 1:
-        raise UserError(
-            "distill.ensemble 'separate' keeps several answers; a cache stores one: use probs or "
-            "logits"
-        )
     shape = get_shape(options, task)
     print_plan(shape, folder)
     if not options.plan:
         launch(config.runtime, store, task, shape, folder)
     return 0
+
+
+def _require_one_answer(config: RunConfig) -> None:
+    """Refuse a run without teachers, or with answers that cannot be stored."""
+    from models import EMA, get_teacher_sections
+
+    teachers = get_teacher_sections(config.distill)
+    if not teachers:
+        raise UserError("distill.teacher is empty; name the teacher whose answers are to be stored")
+    if EMA in (teacher.model for teacher in teachers):
+        raise UserError("distill.teacher 'ema' changes with the student; it cannot be stored")
+    if config.distill.ensemble == "separate" and len(teachers) > 1:
+        raise UserError(
+            "distill.ensemble 'separate' keeps several answers; a cache stores one: use probs or "
+            "logits"
+        )
 
 
 def get_folder(place: str) -> Path:
@@ -89,11 +97,15 @@ def get_folder(place: str) -> Path:
 
 
 def without_cache(config: RunConfig) -> RunConfig:
-    """The live teachers that the cache will stand in for; losses may work on the cache alone."""
-    changes = {"teacher_cache": "", "loss": "", "losses": ()}
-    distill = config.distill.model_copy(update=changes)
-    run = config.run.model_copy(update={"resume": "", "run_id": "", "eval_only": False})
-    return config.model_copy(update={"distill": distill, "run": run})
+    """The live teachers that the cache will stand in for, taught by a loss that any of them fits.
+
+    The run's own losses may work on stored answers alone.
+    """
+    return change(
+        config,
+        distill={"teacher_cache": "", "loss": "kd", "losses": ()},
+        run={"resume": "", "run_id": "", "eval_only": False},
+    )
 
 
 def get_shape(options: argparse.Namespace, task: Task) -> CacheShape:

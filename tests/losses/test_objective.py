@@ -95,8 +95,9 @@ def test_the_short_form_of_the_section_makes_one_term():
     torch.testing.assert_close(total, create_loss("kd", {"temperature": 2.0})(inputs))
 
 
-def test_a_teacher_without_a_named_loss_is_distilled_by_kd():
-    assert create_objective(DistillSection(teacher="resnet18")).names == ("kd",)
+def test_a_teacher_without_a_loss_teaches_nothing():
+    """The configuration refuses it before."""
+    assert create_objective(DistillSection(teacher="resnet18")).names == ()
     assert create_objective(DistillSection()).names == ()
 
 

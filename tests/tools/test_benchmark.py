@@ -227,7 +227,7 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         (["--compare=no/such.json"], "cannot be read"),
         (["--json=no/such/place.json"], "there is no directory"),
         (["--random-teachers"], "needs a teacher"),
-        (["--train.epoch=3"], "did you mean 'train.epochs'"),
+        (["--train.epoch=3"], "did you mean --train.epochs"),
         (["--runtime.device=cpu", "--runtime.tf32=true"], "runtime.tf32"),
     ],
 )
@@ -239,8 +239,23 @@ def test_bad_input_is_one_line(tmp_path, capsys, flags, words):
     assert output.out == ""
 
 
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [("decode|inception_crop(area_min=8, size=96)", 96),
+     ("decode|resize(64)|inception_crop(area_min=20, size=48)", 48)],
+)  # fmt: skip
+def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
+    flags = ["--data.source=folder", f"--data.root={tmp_path}", "--model.num_classes=3"]
+    flags += [f"--data.train_pp={spec}|value_range(-1, 1)", "--model=resnet18"]
+    measured = create_measured_config(
+        load_config(flags), tmp_path, synthetic=True, random_teachers=False
+    )
+    shape = parse_synthetic_name(measured.data.name)
+    assert (shape.image_size, shape.channels) == (size, 3)
+
+
 def test_synthetic_input_needs_a_size(tmp_path):
     flags = ["--data.source=folder", f"--data.root={tmp_path}", "--data.train_pp=decode"]
     flags += ["--model.num_classes=3"]
-    with pytest.raises(ValueError, match="finds no image size"):
+    with pytest.raises(ValueError, match="finds no square image of one size"):
         create_measured_config(load_config(flags), tmp_path, synthetic=True, random_teachers=False)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from big_vision.pp import shapes as pp_shapes
+from utils.config import change
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 FALLBACK_CLASSES = 1000
 _SYNTHETIC_EXAMPLES = 50_000
-_SIZED_OP = re.compile(r"(?:crop|resize)\w*\([^\d)]*(\d+)")
-_CHANNELS = re.compile(r"channels\s*=\s*(\d)")
 
 
 def create_measured_config(
@@ -33,12 +32,7 @@ def create_measured_config(
     if config.profile.steps:
         get_logger().warning("profile.steps is ignored: a trace would be measured with the step")
     run = {"output_dir": str(scratch), "resume": "", "run_id": "", "eval_only": False}
-    changed = config.model_copy(
-        update={
-            "run": config.run.model_copy(update={**run, "tensorboard": False}),
-            "profile": config.profile.model_copy(update={"steps": ""}),
-        }
-    )
+    changed = change(config, run={**run, "tensorboard": False}, profile={"steps": ""})
     classes = count_classes(changed) if synthetic or random_teachers else 0
     if synthetic:
         changed = _use_synthetic_input(changed, classes)
@@ -60,20 +54,20 @@ def count_classes(config: RunConfig) -> int:
         return FALLBACK_CLASSES
 
 
-def find_image_size(config: RunConfig) -> int:
-    """Side in pixels of the training images, from the model's or the preprocessing's numbers.
+def find_image_shape(config: RunConfig) -> tuple[int, int]:
+    """Side and channels of the training images, told from data.train_pp alone.
 
     Raises:
-      UserError: neither names one.
+      UserError: the string does not tell, or its images are not square.
     """
-    sizes = _SIZED_OP.findall(config.data.train_pp)
-    size = config.model.image_size or (int(sizes[-1]) if sizes else None)
-    if size is None:
+    shape = pp_shapes.find_image_shape(config.data.train_pp, "data.train_pp", "image")
+    if shape is None or shape[0] != shape[1]:
         raise UserError(
-            f"--input synthetic finds no image size in data.train_pp ({config.data.train_pp!r}); "
-            "set model.image_size, or data.source=synthetic with data.name=image_size=N"
+            f"--input synthetic finds no square image of one size in data.train_pp "
+            f"({config.data.train_pp!r}); end it with a resize or crop to one side, or set "
+            "data.source=synthetic with data.name=image_size=N"
         )
-    return size
+    return shape[0], shape[2]
 
 
 def _use_synthetic_input(config: RunConfig, classes: int) -> RunConfig:
@@ -85,10 +79,8 @@ def _use_synthetic_input(config: RunConfig, classes: int) -> RunConfig:
         )
     if config.data.source == "synthetic":
         return config
-    channels = _CHANNELS.search(config.data.train_pp)
-    count = int(channels[1]) if channels else config.model.args.get("in_chans", 3)
     examples = max(_SYNTHETIC_EXAMPLES, config.data.global_batch_size)
-    size = find_image_size(config)
+    size, count = find_image_shape(config)
     changes = {
         "source": "synthetic",
         "name": f"image_size={size},channels={count},num_classes={classes},num_examples={examples}",
@@ -98,7 +90,7 @@ def _use_synthetic_input(config: RunConfig, classes: int) -> RunConfig:
         "test_split": "",
         "order": "auto",
     }
-    return config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    return change(config, data=changes)
 
 
 def _use_random_teachers(config: RunConfig, scratch: Path, classes: int) -> RunConfig:
@@ -115,8 +107,8 @@ def _use_random_teachers(config: RunConfig, scratch: Path, classes: int) -> RunC
             _save_random_weights(section, path, classes)
             section = section.model_copy(update={"weights": str(path)})
         found.append(section)
-    changes = {"teacher": "", "teacher_weights": "", "teachers": tuple(found)}
-    return config.model_copy(update={"distill": config.distill.model_copy(update=changes)})
+    teachers = [section.model_dump() for section in found]
+    return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": teachers})
 
 
 def _save_random_weights(section: TeacherSection, path: Path, classes: int) -> None:

@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from utils.config import change
 from utils.errors import UserError
 from utils.storage import is_there, open_folder
 
@@ -46,8 +47,9 @@ def derive_config(
     classes = config.model.num_classes or num_classes or find_classes(config)
     size = batch * devices
     examples = size * _EXAMPLES_IN_BATCHES
-    data = config.data.model_copy(
-        update={
+    derived = change(
+        config,
+        data={
             "source": "synthetic",
             "name": f"image_size={side},channels={channels},num_classes={classes},"
             f"num_examples={examples}",
@@ -55,26 +57,17 @@ def derive_config(
             "eval_pp": _keep_device_op(config.data.eval_pp),
             "train_split": "train", "eval_split": "validation", "test_split": "", "order": "auto",
             "global_batch_size": size, "eval_batch_size": None, "return_id": False,
-        }
-    )  # fmt: skip
-    runtime = {"device": "xla", "num_processes": 1, "graph_budget": 1_000_000}
-    if devices > 1:
-        runtime["parallel"] = "spmd"
-    derived = config.model_copy(
-        update={
-            "data": data,
-            "model": config.model.model_copy(
-                update={"pretrained": False, "weights": "", "num_classes": classes}
-            ),
-            "train": config.train.model_copy(update={"steps": _STEPS, "log_every_steps": 1}),
-            "runtime": config.runtime.model_copy(update=runtime),
-            "run": config.run.model_copy(
-                update={
-                    "output_dir": str(folder / "runs"), "resume": "", "eval_only": False,
-                    "tensorboard": False, "experiment": "traced", "run_id": "traced",
-                }
-            ),
-        }
+        },
+        model={"pretrained": False, "weights": "", "num_classes": classes},
+        train={"steps": _STEPS, "log_every_steps": 1},
+        runtime={
+            "device": "xla", "num_processes": 1, "graph_budget": 1_000_000,
+            "parallel": "spmd" if devices > 1 else config.runtime.parallel,
+        },
+        run={
+            "output_dir": str(folder / "runs"), "resume": "", "eval_only": False,
+            "tensorboard": False, "experiment": "traced", "run_id": "traced",
+        },
     )  # fmt: skip
     return _derive_teachers(derived, config.distill.teacher_cache, (side, channels), folder)
 
@@ -85,7 +78,8 @@ def find_image_shape(config: RunConfig) -> tuple[int, int]:
     if data.source == "synthetic":
         from big_vision.input.synthetic import parse_synthetic_name
 
-        shape = parse_synthetic_name(data.name)
+        size = {"image_size": config.model.image_size} if config.model.image_size else {}
+        shape = parse_synthetic_name(data.name, **size)
         return shape.image_size, shape.channels
     from big_vision.pp.builder import get_preprocess_fn
     from big_vision.pp.device_ops import split_device_ops
@@ -186,16 +180,15 @@ def _derive_teachers(
         for number, one in enumerate(sections)
     ]
     update = {
-        "teacher": "", "teacher_weights": "", "teachers": tuple(made), "teacher_cache": "",
-        "cache_end": "cycle",
+        "teacher": "", "teacher_weights": "", "teacher_cache": "", "cache_end": "cycle",
+        "teachers": [one.model_dump() for one in made],
     }  # fmt: skip
-    live = config.model_copy(update={"distill": config.distill.model_copy(update=update)})
+    live = change(config, distill=update)
     if not cache:
         return live
     target = folder / "answers"
     _write_answers(live, _read_top_k(cache), target)
-    stored = live.distill.model_copy(update={"teacher_cache": str(target)})
-    return live.model_copy(update={"distill": stored})
+    return change(live, distill={"teacher_cache": str(target)})
 
 
 def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None:
@@ -270,7 +263,7 @@ def _write_answers(live: Any, top_k: int, target: Path) -> None:
     """A cache of random answers in the run's form."""
     import torch
 
-    from preflight import check
+    from preflight import describe_answers
     from utils.teacher_cache import (
         CacheShape,
         CacheWriter,
@@ -279,11 +272,11 @@ def _write_answers(live: Any, top_k: int, target: Path) -> None:
         write_manifest,
     )
 
-    task = check(live)
+    stream, teachers, classes = describe_answers(live)
     size = live.data.global_batch_size
-    top_k = min(top_k, task.num_classes)
-    shape = CacheShape(top_k, task.num_classes, 1, _EXAMPLES_IN_BATCHES, size)
-    write_manifest(target, settle_processes(task.stream, 1), task.teachers, shape, 1)
+    top_k = min(top_k, classes)
+    shape = CacheShape(top_k, classes, 1, _EXAMPLES_IN_BATCHES, size)
+    write_manifest(target, settle_processes(stream, 1), teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
-        writer.append(pack_answers(torch.randn(size, task.num_classes), shape))
+        writer.append(pack_answers(torch.randn(size, classes), shape))
