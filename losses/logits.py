@@ -82,7 +82,7 @@ def compute_soft_label_cross_entropy(
 def compute_hard_kd(
     student_logits: Tensor,
     teacher_logits: Tensor,
-    label_smoothing: float = 0.0,
+    label_smoothing: float,
     *,
     mask: Tensor | None = None,
 ) -> Tensor:

@@ -52,6 +52,11 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
         ("kd", {"teacher_logits": (torch.zeros(4, 7),) * 2}, "multi_avg_prob"),
         ("kd", {"teacher_logits": (torch.zeros(4, 9),)}, "the same classes on both sides"),
         ("deit_hard", {"student_distill_logits": None}, "a distillation token"),
+        (
+            "deit_hard",
+            {"student_distill_logits": torch.zeros(4, 9)},
+            "logits (4, 7) and the student (4, 9)",
+        ),
         ("tinyvit_sparse", {"sparse_teacher": None}, "distill.teacher_cache"),
         ("multi_avg_prob", {"teacher_logits": ()}, "need live teachers"),
         ("multi_avg_loss", {"teacher_logits": (torch.zeros(4, 7),)}, "2 weights for 1 teachers"),

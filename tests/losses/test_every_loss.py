@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 
 import pytest
@@ -165,3 +166,15 @@ def test_all_other_losses_average_over_examples(name):
         loss.load_state_dict(state)  # a rank does not see what the other writes to its memory
         halves.append(loss(map_examples(inputs, lambda x, p=part: x[p])))
     torch.testing.assert_close(torch.stack(halves).mean(), whole, **EXACT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_that_a_step_makes_is_on_the_device_of_its_inputs(name, monkeypatch):
+    """A tensor made on the host would be refused by the meta device, as it is by a GPU."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+
+    def move(x):
+        return x.detach().to("meta").requires_grad_(x.requires_grad)
+
+    loss = create_example_loss(name).to("meta")
+    assert loss(map_examples(create_inputs(name), move)).device.type == "meta"

@@ -99,6 +99,7 @@ def test_a_teacher_without_a_loss_teaches_nothing():
     """The configuration refuses it before."""
     assert create_objective(DistillSection(teacher="resnet18")).names == ()
     assert create_objective(DistillSection()).names == ()
+    assert create_objective(DistillSection(teacher="resnet18")).group_sizes() == ()
 
 
 def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
@@ -114,6 +115,7 @@ def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
     assert (second.temperature, second.group_size) == (1.0, 8)
     assert (third.inner.temperature, third.inner.beta) == (3.0, 2.0)
     assert objective.weights == (2.0, 1.0, 1.0)
+    assert objective.group_sizes() == (4, 8)
 
 
 def test_loss_and_losses_together_are_refused():
