@@ -72,7 +72,7 @@ def create_optimizer(
     check_optimizer_name(name)
     groups = get_parameter_groups(section, model)
     if extra is not None and any(p.requires_grad for p in extra.parameters()):
-        groups += param_groups_weight_decay(extra, section.weight_decay)
+        groups += param_groups_weight_decay(extra, _get_first_decay(section))
     for group in groups:
         group.setdefault("lr_scale", 1.0)
         group["decays"] = group["weight_decay"] > 0
@@ -134,7 +134,7 @@ def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[s
     """Parameter groups of a model, with layer decay where it is asked for."""
     own = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()
     patterns = (*sorted(own), *_NO_DECAY_PATTERNS)
-    weight_decay = section.weight_decay or section.weight_decay_end or 0.0
+    weight_decay = _get_first_decay(section)
     if section.layer_decay is None:
         return param_groups_weight_decay(model, weight_decay, no_weight_decay_list=patterns)
     if not hasattr(model, "group_matcher"):
@@ -148,6 +148,11 @@ def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[s
         no_weight_decay_list=patterns,
         layer_decay=section.layer_decay,
     )
+
+
+def _get_first_decay(section: OptimSection) -> float:
+    """A weight decay that tells which groups decay, also where the schedule begins at zero."""
+    return section.weight_decay or section.weight_decay_end or 0.0
 
 
 @dataclass(frozen=True)
@@ -178,11 +183,12 @@ class Schedule:
 def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch: int) -> Schedule:
     """The schedule of a run; moves once per optimizer step.
 
-    Warm-up is linear from `warmup_lr` at step 0 to `lr` at its end; the shape then runs over the
-    remaining steps and ends at `min_lr`.
+    Warm-up is linear from `warmup_lr` at step 0 to `lr` at the step after it; the shape then runs
+    over the remaining steps. Its end, `min_lr`, and that of the weight decay belong to the step
+    after the last one: n steps are n equal parts of the way, and the last one is not wasted.
 
     Raises:
-      UserError: a warm-up longer than the run.
+      UserError: a warm-up longer than the run, or one that leaves the cooldown no room.
     """
     warmup = get_warmup_steps(section, steps_per_epoch)
     check_warmup(warmup, total_steps)
@@ -196,7 +202,7 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
     def decay_at(step: int) -> float:
         if section.weight_decay_end is None:
             return section.weight_decay
-        progress = min(step / max(total_steps - 1, 1), 1.0)
+        progress = min(step / max(total_steps, 1), 1.0)
         return _cosine(section.weight_decay, section.weight_decay_end, progress)
 
     return Schedule(lr_at, decay_at, total_steps, _get_lr_floor(section))
@@ -222,9 +228,16 @@ def _create_shape(
         passed = sum(step >= epoch * steps_per_epoch for epoch in section.decay_epochs)
         return max(high * section.decay_rate**passed, low)
 
+    cooldown = section.cooldown_fraction * total_steps
+    if section.schedule == "wsd" and cooldown > length:
+        raise UserError(
+            f"optim.cooldown_fraction ({section.cooldown_fraction:g}) of the run's {total_steps} "
+            f"steps begins before the warm-up of {warmup} has ended; lower one of them"
+        )
+
     def hold_then_decay(step: int) -> float:
-        start = 1 - section.cooldown_fraction
-        return high + (low - high) * max(0.0, (progress(step) - start) / section.cooldown_fraction)
+        passed = (step - (total_steps - cooldown)) / cooldown
+        return high + (low - high) * min(max(passed, 0.0), 1.0)
 
     shapes: dict[str, Callable[[int], float]] = {
         "constant": lambda step: high,

@@ -165,7 +165,8 @@ SHAPES = {
     "linear": lambda s, step: 0.8 - 0.7 * s,
     "polynomial": lambda s, step: 0.1 + 0.7 * (1 - s) ** 3,
     "step": lambda s, step: max(0.8 * 0.5 ** ((step >= 10) + (step >= 20)), 0.1),
-    "wsd": lambda s, step: 0.8 if s <= 0.6 else 0.8 - 0.7 * (s - 0.6) / 0.4,
+    # The share is one of all 24 steps: the decay begins at 14.4, the warm-up has no part in it.
+    "wsd": lambda s, step: 0.8 if step <= 14.4 else 0.8 - 0.7 * (step - 14.4) / 9.6,
 }
 
 
@@ -225,7 +226,7 @@ def test_the_weight_decay_schedule_is_a_cosine_and_never_touches_no_decay_groups
     runtime = create_cpu_runtime()
     for step in range(TOTAL):
         runtime.set_hyperparameters(optimizer, *schedule.values(step, optimizer))
-        expected = cosine(0.04, 0.4, step / (TOTAL - 1))
+        expected = cosine(0.04, 0.4, step / TOTAL)
         for group in optimizer.param_groups:
             wanted = expected if group["decays"] else 0.0
             assert group["weight_decay"] == pytest.approx(wanted)
@@ -237,8 +238,30 @@ def test_a_weight_decay_that_begins_at_zero_still_has_groups_that_decay():
     optimizer = create_optimizer(section, create_distilled_vit())
     assert {group["decays"] for group in optimizer.param_groups} == {True, False}
     schedule = create_schedule(section, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
-    _, decays = schedule.values(TOTAL - 1, optimizer)
+    _, decays = schedule.values(TOTAL, optimizer)
     assert max(decays) == pytest.approx(0.4)
+
+
+def test_projections_of_losses_decay_from_zero_on_too():
+    section = BASE.model_copy(update={"weight_decay": 0.0, "weight_decay_end": 0.4})
+    extra = nn.Linear(2, 2)
+    groups = create_optimizer(section, create_vit(), extra=extra).param_groups
+    owners = {p: group["decays"] for group in groups for p in group["params"]}
+    assert (owners[extra.weight], owners[extra.bias]) == (True, False)
+
+
+def test_learning_rate_and_weight_decay_end_at_the_same_step():
+    """The one after the last: a run of n steps goes n parts of the way."""
+    schedule = create_test_schedule("linear", weight_decay=0.0, weight_decay_end=0.4)
+    assert schedule.lr_at(TOTAL - 1) > 0.1
+    assert schedule.decay_at(TOTAL - 1) < 0.4
+    assert schedule.lr_at(TOTAL) == pytest.approx(0.1)
+    assert schedule.decay_at(TOTAL) == pytest.approx(0.4)
+
+
+def test_a_cooldown_that_begins_in_the_warm_up_is_refused():
+    with pytest.raises(UserError, match=r"cooldown_fraction \(0.9\) of the run's 24.*warm-up of 4"):
+        create_test_schedule("wsd", cooldown_fraction=0.9)
 
 
 def test_no_decay_parameters_keep_their_values_without_gradients():
@@ -277,6 +300,40 @@ def test_an_optimizer_that_is_not_proven_warns(caplog):
     for name in PROVEN:
         check_optimizer_name(name)
     assert caplog.text == ""
+
+
+def take_steps(count: int, **changes: object) -> list[float]:
+    """Values of a weight of 1 after each step with a gradient of 1, 0.5, 0.25 ..."""
+    weight = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(weight.weight)
+    section = BASE.model_copy(update={"lr": 0.1, "weight_decay": 0.0, **changes})
+    optimizer, found = create_optimizer(section, weight), []
+    for number in range(count):
+        weight.weight.grad = torch.full((1, 1), 0.5**number)
+        optimizer.step()
+        found.append(weight.weight.item())
+    return found
+
+
+def test_momentum_is_what_is_asked_for():
+    """Heavy ball: v = momentum * v + g."""
+    first, second = take_steps(2, name="momentum", momentum=0.3)
+    assert first == pytest.approx(1 - 0.1)
+    assert second == pytest.approx(first - 0.1 * (0.3 * 1 + 0.5))
+
+
+def test_betas_are_what_is_asked_for():
+    """Adam's second step by hand, with both moments corrected for their start."""
+    first, second = take_steps(2, name="adamw", betas=(0.5, 0.9), eps=1e-12)
+    moment = (0.5 * 0.5 * 1 + 0.5 * 0.5) / (1 - 0.5**2)
+    square = (0.9 * 0.1 * 1 + 0.1 * 0.25) / (1 - 0.9**2)
+    assert first == pytest.approx(0.9)
+    assert second == pytest.approx(first - 0.1 * moment / square**0.5)
+
+
+def test_eps_is_what_is_asked_for():
+    """Adam's first step is lr * g / (|g| + eps)."""
+    assert take_steps(1, name="adamw", eps=1.0) == pytest.approx([1 - 0.1 / 2])
 
 
 def test_arguments_that_an_optimizer_does_not_take_are_refused():

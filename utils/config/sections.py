@@ -93,7 +93,7 @@ class OptimSection(Section):
 
     name: str = Field("adamw", description="timm optimizer name")
     lr: float = Field(1e-3, gt=0, description="peak learning rate")
-    min_lr: float = Field(1e-5, ge=0, description="learning rate at the end of the schedule")
+    min_lr: float = Field(1e-5, ge=0, description="learning rate that the last step leads up to")
     warmup_lr: float = Field(1e-6, ge=0, description="learning rate at step 0 of the warm-up")
     warmup_epochs: float = Field(0.0, ge=0, description="length of the linear warm-up in epochs")
     warmup_steps: int | None = Field(None, ge=0, description="the same in steps; wins over epochs")
@@ -104,11 +104,13 @@ class OptimSection(Section):
     decay_epochs: tuple[float, ...] = Field((), description="epochs at which schedule=step decays")
     power: float = Field(2.0, gt=0, description="exponent of schedule=polynomial")
     cooldown_fraction: float = Field(
-        0.2, gt=0, le=1, description="share of the run in which schedule=wsd decays"
+        0.2, gt=0, le=1, description="share of the run, at its end, in which schedule=wsd decays"
     )
     weight_decay: float = Field(0.05, ge=0, description="decoupled weight decay of matrices")
     weight_decay_end: float | None = Field(
-        None, ge=0, description="weight decay at the last step, by a cosine; none: constant"
+        None,
+        ge=0,
+        description="weight decay that the last step leads up to, by a cosine; none: constant",
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of sgd-like optimizers")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
