@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from utils.errors import UserError
+
 
 def compute_batch_norm(
     inputs: Tensor, module: nn.Module, add_up: Callable[[Tensor], Tensor] | None = None
@@ -26,6 +28,8 @@ def compute_batch_norm(
     Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 1. The variance is summed around the
     mean in a second pass, so that nothing cancels.
     """
+    if add_up is None:
+        refuse_single_values(inputs)
     add_up = add_up or (lambda tensor: tensor)
     dims = [dim for dim in range(inputs.dim()) if dim != 1]
     shape = [1, -1] + [1] * (inputs.dim() - 2)
@@ -73,13 +77,27 @@ def synchronise_batch_norm(model: nn.Module, add_up: Callable[[Tensor], Tensor])
     return len(found)
 
 
+def refuse_single_values(inputs: Tensor) -> None:
+    """Refuse a training batch of one value per channel, which has no variance, as PyTorch does.
+
+    Raises:
+      UserError: with the way to more values.
+    """
+    if inputs.numel() == inputs.shape[1]:
+        raise UserError(
+            f"a BatchNorm sees one value per channel in training (inputs {tuple(inputs.shape)}), "
+            "which have no variance; raise data.global_batch_size or the size of the images, or "
+            "lower train.accumulate_steps"
+        )
+
+
 @torch.no_grad()
 def update_running(module: nn.Module, mean: Tensor, variance: Tensor, count: Tensor) -> None:
     """Running averages as PyTorch keeps them: of the mean and of the unbiased variance."""
     if not module.track_running_stats or module.running_mean is None:
         return
     module.num_batches_tracked.add_(1)
-    unbiased = variance * (count / (count - 1))
+    unbiased = variance * (count / (count - 1).clamp(min=1.0))
     if module.momentum is None:
         share = 1.0 / module.num_batches_tracked.float()
         module.running_mean.add_((mean - module.running_mean) * share)

@@ -10,7 +10,7 @@ from timm.layers import BatchNormAct2d, LayerNorm2d
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.batch_norm import update_running
+from models.batch_norm import refuse_single_values, update_running
 from models.patches_dense import get_compute_dtype, normalise_rows, without_autocast
 
 # Permutations of a weight between the order of files and the order on the device.
@@ -127,6 +127,7 @@ def apply_batch_norm(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
             if norm.weight is not None:
                 scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
             return (x.float() * _spread(scale) + _spread(shift)).to(x.dtype)
+        refuse_single_values(x)
         result, mean, variance = _BatchNorm.apply(x, norm.weight, norm.bias, norm.eps)
     if norm.training:
         update_running(norm, mean, variance, mean.new_full((1,), x.numel() / x.shape[1]))

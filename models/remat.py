@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from types import MethodType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from utils.errors import UserError
 
@@ -39,7 +41,9 @@ def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
 
     def forward(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
         plain = MethodType(type(block).forward, block)
-        return recompute(plain, *args, **kwargs) if block.training else plain(*args, **kwargs)
+        if not block.training:
+            return plain(*args, **kwargs)
+        return recompute(_update_once(block, plain), *args, **kwargs)
 
     for block in blocks:
         block.forward = MethodType(forward, block)
@@ -68,6 +72,39 @@ def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], 
         _check_dropout(chain)
         chain.forward = MethodType(lambda self, inputs: scan(list(self), inputs), chain)
     return sum(len(chain) for chain in chains)
+
+
+def _update_once(block: nn.Module, forward: Recompute) -> Recompute:
+    """The forward of one step, whose second call, in the backward pass, leaves buffers alone."""
+    was_called = False
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal was_called
+        if not was_called:
+            was_called = True
+            return forward(*args, **kwargs)
+        with _keep_statistics(block):
+            return forward(*args, **kwargs)
+
+    return call
+
+
+@contextlib.contextmanager
+def _keep_statistics(block: nn.Module) -> Iterator[None]:
+    """Let BatchNorms update copies of their running statistics, which are then forgotten.
+
+    The buffers themselves must not be written to: the backward pass has saved them.
+    """
+    norms = [module for module in block.modules() if isinstance(module, _BatchNorm)]
+    held = [dict(norm._buffers) for norm in norms]
+    for norm, buffers in zip(norms, held, strict=True):
+        copies = {n: None if value is None else value.clone() for n, value in buffers.items()}
+        norm._buffers.update(copies)
+    try:
+        yield
+    finally:
+        for norm, buffers in zip(norms, held, strict=True):
+            norm._buffers.update(buffers)
 
 
 def _iterate_blocks(module: nn.Module) -> Iterator[nn.Sequential | nn.ModuleList]:

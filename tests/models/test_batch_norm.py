@@ -1,0 +1,127 @@
+"""BatchNorm's running statistics: updated once a step, never NaN, evaluated as they are."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from models import apply_patches, recompute_blocks, synchronise_batch_norm
+from models.batch_norm import compute_batch_norm
+from models.patches_conv import XlaBatchNorm2d
+from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
+from utils.errors import UserError
+
+RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
+
+
+class Block(nn.Module):
+    """Convolution and BatchNorm, as a stage repeats them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images + self.norm(self.conv(images)).relu()
+
+
+def create_stage() -> nn.Module:
+    torch.manual_seed(0)
+    stem, blocks = nn.Conv2d(3, 3, 1), nn.Sequential(Block(), Block())
+    return nn.Sequential(stem, blocks, nn.Flatten(), nn.Linear(48, 2))
+
+
+def train(runtime, model: nn.Module, steps: int = 3) -> dict[str, torch.Tensor]:
+    """Buffers and gradients after some forward and backward passes."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        images = runtime.to_device(torch.randn(5, 3, 4, 4, generator=generator))
+        model.zero_grad(set_to_none=True)
+        model.train()(images).square().sum().backward()
+        runtime.finish_step()
+    found = {name: value.detach().cpu().clone() for name, value in model.named_buffers()}
+    return found | {name: p.grad.cpu() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("form", ["plain", "patched", "synchronised"])
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_recomputed_blocks_update_their_statistics_once_a_step(device, form):
+    runtime, results = RUNTIMES[device](), []
+    for is_recomputed in (False, True):
+        model = create_stage()
+        if form == "patched":
+            apply_patches(model)
+        if is_recomputed:
+            assert recompute_blocks(model, runtime.checkpoint_block) == 2
+        if form == "synchronised":
+            synchronise_batch_norm(model, lambda tensor: 1.0 * tensor)
+        results.append(train(runtime, runtime.prepare(model)))
+    usual, recomputed = results
+    assert usual["1.1.norm.num_batches_tracked"].item() == 3
+    assert not torch.allclose(usual["1.1.norm.running_mean"], torch.zeros(3))
+    for name, value in usual.items():
+        torch.testing.assert_close(recomputed[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_block_that_recomputes_keeps_its_own_buffers():
+    """An optimizer, an average or a checkpoint holds the very tensors."""
+    runtime, model = create_cpu_runtime(), create_stage()
+    recompute_blocks(model, runtime.checkpoint_block)
+    before = dict(model.named_buffers())
+    train(runtime, model)
+    after = dict(model.named_buffers())
+    assert all(after[name] is value for name, value in before.items())
+
+
+# ---- one value per channel
+
+
+@pytest.mark.parametrize("shape", [(1, 3, 1, 1), (1, 3)])
+def test_one_value_per_channel_is_refused_as_pytorch_does(shape):
+    plain = (nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d)(3)
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        copy.deepcopy(plain)(torch.randn(shape))
+    with pytest.raises(UserError, match=r"one value per channel .* raise data\.global_batch_size"):
+        compute_batch_norm(torch.randn(shape), plain)
+    if len(shape) == 4:
+        patched = apply_patches(nn.Sequential(plain))
+        assert isinstance(patched[0], XlaBatchNorm2d)
+        with pytest.raises(UserError, match="one value per channel"):
+            patched(torch.randn(shape))
+        assert torch.isfinite(patched.eval()(torch.randn(shape))).all()
+    assert torch.equal(plain.running_var, torch.ones(3))
+
+
+def test_one_value_per_channel_on_each_of_two_ranks_is_enough():
+    inputs = torch.randn(2, 3)
+    mine, theirs = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    wanted = theirs(inputs)
+    sums = [torch.cat([inputs.sum(0), torch.tensor([2.0])])]
+    sums.append(((inputs - inputs.mean(0)) ** 2).sum(0))
+    others = iter(sums)
+    found = compute_batch_norm(inputs[:1], mine, lambda tensor: next(others) + 0.0 * tensor.sum())
+    torch.testing.assert_close(found, wanted[:1])
+    torch.testing.assert_close(mine.running_var, theirs.running_var)
+    assert torch.isfinite(mine.running_var).all()
+
+
+# ---- evaluation
+
+
+def test_evaluation_is_by_the_running_statistics_as_they_are():
+    """Means far from 0 and variances far from 1: what every trained network has."""
+    torch.manual_seed(3)
+    plain = nn.BatchNorm2d(4)
+    with torch.no_grad():
+        for tensor in (plain.weight, plain.bias, plain.running_mean):
+            tensor.copy_(3 * torch.randn(4))
+        plain.running_var.copy_(torch.rand(4) + 0.1)
+    patched = apply_patches(nn.Sequential(copy.deepcopy(plain))).eval()
+    images = torch.randn(2, 4, 3, 3)
+    wanted = plain.eval()(images)
+    assert (wanted - plain.train()(images)).abs().max() > 1
+    torch.testing.assert_close(patched(images), wanted, rtol=1e-5, atol=1e-5)
