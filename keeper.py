@@ -204,6 +204,7 @@ def describe_course(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any
     config = task.config.model_dump(mode="json")
     return {
         "data": {"epoch": epoch, "examples": batches * task.config.data.global_batch_size},
+        "stream": task.stream,
         "schedule": {
             "total_steps": plan.total_steps,
             "steps_per_epoch": plan.steps_per_epoch,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from store import Run, RunStore
-from store.changes import check_changes
+from store.changes import check_changes, check_stream
 from store.lock import refuse_if_owned
 from store.runs import CHECKPOINTS, check_free
 from store.session import RunSession
@@ -125,7 +125,10 @@ def check_course(task: Task, facts: dict[str, Any]) -> list[str]:
             "give the same files, or allow it by "
             """--run.allow_changes='["distill.teacher_weights"]'"""
         )
-    return lines
+    if "stream" not in facts:
+        return lines
+    mid_epoch = facts["data"]["examples"] > 0
+    return lines + check_stream(facts["stream"], task.stream, allowed, mid_epoch=mid_epoch)
 
 
 def start_weights(task: Task, student: nn.Module) -> None:

@@ -23,8 +23,8 @@ MAY_CHANGE = (
     "model.weights", "model.pretrained", "distill.teacher_weights", "distill.allow_weak_teacher",
 )  # fmt: skip
 # Of these a change is reported, because bits may then differ.
-NOT_EXACT = ("runtime.*", "data.shuffle_gib", "train.epochs", "train.steps",
-             "train.deterministic", "train.remat", "train.scan_layers")  # fmt: skip
+NOT_EXACT = ("runtime.*", "train.epochs", "train.steps", "train.deterministic", "train.remat",
+             "train.scan_layers")  # fmt: skip
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -85,6 +85,48 @@ def check_changes(
         for key, (old, new) in changes.items()
         if not _matches(key, MAY_CHANGE) or _matches(key, NOT_EXACT)
     ]
+
+
+def check_stream(
+    then: Mapping[str, Any], now: Mapping[str, Any], allowed: Iterable[str], *, mid_epoch: bool
+) -> list[str]:
+    """Refuse a continuation that would show other examples than the run's epoch has left.
+
+    Args:
+      then: `describe_stream` when the checkpoint was written.
+      now: the same of this run.
+      allowed: keys that may change, by name or pattern.
+      mid_epoch: whether part of an epoch has been consumed.
+
+    Returns:
+      A line for each change that is no reason to stop.
+
+    Raises:
+      UserError: other examples, or in mid-epoch another order of them.
+    """
+    order, window = ("data.order", "order"), ("data.shuffle_gib", "shuffle_gib")
+    old, new = then["dataset"], now["dataset"]
+    rows = [("data.name", "version", old[2], new[2], True)]
+    rows += [("data.train_split", "examples", old[-1], new[-1], True)]
+    rows += [(key, name, then[name], now[name], mid_epoch) for key, name in (order, window)]
+    lines = []
+    for key, name, old, new, refused in rows:
+        # Where the order itself has changed its window says nothing.
+        if old == new or (name == "shuffle_gib" and then["order"] != now["order"]):
+            continue
+        words = f"{key}: {name} was {_show(old)}, is {_show(new)}"
+        if refused and not _matches(key, allowed):
+            reason = "another permutation would go on under this run's name"
+            if mid_epoch:
+                reason = "examples of this epoch would come twice or never"
+            raise UserError(
+                f"run.resume: {words} since the checkpoint was written, so {reason}; resume with "
+                f"the first data and value, or allow it by --run.allow_changes='[\"{key}\"]'"
+            )
+        lines.append(words)
+    if not lines and then["dataset_files"] != now["dataset_files"]:
+        lines.append("data.train_split: the files are not those of the run's start")
+    return lines
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:

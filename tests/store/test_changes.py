@@ -6,7 +6,13 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from store.changes import MAY_CHANGE, check_changes, find_changes, hash_config
+from store.changes import (
+    MAY_CHANGE,
+    check_changes,
+    check_stream,
+    find_changes,
+    hash_config,
+)
 from utils.config import RunConfig
 from utils.config.sections import iterate_keys
 from utils.errors import UserError
@@ -65,3 +71,52 @@ def test_every_pattern_names_a_key():
     keys = list(iterate_keys())
     unknown = [p for p in MAY_CHANGE if not any(fnmatchcase(key, p) for key in keys)]
     assert unknown == []
+
+
+STREAM = {
+    "dataset": ["tfds", "flowers", "1.0.0", "train", 181],
+    "dataset_files": "abc",
+    "order": "sharded",
+    "shuffle_gib": 1.0,
+}
+ONE_MORE = {"dataset": ["tfds", "flowers", "1.0.0", "train", 182], "dataset_files": "abd"}
+NEWER = {"dataset": ["tfds", "flowers", "1.1.0", "train", 181], "dataset_files": "abe"}
+EXACT = {"order": "exact", "shuffle_gib": 0}
+
+
+@pytest.mark.parametrize("mid_epoch", [True, False])
+@pytest.mark.parametrize(
+    ("change", "words", "key"),
+    [
+        (ONE_MORE, "examples was 181, is 182", "data.train_split"),
+        (NEWER, 'version was "1.0.0", is "1.1.0"', "data.name"),
+    ],
+)
+def test_other_examples_are_refused_at_any_place(change, words, key, mid_epoch):
+    with pytest.raises(UserError) as caught:
+        check_stream(STREAM, STREAM | change, (), mid_epoch=mid_epoch)
+    assert f"{key}: {words}" in str(caught.value)
+    assert f"--run.allow_changes='[\"{key}\"]'" in str(caught.value)
+    assert check_stream(STREAM, STREAM | change, (key,), mid_epoch=mid_epoch) == [f"{key}: {words}"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "key"),
+    [
+        (EXACT, 'order was "sharded", is "exact"', "data.order"),
+        ({"shuffle_gib": 2.0}, "shuffle_gib was 1.0, is 2.0", "data.shuffle_gib"),
+    ],
+)
+def test_another_order_is_refused_within_an_epoch_and_told_at_its_border(change, words, key):
+    with pytest.raises(UserError, match="would come twice or never") as caught:
+        check_stream(STREAM, STREAM | change, (), mid_epoch=True)
+    assert f"{key}: {words}" in str(caught.value)
+    for allowed, mid_epoch in (((), False), ((key,), True)):
+        lines = check_stream(STREAM, STREAM | change, allowed, mid_epoch=mid_epoch)
+        assert lines == [f"{key}: {words}"]
+
+
+def test_the_same_stream_passes_and_other_files_of_it_are_told():
+    assert check_stream(STREAM, dict(STREAM), (), mid_epoch=True) == []
+    (line,) = check_stream(STREAM, STREAM | {"dataset_files": "x"}, (), mid_epoch=True)
+    assert line == "data.train_split: the files are not those of the run's start"
