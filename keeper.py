@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # Steps between two questions to all ranks whether one was asked to end.
 AGREE_EVERY = 8
+# Seconds between two looks at a checkpoint that is being written, while the loop waits for it.
+LOOK_EVERY_S = 10.0
 
 
 class Keeper:
@@ -72,8 +74,9 @@ class Keeper:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
-                self._ask_writer(self.manager.wait)
+                self._await_write()
             else:
+                self._watch.close()  # no loop is left to watch
                 self.manager.wait()
         except CheckpointError as failure:
             if error is None:
@@ -131,6 +134,8 @@ class Keeper:
         """Take the state to the host and have it written beside the loop, by rank zero."""
         # Only the writer knows, and a shard of a global array is fetched by all hosts or by none.
         is_needed = self._ask_writer(partial(self.manager.needs, state.step))
+        if is_needed:
+            self._await_write()
         if not is_needed:
             self.manager.note(state.step, best=best)
         elif self.writer is not None:
@@ -159,7 +164,7 @@ class Keeper:
         if len(state.skipped_steps) >= self.max_rollbacks:
             get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
             return False
-        self._ask_writer(self.manager.wait)
+        self._await_write()
         if not go_back(self.runtime, self.task, state, bad_step):
             return False
         get_logger().warning(
@@ -170,6 +175,15 @@ class Keeper:
             self.writer.rewind(state.step)
             self.task.run.update(skipped_steps=list(state.skipped_steps))
         return True
+
+    def _await_write(self) -> None:
+        """Until nothing is being written; an upload may outlast every rank's patience with another.
+
+        Raises:
+          CheckpointError: on every rank, where the write has failed.
+        """
+        while not self._ask_writer(partial(self.manager.wait, LOOK_EVERY_S)):
+            self._watch.beat()
 
     def _ask_writer(self, ask: Callable[[], Any]) -> Any:
         """The writer's answer on every rank, its failure as well; called by all of them alike.

@@ -19,7 +19,7 @@ from torch import Tensor
 import main
 from preflight import check
 from store import Run
-from tests.tiny_parts import create_config
+from tests.tiny_parts import create_argv, create_config
 from utils.checkpoint import CheckpointError
 from utils.checkpoint import files as checkpoint_files
 from utils.config.sections import RuntimeSection
@@ -152,3 +152,25 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_hosts(tmp_path, monkeypatc
     assert [type(error) for error in errors] == [CheckpointError] * 2, errors
     assert all("No space left on device" in str(error) for error in errors)
     assert calls
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_waiting_for_an_upload_is_no_standing_still(tmp_path, monkeypatch, hosts):
+    """Each write lasts until the loop, which waits for it, has given some more signs of life."""
+    beats = threading.Semaphore(0)
+    monkeypatch.setattr("keeper.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("utils.stall.StallWatch.beat", lambda watch: beats.release())
+    original, seen = checkpoint_files.save_file, []
+
+    def save_slowly(*args: object, **kwargs: object) -> None:
+        seen.append(all(beats.acquire(timeout=20.0) for _ in range(100)))
+        original(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint_files, "save_file", save_slowly)
+    flags = ("--train.steps=2", "--train.eval_every_epochs=9")
+    if hosts == 1:
+        assert main.main(create_argv(tmp_path, "--run.run_id=mesh", *flags)) == 0
+    else:
+        assert run_hosts(tmp_path, *flags) == [0, 0]
+    assert seen
+    assert all(seen)

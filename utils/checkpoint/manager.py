@@ -82,6 +82,7 @@ class CheckpointManager:
         if not self.needs(step):
             self.note(step, best=best)
             return
+        self.wait()
         with self._holding():
             parts, facts = collect()
             self._job = _Job(step, parts, facts, best, before)
@@ -89,17 +90,10 @@ class CheckpointManager:
             self._thread.start()
 
     def needs(self, step: int) -> bool:
-        """Whether `submit` would collect this step; if so, an earlier write has ended.
-
-        Raises:
-          CheckpointError: that write has failed.
-        """
+        """Whether `submit` would collect this step."""
         with self._lock:
-            if step in self._whole or (self._job is not None and self._job.step == step):
-                return False
-        with self._holding():
-            self.wait()
-        return True
+            is_coming = self._job is not None and self._job.step == step
+            return step not in self._whole and not is_coming
 
     def note(self, step: int, *, best: bool) -> None:
         """A step that needs no new write may become the best one; `check` raises what fails."""
@@ -133,12 +127,16 @@ class CheckpointManager:
                 "mend the storage and continue with --resume auto"
             ) from error
 
-    def wait(self) -> None:
-        """Wait until nothing is being written; raises as `check` does."""
+    def wait(self, limit_s: float | None = None) -> bool:
+        """Wait until nothing is being written; whether that is so. Raises as `check` does."""
         if self._thread is not None:
-            self._thread.join()
+            with self._holding():
+                self._thread.join(limit_s)
+            if self._thread.is_alive():
+                return False
             self._thread = None
         self.check()
+        return True
 
     def take_held_s(self) -> float:
         """Seconds for which the loop was held since the last call."""
