@@ -79,8 +79,8 @@ def run(path: Path, device: str = "cpu") -> tuple[int, list[str]]:
     passed, failures = 0, []
     with tempfile.TemporaryDirectory() as folder:
         fixture = Fixture(Path(path), Path(folder))
-        for label, check in _list_checks(fixture):
-            complaint = _get_complaint(check)
+        for label, check in list_checks(fixture):
+            complaint = get_complaint(check)
             if complaint:
                 failures.append(f"{label}: {complaint}")
             else:
@@ -88,7 +88,7 @@ def run(path: Path, device: str = "cpu") -> tuple[int, list[str]]:
     return passed, failures
 
 
-def _list_checks(fixture: Fixture) -> Iterator[tuple[str, Callable[[], str]]]:
+def list_checks(fixture: Fixture) -> Iterator[tuple[str, Callable[[], str]]]:
     """Label and check of every entry; a check gives what is wrong, or an empty string."""
     from tests.fixture_runs import preprocessing_random
 
@@ -116,7 +116,8 @@ def _list_checks(fixture: Fixture) -> Iterator[tuple[str, Callable[[], str]]]:
             yield name, lambda c=check, t=table: c(fixture, t)
 
 
-def _get_complaint(check: Callable[[], str]) -> str:
+def get_complaint(check: Callable[[], str]) -> str:
+    """What is wrong with an entry; empty where nothing is."""
     try:
         return check()
     except Exception as error:  # whatever an entry raises is that entry's failure
