@@ -27,7 +27,7 @@ from utils.checkpoint import (
 )
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import StorageError, check_writable, is_remote, open_folder, to_path
+from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,18 +45,20 @@ def choose_run(config: RunConfig) -> tuple[Run, Place | None]:
       UserError: the directory is taken or in use, or there is nothing to continue.
     """
     store = open_store(config)
-    try:
-        run, checkpoint = _choose(config, store)
-    except StorageError as error:
-        raise UserError(
-            f"run.output_dir ({config.run.output_dir!r}) cannot be read: {error}; look at the "
-            "bucket's name, your login and its rights"
-        ) from error
+    with hurry():
+        if not config.run.eval_only:
+            check_writable(config.run.output_dir, "run.output_dir")
+            if config.run.checkpoint_root:
+                check_writable(config.run.checkpoint_root, "run.checkpoint_root")
+        try:
+            run, checkpoint = _choose(config, store)
+        except StorageError as error:
+            key = "run.resume" if config.run.resume not in ("", "auto") else "run.output_dir"
+            raise UserError(
+                f"{key}: {error}; look at the bucket's name, your login and its rights"
+            ) from error
     if not config.run.eval_only:
         refuse_if_owned(run.path)
-        check_writable(config.run.output_dir, "run.output_dir")
-        if config.run.checkpoint_root:
-            check_writable(config.run.checkpoint_root, "run.checkpoint_root")
     return run, checkpoint
 
 

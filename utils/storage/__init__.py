@@ -22,6 +22,7 @@ from utils.storage.places import (
     to_path,
 )
 from utils.storage.remote import RemoteFolder
+from utils.storage.retry import hurry
 
 __all__ = [
     "ASIDE",
@@ -34,6 +35,7 @@ __all__ = [
     "choose_aside_name",
     "compute_crc32c",
     "get_old_name",
+    "hurry",
     "is_remote",
     "is_there",
     "join_place",

@@ -150,8 +150,7 @@ class RemoteFolder(Folder):
     def probe(self) -> None:
         name, text = f".probe-{uuid.uuid4().hex}", "written to see whether it can be"
         path = f"{self._path}/{name}"
-        # Without further tries: the client makes its own, and nobody wants to wait longer here.
-        retry(self._filesystem.pipe_file, path, text.encode(), place=self.place, tries=1)
+        self._call("", self._filesystem.pipe_file, path, text.encode())
         if self.read_text(name) != text:
             raise StorageError(f"{self.place}: what was read back is not what was written")
         self.remove_file(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from utils.storage.folder import StorageError
@@ -12,6 +14,8 @@ from utils.storage.folder import StorageError
 T = TypeVar("T")
 TRIES = 6
 _FIRST_WAIT_S = 0.1
+# Seconds after which a call that fails is not made again; its client may have made its own tries.
+_PATIENCE_S: ContextVar[float] = ContextVar("patience_s", default=600.0)
 # Another try cannot help: the caller decides what it means.
 _FINAL = (FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
           NotImplementedError)  # fmt: skip
@@ -30,6 +34,7 @@ def retry(call: Callable[..., T], *arguments: Any, place: str, tries: int = TRIE
       FileNotFoundError, FileExistsError, NotADirectoryError: at once, as they are.
       StorageError: every try failed, or another one cannot help; the fault is its cause.
     """
+    began = time.monotonic()
     for number in range(tries):
         try:
             return call(*arguments)
@@ -38,11 +43,22 @@ def retry(call: Callable[..., T], *arguments: Any, place: str, tries: int = TRIE
         except Exception as error:
             if not _is_of_store(error):
                 raise
-            if number + 1 == tries or not _may_pass(error):
+            is_late = time.monotonic() - began > _PATIENCE_S.get()
+            if number + 1 == tries or is_late or not _may_pass(error):
                 raise StorageError(f"{place}: {explain(error)}") from error
             # Many hosts that failed together do not come back together.
             time.sleep(_FIRST_WAIT_S * 2**number * random.uniform(0.5, 1.0))
     raise AssertionError("not reached")
+
+
+@contextlib.contextmanager
+def hurry(patience_s: float = 5.0) -> Iterator[None]:
+    """While somebody waits at a prompt: a store that does not answer is not asked for minutes."""
+    token = _PATIENCE_S.set(patience_s)
+    try:
+        yield
+    finally:
+        _PATIENCE_S.reset(token)
 
 
 def explain(error: BaseException) -> str:

@@ -1,0 +1,119 @@
+"""Runs take their place for themselves alone, and nothing else is ever removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import main as program
+from preflight import check
+from store import read_metrics
+from tests.tiny_parts import SYNTHETIC, create_cpu_runtime
+from utils.config import load_config
+from utils.errors import UserError
+
+FLAGS = (
+    *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=4",
+    "--train.checkpoint_every_steps=2", "--run.run_id=a",
+)  # fmt: skip
+
+
+def run(output: Path, *flags: str) -> int:
+    return program.main([*FLAGS, f"--run.output_dir={output}", *flags])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run store with one run of 4 steps."""
+    output = tmp_path_factory.mktemp("finished")
+    assert run(output) == 0
+    return output
+
+
+def test_the_later_of_two_programs_that_both_found_the_place_free_is_refused(tmp_path):
+    task = check(load_config([*FLAGS, f"--run.output_dir={tmp_path}"]))
+    # The other one begins and ends between this one's look and its lock.
+    assert run(tmp_path) == 0
+    folder = tmp_path / "tiny" / "a"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"run.run_id: .*a exists; choose another run.run_id"):
+        program.run(create_cpu_runtime(), task)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+def test_a_later_checkpoint_than_the_one_looked_at_is_gone_on_from(tmp_path, capsys):
+    flags = [*FLAGS, f"--run.output_dir={tmp_path}", "--train.steps=2", "--run.resume=auto"]
+    assert program.main(flags) == 0
+    task = check(load_config([*flags, "--train.steps=6"]))
+    assert str(task.checkpoint).endswith("step_00000002")
+    assert program.main([*flags, "--train.steps=4"]) == 0
+    assert program.run(create_cpu_runtime(), task) == 0
+    said = capsys.readouterr().err
+    assert "step_00000004 at step 4" in said and "set aside" not in said
+
+
+@pytest.mark.parametrize("run_id", ["../../precious", ".", "..", "/tmp/x", "a b"])
+def test_a_path_is_no_name_even_with_overwrite(tmp_path, capsys, run_id):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years of work")
+    for key in ("run.run_id", "run.experiment"):
+        assert run(tmp_path / "runs", f"--{key}={run_id}", "--run.overwrite=true") == 2
+        assert f"{key} ({run_id!r}) is no directory name" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+
+
+def test_overwrite_leaves_what_never_was_a_run_alone(tmp_path, capsys):
+    (tmp_path / "tiny" / "a").mkdir(parents=True)
+    (tmp_path / "tiny" / "a" / "thesis.tex").write_text("years of work")
+    assert run(tmp_path, "--run.overwrite=true") == 2
+    assert "holds no run.json of this program" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "tiny" / "a").iterdir()] == ["thesis.tex"]
+
+
+def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, monkeypatch):
+    experiment = finished / "tiny"
+    first = json.loads((experiment / "a" / "run.json").read_text())
+    weights = (experiment / "a" / "student.safetensors").read_bytes()
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("a part cannot be built")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a part"):
+        patch.setattr("assembly.build_parts", fail)
+        run(finished, "--run.overwrite=true")
+    assert (experiment / "aside_a" / "student.safetensors").read_bytes() == weights
+    # The place is free again, and what was set aside is no run of its own.
+    assert run(finished) == 0
+    second = json.loads((experiment / "a" / "run.json").read_text())
+    assert second["id"] > first["id"]
+    assert run(finished, "--run.overwrite=true") == 0
+    assert json.loads((experiment / "a" / "run.json").read_text())["id"] > second["id"]
+    assert sorted(path.name for path in experiment.iterdir()) == ["a", "aside_a"]
+
+
+def test_time_and_graphs_count_over_attempts_and_each_line_names_its_own(tmp_path):
+    assert run(tmp_path, "--train.steps=3", "--train.checkpoint_every_steps=3") == 0
+    assert run(tmp_path, "--train.steps=6", "--run.resume=auto") == 0
+    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if "total" in line]
+    assert [line["attempt"] for line in lines] == [1, 1, 1, 2, 2, 2]
+    times = [line["time_s"] for line in lines]
+    assert times == sorted(times) and times[3] > times[2] > 0
+    facts = json.loads((tmp_path / "tiny" / "a" / "run.json").read_text())
+    assert (facts["attempts"], facts["final_up_to_step"], facts["status"]) == (2, 6, "complete")
+
+
+def test_tensorboard_shows_what_the_lines_say_after_going_on(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = ("--run.tensorboard=true", "--train.checkpoint_every_steps=3")
+    assert run(tmp_path, *flags, "--train.steps=3") == 0
+    assert run(tmp_path, *flags, "--train.steps=6", "--run.resume=auto") == 0
+    events = EventAccumulator(str(tmp_path / "tiny" / "a"))
+    events.Reload()
+    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if "total" in line]
+    shown = [(event.step, event.value) for event in events.Scalars("total")]
+    assert shown == [(x["step"], pytest.approx(x["total"], rel=1e-6)) for x in lines]
+    assert [event.step for event in events.Scalars("eval_top1")] == [6]
