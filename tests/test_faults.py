@@ -21,6 +21,7 @@ from assembly import iterate_batches
 from datasets import Batch
 from store import CLOCKS, Run, read_metrics
 from store.lock import RunLock
+from store.session import RunSession
 from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.checkpoint import CheckpointManager, load_checkpoint, verify_checkpoint
@@ -107,6 +108,25 @@ def test_a_resumed_run_skips_the_same_batch(tmp_path, poisoned, monkeypatch):
     assert tables[0] == tables[1]
     skipped = [line for line in read_metrics(half) if line["step"] == 6]
     assert ["total" in line for line in skipped] == [False]
+
+
+def test_going_back_past_a_broken_checkpoint_writes_it_anew(tmp_path, poisoned, monkeypatch):
+    poisoned(5)
+    note, broken = RunSession.note_checkpoint, []
+
+    def note_and_break(self: RunSession, step: int) -> None:
+        note(self, step)
+        if step == 4 and not broken:
+            folder = self.run.path / "checkpoints" / "step_00000004"
+            flip_a_bit(folder)
+            broken.append(folder)
+
+    monkeypatch.setattr(RunSession, "note_checkpoint", note_and_break)
+    assert run(tmp_path, "--train.on_nonfinite=rollback", "--train.keep_checkpoints=9") == 0
+    folder = tmp_path / "tiny" / "a" / "checkpoints"
+    assert verify_checkpoint(folder / "step_00000004")["step"] == 4
+    assert (folder / "aside_step_00000004").is_dir()
+    assert [x["step"] for x in get_lines(folder.parent) if "lr" in x] == list(range(1, 9))
 
 
 def test_a_run_that_goes_back_too_often_ends(tmp_path, poisoned, capsys):

@@ -97,6 +97,19 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path, device, name):
             assert torch.equal(value.cpu(), found[key].cpu()), f"{module} {key}"
 
 
+def test_a_state_comes_back_with_all_that_it_counts(tmp_path):
+    """Without run.json, as on a new machine, the checkpoint alone tells it."""
+    runtime = create_cpu_runtime()
+    state = create_trained(runtime)
+    state.skipped_steps, state.input_processes, state.best_metric = (3, 7), 4, 12.5
+    folder = save(tmp_path, state, runtime)
+    other = create_trained(runtime, steps=0)
+    parts, facts = load_checkpoint(folder)
+    restore_state(other, parts, facts, folder, runtime.load)
+    assert (other.step, other.skipped_steps) == (2, (3, 7))
+    assert (other.input_processes, other.best_metric) == (4, 12.5)
+
+
 @pytest.mark.parametrize(("origin", "target"), [("xla", "cpu"), ("cpu", "xla")])
 def test_a_checkpoint_of_one_device_is_restored_on_another_to_the_bit(tmp_path, origin, target):
     runtime, other = RUNTIMES[origin](), RUNTIMES[target]()
