@@ -52,10 +52,15 @@ class RunLock:
         Raises:
           UserError: another program has the run; names it.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("a+", encoding="utf-8")
+        file = self._open()
         try:
-            self._wait_for(file, time.monotonic() + wait_s)
+            deadline = time.monotonic() + wait_s
+            self._wait_for(file, deadline)
+            while not self._is_in_place(file):
+                # Its owner has renamed or removed the run: the lock is that of another place.
+                file.close()
+                file = self._open()
+                self._wait_for(file, deadline)
             owner = _read_owner(file)
             if _may_be_alive_elsewhere(owner, self.path):
                 raise UserError(explain(self.path.parent, owner))
@@ -86,10 +91,25 @@ class RunLock:
             self._file.close()
             self._file = None
 
+    def remove(self) -> None:
+        """Take the file away while it is held; who waits for it looks again."""
+        if self._file is not None:
+            self.path.unlink(missing_ok=True)
+
     def release_claim(self) -> None:
         """Let go of the run on its bucket alone."""
         if self._claim is not None:
             self._claim.release()
+
+    def _open(self) -> IO[str]:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        return self.path.open("a+", encoding="utf-8")
+
+    def _is_in_place(self, file: IO[str]) -> bool:
+        try:
+            return os.path.samestat(os.fstat(file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
 
     def _wait_for(self, file: IO[str], deadline: float) -> None:
         announced = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from pathlib import Path
 from typing import Any
 
 from store.artifacts import publish_artifacts
@@ -31,6 +33,7 @@ class RunSession:
         self.mirror: Mirror | None = None
         self._lock = RunLock(run.path, run.remote)
         self._aside: list[Folder] = []
+        self._made: list[Path] = []  # directories that were not there, the deepest first
 
     @property
     def is_lost(self) -> bool:
@@ -43,6 +46,8 @@ class RunSession:
         Raises:
           UserError: the place is taken, or another program has it.
         """
+        folders = (self.run.path, *self.run.path.parents)
+        self._made = [folder for folder in folders if not folder.exists()]
         self._lock.acquire()
         check_free(self.run, overwrite=overwrite)
         leftovers = find_leftovers(self.run)
@@ -115,4 +120,10 @@ class RunSession:
         """Send the rest and let go of the run."""
         if self.mirror is not None and not self.is_lost:
             self.mirror.close()
+        if not self.attempt and self._made:
+            # What never began leaves nothing behind.
+            self._lock.remove()
+            with contextlib.suppress(OSError):
+                for folder in self._made:
+                    folder.rmdir()
         self._lock.release()

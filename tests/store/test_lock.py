@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -111,3 +112,21 @@ def test_a_damaged_lock_file_keeps_nobody_out(tmp_path, text):
 def test_looking_for_an_owner_makes_no_file(tmp_path):
     assert find_owner(tmp_path) == {}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_was_moved_or_removed_meanwhile_is_taken_anew(tmp_path):
+    """Its owner set the run aside, or never began it."""
+    folder = tmp_path / "a"
+    for is_moved in (True, False):
+        first, second = RunLock(folder), RunLock(folder)
+        first.acquire()
+        waiting = threading.Thread(target=second.acquire, args=(30.0,))
+        waiting.start()
+        if is_moved:
+            folder.rename(tmp_path / "aside_a")
+        else:
+            first.remove()
+        first.release()
+        waiting.join()
+        assert find_owner(folder)["pid"] == os.getpid()
+        second.release()
