@@ -77,6 +77,29 @@ def test_an_epoch_shows_no_example_twice_and_epochs_differ(root, order, count):
     assert not np.array_equal(indices[0], np.sort(indices[0]))
 
 
+def test_windows_of_the_sharded_order_are_shuffled_each_in_its_own_way(root):
+    from big_vision.input.order import ShardedOrder
+
+    loader = create_loader(create_config(root, order="sharded"), "train")
+    pipeline, order = loader._reader._pipeline, loader._reader._sharded
+
+    def read(window: int, epoch: int) -> np.ndarray:
+        changed = ShardedOrder(order.unit_starts, order.unit_counts, window, order.spec, order.seed)
+        elements = pipeline.sharded_indices(changed, epoch, 0).take(192)
+        return np.array([int(element["index"]) for element in elements])
+
+    window = 48
+    for epoch in (0, 1):
+        # Windows of one example are not shuffled: the sequence that the others are cut from.
+        plain, shuffled = (read(size, epoch).reshape(-1, window) for size in (1, window))
+        places = []
+        for before, after in zip(plain, shuffled, strict=True):
+            assert sorted(before) == sorted(after)
+            places.append(tuple(np.argsort(before)[np.searchsorted(np.sort(before), after)]))
+        assert len(set(places)) == len(places)
+        assert tuple(range(window)) not in places
+
+
 def test_exact_training_sees_every_example_over_the_epochs(root):
     config = create_config(root, order="exact", global_batch_size=64)
     assert len(np.unique(get_indices(draw(config, 1, 30)))) == TRAIN

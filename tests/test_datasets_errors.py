@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
 
-from datasets import choose_order, create_loader, describe_dataset
+from datasets import _choose_neighbours, choose_order, create_loader, describe_dataset
 from tests.input_data import RECORDS, create_config, use_private_cache, write_records
 from utils.errors import UserError
 
@@ -292,6 +294,23 @@ def test_skip_corrupt_passes_over_records_and_counts_them(copy, order):
             assert int(image[0, 0, 0]) == int(index) and int(label) == int(index) % 7
 
 
+@given(ok=st.lists(st.booleans(), min_size=2, max_size=24).filter(any))
+def test_the_other_half_of_a_pair_stands_in_first(ok):
+    chosen = _choose_neighbours(np.array(ok))
+    for place, source in enumerate(chosen.tolist()):
+        partner = min(place ^ 1, len(ok) - 1)
+        assert ok[source]
+        if ok[place]:
+            assert source == place
+        elif ok[partner]:
+            assert source == partner
+
+
+def test_a_batch_without_any_good_record_ends_the_run():
+    with pytest.raises(UserError, match="a whole batch of records cannot be read"):
+        _choose_neighbours(np.zeros(4, bool))
+
+
 def test_one_corrupt_record_too_many_stops_the_run(copy):
     paths = get_files(copy)
     damage(paths[0], 3)
@@ -305,7 +324,9 @@ def test_evaluation_masks_what_it_skips(copy):
     path = get_files(copy, "validation")[0]
     damage(path, 2)
     loader = create_loader(create_config(copy, skip_corrupt=1), "eval")
-    seen = torch.cat([batch.indices[batch.mask] for batch in loader.batches()]).tolist()
+    batches = list(loader.batches())
+    seen = torch.cat([batch.indices[batch.mask] for batch in batches]).tolist()
+    assert all((batch.indices[~batch.mask] == -1).all() for batch in batches)
     assert sorted(seen) == [i for i in range(RECORDS["validation"]) if i != 2]
     assert loader.counters == {"skipped_corrupt": 1}
 

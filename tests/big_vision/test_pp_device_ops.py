@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from big_vision.pp.device_ops import (
     Normalisation,
@@ -52,6 +54,20 @@ def test_the_constants_equal_the_op(op):
     expected = get_preprocess_fn(op)({"image": image})["image"].numpy()
     found = (image.astype(np.float32) - np.float32(mean)) / np.float32(std)
     np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-6 * np.abs(expected).max())
+
+
+NUMBERS = st.floats(-1000, 1000).map(lambda x: round(x, 2))
+
+
+@given(vmin=NUMBERS, vmax=NUMBERS, low=NUMBERS, high=NUMBERS, pixel=st.integers(0, 255))
+def test_the_constants_map_one_interval_to_the_other(vmin, vmax, low, high, pixel):
+    assume(abs(vmin - vmax) > 0.1 and abs(low - high) > 0.1)
+    spec = f"decode|value_range({vmin}, {vmax}, {low}, {high})"
+    host_spec, ((mean,), (std,)) = split_device_ops(spec)
+    assert host_spec == "decode"
+    expected = vmin + (pixel - low) / (high - low) * (vmax - vmin)
+    scale = max(abs(expected), abs(vmin), abs(vmax), 1e-3)
+    assert abs((pixel - mean) / std - expected) < 1e-6 * scale * max(1, abs(mean))
 
 
 @pytest.mark.parametrize("spec", KEPT)

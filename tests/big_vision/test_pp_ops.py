@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
@@ -66,6 +68,37 @@ def test_contrast_keeps_the_mean_and_saturation_keeps_the_grey():
     assert get_uniform_ks(spread, 0.5, 1.5) < 0.075
 
 
+def jitter(image, steps, factors):
+    """Brightness, contrast and saturation in the order of `steps`, in numpy."""
+    grey_weights = np.array([0.299, 0.587, 0.114])
+    pixels = image.astype(np.float64)
+    for step in steps:
+        factor = factors[step]
+        grey = pixels @ grey_weights
+        base = (0.0, grey.mean(), grey[..., None])[step]
+        pixels = np.clip(base + factor * (pixels - base), 0, 255)
+    return pixels
+
+
+def test_jitter_is_the_closed_form_in_an_order_that_is_drawn_anew(noise):
+    import tensorflow as tf
+
+    from big_vision.pp.randomness import Randomness
+
+    results = draw("color_jitter(0.9, 0.8, 0.7)", noise, 200)
+    orders, fixed = [], 0
+    for index, result in enumerate(results):
+        randomness = Randomness(0, 0, tf.constant([0, index], tf.int64))
+        keys, shares = randomness.uniform([2, 3]).numpy()
+        factors = 1 + np.array([0.9, 0.8, 0.7]) * (2 * shares - 1)
+        orders.append(tuple(np.argsort(keys)))
+        np.testing.assert_allclose(result, jitter(noise, orders[-1], factors), atol=0.51)
+        fixed += np.abs(result - jitter(noise, (0, 1, 2), factors)).max() < 1
+    # Without clipping the three commute; these strengths clip, so a fixed order would be seen.
+    assert fixed < 120
+    assert all(15 < orders.count(order) < 60 for order in itertools.permutations(range(3)))
+
+
 def test_hue_turns_colours_and_leaves_grey():
     image = np.zeros((1, 2, 3), np.uint8)
     image[0, 0], image[0, 1] = (200, 0, 0), (80, 80, 80)
@@ -121,6 +154,16 @@ def test_three_augment_jitters_each_of_the_three(noise):
     assert grey_levels.min() < 0.8
     assert grey_levels.max() > 1.15
     assert len({result.tobytes() for result in results}) > 890
+
+
+def test_three_augment_draws_brightness_and_contrast_uniformly():
+    # Grey below 128: only brightness and contrast change what lies far from the blurred border.
+    image = np.full((60, 2, 3), 60, np.uint8)
+    image[30:] = 100
+    changed = draw("three_augment(0.3)", image, 600).astype(float)
+    low, high = changed[:, 0, 0, 0], changed[:, -1, 0, 0]
+    assert get_uniform_ks((low + high) / 160, 0.7, 1.3) < 0.075
+    assert get_uniform_ks(4 * (high - low) / (high + low), 0.7, 1.3) < 0.075
 
 
 def test_autoaugment_leaves_as_many_images_as_its_probabilities_say(noise):
