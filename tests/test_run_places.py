@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,43 @@ def test_tensorboard_shows_what_the_lines_say_after_going_on(tmp_path):
     shown = [(event.step, event.value) for event in events.Scalars("total")]
     assert shown == [(x["step"], pytest.approx(x["total"], rel=1e-6)) for x in lines]
     assert [event.step for event in events.Scalars("eval_top1")] == [6]
+
+
+def make_file(folder: Path) -> Path:
+    (folder / "a_file").write_text("")
+    return folder / "a_file" / "runs"
+
+
+def make_full(folder: Path) -> Path:
+    """A disk of its own, too small for anything."""
+    disk = folder / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], check=False
+    )
+    if done.returncode:
+        pytest.skip("no right to mount a disk")
+    (disk / "full").write_bytes(b"x" * 4096)
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        (make_file, "is a file"),
+        (lambda folder: Path("/proc/runs"), "No such file or directory"),
+        (make_full, "No space left on device"),
+    ],
+)
+def test_a_place_that_cannot_be_written_is_one_line_before_a_device(
+    tmp_path, capsys, monkeypatch, place, reason
+):
+    monkeypatch.setattr("main.launch", None)
+    output = place(tmp_path)
+    try:
+        assert run(output) == 2
+    finally:
+        subprocess.run(["umount", str(tmp_path / "disk")], check=False, capture_output=True)
+    line = capsys.readouterr().err.strip().split("\n")[-1]
+    assert line.startswith(f"error: run.output_dir ('{output}') cannot be written to: ")
+    assert reason in line

@@ -143,8 +143,14 @@ class MetricWriter:
         if nonfinite:
             line["nonfinite"] = nonfinite
         text = json.dumps(line, allow_nan=False) + "\n"
-        self._file.write(text)
-        self._file.flush()
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            raise LostRunError(
+                f"{self.path} cannot be written: {error.strerror}; mend the disk and continue with "
+                "--resume auto"
+            ) from error
         if os.fstat(self._file.fileno()).st_nlink == 0:
             raise LostRunError(
                 f"{self.path} was deleted while the run was writing it; restore the directory from "

@@ -162,3 +162,10 @@ def test_curves_are_drawn_of_one_run_and_of_several(tmp_path):
 def test_a_run_that_logged_nothing_still_has_a_picture(tmp_path):
     MetricWriter(tmp_path).close()
     assert draw_run(tmp_path).stat().st_size > 1000
+
+
+def test_a_full_disk_is_told_in_one_line(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    writer = MetricWriter(tmp_path)
+    with pytest.raises(LostRunError, match=r"metrics.jsonl cannot be written: No space left"):
+        writer.write(1, {"loss": 1.0})
