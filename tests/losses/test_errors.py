@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from losses import create_loss
-from tests.losses.examples import create_example_loss, create_inputs
+from tests.losses.examples import ARGS, create_example_loss, create_inputs
 from utils.errors import UserError
 
 
@@ -37,6 +37,42 @@ def test_bad_arguments_are_named(name, args, words):
     with pytest.raises(UserError) as raised:
         create_loss(name, args)
     assert words in str(raised.value)
+
+
+# Loss -> its arguments that are numbers above 0.
+ABOVE_ZERO = {
+    "at": "power", "bv_agree": "top_k", "bv_kl": "temperature", "cc_delta": "embed_dim",
+    "cckd": "gamma max_power", "crd": "num_examples negatives", "dist": "temperature eps",
+    "dkd": "temperature", "kd": "temperature", "lskd": "eps", "mlkd": "temperature",
+    "mlkd_bc": "temperature", "nkd": "temperature", "ofa": "temperature exponent", "pkt": "eps",
+    "rkd": "eps", "ttm": "temperature", "wsld": "temperature",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name, keys in ABOVE_ZERO.items() for key in keys.split()]
+)
+@pytest.mark.parametrize("value", [0, -1.5, True, "1"])
+def test_numbers_that_must_be_above_zero_are_refused_by_name(name, key, value):
+    with pytest.raises(UserError) as raised:
+        create_loss(name, {**ARGS[name], key: value})
+    words = f"distill.losses: {name}.{key} is {value!r}; give a number above 0"
+    assert str(raised.value) == words
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "choices"),
+    [
+        ("fitnet", "regressor", "auto, none, conv1x1, convreg, linear"),
+        ("kd", "reduction", "batchmean, numel"), ("kd", "form", "kl, cross_entropy"),
+        ("bkd", "reduction", "batchmean, numel"),
+        ("cckd", "kernel", "bilinear, gaussian, unit_gaussian"),
+    ],
+)  # fmt: skip
+def test_words_that_are_no_choice_are_refused_with_the_choices(name, key, choices):
+    with pytest.raises(UserError) as raised:
+        create_loss(name, {**ARGS[name], key: "odd"})
+    assert str(raised.value).endswith(f".{key} is 'odd'; choose one of {choices}")
 
 
 def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,63 @@ def compute_with_gradients(name, inputs, **args):
     grads = torch.autograd.grad(value, tensors, allow_unused=True)
     pairs = zip(grads, tensors, strict=True)
     return value, [torch.zeros_like(t) if g is None else g for g, t in pairs]
+
+
+# What a configuration that names no argument means: a change of these changes old runs' results.
+DEFAULTS = {
+    "at": "power=2",
+    "at_paper": "power=2",
+    "bkd": "reduction=batchmean",
+    "bv_agree": "top_k=1",
+    "bv_euclidean": "",
+    "bv_hard": "label_smoothing=0.0",
+    "bv_kl": "temperature=1.0",
+    "bv_l2": "",
+    "bv_logsoftmax_euclidean": "",
+    "cc_delta": "scale=0.02 embed_dim=128 group_size=0",
+    "cckd": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
+    "cckd_paper": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
+    "crd": "embed_dim=128 negatives=16384 contrast_temperature=0.07 momentum=0.5",
+    "deit_hard": "label_smoothing=0.0",
+    "deit_soft": "temperature=4.0 reduction=batchmean form=kl",
+    "dist": "temperature=1.0 beta=1.0 gamma=1.0 eps=1e-08 group_size=0",
+    "dkd": "temperature=4.0 alpha=1.0 beta=8.0",
+    "fitnet": "regressor=auto kernel=None stride=None padding=None",
+    "hard": "label_smoothing=0.0",
+    "hard_kd": "label_smoothing=0.0",
+    "hcl": "regressor=auto kernel=None stride=None padding=None",
+    "kd": "temperature=4.0 reduction=batchmean form=kl",
+    "lskd": "loss=kd loss_args=None eps=1e-07 temperature=None group_size=None",
+    "lskd_dkd": "temperature=4.0 alpha=1.0 beta=8.0 eps=1e-07",
+    "lskd_kd": "temperature=2.0 eps=1e-07",
+    "mlkd": "temperature=4.0 standardise=False weight=1.0 group_size=0",
+    "mlkd_bc": "temperature=4.0 group_size=0",
+    "mlkd_cc": "temperature=4.0 group_size=0",
+    "mlkd_total": "temperature=4.0 standardise=False weight=1.0 group_size=0",
+    "multi_avg_logit": "loss=kd loss_args=None weights=None temperature=None group_size=None",
+    "multi_avg_loss": "loss=kd loss_args=None weights=None temperature=None group_size=None",
+    "multi_avg_prob": "loss=kd loss_args=None weights=None temperature=None group_size=None",
+    "multi_sum": "loss=kd loss_args=None weights=None temperature=None group_size=None",
+    "multi_sum_bv": "temperature=1.0",
+    "nkd": "temperature=1.0 gamma=1.5",
+    "ofa": "temperature=1.0 exponent=1.0",
+    "pkt": "eps=1e-07 group_size=0",
+    "rkd": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
+    "rkd_unit": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
+    "soft": "temperature=4.0 reduction=batchmean form=kl",
+    "sp": "group_size=0",
+    "tinyvit_sparse": "",
+    "ttm": "temperature=4.0",
+    "wsld": "temperature=2.0",
+    "wttm": "temperature=4.0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_defaults_of_a_loss_are_pinned(name):
+    parameters = inspect.signature(LOSSES.get(name)).parameters.values()
+    found = [f"{p.name}={p.default}" for p in parameters if p.default is not p.empty]
+    assert " ".join(found) == DEFAULTS[name]
 
 
 def test_every_registered_loss_is_in_this_table():

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from losses import SparseTeacher, create_loss
 from losses.contrastive import compute_scores
@@ -16,7 +18,7 @@ from losses.logits import kd_kl_div
 from losses.matching import compute_dist_parts
 from losses.multilevel import compute_low_share
 from losses.projections import create_projection
-from losses.relations import compute_rkd_parts
+from losses.relations import compute_kernel, compute_rkd_parts
 from losses.sparse import compute_dense_log_probs
 from tests.losses.examples import create_example_loss, create_inputs
 
@@ -228,3 +230,15 @@ def test_crd_draws_as_many_negatives_as_it_is_told_from_the_whole_split(monkeypa
         assert rows.shape[:2] == (4, 501)
         assert torch.equal(rows[:, 0], memory[inputs.example_indices])
         assert len(rows[:, 1:].flatten(0, 1).unique(dim=0)) == len(memory)
+
+
+@given(st.floats(0.05, 1.5), st.lists(st.floats(-3, 3), min_size=6, max_size=6))
+def test_the_series_of_unit_rows_is_the_gaussian_kernel(gamma, numbers):
+    rows = torch.tensor(numbers, dtype=torch.float64).view(1, 3, 2) + 4.0
+    rows = rows / rows.norm(dim=-1, keepdim=True)
+    found = compute_kernel(rows, kernel="gaussian", gamma=gamma, max_power=30)
+    torch.testing.assert_close(found, torch.exp(-gamma * torch.cdist(rows, rows) ** 2))
+    second = compute_kernel(rows, kernel="gaussian", gamma=gamma, max_power=2)
+    products = 2 * gamma * (rows @ rows.transpose(1, 2))
+    want = math.exp(-2 * gamma) * (1 + products + products**2 / 2)
+    torch.testing.assert_close(second, want)
