@@ -302,7 +302,7 @@ def _create_state(
 ) -> TrainState:
     config = task.config
     if hasattr(student, "set_distilled_training"):
-        student.set_distilled_training(_wants_distill_token(task))
+        student.set_distilled_training(losses.needs_distill_token())
     if config.train.scan_layers:
         scan_blocks(student, runtime.scan_blocks)
     ema = create_ema(student) if config.train.ema else None
@@ -333,14 +333,6 @@ def _create_state(
         max_grad_norm=config.optim.max_grad_norm,
         scaler=runtime.scaler,
     )
-
-
-def _wants_distill_token(task: Task) -> bool:
-    """Whether a term looks at the distillation token's own logits."""
-    distill = task.config.distill
-    names = [distill.loss, *(term.name for term in distill.losses)]
-    names += [str(term.args.get("loss", "")) for term in distill.losses]  # inside multi_* and lskd
-    return any(name.startswith("deit_") for name in names)
 
 
 def _add_teachers(

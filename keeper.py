@@ -58,7 +58,12 @@ class Keeper:
             if task.checkpoint is not None:
                 self.manager.set_aside_after(step)
                 self.manager.trust(step)
-        self._progress = Progress(step, parts.plan.total_steps, enabled=runtime.is_writer)
+        self._progress = Progress(
+            step,
+            parts.plan.total_steps,
+            enabled=runtime.is_writer,
+            terms=parts.objective.losses.names,
+        )
         self._tracer = Tracer(runtime, config.profile.steps, task.run.path / "profile")
         self._watch = StallWatch(
             config.train.stall_timeout_s, lambda: runtime.current_span, self._report_stall

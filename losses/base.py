@@ -31,10 +31,11 @@ class LossInputs:
       student_distill_logits: [B, K] of a distillation-token head, in training mode.
       student_features: activations by module path of the student.
       teacher_features: activations by module path of the teacher.
-      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`).
+      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`); a run has none.
       strong_teacher_logits: one [B, K] per teacher of that view.
       example_indices: int [B], positions in the training split (`crd`).
-      contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives (`crd`).
+      contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, where they are
+        given with reference values; in a run `crd` draws them on the device.
       term_scales: float [terms], scheduled factors on the objective's weights, as data.
     """
 
@@ -88,6 +89,10 @@ class Loss(nn.Module):
     def teacher_layers(self) -> tuple[str, ...]:
         """Module paths whose outputs the loss needs of the teacher."""
         return ()
+
+    def needs_distill_token(self) -> bool:
+        """Whether the loss looks at the logits of a distillation token."""
+        return False
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Make projections for activations of these shapes (with a batch axis of any size)."""

@@ -64,7 +64,7 @@ class CRD(FeatureLoss):
     On several ranks each updates its own examples' rows only, so the memories differ by rank.
     """
 
-    eps = 1e-7
+    eps = 1e-7  # keeps logarithms finite; the references' own, no key of a run
 
     def __init__(
         self,
@@ -77,7 +77,10 @@ class CRD(FeatureLoss):
     ) -> None:
         super().__init__(layers)
         check_positive(
-            "crd", num_examples=num_examples, negatives=negatives, temperature=contrast_temperature
+            "crd",
+            num_examples=num_examples,
+            negatives=negatives,
+            contrast_temperature=contrast_temperature,
         )
         if len(layers) != 1:
             raise UserError(f"distill.losses: crd takes one pair of layers and got {len(layers)}")

@@ -63,6 +63,10 @@ class Ensemble(Loss):
         self.weights = weights
         self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
 
+    def needs_distill_token(self) -> bool:
+        """As the inner loss does."""
+        return self.inner.needs_distill_token()
+
     def get_shares(self, inputs: LossInputs) -> list[float]:
         """One share per teacher, sum 1."""
         count = len(inputs.teacher_logits)

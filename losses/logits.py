@@ -167,6 +167,10 @@ class DeitSoft(SoftKD):
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """
 
+    def needs_distill_token(self) -> bool:
+        """Always."""
+        return True
+
     def get_student_logits(self, inputs: LossInputs) -> Tensor:
         """The distillation-token head."""
         return get_distill_logits(inputs)
@@ -177,6 +181,10 @@ class DeitHard(HardKD):
 
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """
+
+    def needs_distill_token(self) -> bool:
+        """Always."""
+        return True
 
     def get_student_logits(self, inputs: LossInputs) -> Tensor:
         """The distillation-token head."""

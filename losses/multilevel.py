@@ -152,7 +152,7 @@ class MultiLevelKD(Loss):
     f * bc(weak, all T)), all T = T, 3, 5, 2, 6; f and c are the shares of examples and classes
     with at most median teacher confidence, in each group. The paper selects those examples and
     classes; the code reduces first, so its masks only scale by about 0.5. The code is followed:
-    the parts are there as kd, mlkd_bc and mlkd_cc. Without a strong view the weak one stands in.
+    the parts are there as kd, mlkd_bc and mlkd_cc. A run has no strong view yet and is refused.
 
     Source: Jin, Wang and Lin 2023 (MLKD), CVPR 2023.
     """
@@ -179,7 +179,7 @@ class MultiLevelKD(Loss):
         """The scalars `kd`, `cc` and `bc`, before `weight`."""
         student = inputs.student_logits
         teacher = get_teacher_logits(inputs)
-        strong_student, strong_teacher = self._get_strong(inputs, student, teacher)
+        strong_student, strong_teacher = self._get_strong(inputs)
         low_examples, low_classes = self._get_shares(teacher, inputs.mask)
         every = (*self.base_temperatures, *WEAK_TEMPERATURES)
         arguments = {"group_size": self.group_size, "mask": inputs.mask}
@@ -203,11 +203,12 @@ class MultiLevelKD(Loss):
         examples, classes = compute_low_confidence_shares(groups, weights > 0)
         return mean_groups(examples, weights), mean_groups(classes, weights)
 
-    def _get_strong(
-        self, inputs: LossInputs, student: Tensor, teacher: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def _get_strong(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
         if inputs.strong_student_logits is None:
-            return student, teacher
+            raise UserError(
+                "distill.losses: mlkd compares two views of a batch, and a run makes no second, "
+                "strongly augmented one; use kd, mlkd_bc and mlkd_cc as terms of their own"
+            )
         if len(inputs.strong_teacher_logits) != 1:
             raise UserError(
                 "distill.losses: mlkd got a strong view of the student and "

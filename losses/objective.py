@@ -40,6 +40,10 @@ class Objective(nn.Module):
         """Module paths of the teacher whose outputs must come in `teacher_features`."""
         return tuple(dict.fromkeys(p for loss in self.losses for p in loss.teacher_layers()))
 
+    def needs_distill_token(self) -> bool:
+        """Whether a term looks at the logits of a distillation token."""
+        return any(loss.needs_distill_token() for loss in self.losses)
+
     def group_sizes(self) -> tuple[int, ...]:
         """Sizes of the groups of examples that terms compare; none if no term does."""
         sizes = (getattr(module, "group_size", 0) for module in self.losses.modules())

@@ -49,6 +49,10 @@ class LogitStandardisation(Loss):
         self.eps = eps
         self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
 
+    def needs_distill_token(self) -> bool:
+        """As the inner loss does."""
+        return self.inner.needs_distill_token()
+
     def compute(self, inputs: LossInputs) -> Tensor:
         """The inner loss's value; one teacher, live or stored."""
         teacher = as_constant(get_teacher_logits(inputs))

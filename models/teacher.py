@@ -98,6 +98,7 @@ def create_teachers(
     Raises:
       UserError: unknown model, missing or foreign weights, or classes that do not agree.
     """
+    _check_shares(section)
     sections = [one for one in get_teacher_sections(section) if one.model != EMA]
     return [_create_teacher(one, num_classes, student_view, device) for one in sections]
 
@@ -189,6 +190,16 @@ def _create_view(
         mean, std = student_view.mean.flatten().tolist(), student_view.std.flatten().tolist()
     channels = student_view.mean.shape[1]
     return View(spread_channels(mean, channels), spread_channels(std, channels), section.size)
+
+
+def _check_shares(section: DistillSection) -> None:
+    """Refuse weights of teachers where nobody averages their answers."""
+    weights = [one.weight for one in section.teachers]
+    if section.ensemble == "separate" and len(set(weights)) > 1:
+        raise UserError(
+            f"distill.teachers weight ({weights}) has no effect with distill.ensemble=separate; "
+            "give the multi_* loss args.weights, or set ensemble to probs or logits"
+        )
 
 
 def _check_normalisation(section: TeacherSection) -> None:

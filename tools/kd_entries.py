@@ -111,7 +111,6 @@ _LOGITS = (
     _create_logit("ofa", temperature=1.0),
     _create_logit("mlkd_bc", weight=300.0, alpha=0.5),
     _create_logit("mlkd_cc", weight=100.0, alpha=0.5),
-    _create_logit("mlkd", weight=0.1),
     _create_logit("bkd", alpha=0.5),
     _create_logit("lskd", loss="kd"),
     _create_logit("lskd_dkd", weight=0.3),

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
 from utils.log import get_logger
 
-_SHOWN = ("total", "task", "lr", "grad_norm", "img_per_s")
+_BEFORE_TERMS, _AFTER_TERMS = ("total", "task"), ("lr", "grad_norm", "img_per_s")
 
 
 class Progress:
-    """Shows log points and evaluations; silent when not enabled (other ranks)."""
+    """Shows log points and evaluations; silent when not enabled (other ranks).
 
-    def __init__(self, step: int, total_steps: int, *, enabled: bool) -> None:
+    Args:
+      terms: names of the distillation terms, which stand between the task's loss and the rest.
+    """
+
+    def __init__(
+        self, step: int, total_steps: int, *, enabled: bool, terms: Sequence[str] = ()
+    ) -> None:
+        self._shown = (*_BEFORE_TERMS, *terms, *_AFTER_TERMS)
         self._enabled = enabled
         self._total_steps = total_steps
         self._bar = None
@@ -29,7 +37,7 @@ class Progress:
             text = f"step {step}: eval top-1 {scalars['eval_top1']:.2f}, "
             text += f"loss {scalars['eval_loss']:.4f}"
         else:
-            shown = [f"{name} {scalars[name]:.4g}" for name in _SHOWN if name in scalars]
+            shown = [f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars]
             text = f"step {step}/{self._total_steps}: {', '.join(shown)}"
         if self._bar is None:
             get_logger().info("%s", text)

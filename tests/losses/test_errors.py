@@ -93,6 +93,8 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
             {"student_distill_logits": torch.zeros(4, 9)},
             "logits (4, 7) and the student (4, 9)",
         ),
+        ("mlkd", {"strong_student_logits": None}, "a run makes no second, strongly augmented one"),
+        ("mlkd_total", {"strong_student_logits": None}, "use kd, mlkd_bc and mlkd_cc"),
         ("tinyvit_sparse", {"sparse_teacher": None}, "distill.teacher_cache"),
         ("multi_avg_prob", {"teacher_logits": ()}, "need live teachers"),
         ("multi_avg_loss", {"teacher_logits": (torch.zeros(4, 7),)}, "2 weights for 1 teachers"),

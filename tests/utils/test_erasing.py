@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from utils.config.sections import TrainSection
 from utils.erasing import ERASE_BOX, Erasing
+from utils.mixing import LAM, Mixing
 
 
 def test_boxes_depend_on_seed_and_step_alone():
@@ -29,6 +31,22 @@ def test_share_area_and_aspect_follow_their_distributions():
     aspect = np.log(rows[erased] / columns[erased])
     assert abs(aspect.mean()) < 0.02
     assert np.abs(aspect).max() < np.log(1 / 0.3) + 0.15
+    # Uniform between both bounds, not only within them; what does not fit is drawn again.
+    assert area.min() < 0.025
+    assert area.max() > 0.32
+    assert abs(area.mean() - (0.02 + 1 / 3) / 2) < 0.01
+    assert abs(area.std() - (1 / 3 - 0.02) / 12**0.5) < 0.01
+    assert abs(aspect.std() - 2 * np.log(1 / 0.3) / 12**0.5) < 0.05
+    assert np.abs(aspect).max() > np.log(1 / 0.3) - 0.1
+
+
+def test_erasing_and_mixing_draw_apart():
+    """From one stream the pairs that are mixed would decide which examples are erased."""
+    mixed = Mixing(TrainSection(mixup_alpha=5.0, mix_prob=0.5, seed=4)).sample(3, 8000, (32, 32))
+    pairs = (mixed[LAM][::2] != 1).numpy()
+    boxes = Erasing(0.5, seed=4).sample(3, 8000, (32, 32))[ERASE_BOX].numpy()
+    chosen = boxes[: len(pairs), 1] > 0
+    assert 0.45 < (pairs == chosen).mean() < 0.55
 
 
 def test_boxes_of_every_size_reach_every_place_of_a_small_image():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.tiny_parts import CLASSES, SIDE, create_batch
 from utils.config.sections import TrainSection
@@ -96,6 +98,43 @@ def test_coefficients_are_a_function_of_seed_and_step():
     assert torch.equal(draw(5, 3), draw(5, 3))
     assert not torch.equal(draw(5, 3), draw(5, 4))
     assert not torch.equal(draw(5, 3), draw(6, 3))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 40), step=st.integers(0, 40), more=st.integers(1, 40))
+def test_no_two_runs_draw_the_same_at_shifted_steps(seed, step, more):
+    """A function of seed + step would give run s + 1 at step t what run s had at t + 1."""
+
+    def draw(seed: int, step: int) -> torch.Tensor:
+        return Mixing(TrainSection(**{**BOTH, "seed": seed})).sample(step, 16, (SIDE, SIDE))[LAM]
+
+    assert not torch.equal(draw(seed + more, step), draw(seed, step + more))
+
+
+@pytest.mark.parametrize("share", [0.2, 0.8])
+def test_cutmix_prob_is_the_share_of_mixed_pairs_that_are_cut(share):
+    # So large an alpha makes every box half the image: none is empty.
+    section = TrainSection(
+        mixup_alpha=0.8, cutmix_alpha=1e6, cutmix_prob=share, mix_prob=0.5, seed=2
+    )
+    drawn = Mixing(section).sample(0, 20_000, (64, 64))
+    is_cut = (drawn[BOX][:, 1] > 0).float().mean()
+    assert float(is_cut) == pytest.approx(0.5 * share, abs=0.02)
+
+
+def test_boxes_of_cutmix_have_the_images_shape_and_lie_evenly():
+    height, width = 60, 90
+    drawn = Mixing(TrainSection(cutmix_alpha=1e6, seed=1)).sample(0, 20_000, (height, width))
+    box = drawn[BOX].numpy()[::2]
+    for (first, last), size in (((0, 1), height), ((2, 3), width)):
+        inside = (box[:, first] > 0) & (box[:, last] < size)
+        length = 2 * np.floor(np.floor(size * np.sqrt(0.5)) / 2)
+        sides = (box[:, last] - box[:, first])[inside]
+        assert inside.sum() > 1000
+        assert np.abs(sides - length).max() <= 2  # the area itself is drawn, near one half
+        # Cut as often at one border as at the other, and the middle lies in the middle.
+        assert np.mean(box[:, first] == 0) == pytest.approx(np.mean(box[:, last] == size), abs=0.03)
+        assert (box[:, first] + box[:, last]).mean() / 2 == pytest.approx(size / 2, abs=1.0)
 
 
 @pytest.mark.parametrize("parts", [2, 4, 8])

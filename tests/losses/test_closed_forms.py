@@ -1,0 +1,194 @@
+"""Values by their definitions, for losses and parts that reference files leave open."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from losses import create_loss
+from losses.contrastive import UnitEmbedding
+from losses.reductions import mean_groups
+from losses.relations import compute_kernel
+from losses.standardise import standardise_logits
+from tests.losses.examples import create_inputs
+
+QUICK = settings(max_examples=25, deadline=None, derandomize=True)
+LAYERS = {"layers": {"stage.1": "layer.2"}}
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def compute_features(name: str, student: Tensor, teacher: Tensor, **args) -> Tensor:
+    """A feature loss of two activations."""
+    loss = create_loss(name, LAYERS | args)
+    shapes = {"stage.1": tuple(student.shape)}, {"layer.2": tuple(teacher.shape)}
+    loss.build(*shapes)
+    inputs = replace(
+        create_inputs(name, batch=len(student)),
+        student_features={"stage.1": student},
+        teacher_features={"layer.2": teacher},
+    )
+    return loss(inputs)
+
+
+# ---- relations
+
+
+@QUICK
+@given(seed=st.integers(0, 1000), group=st.sampled_from([2, 3, 6]))
+def test_cckd_is_the_norm_of_the_grams_gap_and_the_papers_form_its_square(seed, group):
+    student, teacher = draw(seed, 6, 4), draw(seed + 1, 6, 4)
+    gaps = [
+        (s @ s.T - t @ t.T).square().sum()
+        for s, t in zip(student.split(group), teacher.split(group), strict=True)
+    ]
+    wanted = torch.stack(gaps)
+    found = compute_features("cckd_paper", student, teacher, group_size=group)
+    torch.testing.assert_close(found, (wanted / group**2).mean())
+    found = compute_features("cckd", student, teacher, group_size=group)
+    torch.testing.assert_close(found, (wanted.sqrt() / group**2).mean())
+
+
+@QUICK
+@given(seed=st.integers(0, 1000), gamma=st.floats(0.1, 1.0))
+def test_the_series_of_the_kernel_becomes_the_gaussian(seed, gamma):
+    rows = torch.nn.functional.normalize(draw(seed, 1, 5, 3), dim=-1)
+    distances = (rows.unsqueeze(1) - rows.unsqueeze(2)).square().sum(dim=-1)
+    found = compute_kernel(rows, kernel="gaussian", gamma=gamma, max_power=30)
+    torch.testing.assert_close(found, torch.exp(-gamma * distances))
+
+
+@pytest.mark.parametrize("max_power", [1, 2, 3, 4])
+def test_the_series_is_cut_where_it_is_asked_to(max_power):
+    rows = torch.nn.functional.normalize(draw(0, 1, 4, 3), dim=-1)
+    products = 0.8 * rows @ rows.transpose(1, 2)
+    terms = [products**power / math.factorial(power) for power in range(max_power + 1)]
+    found = compute_kernel(rows, kernel="gaussian", gamma=0.4, max_power=max_power)
+    torch.testing.assert_close(found, math.exp(-0.8) * sum(terms))
+
+
+@QUICK
+@given(
+    rows=st.lists(
+        st.tuples(st.floats(-9, 9), st.lists(st.booleans(), min_size=4, max_size=4)),
+        min_size=1, max_size=5,
+    )
+)  # fmt: skip
+def test_groups_count_by_their_valid_examples(rows):
+    values = torch.tensor([value for value, _ in rows], dtype=torch.float64)
+    weights = torch.tensor([valid for _, valid in rows], dtype=torch.float64)
+    valid = [value for value, marks in rows for mark in marks if mark]
+    wanted = sum(valid) / len(valid) if valid else 0.0
+    assert float(mean_groups(values, weights)) == pytest.approx(wanted, abs=1e-9)
+
+
+# ---- activations
+
+
+@QUICK
+@given(seed=st.integers(0, 1000), tokens=st.integers(2, 6))
+def test_attention_maps_of_tokens_lie_over_the_tokens(seed, tokens):
+    """Widths differ, and so do the two axes: only the channels may be averaged away."""
+    student, teacher = draw(seed, 3, tokens, 4), draw(seed + 1, 3, tokens, 7)
+    maps = [
+        torch.nn.functional.normalize(side.square().mean(dim=-1), dim=1)
+        for side in (student, teacher)
+    ]
+    wanted = (maps[0] - maps[1]).square().mean()
+    torch.testing.assert_close(compute_features("at", student, teacher), wanted)
+
+
+# ---- contrast
+
+
+def test_embeddings_of_crd_have_unit_length():
+    embedding = UnitEmbedding(5, 3)
+    rows = embedding(7 * torch.randn(4, 5))
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
+
+
+@pytest.mark.parametrize("momentum", [0.1, 0.9])
+def test_a_memory_keeps_the_share_that_momentum_says(momentum):
+    student, teacher = (
+        torch.nn.functional.normalize(draw(seed, 4, 6).float(), dim=1) for seed in (0, 1)
+    )
+    args = {"num_examples": 12, "embed_dim": 0, "negatives": 3, "momentum": momentum}
+    loss = create_loss("crd", LAYERS | args)
+    loss.build({"stage.1": (1, 6)}, {"layer.2": (1, 6)})
+    before = loss.student_memory.clone(), loss.teacher_memory.clone()
+    inputs = replace(
+        create_inputs("crd"),
+        student_features={"stage.1": student},
+        teacher_features={"layer.2": teacher},
+    )
+    loss(inputs)
+    after = loss.student_memory, loss.teacher_memory
+    for rows, moved, mine in zip(before, after, (student, teacher), strict=True):
+        wanted = momentum * rows[:4] + (1 - momentum) * mine
+        torch.testing.assert_close(moved[:4], torch.nn.functional.normalize(wanted, dim=1))
+        assert torch.equal(moved[4:], rows[4:])
+
+
+# ---- several teachers, and wrappers
+
+
+@QUICK
+@given(seed=st.integers(0, 1000), weights=st.tuples(st.floats(0.1, 9), st.floats(0.1, 9)))
+def test_teachers_count_by_their_weights(seed, weights):
+    student = draw(seed, 4, 7)
+    teachers = draw(seed + 1, 4, 7), draw(seed + 2, 4, 7)
+    shares = [weight / sum(weights) for weight in weights]
+    inputs = replace(create_inputs("kd"), student_logits=student, teacher_logits=teachers)
+
+    def kd(logits: Tensor) -> Tensor:
+        return create_loss("kd", {"temperature": 2.0})(replace(inputs, teacher_logits=(logits,)))
+
+    mean = sum(s * torch.softmax(t / 2, -1) for s, t in zip(shares, teachers, strict=True))
+    wanted = {
+        "multi_avg_prob": kd(2 * mean.log()),
+        "multi_avg_logit": kd(sum(s * t for s, t in zip(shares, teachers, strict=True))),
+        "multi_avg_loss": sum(s * kd(t) for s, t in zip(shares, teachers, strict=True)),
+    }
+    wanted["multi_sum"] = 2 * wanted["multi_avg_loss"]
+    for name, value in wanted.items():
+        found = create_loss(name, {"temperature": 2.0, "weights": weights})(inputs)
+        torch.testing.assert_close(found, value, msg=name)
+
+
+@QUICK
+@given(seed=st.integers(0, 1000), scale=st.floats(0.5, 20), shift=st.floats(-9, 9))
+def test_lskd_standardises_the_tokens_logits_too(seed, scale, shift):
+    token, teacher = draw(seed, 4, 7), draw(seed + 1, 4, 7)
+    inputs = replace(
+        create_inputs("deit_soft"), student_distill_logits=token, teacher_logits=(teacher,)
+    )
+    loss = create_loss("lskd", {"loss": "deit_soft", "loss_args": {"temperature": 2.0}})
+    plain = replace(
+        inputs,
+        student_logits=standardise_logits(token),
+        teacher_logits=(standardise_logits(teacher),),
+    )
+    value = loss(inputs)
+    torch.testing.assert_close(value, create_loss("kd", {"temperature": 2.0})(plain))
+    moved = loss(replace(inputs, student_distill_logits=scale * token + shift))
+    torch.testing.assert_close(moved, value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "wanted"),
+    [
+        ("kd", {}, False), ("deit_soft", {}, True), ("deit_hard", {}, True),
+        ("lskd", {"loss": "deit_soft"}, True), ("lskd", {}, False),
+        ("multi_avg_prob", {"loss": "deit_hard"}, True), ("multi_sum", {}, False),
+    ],
+)  # fmt: skip
+def test_a_loss_says_whether_it_looks_at_a_distillation_token(name, args, wanted):
+    assert create_loss(name, args).needs_distill_token() is wanted
