@@ -297,17 +297,18 @@ def test_an_evaluation_leaves_the_model_in_training_mode():
 
 
 def test_the_best_evaluation_so_far_is_saved_as_such():
-    saved, scores = [], iter([10.0, 30.0, 20.0])
+    """The older one of two equals stays the best."""
+    saved, scores = [], iter([10.0, 30.0, 30.0, 20.0])
     runtime = create_cpu_runtime()
     hooks = create_hooks(
-        lambda step: create_batches(6),
+        lambda step: create_batches(8),
         evaluate=lambda state: {"top1": next(scores)},
         save=lambda state, best: saved.append((state.step, best)),
     )
-    plan = create_plan(6, eval_every=2, checkpoint_every=100)
+    plan = create_plan(8, eval_every=2, checkpoint_every=100)
     state = create_state(runtime, TinyConvNet(), SGD)
     fit(state, plan, hooks, ClassifyObjective(), runtime)
-    assert saved == [(2, True), (4, True), (6, False)]
+    assert saved == [(2, True), (4, True), (8, False)]
     assert state.best_metric == 30.0
 
 
@@ -322,6 +323,56 @@ def test_a_state_restored_at_an_evaluations_step_is_evaluated_first():
     state.step = 4
     fit(state, create_plan(6, eval_every=4), hooks, ClassifyObjective(), runtime)
     assert seen == ["evaluate 4", "batches from 4", "evaluate 6"]
+
+
+def test_a_finished_run_of_any_length_is_evaluated_when_it_is_continued():
+    """Five steps with evaluations at 2 and 4: the end's own may have been lost."""
+    runtime = create_cpu_runtime()
+    hooks = create_hooks(lambda step: iter(()), evaluate=lambda state: {"top1": 7.0})
+    state = create_state(runtime, TinyConvNet(), SGD)
+    state.step = 5
+    metrics = fit(state, create_plan(5, eval_every=2), hooks, ClassifyObjective(), runtime)
+    assert metrics == {"top1": 7.0}
+
+
+def test_a_scaled_gradient_that_overflows_drops_its_step_and_no_more():
+    """float16: batch 1 has a finite loss and, scaled, an infinite gradient."""
+    runtime = CpuRuntime(RuntimeSection(device="cpu", precision="fp16"))
+    model, factors = nn.Linear(1, 1, bias=False), iter([1.0, 1e35, 1.0])
+    nn.init.zeros_(model.weight)
+    lines: list = []
+
+    def objective(network, batch):
+        return LossOutput((network.weight * next(factors)).sum(), {})
+
+    state = create_state(runtime, model, SGD)
+    state.scaler = runtime.scaler
+    hooks = create_hooks(lambda step: create_batches(3), lines)
+    fit(state, create_plan(3), hooks, objective, runtime)
+    assert model.weight.item() == pytest.approx(-2.0)
+    norms = [line["grad_norm"] for _, line in lines if "grad_norm" in line]
+    assert norms == [1.0, float("inf"), 1.0]
+
+
+def test_an_evaluation_after_a_bad_step_makes_no_best_checkpoint():
+    """Step 3 is bad, nothing is logged until step 9: the evaluation after 4 must find it."""
+    saved, scores = [], iter([10.0, 20.0, 30.0])
+    runtime = create_cpu_runtime()
+    losses = iter([1.0, 1.0, 1.0, float("nan"), 1.0])
+
+    def objective(network, batch):
+        return LossOutput((network.weight * next(losses)).sum(), {})
+
+    hooks = create_hooks(
+        lambda step: create_batches(9),
+        evaluate=lambda state: {"top1": next(scores)},
+        save=lambda state, best: saved.append((state.step, best)),
+    )
+    state = create_state(runtime, nn.Linear(1, 1), SGD)
+    plan = create_plan(9, log_every=9, eval_every=2, checkpoint_every=100)
+    with pytest.raises(NonFiniteError, match="step 3 was not finite"):
+        fit(state, plan, hooks, objective, runtime)
+    assert saved == [(2, True)]
 
 
 def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():

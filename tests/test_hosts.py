@@ -127,6 +127,23 @@ def run_hosts(folder: Path, *flags: str) -> list[Any]:
     return [outcome for outcome, _ in outcomes]
 
 
+def test_running_statistics_become_the_mean_of_all_ranks():
+    section, meeting = RuntimeSection(device="cpu"), Meeting()
+
+    def average(rank: int) -> dict[str, list[float]]:
+        norm = torch.nn.BatchNorm1d(2)
+        norm.running_mean.copy_(torch.tensor([1.0, 2.0]) + 4 * rank)
+        norm.running_var.fill_(1.0 + rank)
+        norm.num_batches_tracked.fill_(5)
+        MeshHost(section, meeting, rank).average_buffers(norm)
+        return {name: value.tolist() for name, value in norm.named_buffers()}
+
+    with ThreadPoolExecutor(HOSTS) as pool:
+        found = list(pool.map(average, range(HOSTS)))
+    wanted = {"running_mean": [3.0, 4.0], "running_var": [1.5, 1.5], "num_batches_tracked": 5}
+    assert found == [wanted, wanted]
+
+
 def test_hosts_fetch_alike_where_a_checkpoint_is_known(tmp_path):
     """Steps 3 and 6 are a checkpoint's and a best evaluation's; step 6 is the end as well."""
     flags = ("--train.steps=6", "--train.checkpoint_every_steps=3", "--train.eval_every_epochs=0.5")
