@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -28,12 +30,16 @@ from tqdm import tqdm
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
+if TYPE_CHECKING:
+    from big_vision.input.folder import FolderSelection
+
 VERSION = "1.0.0"
 DIGITS_SEED = 0
 # Of the ten classes, so 300 examples each; the remaining 1,197 are for training.
 DIGITS_PER_CLASS = {"test": 30, "validation": 30}
 _FORMATS = ("tfrecord", "array_record")
 _SHARD_UNIT = 1 << 20
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ def create_parser() -> argparse.ArgumentParser:
     parser = create_program_parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="{digits,folder}")
     digits = commands.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
-    digits.set_defaults(prepare=prepare_digits, name="digits")
+    digits.set_defaults(prepare=prepare_digits, name="digits", version=VERSION)
     folder = commands.add_parser(
         "folder", help="SRC/<class>/<image> or SRC/<split>/<class>/<image>; images are kept as is"
     )
@@ -79,6 +85,16 @@ def create_parser() -> argparse.ArgumentParser:
         help="comma-separated subfolders that are splits; default: those named train, val, "
         "validation or test; without any, all classes become the split train",
     )
+    folder.add_argument(
+        "--fewer-classes",
+        default="",
+        metavar="SPLITS",
+        help="comma-separated splits that may lack classes which others have",
+    )
+    folder.add_argument(
+        "--check", action="store_true", help="decode every image first, and name those that fail"
+    )
+    folder.add_argument("--version", default=VERSION, help="of the dataset (default 1.0.0)")
     folder.set_defaults(prepare=prepare_folder)
     for command in (digits, folder):
         command.add_argument("--out", required=True, metavar="DIR", help="data root to write below")
@@ -95,6 +111,7 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
     """Write scikit-learn's digits: 8x8 grey PNG, 0..16 scaled to 0..255, splits stratified."""
     target = _get_target(arguments)
     if _is_complete(target):
+        print("is there already; nothing is written", file=sys.stderr)
         return target
     try:
         from sklearn.datasets import load_digits
@@ -144,16 +161,18 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     if not arguments.name.isidentifier() or arguments.name != arguments.name.lower():
         raise UserError(f"--name ({arguments.name}) must consist of a-z, 0-9 and _; rename it")
     target = _get_target(arguments)
-    if _is_complete(target):
-        return target
     found = {
         name: select_folder(arguments.source, inner, "SRC")
         for name, inner in _find_splits(arguments).items()
     }
-    class_names = next(iter(found.values())).class_names
-    for name, selection in found.items():
-        if selection.class_names != class_names:
-            raise UserError(f"split {name} has other class folders than the first; make them alike")
+    if _is_complete(target):
+        _compare_with_stored(target, found, arguments.source)
+        return target
+    class_names = join_classes(found, arguments.fewer_classes.split(","))
+    show_summary(found)
+    if arguments.check:
+        check_images([path for selection in found.values() for path in selection.paths])
+    numbers = {name: number for number, name in enumerate(class_names)}
     import tensorflow_datasets as tfds
 
     plan = Plan(
@@ -165,7 +184,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
             "file_name": tfds.features.Text(),
         },
         splits={
-            name: list(zip(selection.paths, selection.labels.tolist(), strict=True))
+            name: [(path, numbers[path.parent.name]) for path in selection.paths]
             for name, selection in found.items()
         },
         encode=lambda example: {
@@ -176,6 +195,90 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
         get_bytes=lambda example: example[0].stat().st_size,
     )
     return write_dataset(plan, target, arguments.format, arguments.shard_mib * _SHARD_UNIT)
+
+
+def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) -> tuple[str, ...]:
+    """Names of the classes of all splits together.
+
+    Raises:
+      UserError: a split lacks some, and nobody has said that it may.
+    """
+    names = tuple(sorted({name for one in found.values() for name in one.class_names}))
+    for split, selection in found.items():
+        missing = sorted(set(names) - set(selection.class_names))
+        if missing and split not in may_lack:
+            shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+            raise UserError(
+                f"split {split} has no folder for {len(missing)} of the {len(names)} classes: "
+                f"{shown}; add the folders, or allow it by --fewer-classes {split}"
+            )
+    return names
+
+
+def show_summary(found: Mapping[str, FolderSelection]) -> None:
+    """A line for each split on stderr: classes, images, and what is not taken."""
+    for split, selection in found.items():
+        filled = len(np.unique(selection.labels))
+        words = f"{split}: {len(selection.paths)} images in {len(selection.class_names)} classes"
+        if filled < len(selection.class_names):
+            words += f", {len(selection.class_names) - filled} of them without an image"
+        if selection.left_out:
+            words += f"; left out, as no images: {', '.join(selection.left_out)}"
+        print(words, file=sys.stderr)
+
+
+def check_images(paths: Sequence[Path]) -> None:
+    """Decode every image.
+
+    Raises:
+      UserError: counts those that cannot be decoded; each has a line of its own on stderr.
+    """
+    from big_vision.input.faults import get_reason
+    from big_vision.pp.builder import get_preprocess_fn
+
+    decode = get_preprocess_fn("decode")
+
+    def find_fault(path: Path) -> str:
+        try:
+            decode({"image": path.read_bytes()})
+        except Exception as error:  # TensorFlow's classes
+            return f"{path}: {get_reason(error)}"
+        return ""
+
+    with ThreadPoolExecutor() as pool:
+        bar = tqdm(
+            pool.map(find_fault, paths), total=len(paths), desc="check", unit="image", disable=None
+        )
+        faults = [fault for fault in bar if fault]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if faults:
+        raise UserError(
+            f"{len(faults)} of the {len(paths)} images cannot be decoded; restore or remove them"
+        )
+
+
+def _compare_with_stored(target: Path, found: Mapping[str, FolderSelection], source: str) -> None:
+    """Say that the dataset is there already; refuse if it is that of other images.
+
+    Raises:
+      UserError: the numbers of images differ.
+    """
+    from big_vision.input.catalog import load_tfds_catalog
+
+    stored = load_tfds_catalog(str(target), "").splits
+    sizes = {name: sum(split.lengths) for name, split in stored.items()}
+    now = {name: len(selection.paths) for name, selection in found.items()}
+    if sizes != now:
+        raise UserError(
+            f"{target} is there already with {_show_sizes(sizes)}, but {source} has "
+            f"{_show_sizes(now)}; write it beside with --version 1.0.1, or remove the old one"
+        )
+    print(f"is there already, with {_show_sizes(sizes)}; nothing is written", file=sys.stderr)
+
+
+def _show_sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} images in {split}" for split, count in sizes.items())
 
 
 def write_dataset(plan: Plan, target: Path, file_format: str, shard_bytes: int) -> Path:
@@ -221,7 +324,7 @@ def _finish(plan: Plan, partial: Path, target: Path, infos: list[Any]) -> Path:
         data_dir=partial,
         features=tfds.features.FeaturesDict(plan.features),
         split_infos=infos,
-        version=VERSION,
+        version=target.name,
         filename_template=infos[0].filename_template.replace(split=None),
         check_data=False,
         description=plan.description,
@@ -291,7 +394,9 @@ def _find_splits(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def _get_target(arguments: argparse.Namespace) -> Path:
-    return Path(arguments.out) / arguments.name / VERSION
+    if not re.fullmatch(r"\d+\.\d+\.\d+", arguments.version):
+        raise UserError(f"--version ({arguments.version}) is not of the form 1.0.0; write it so")
+    return Path(arguments.out) / arguments.name / arguments.version
 
 
 def _is_complete(target: Path) -> bool:

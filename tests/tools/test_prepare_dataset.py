@@ -151,6 +151,65 @@ def test_a_broken_off_run_over_other_files_starts_afresh(photos, monkeypatch):
     assert len(list(builder.as_dataset(split="train"))) == 11
 
 
+def test_the_summary_tells_what_is_not_taken(photos, capsys):
+    (photos / "train" / "cat" / "notes.txt").write_text("x")
+    (photos / "train" / "dog" / "a.tiff").write_bytes(b"x")
+    (photos / "train" / "dog" / "more").mkdir()
+    for split in ("train", "val"):
+        (photos / split / "emu").mkdir()
+    prepare_photos(photos)
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        "train: 12 images in 3 classes, 1 of them without an image; left out, as no images: "
+        in (lines[0])
+    )
+    assert lines[0].endswith("1 .tiff, 1 .txt, 1 folder")
+    assert lines[1] == "validation: 4 images in 3 classes, 1 of them without an image"
+
+
+def test_check_decodes_every_image_and_names_the_bad_ones(photos, capsys):
+    bad = [photos / "train" / "cat" / "3.png", photos / "val" / "dog" / "9.jpg"]
+    bad[0].write_bytes(bad[0].read_bytes()[:50])
+    bad[1].write_bytes(b"text")
+    directory = prepare_photos(photos, "--check", code=2)
+    error = capsys.readouterr().err
+    assert all(f"{path}: " in error for path in bad)
+    assert "error: 2 of the 17 images cannot be decoded; restore or remove them" in error
+    assert not directory.exists()
+    for path in bad:
+        path.unlink()
+    assert prepare_photos(photos, "--check").exists()
+
+
+def test_a_class_that_a_split_lacks_is_named_and_may_be_allowed(photos, capsys):
+    import tensorflow_datasets as tfds
+
+    for file in (photos / "val" / "cat").iterdir():
+        file.unlink()
+    (photos / "val" / "cat").rmdir()
+    prepare_photos(photos, code=2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "split validation has no folder for 1 of the 2 classes: cat; add" in line
+    assert "--fewer-classes validation" in line
+    builder = tfds.builder_from_directory(prepare_photos(photos, "--fewer-classes", "validation"))
+    assert builder.info.features["label"].names == ["cat", "dog"]
+    assert {int(e["label"]) for e in builder.as_dataset(split="validation")} == {1}
+
+
+def test_a_dataset_that_is_there_is_told_and_one_of_other_images_refused(photos, capsys):
+    directory = prepare_photos(photos)
+    assert prepare_photos(photos) == directory
+    told = "is there already, with 12 images in train, 4 images in validation; nothing is written"
+    assert told in capsys.readouterr().err.splitlines()
+    (photos / "train" / "cat" / "7.png").write_bytes(b"x")
+    prepare_photos(photos, code=2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "with 12 images in train, 4" in line
+    assert "photos has 13 images in train, 4" in line
+    prepare_photos(photos, "--version", "1.0.1")
+    assert sorted(p.name for p in directory.parent.iterdir()) == ["1.0.0", "1.0.1"]
+
+
 def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
     result = subprocess.run(
         [sys.executable, TOOL, "folder", "nowhere", "--out", "out", "--name", "x"],
