@@ -24,6 +24,7 @@ from big_vision.input.catalog import Selection, load_tfds_catalog
 from big_vision.input.folder import FolderSelection, select_folder
 from big_vision.input.labels import LabelRule
 from big_vision.input.order import ShardSpec
+from big_vision.input.splits_check import Choice, check_splits
 from big_vision.input.synthetic import SyntheticReader, SyntheticShape, parse_synthetic_name
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import split_device_ops
@@ -145,14 +146,12 @@ def describe_dataset(config: Any) -> DatasetFacts:
     """
     roles = [role for role in _SPLIT_KEYS if role != "test" or config.data.test_split]
     found = {role: _select(config, role)[0] for role in roles}
+    choices = [
+        Choice(f"data.{_SPLIT_KEYS[role]}", getattr(config.data, _SPLIT_KEYS[role]), selection)
+        for role, selection in found.items()
+    ]
+    check_splits(choices[0], choices[1:])
     train = found["train"]
-    for role, other in found.items():
-        if other.class_names != train.class_names or other.num_classes != train.num_classes:
-            raise UserError(
-                f"data.{_SPLIT_KEYS[role]} ({getattr(config.data, _SPLIT_KEYS[role])}) has other "
-                f"classes than data.train_split ({config.data.train_split}); their class folders "
-                "must carry the same names"
-            )
     sizes = {role: selection.num_examples for role, selection in found.items()}
     _check_global_batch(config, "train", sizes["train"])
     version = PurePath(_select(config, "train")[1]).name if config.data.source == "tfds" else ""

@@ -366,6 +366,35 @@ def test_folders_without_images_or_with_other_classes_are_refused(tmp_path):
         describe_dataset(wrong)
 
 
+def test_an_evaluation_split_that_shares_training_examples_is_told(root, caplog):
+    describe_dataset(create_config(root, train_split="train", eval_split="train[80%:]"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "data.eval_split (train[80%:]) shares 41 of its 41 examples with data.train_split (train)"
+    )
+    caplog.clear()
+    describe_dataset(create_config(root, train_split="train[:150]", eval_split="train[140:200]"))
+    assert "shares 10 of its 60 examples" in caplog.text
+    caplog.clear()
+    describe_dataset(create_config(root, train_split="train[:80%]", eval_split="train[80%:]"))
+    describe_dataset(create_config(root, source="synthetic", name=""))
+    assert caplog.text == ""
+
+
+def test_what_a_folder_holds_beside_its_images_is_told(tmp_path, caplog):
+    for name in ("cat", "dog"):
+        (tmp_path / "train" / name / "deeper").mkdir(parents=True)
+        for number, suffix in enumerate((".png", ".JPG", ".webp", ".tiff", ".txt")):
+            (tmp_path / "train" / name / f"{number}{suffix}").write_bytes(b"x")
+    values = {"source": "folder", "name": "", "eval_split": "train", "global_batch_size": 2}
+    facts = describe_dataset(create_config(tmp_path, **values))
+    assert facts.num_examples["train"] == 6
+    assert "shares 6 of its 6 examples" in caplog.records[0].getMessage()
+    assert caplog.records[1].getMessage() == (
+        "split train: left out, as no images: 2 .tiff, 2 .txt, 2 folder"
+    )
+
+
 def test_synthetic_data_is_described_in_its_name(tmp_path):
     config = create_config(tmp_path, source="synthetic", name="size=9")
     with pytest.raises(UserError, match=r"data\.name.*image_size=224"):

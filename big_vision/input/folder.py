@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,19 +15,24 @@ from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
 from utils.storage import is_remote, to_path
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif"})
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"})
 _SIZED_FILES = 1000
 
 
 @dataclass(frozen=True)
 class FolderSelection:
-    """The image files that a split expression selects, with their labels."""
+    """The image files that a split expression selects, with their labels.
+
+    Attributes:
+      left_out: what else lies in the class folders: `3 .tiff`, `1 folder`.
+    """
 
     directory: Path
     paths: tuple[Path, ...]
     labels: np.ndarray
     class_names: tuple[str, ...]
     mean_record_bytes: float
+    left_out: tuple[str, ...] = ()
 
     @property
     def num_examples(self) -> int:
@@ -74,7 +80,9 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
     labels = np.array([numbers[p.parent.name] for p in paths], np.int64)
     sampled = paths[:: max(1, len(paths) // _SIZED_FILES)]
     mean = sum(p.stat().st_size for p in sampled) / len(sampled)
-    return FolderSelection(base, paths, labels, class_names, mean)
+    counts = sum((lists.left_out[name] for name in names), Counter())
+    left_out = tuple(f"{count} {what}" for what, count in sorted(counts.items()))
+    return FolderSelection(base, paths, labels, class_names, mean, left_out)
 
 
 class _SplitLists(dict[str, tuple[int, ...]]):
@@ -84,6 +92,7 @@ class _SplitLists(dict[str, tuple[int, ...]]):
         super().__init__()
         self.files: dict[str, list[Path]] = {}
         self.classes: dict[str, tuple[str, ...]] = {}
+        self.left_out: dict[str, Counter[str]] = {}
         self._base, self._key = base, key
         splits = [ALL, *(e.name for e in os.scandir(base) if e.is_dir())]
         self.update(dict.fromkeys(sorted(splits), ()))
@@ -91,24 +100,42 @@ class _SplitLists(dict[str, tuple[int, ...]]):
     def __getitem__(self, name: str) -> tuple[int, ...]:
         if name not in self.files:
             directory = self._base if name == ALL else self._base / name
-            self.classes[name], self.files[name] = _list_classes(directory, self._key)
+            found = _list_classes(directory, self._key)
+            self.classes[name], self.files[name], self.left_out[name] = found
         return (len(self.files[name]),)
 
 
 def list_images(directory: Path) -> list[Path]:
     """Image files of a class folder, by name."""
-    entries = sorted(e.name for e in os.scandir(directory) if e.is_file())
-    return [directory / n for n in entries if Path(n).suffix.lower() in IMAGE_SUFFIXES]
+    return _list_images(directory)[0]
 
 
-def _list_classes(directory: Path, key: str) -> tuple[tuple[str, ...], list[Path]]:
-    """Class names and all images, ordered by a hash of class and file name."""
+def _list_images(directory: Path) -> tuple[list[Path], Counter[str]]:
+    """Images by name, and how many files of other kinds and folders lie beside them."""
+    images, others = [], Counter()
+    for entry in sorted(os.scandir(directory), key=lambda e: e.name):
+        suffix = Path(entry.name).suffix.lower()
+        if not entry.is_file():
+            others["folder"] += 1
+        elif suffix in IMAGE_SUFFIXES:
+            images.append(directory / entry.name)
+        else:
+            others[suffix or entry.name] += 1
+    return images, others
+
+
+def _list_classes(directory: Path, key: str) -> tuple[tuple[str, ...], list[Path], Counter[str]]:
+    """Class names, all images, ordered by a hash of class and file name, and what is no image."""
     names = tuple(sorted(e.name for e in os.scandir(directory) if e.is_dir()))
-    files = [path for name in names for path in list_images(directory / name)]
+    files, others = [], Counter()
+    for name in names:
+        images, beside = _list_images(directory / name)
+        files += images
+        others += beside
     if not files:
         hint = get_hint(directory.name, names) if names else "it has no class folders"
         raise UserError(f"{key}: {directory} holds no images in class folders; {hint}")
-    return names, sorted(files, key=_get_hash)
+    return names, sorted(files, key=_get_hash), others
 
 
 def _get_hash(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 
 import numpy as np
@@ -106,6 +107,12 @@ def test_hue_turns_colours_and_leaves_grey():
     assert (changed[:, 0, 1] == 80).all()
     assert (changed[:, 0, 0].max(1) == 200).all()
     assert set(changed[:, 0, 0].argmax(1)) == {0, 1, 2}
+
+
+def test_decode_reads_webp(noise):
+    buffer = io.BytesIO()
+    Image.fromarray(noise).save(buffer, "WEBP", lossless=True)
+    np.testing.assert_array_equal(get_fn("decode")({"image": buffer.getvalue()})["image"], noise)
 
 
 def test_jitter_of_strength_zero_changes_nothing(noise):
