@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional
 
+import main
 from assembly import build_parts, iterate_batches
 from engine import _run_step, get_ema_decay
 from models import (
@@ -24,12 +26,13 @@ from models.views import to_pixels
 from preflight import check
 from tests.tiny_parts import (
     VIT_ARGS,
+    create_argv,
     create_config,
     create_cpu_runtime,
     create_xla_runtime,
 )
 from utils.config.sections import DistillSection, TeacherSection
-from utils.errors import UserError
+from utils.errors import EXIT_USER_ERROR, UserError
 
 WEAK = ("--distill.allow_weak_teacher=true",)
 VIEW = ((127.5,), (127.5,))
@@ -281,6 +284,33 @@ def test_losses_that_their_teachers_cannot_feed_are_refused(
     sections = [{"weights": str(folder)} for folder in folders]
     with pytest.raises(UserError, match=message):
         check(create_config(tmp_path, *get_flags(sections, losses, **flags)))
+
+
+def test_weights_of_teachers_that_nobody_averages_are_refused(folders, tmp_path):
+    sections = [{"weights": str(folders[0]), "weight": 2.0}, {"weights": str(folders[1])}]
+    flags = get_flags(sections, [{"name": "multi_avg_prob"}], ensemble="separate")
+    with pytest.raises(UserError, match=r"weight \(\[2\.0, 1\.0\]\) has no effect with .*separate"):
+        check(create_config(tmp_path, *flags))
+    even = [{**section, "weight": 2.0} for section in sections]
+    flags = get_flags(even, [{"name": "multi_avg_prob"}], ensemble="separate")
+    check(create_config(tmp_path, *flags))
+
+
+def test_a_run_whose_teacher_has_changed_is_not_continued(tmp_path, capsys):
+    """The path is the same, and so is all that the configuration says."""
+    place = export(tmp_path / "teacher", 1) / "student.safetensors"
+    flags = [
+        *get_flags([{"weights": str(place)}], [{"name": "kd"}]), "--run.run_id=a",
+        "--train.steps=2", "--train.eval_every_epochs=100",
+    ]  # fmt: skip
+    assert main.main(create_argv(tmp_path, *flags)) == 0
+    longer = create_argv(tmp_path, *flags, "--train.steps=3", "--resume=auto")
+    place.write_bytes((export(tmp_path / "other", 2) / "student.safetensors").read_bytes())
+    capsys.readouterr()
+    assert main.main(longer) == EXIT_USER_ERROR
+    assert "weights are not those of the run's start" in capsys.readouterr().err
+    assert main.main([*longer, '--run.allow_changes=["distill.teacher_weights"]']) == 0
+    shutil.rmtree(tmp_path / "tiny")
 
 
 def test_an_average_without_train_ema_is_refused(tmp_path):

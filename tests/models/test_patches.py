@@ -208,6 +208,23 @@ def test_attention_dropout_keeps_the_mean():
     assert error < 6 * drawn.std(dim=0).max() / 20
 
 
+def test_attention_dropout_leaves_the_mask_alone():
+    """Only the first token may be looked at: what is drawn is its value, doubled, or nothing."""
+    patched = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY, attn_drop_rate=0.5))
+    attention = patched.blocks[0].attn
+    tokens, mask = torch.randn(1, 5, 32), torch.full((1, 1, 5, 5), float("-inf"))
+    mask[..., 0] = 0.0
+    torch.manual_seed(0)
+    drawn = torch.stack([attention.train()(tokens, attn_mask=mask) for _ in range(400)])
+    error = (drawn.mean(dim=0) - attention.eval()(tokens, attn_mask=mask)).abs().max()
+    assert error < 6 * drawn.std(dim=0).max() / 20
+    # Other tokens' values must not reach the result, whatever they are.
+    tokens[:, 1:] += 100.0
+    torch.manual_seed(0)
+    moved = torch.stack([attention.train()(tokens, attn_mask=mask) for _ in range(400)])
+    torch.testing.assert_close(moved, drawn)
+
+
 @pytest.mark.parametrize("family", ["vit", "resnet", "convnext"])
 def test_recomputed_blocks_give_the_same_gradients(family):
     _, patched = create_pair(family)
@@ -273,6 +290,39 @@ def test_float32_weight_gradients_differ_by_rounding_alone(family):
     assert not torch.equal(results[0], results[1])
     assert get_distance(results[1], results[0]) < 0.02
     assert patched is not model
+
+
+def test_float32_weight_gradients_of_convolutions_are_products_in_float32():
+    layer = apply_patches(nn.Sequential(nn.Conv2d(4, 3, 3)), fp32_weight_gradients=True)[0]
+    assert isinstance(layer, HwioWeight)
+    x, gradient = torch.randn(64, 4, 8, 8), torch.randn(64, 3, 6, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = layer(x)
+    assert output.dtype == torch.bfloat16
+    output.backward(gradient.bfloat16())
+    weight = torch.zeros(3, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    wanted = nn.functional.conv2d(x.bfloat16().double(), weight)
+    wanted.backward(gradient.bfloat16().double())
+    assert get_distance(layer.weight.grad.permute(TO_OIHW), weight.grad) < 1e-6
+
+
+@pytest.mark.parametrize("family", ["vit", "vit_scaled", "beit", "convnext"])
+def test_the_residual_stream_has_the_compute_type(family):
+    """Without the patch float32 scales and positions make all of it float32 again."""
+    name, arguments = FAMILIES[family]
+    model = timm.create_model(name, num_classes=CLASSES, **arguments)
+    kinds = ("Block", "ConvNeXtBlock")
+    found = {}
+    for skip in ((), ("residual_stream",)):
+        patched, seen = apply_patches(copy.deepcopy(model), skip=skip), set()
+        for module in patched.modules():
+            if type(module).__name__ in kinds:
+                module.register_forward_hook(lambda _m, _i, o, seen=seen: seen.add(o.dtype))
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            patched.eval()(create_inputs()[0][:2])
+        found[skip] = seen
+    assert found[()] == {torch.bfloat16}
+    assert found["residual_stream",] == {torch.float32}
 
 
 def test_float32_weight_gradients_are_products_in_float32():
