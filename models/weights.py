@@ -101,9 +101,25 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str,
     mode = path.stat().st_mode  # safetensors itself makes files that only their owner may read
     metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
+    _sort_metadata(path)
     path.chmod(stat.S_IMODE(mode))
     text = json.dumps(facts, indent=2) + "\n"
     path.with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata of a .safetensors file in order: the library's own differs by process.
+
+    The file is the length of its header in 8 bytes, the header in JSON, the tensors' bytes.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "the same words in another order"
+        file.seek(8)
+        file.write(text.ljust(size))
 
 
 def load_into(model: nn.Module, tensors: dict[str, Tensor], key: str, path: str) -> None:

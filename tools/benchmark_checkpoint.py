@@ -86,17 +86,21 @@ def measure(config: Any, windows: int) -> dict[str, Any]:
     from assembly import build_parts, iterate_batches
     from keeper import Keeper
     from preflight import check
+    from store.session import RunSession
 
     task = check(config)
+    session = RunSession(task.run)
+    session.take_new(overwrite=False)
     parts = build_parts(runtime, task)
-    task.run.path.mkdir(parents=True)
-    with Keeper(runtime, task, parts) as keeper:
+    session.begin("", {}, from_step=0)
+    with Keeper(runtime, task, parts, session) as keeper:
         parts.state.first_bad_step = runtime.upload([-1.0])[0]
         parts.state.model.train()
         with runtime.prefetch(iterate_batches(parts, 0)) as feeder:
             time_steps(keeper, feeder, _WARM_UP)
             facts = _time_windows(keeper, feeder, windows)
     parts.close()
+    session.close()
     return {
         **facts,
         "parameters": parts.count_parameters(),

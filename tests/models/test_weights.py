@@ -10,7 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from models import create_model, create_teachers, create_view, hash_teacher
 from models.weights import load_weights, read_facts, write_weights
@@ -171,3 +171,18 @@ def test_weights_of_other_classes_name_the_way_to_tune_them(two):
 def test_half_of_a_normalisation_is_refused(two, half):
     with pytest.raises(UserError, match=rf"distill\.teachers {half} \(\[100\.0\]\) stands without"):
         create_one(weights=str(two / "a.safetensors"), **{half: (100.0,)})
+
+
+def test_the_same_weights_are_the_same_bytes_each_time(tmp_path):
+    """The library writes its metadata in an order that is drawn anew each time."""
+    facts = {"model": 'größe \u2028 "x"', "mean": [127.5, 1e-7], "args": {"depth": 2}}
+    tensors = {"b": torch.arange(5.0), "a": torch.ones(2, 3, dtype=torch.bfloat16)}
+    found = set()
+    for number in range(16):
+        path = tmp_path / f"{number}.safetensors"
+        write_weights(path, tensors, facts)
+        found.add(path.read_bytes())
+    assert len(found) == 1
+    path.with_suffix(".json").unlink()
+    assert read_facts(str(path), "key") == facts
+    assert load_file(path)["a"].dtype == torch.bfloat16
