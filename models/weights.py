@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from utils.errors import UserError, get_near_names
-from utils.storage import Folder, join_place, open_folder
+from utils.storage import Folder, give_usual_mode, join_place, open_folder
 
 EXPORT_NAME = "student.safetensors"
 _FACTS_KEY = "facts"  # of a .safetensors file's metadata
@@ -97,12 +96,10 @@ def load_weights(path: str, key: str) -> dict[str, Tensor]:
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write `NAME.safetensors` with what it is a model of, in its metadata and in `NAME.json`."""
-    path.touch()
-    mode = path.stat().st_mode  # safetensors itself makes files that only their owner may read
     metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
     _sort_metadata(path)
-    path.chmod(stat.S_IMODE(mode))
+    give_usual_mode(path)
     text = json.dumps(facts, indent=2) + "\n"
     path.with_suffix(".json").write_text(text, encoding="utf-8")
 

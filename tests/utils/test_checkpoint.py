@@ -137,6 +137,14 @@ def test_a_checkpoint_says_of_every_tensor_what_it_is(saved):
     assert json.loads((path / "state.json").read_text()) == facts
 
 
+def test_all_files_of_a_checkpoint_have_the_mode_that_new_files_have(saved):
+    (saved / "new").touch()
+    usual = (saved / "new").stat().st_mode
+    files = [path for path in (saved / "checkpoints").rglob("*") if path.is_file()]
+    assert any(path.suffix == ".safetensors" for path in files)
+    assert {path.stat().st_mode for path in files} == {usual}
+
+
 def test_the_newest_checkpoint_of_a_run_is_found(saved):
     assert find_checkpoint(saved).name == "step_00000003"
     assert find_checkpoint(saved / "checkpoints").name == "step_00000003"

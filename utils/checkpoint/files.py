@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
+from utils.storage import COMMIT_FILE, Folder, LocalFolder, give_usual_mode, open_folder
 
 # 1: without COMMITTED, configuration and data position; still read.
 FORMAT_VERSION = 2
@@ -50,6 +50,7 @@ def write_checkpoint(folder: Folder, parts: Parts, facts: Mapping[str, Any]) -> 
         for part, tensors in parts.items():
             plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(plain, staged / _get_file(part))
+            give_usual_mode(staged / _get_file(part))
         sizes = {_get_file(part): (staged / _get_file(part)).stat().st_size for part in parts}
         head = {"format_version": FORMAT_VERSION, **facts, "parts": list(parts), "files": sizes}
         text = json.dumps({**head, "tensors": described}, indent=1)

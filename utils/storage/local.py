@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,6 +182,15 @@ def write_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def give_usual_mode(path: Path) -> None:
+    """Let a file be read by whom the umask lets: safetensors makes files for their owner alone."""
+    probe = path.with_name(path.name + ".mode")
+    probe.touch()
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    path.chmod(mode)
 
 
 def sync_file(path: Path) -> None:
