@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,6 +109,7 @@ class Bench:
         self.tree = self.folder / "tree"
         shutil.copytree(root, self.tree, ignore=shutil.ignore_patterns(*_NOT_COPIED))
         self.clock, self._server = 0, None
+        self._found: Counter[tuple[str, str]] = Counter()
 
     def __enter__(self) -> Bench:
         return self
@@ -154,6 +155,8 @@ class Bench:
         if not tests:
             return {"verdict": "uncovered", "by": "", "tests": 0, "left": 0}
         chosen, seconds = coverage.choose(tests, budget_s)
+        # Who found faults of this file before is asked first.
+        chosen.sort(key=lambda test: -self._found[mutant.file, test])
         path = self.tree / mutant.file
         source = path.read_text(encoding="utf-8")
         try:
@@ -163,6 +166,7 @@ class Bench:
             self._write(path, source)
         verdict = "late" if answer["is_late"] else _VERDICTS.get(answer["code"], "caught")
         by = answer["failed"][0] if answer["failed"] else ""
+        self._found[mutant.file, by] += 1
         return {
             "verdict": verdict,
             "by": by,
