@@ -4,8 +4,9 @@
 
 A fault is planted in a copy of the tree; the tests that run its line start there, the fastest
 first, until one fails or `--budget-s` of tests have passed. A fault that none finds is a survivor.
-Which tests run which lines is measured once for each room and kept, as are the verdicts, both until
-the room's code or tests change; tests marked slow or cuda are left out.
+Which tests run which lines is measured once for each file of tests and kept, as are the verdicts:
+until the room's code, the tests that found the fault or, where none did, any tests of the room
+change. Tests marked slow or cuda are left out.
 """
 
 from __future__ import annotations
@@ -136,14 +137,15 @@ def judge_room(
 
     Tests that found a fault run once more without any: what fails then has found nothing.
     """
-    path = bench.get_folder(room) / "verdicts.json"
+    path = bench.cache / f"verdicts-{room.name}.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     for test in bench.measure(room).failed:
         sys.stderr.write(f"{test} fails without a fault: it counts for nothing\n")
     for index, mutant in enumerate(mutants):
         key = f"{mutant.name}|{budget_s:g}"
-        if key not in known:
+        if key not in known or known[key]["proof"] != bench.get_proof(room, known[key]):
             known[key] = bench.judge(room, mutant, budget_s)
+            known[key]["proof"] = bench.get_proof(room, known[key])
             path.write_text(json.dumps(known), encoding="utf-8")
         where = f"{mutant.file}:{mutant.line} {mutant.kind}"
         sys.stderr.write(f"{index + 1}/{len(mutants)} {known[key]['verdict']}: {where}\n")

@@ -25,6 +25,7 @@ _ENVIRONMENT = {"PJRT_DEVICE": "CPU", "TF_CPP_MIN_LOG_LEVEL": "2", "MPLBACKEND":
 _NOT_COPIED = (".*", "__pycache__", "runs", "data")
 # By pytest's exit code; any other: caught.
 _VERDICTS = {0: "survived", 5: "survived", -1: "crashed"}
+_RAN = (0, 1, 5)  # well, with failures, nothing there
 _LEAST_LIMIT_S = 60.0
 _SLACK = 4.0
 
@@ -61,6 +62,16 @@ class Coverage:
     seconds: dict[str, float] = field(default_factory=dict)
     uses: dict[str, list[str]] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
+
+    def add(self, other: Coverage) -> None:
+        """What was seen of further tests."""
+        for file, by_context in other.lines.items():
+            own = self.lines.setdefault(file, {})
+            for context, lines in by_context.items():
+                own[context] = sorted({*own.get(context, ()), *lines})
+        self.seconds.update(other.seconds)
+        self.uses.update(other.uses)
+        self.failed += other.failed
 
     def find_tests(self, mutant: Mutant) -> list[str]:
         """Tests that run a fault's line, themselves or by a fixture; cheapest first."""
@@ -110,6 +121,8 @@ class Bench:
         shutil.copytree(root, self.tree, ignore=shutil.ignore_patterns(*_NOT_COPIED))
         self.clock, self._server = 0, None
         self._found: Counter[tuple[str, str]] = Counter()
+        self._measured: dict[str, Coverage] = {}
+        self._keys: dict[tuple[str, ...], str] = {}
 
     def __enter__(self) -> Bench:
         return self
@@ -128,19 +141,27 @@ class Bench:
         return found
 
     def measure(self, room: Room) -> Coverage:
-        """Which lines a room's tests run, measured now or before.
+        """Which lines a room's tests run, each file's measured now or before.
 
         Raises:
           UserError: the tests do not run.
         """
-        folder = self.get_folder(room)
+        if room.name not in self._measured:
+            whole = self._measured[room.name] = Coverage()
+            for test_file in room.list_tests(self.tree):
+                whole.add(self._measure_file(room, test_file))
+        return self._measured[room.name]
+
+    def _measure_file(self, room: Room, test_file: str) -> Coverage:
+        folder = self.cache / "lines" / self.get_key(room, [test_file])
         facts = folder / "facts.json"
         if not facts.exists():
+            folder.mkdir(parents=True, exist_ok=True)
             gather = {"include": room.list_code(self.tree), "folder": str(folder)}
-            answer = self._ask({"tests": room.list_tests(self.tree), "gather": gather})
-            if answer["code"] not in (0, 1):
+            answer = self._ask({"tests": [test_file], "gather": gather})
+            if answer["code"] not in _RAN:
                 log = self.cache / "last.log"
-                raise UserError(f"--rooms {room.name}: its tests do not run, see {log}")
+                raise UserError(f"--rooms {room.name}: {test_file} does not run, see {log}")
         return Coverage(**json.loads(facts.read_text(encoding="utf-8")))
 
     def judge(self, room: Room, mutant: Mutant, budget_s: float) -> dict[str, Any]:
@@ -179,17 +200,23 @@ class Bench:
         files = sorted({_get_file(test) for test in chosen})
         return self._ask({"tests": files, "chosen": list(chosen), "limit_s": limit_s})
 
-    def get_folder(self, room: Room) -> Path:
-        """Where a room's facts are kept; another one whenever its code or tests change."""
-        support = [p.relative_to(self.tree) for p in self.tree.glob("tests/**/*.py")]
-        names = {n.as_posix() for n in support if not n.name.startswith("test_")}
-        names |= {*room.list_code(self.tree), *room.list_tests(self.tree)}
-        digest = hashlib.sha256()
-        for name in sorted(names):
-            digest.update(name.encode() + (self.tree / name).read_bytes())
-        folder = self.cache / f"{room.name.replace('/', '-')}-{digest.hexdigest()[:16]}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+    def get_key(self, room: Room, test_files: Sequence[str]) -> str:
+        """Of the contents of a room's code, of test files and of what they import from tests/."""
+        asked = (room.name, *test_files)
+        if asked not in self._keys:
+            support = [path.relative_to(self.tree) for path in self.tree.glob("tests/**/*.py")]
+            names = {path.as_posix() for path in support if not path.name.startswith("test_")}
+            digest = hashlib.sha256()
+            for name in sorted(names | {*room.list_code(self.tree), *test_files}):
+                digest.update(name.encode() + (self.tree / name).read_bytes())
+            self._keys[asked] = f"{room.name}-{digest.hexdigest()[:16]}"
+        return self._keys[asked]
+
+    def get_proof(self, room: Room, row: dict[str, Any]) -> str:
+        """What a verdict rests on: the file of the test that found the fault, or all tests."""
+        files = room.list_tests(self.tree)
+        finder = _get_file(row["by"])
+        return self.get_key(room, [finder] if finder in files else files)
 
     def _write(self, path: Path, text: str) -> None:
         """With a time of its own, so that no compiled file of another text is taken for it."""
