@@ -3,9 +3,9 @@
     loader = create_loader(config, "train", shard=(rank, world_size))
     for batch in loader.batches(Position(epoch=3, examples=4096)): ...
 
-A source is one class with three methods: `attach` and `load`, which turn an index into features,
-and `get_ids`; it is opened in `_open_source`. TensorFlow is imported when a loader is created, so
-after the runtime; `describe_dataset` needs none.
+What a split holds is found in `_select`, from metadata alone; what reads it is a class of
+`big_vision/input/sources.py`, opened in `_open_source`. TensorFlow is imported when a loader is
+created, so after the runtime; `describe_dataset` needs none.
 """
 
 from __future__ import annotations

@@ -152,9 +152,7 @@ def test_a_dataset_that_vanishes_in_mid_run_is_named_in_one_line(root, tmp_path,
     batches = iter(create_loader(config, "train").batches())
     next(batches)
     shutil.rmtree(tmp_path / "odd")
-    pattern = (
-        r"odd-train\.tfrecord-\S+, record \d+ cannot be read \(\S+; No such file or directory\)"
-    )
+    pattern = r"odd-train\.tfrecord-\S+, record \d+ cannot be read \(No such file or directory\)"
     with pytest.raises(UserError, match=pattern) as caught:
         for _ in range(100):
             next(batches)

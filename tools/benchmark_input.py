@@ -145,6 +145,8 @@ def print_result(result: dict[str, Any]) -> None:
             verdict = "reached" if result[key] >= required else "MISSED"
             verdict = f" (at least {required}: {verdict})"
         print(f"{name} CPU time / pipeline's: {result[key]:.2f}{verdict}")
+    if result["required"]:
+        print("  in brackets: what this project sets itself on an idle machine; no fault of yours")
     for name, values in result.get("startup", {}).items():
         print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in values.items()))
 

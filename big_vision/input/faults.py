@@ -106,6 +106,9 @@ def get_reason(error: BaseException) -> str:
     """What TensorFlow or a file system says, in one line, without the names of graph nodes."""
     if "Dataset was empty" in str(error):
         return "the file ends before it"
+    if "No such file or directory" in str(error):
+        # The path, which may be longer than a line, is the record's.
+        return "No such file or directory"
     text = " ".join(_NOISE.sub(" ", str(error)).split()).strip(" :;")
     return text[:_REASON_CHARS] or type(error).__name__
 

@@ -24,6 +24,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_loader_arguments(parser)
     name = words[1:2]
     flags = ["--data-dir", words[0], "--batch", "1", "--train-pp", _DECODE, "--eval-pp", _DECODE]
+    # A label without a number of classes is no fault of the machine.
+    flags += ["--num-classes", "1000000"]
     flags += ["--mode", "eval", *(["--dataset", *name] if name else [])]
     return run_program(show, parser.parse_args(flags))
 
