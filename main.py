@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     return run_program(
         lambda: start(load_config(words)), is_silent=is_silent_rank(),
-        interrupted="interrupted; --resume auto continues from the last checkpoint",
+        interrupted="interrupted; --resume auto goes on from the last checkpoint, if there is one",
     )  # fmt: skip
 
 
