@@ -10,6 +10,7 @@ import pytest
 
 from tests.cloud import ROOT, Cloud, needs_git
 from train.commands import RemoteCommand
+from train.execute import Answer
 from train.generations import GENERATIONS, find_generation, is_pod
 from train.provision import draw_table, find_problems, read_pins
 from train.recover import add_resume, name_run
@@ -412,3 +413,19 @@ def test_a_project_that_cannot_be_asked_is_told(cloud):
     assert done.returncode == 2 and "could not be asked about gs://b" in done.stdout
     wrong = cloud.run("train.project", "p", "--bucket=b", "--location=l")
     assert wrong.returncode == 2 and "is not gs://NAME" in wrong.stdout
+
+
+_NO_PROJECT = """WARNING: an update is there
+ERROR: (gcloud.compute.tpus.tpu-vm.describe) Error parsing [tpu].
+The [tpu] resource is not properly specified.
+Failed to find attribute [project]. The attribute can be set in the following ways:
+- provide the argument `--project` on the command line
+"""
+
+
+def test_gclouds_whole_error_is_shown():
+    reason = Answer(1, "", _NO_PROJECT).reason
+    assert reason.startswith("ERROR: (gcloud.compute.tpus.tpu-vm.describe) Error parsing [tpu].")
+    assert "Failed to find attribute [project]." in reason
+    assert reason.endswith("- provide the argument `--project` on the command line")
+    assert Answer(1, "", "noise\nssh: error: no route\n").reason == "ssh: error: no route"

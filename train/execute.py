@@ -26,6 +26,8 @@ _PROGRAMS = {
     "scp": "the OpenSSH client",
 }
 
+_REASON_LENGTH = 1000
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -37,8 +39,12 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The last line that tells why it failed."""
+        """What tells why it failed: gcloud's last error with the lines after it, or one line."""
         lines = [line.strip() for line in (self.error or self.output).splitlines() if line.strip()]
+        starts = [number for number, line in enumerate(lines) if line.startswith("ERROR: (gcloud")]
+        if starts:
+            # What is missing, and how to give it, stands below the first line.
+            return " ".join(lines[starts[-1] :])[:_REASON_LENGTH]
         told = [line for line in lines if "error" in line.lower()]
         return (told or lines or [f"exit code {self.code}"])[-1]
 
