@@ -31,6 +31,7 @@ from tests.tiny_parts import (
     create_cpu_runtime,
     create_xla_runtime,
 )
+from tools import checkpoint
 from utils.config.sections import DistillSection, TeacherSection
 from utils.errors import EXIT_USER_ERROR, UserError
 
@@ -311,6 +312,21 @@ def test_a_run_whose_teacher_has_changed_is_not_continued(tmp_path, capsys):
     assert "weights are not those of the run's start" in capsys.readouterr().err
     assert main.main([*longer, '--run.allow_changes=["distill.teacher_weights"]']) == 0
     shutil.rmtree(tmp_path / "tiny")
+
+
+def test_a_checkpoint_that_is_exported_teaches_as_its_run_does(folders, tmp_path):
+    """Beside another export in the same folder, whose facts are not its own."""
+    ranges = [f"--data.{key}=value_range(0, 1)" for key in ("train_pp", "eval_pp")]
+    flags = ("--run.run_id=a", "--train.steps=1", *ranges)
+    assert main.main(create_argv(tmp_path, *flags)) == 0
+    two = tmp_path / "two"
+    shutil.copytree(folders[0], two)
+    exported = two / "a.safetensors"
+    assert checkpoint.main(["export", str(tmp_path / "tiny/a"), f"--out={exported}"]) == 0
+    mine, theirs = create([{"weights": str(exported)}, {"weights": str(tmp_path / "tiny/a")}])
+    pixels = 255 * torch.rand(2, 1, 8, 8)
+    torch.testing.assert_close(mine.view(pixels), pixels / 255)
+    assert torch.equal(mine(pixels), theirs(pixels))
 
 
 def test_an_average_without_train_ema_is_refused(tmp_path):

@@ -67,6 +67,19 @@ def test_recomputed_blocks_update_their_statistics_once_a_step(device, form):
         torch.testing.assert_close(recomputed[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_blocks_right_behind_the_images_are_trained_as_well(device):
+    """The images have no gradient: a recomputation that starts from them must not lose its own."""
+    runtime, results = RUNTIMES[device](), []
+    for is_recomputed in (False, True):
+        model = create_stage()[1:]
+        if is_recomputed:
+            assert recompute_blocks(model, runtime.checkpoint_block) == 2
+        results.append(train(runtime, runtime.prepare(model), steps=1))
+    for name, value in results[0].items():
+        torch.testing.assert_close(results[1][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_a_block_that_recomputes_keeps_its_own_buffers():
     """An optimizer, an average or a checkpoint holds the very tensors."""
     runtime, model = create_cpu_runtime(), create_stage()

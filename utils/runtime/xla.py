@@ -133,7 +133,10 @@ class XlaRuntime(Runtime):
         # Its optimisation barrier keeps the compiler from sharing the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
-        # The non-reentrant form is not there on XLA, and the reentrant one takes no keywords.
+        # The non-reentrant form is not there on XLA, and the reentrant one takes no keywords. It
+        # gives no gradient at all, to weights either, where no input has one.
+        if not any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            return function(*args, **kwargs)
         return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True)
 
     def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
