@@ -76,7 +76,7 @@ def require_ready(tpu: Tpu, executor: Executor) -> Facts:
     return facts
 
 
-def get_queued_state(tpu: Tpu, executor: Executor) -> str | None:
+def read_queued_state(tpu: Tpu, executor: Executor) -> str | None:
     """State of the queued resource of the same name; none: there is none."""
     answer = executor.ask(commands.describe_queued(tpu), assume='{"state": {"state": "ACTIVE"}}')
     if answer.code:

@@ -6,7 +6,7 @@ import time
 
 from train import commands
 from train.commands import CreateOptions, Tpu
-from train.describe import COMING, GONE, WAITING, describe, get_queued_state
+from train.describe import COMING, GONE, WAITING, describe, read_queued_state
 from train.execute import Executor
 from utils.errors import UserError
 
@@ -69,7 +69,7 @@ def delete(tpu: Tpu, executor: Executor) -> str:
     Raises:
       UserError: Cloud TPU refuses.
     """
-    if get_queued_state(tpu, executor) is not None:
+    if read_queued_state(tpu, executor) is not None:
         executor.require(commands.delete_queued(tpu))
         return f"{tpu.name} and its queued resource are deleted"
     if describe(tpu, executor) is None:
@@ -87,7 +87,7 @@ def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) ->
     told = None
     while True:
         facts = describe(tpu, executor)
-        state = facts.state if facts else get_queued_state(tpu, executor)
+        state = facts.state if facts else read_queued_state(tpu, executor)
         if facts is not None and state == "READY":
             return True
         if state not in (COMING if facts else (*WAITING, "ACTIVE")):
@@ -100,7 +100,7 @@ def wait_until_ready(tpu: Tpu, executor: Executor, *, poll_s: float = POLL_S) ->
 
 def _ask_for(tpu: Tpu, executor: Executor, *, options: CreateOptions) -> str:
     if options.queued and not executor.dry_run:
-        state = get_queued_state(tpu, executor)
+        state = read_queued_state(tpu, executor)
         if state in WAITING:
             return f"{tpu.name} is queued already: {state}"
         if state is not None:

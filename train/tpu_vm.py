@@ -19,7 +19,7 @@ from collections.abc import Sequence
 
 from train import commands
 from train.commands import VENV, CreateOptions, Tpu
-from train.describe import describe, get_queued_state
+from train.describe import describe, read_queued_state
 from train.execute import Executor
 from train.generations import GENERATIONS, find_generation
 from train.lifecycle import create, delete, stop
@@ -135,7 +135,7 @@ def run_describe(arguments: argparse.Namespace, executor: Executor) -> int:
     tpu = get_tpu(arguments)
     facts = describe(tpu, executor)
     if facts is None:
-        waiting = get_queued_state(tpu, executor)
+        waiting = read_queued_state(tpu, executor)
         print(f"{tpu.name}: queued, {waiting}" if waiting else f"{tpu.name} does not exist")
         return 0 if waiting else 1
     if executor.dry_run:

@@ -81,7 +81,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run a program to its end, or until the launcher is gone; gives its exit code."""
-    speaker = Speaker(get_worker())
+    speaker = Speaker(find_worker())
     folder = get_runs() / arguments.run_id
     refusal = _prepare(arguments, folder, speaker=speaker)
     if refusal is not None:
@@ -119,7 +119,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
     One that has not begun yet, since its connection is slower than this one, never will.
     """
-    speaker = Speaker(get_worker())
+    speaker = Speaker(find_worker())
     folder = get_runs() / arguments.run_id
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "stopped").touch()
@@ -133,7 +133,7 @@ def stop(arguments: argparse.Namespace) -> int:
 
 def unpack(arguments: argparse.Namespace) -> int:
     """Take over a tree: files of the last one that are not in it go, anything else stays."""
-    speaker = Speaker(get_worker())
+    speaker = Speaker(find_worker())
     target = _resolve(arguments.workdir)
     target.mkdir(parents=True, exist_ok=True)
     manifest = target / MANIFEST
@@ -159,7 +159,7 @@ def unpack(arguments: argparse.Namespace) -> int:
 
 def show_logs(arguments: argparse.Namespace) -> int:
     """The last lines of a launch's log, and with --follow those that come."""
-    speaker = Speaker(get_worker())
+    speaker = Speaker(find_worker())
     runs = sorted(get_runs().glob("*/output.log"), key=lambda path: path.stat().st_mtime)
     if arguments.run_id:
         runs = [path for path in runs if path.parent.name == arguments.run_id]
@@ -189,7 +189,7 @@ def show_facts(arguments: argparse.Namespace) -> int:
     )
     workdir = _resolve(arguments.workdir)
     program = workdir / arguments.python
-    speaker = Speaker(get_worker())
+    speaker = Speaker(find_worker())
     try:
         done = subprocess.run(
             [str(program) if program.exists() else arguments.python, "-c", code],
@@ -240,7 +240,7 @@ class Speaker:
         return self._is_alone
 
 
-def get_worker() -> str:
+def find_worker() -> str:
     """This worker's number, as Cloud TPU counts; `?` where nothing tells it."""
     if os.environ.get("TPU_WORKER_ID", "").isdigit():
         return os.environ["TPU_WORKER_ID"]
