@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ sys.path.insert(0, str(ROOT))
 os.environ.setdefault("PJRT_DEVICE", "CPU")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
+# gcsfs asks at its import; its other client looks at Google's servers for the kind of a bucket.
+os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
 # Graphs of tests run a few times only: compiling them without optimisation takes half the time.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
@@ -35,6 +39,24 @@ def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("datasets")
     assert prepare_dataset.main(["digits", "--out", str(root)]) == 0
     return root
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[dict[str, str]]:
+    """A gs:// server on loopback: the environment that makes gs:// lead to it."""
+    from tests.support.gcs import run_server
+
+    with run_server() as environment:
+        yield environment
+
+
+@pytest.fixture
+def gs(gcs_server: dict[str, str]) -> Iterator[str]:
+    """An empty place on the loopback server, where gs:// leads during the test."""
+    from tests.support.gcs import use_server
+
+    with use_server(gcs_server):
+        yield f"gs://bucket/{uuid.uuid4().hex}"
 
 
 @pytest.fixture(scope="session")

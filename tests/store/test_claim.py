@@ -15,8 +15,10 @@ from utils.errors import UserError
 from utils.storage import open_folder
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", "memory", "gs"])
 def place(request, tmp_path) -> str:
+    if request.param == "gs":
+        return request.getfixturevalue("gs")
     return str(tmp_path) if request.param == "disk" else f"memory://{uuid.uuid4().hex}/a"
 
 

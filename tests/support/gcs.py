@@ -19,6 +19,8 @@ from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from typing import Any
 
+import pytest
+
 from tests.child_runs import ROOT
 
 BUCKET = "bucket"
@@ -78,11 +80,23 @@ def run_server() -> Iterator[dict[str, str]]:
     address = f"http://127.0.0.1:{port}"
     try:
         _wait_for(address, process)
-        # The plain client: the other one asks Google's own servers what kind of bucket it is.
-        yield {"STORAGE_EMULATOR_HOST": address, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+        yield {"STORAGE_EMULATOR_HOST": address}
     finally:
         process.stdin.close()
         process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def use_server(environment: dict[str, str]) -> Iterator[None]:
+    """Have gs:// lead to a server in this process and its children."""
+    from gcsfs import GCSFileSystem
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        GCSFileSystem.clear_instance_cache()  # an earlier client knows another server
+        yield
+    GCSFileSystem.clear_instance_cache()
 
 
 def _wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
