@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -172,3 +173,43 @@ def test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming(gs, tm
     assert main([*flags, "--run.overwrite=true", "--run.run_id=notes"]) == 2
     assert "holds no run.json of this program" in capsys.readouterr().err
     assert folder.child("notes").list_names() == ["thesis.tex"]
+
+
+_SHOWN = re.compile(r"--run\.(\w+)[= ]\"?(gs://\S+/runs|\$OUTPUT_DIR)\"?")
+_DOCUMENTS = ("README.md", "docs/checkpoints.md", "docs/tpu.md", "train/sky/tpu_resource.sky.yaml")
+
+
+def find_shown_keys() -> dict[str, list[str]]:
+    """Configuration keys that the documents and templates give a bucket to, and where they do."""
+    found: dict[str, list[str]] = {}
+    for name in _DOCUMENTS:
+        for match in _SHOWN.finditer((ROOT / name).read_text(encoding="utf-8")):
+            found.setdefault(match[1], []).append(name)
+    return found
+
+
+def test_every_document_that_names_a_bucket_uses_a_key_that_is_tried_here():
+    found = find_shown_keys()
+    assert set(found) == {"output_dir"}
+    assert set(found["output_dir"]) == set(_DOCUMENTS)
+
+
+def test_what_the_documents_send_to_a_bucket_lands_there_and_nowhere_else(
+    gs, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flags = [flag for flag in FLAGS if "config" not in flag]
+    config = ROOT / "configs" / "smoke.yaml"
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    assert main([*flags, f"--config={config}", "--train.steps=2", f"--run.output_dir={gs}"]) == 0
+    landed = open_folder(f"{gs}/tiny/a")
+    assert set(landed.list_names()) == {
+        "artifacts.json", "attempts.jsonl", "checkpoints", "config_resolved.yaml", "curves.png",
+        "metrics", "metrics.jsonl", "run.json", "run.lock", "student.json", "student.safetensors",
+    }  # fmt: skip
+    assert landed.child("checkpoints").list_names() == ["best.json", "step_00000002"]
+    assert list(work.iterdir()) == []
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert all(path.is_relative_to(tmp_path / "cache") for path in written)
