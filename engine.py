@@ -36,7 +36,10 @@ class Objective(Protocol):
 
 @dataclass
 class TrainState:
-    """Exactly what a checkpoint holds.
+    """What a run has become: a checkpoint holds it, all but what the configuration says again.
+
+    That is the schedule and how a step is made: `ema_decay`, `accumulate_steps`, `max_grad_norm`.
+    `first_bad_step` is scratch: no checkpoint is written where it is set.
 
     Args:
       model: the student.
