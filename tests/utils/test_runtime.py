@@ -281,10 +281,15 @@ def test_the_environment_that_the_user_set_is_kept(monkeypatch):
     from utils.runtime import prepare_environment
 
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
     prepare_environment("xla")
     import os
 
-    assert os.environ["PJRT_DEVICE"] == "TPU"
+    assert (os.environ["PJRT_DEVICE"], os.environ["TF_CPP_MIN_LOG_LEVEL"]) == ("TPU", "0")
     monkeypatch.delenv("PJRT_DEVICE")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL")
     prepare_environment("cpu")
     assert "PJRT_DEVICE" not in os.environ
+    # Warnings of the compiler are none of the run's.
+    prepare_environment("xla")
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "2"

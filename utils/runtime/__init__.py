@@ -98,7 +98,11 @@ def is_silent_rank() -> bool:
 
 def prepare_environment(name: str) -> None:
     """Set what must stand in the environment before the backend is imported."""
-    if name == "xla" and "PJRT_DEVICE" not in os.environ and not _has_tpu():
+    if name != "xla":
+        return
+    # Forty warnings a run that GSPMD will be replaced one day help nobody; errors are shown.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "PJRT_DEVICE" not in os.environ and not _has_tpu():
         os.environ["PJRT_DEVICE"] = "CPU"
 
 
