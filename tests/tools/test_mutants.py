@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,7 @@ def test_tests_of_a_line_are_found_by_what_they_and_their_fixtures_run():
     assert coverage.choose(["t.py::own", "t.py::user"], 1.0)[0] == ["t.py::own"]
 
 
+ROOM = Room("toy", ("room.py",), ("tests/test_*.py",))
 TEST = "tests/test_room.py"
 CODE = """
 def name_age(years):
@@ -173,12 +175,11 @@ def toy(tmp_path_factory) -> tuple[Path, Path]:
 def verdicts(toy) -> list[dict]:
     """Of all comparisons and operators of the toy."""
     root, cache = toy
-    room = Room("toy", ("room.py",), ("tests/test_*.py",))
     with pytest.MonkeyPatch.context() as patch, Bench(root, cache) as bench:
         patch.setattr("tools.mutating.bench._LEAST_LIMIT_S", 5.0)
-        chosen = [m for m in bench.list_mutants(room) if m.kind in ("comparison", "operator")]
-        assert bench.measure(room).failed == [f"{TEST}::test_fails_anyhow"]
-        return tool.judge_room(bench, room, chosen, 60.0)
+        chosen = [m for m in bench.list_mutants(ROOM) if m.kind in ("comparison", "operator")]
+        assert bench.measure(ROOM).failed == [f"{TEST}::test_fails_anyhow"]
+        return tool.judge_room(bench, ROOM, chosen, 60.0)
 
 
 def test_survivors_are_told_from_what_tests_find(verdicts):
@@ -195,14 +196,32 @@ def test_nothing_is_left_in_the_users_tree_and_verdicts_are_kept(toy, verdicts, 
     root, cache = toy
     assert (root / "room.py").read_text() == CODE
     assert not list(root.rglob("__pycache__"))
-    room = Room("toy", ("room.py",), ("tests/test_*.py",))
     with Bench(root, cache) as bench:
         monkeypatch.setattr(bench, "judge", None)
-        chosen = [m for m in bench.list_mutants(room) if m.kind in ("comparison", "operator")]
+        chosen = [m for m in bench.list_mutants(ROOM) if m.kind in ("comparison", "operator")]
         monkeypatch.setattr(bench, "run_tests", lambda *_: {"failed": [f"{TEST}::test_it_ends"]})
-        again = tool.judge_room(bench, room, chosen, 60.0)
+        again = tool.judge_room(bench, ROOM, chosen, 60.0)
     assert [row["verdict"] for row in again if row["line"] == 11] == ["unsure"]
     assert [row["verdict"] for row in again if row["line"] == 5] == ["survived"]
+
+
+def test_a_further_test_asks_for_survivors_alone(toy, verdicts, tmp_path):
+    root, cache = toy
+    shutil.copytree(root, tmp_path / "toy")
+    further = "import room\n\n\ndef test_18():\n    assert room.name_age(18) == 'adult'\n"
+    (tmp_path / "toy" / "tests" / "test_further.py").write_text(further)
+    asked = []
+    with Bench(tmp_path / "toy", cache) as bench:
+        judge = bench.judge
+        bench.judge = lambda room, mutant, budget: (
+            asked.append(mutant.line) or judge(room, mutant, budget)
+        )
+        chosen = [m for m in bench.list_mutants(ROOM) if m.line in (3, 5)]
+        chosen = [m for m in chosen if m.kind == "comparison"]
+        again = tool.judge_room(bench, ROOM, chosen, 60.0)
+    assert asked == [5]
+    assert [(row["line"], row["verdict"]) for row in again] == [(3, "caught"), (5, "caught")]
+    assert again[1]["by"] == "tests/test_further.py::test_18"
 
 
 def test_the_table_counts_and_names_survivors(verdicts, capsys):
