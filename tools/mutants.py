@@ -47,7 +47,7 @@ ROOMS = [
     Room("patches", ("models/patches*.py",),
          ("tests/models/test_patches*.py", "tests/test_patches_runs.py")),
     Room("runtime", ("utils/runtime/*.py",),
-         ("tests/utils/test_runtime.py", "tests/utils/test_xla_transfers.py",
+         ("tests/utils/test_runtime*.py", "tests/utils/test_xla_transfers.py",
           "tests/test_engine.py", "tests/test_runtime_options.py", "tests/test_groups.py",
           "tests/test_spmd_graph.py")),
 ]  # fmt: skip

@@ -1,0 +1,131 @@
+"""Which runtime, how many ranks, which cache: what is decided before a device is touched."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from utils import runtime as room
+from utils.config.sections import RuntimeSection
+from utils.errors import UserError
+from utils.runtime.compile_cache import prepare_cache
+from utils.runtime.cuda import CudaRuntime
+from utils.runtime.xla import XlaRuntime
+from utils.runtime.xla_spmd import get_mesh_shape
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch):
+    """No chip, no GPU, no word of other processes."""
+    for name in ("PJRT_DEVICE", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(room, "_has_tpu", lambda: False)
+    monkeypatch.setattr(room, "_has_cuda", lambda: False)
+
+
+@pytest.mark.parametrize(
+    ("pjrt", "has_tpu", "words"),
+    [("TPU", True, "on TPU"), ("CPU", True, "on the CPU"), (None, True, "on TPU"),
+     (None, False, "on the CPU")],
+)  # fmt: skip
+def test_xla_is_said_to_be_a_tpu_where_it_will_be_one(pjrt, has_tpu, words, monkeypatch):
+    monkeypatch.setattr(room, "_has_tpu", lambda: has_tpu)
+    if pjrt is not None:
+        monkeypatch.setenv("PJRT_DEVICE", pjrt)
+    assert words in room.describe_device("xla")
+    assert room.describe_device("cpu") == "cpu"
+
+
+def test_a_gpu_is_used_where_there_is_one_and_refused_where_there_is_none(monkeypatch):
+    with pytest.raises(UserError, match="sees no NVIDIA GPU"):
+        room.choose_device(RuntimeSection(device="cuda"))
+    monkeypatch.setattr(room, "_has_cuda", lambda: True)
+    assert room.choose_device(RuntimeSection(device="cuda")) == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("keys", "name", "count"),
+    [
+        ({}, "cpu", 1),
+        ({"num_processes": 3}, "cpu", 3),
+        ({"num_processes": 2}, "cuda", 2),
+        ({}, "cuda", None),
+        ({"parallel": "spmd"}, "xla", None),
+        ({}, "xla", 1),
+    ],
+)
+def test_ranks_are_known_beforehand_where_the_device_does_not_decide(keys, name, count):
+    assert room.find_planned_ranks(RuntimeSection(**keys), name) == count
+
+
+def test_the_chips_of_a_tpu_are_counted_by_itself(monkeypatch):
+    monkeypatch.setenv("PJRT_DEVICE", "TPU")
+    assert room.find_planned_ranks(RuntimeSection(), "xla") is None
+    assert room.find_planned_ranks(RuntimeSection(), "cpu") == 1
+
+
+@pytest.mark.parametrize(("rank", "is_silent"), [(None, False), ("", False), ("0", False),
+                                                 ("1", True), ("12", True)])  # fmt: skip
+def test_rank_zero_alone_speaks(rank, is_silent, monkeypatch):
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    assert room.is_silent_rank() is is_silent
+
+
+@pytest.mark.parametrize(
+    ("name", "pjrt", "has_tpu", "found"),
+    [("xla", None, False, "CPU"), ("xla", None, True, None), ("xla", "TPU", False, "TPU"),
+     ("cpu", None, False, None)],
+)  # fmt: skip
+def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
+    name, pjrt, has_tpu, found, monkeypatch
+):
+    monkeypatch.setattr(room, "_has_tpu", lambda: has_tpu)
+    monkeypatch.setenv("PJRT_DEVICE", pjrt or "")
+    if pjrt is None:
+        monkeypatch.delenv("PJRT_DEVICE")
+    room.prepare_environment(name)
+    assert os.environ.get("PJRT_DEVICE") == found
+
+
+@pytest.mark.parametrize(
+    ("keys", "devices", "shape"),
+    [({}, 4, (4, 1)), ({"mesh_fsdp": 2}, 8, (4, 2)), ({"mesh_data": 2, "mesh_fsdp": 3}, 6, (2, 3))],
+)
+def test_the_mesh_takes_all_devices_along_data_but_those_for_fsdp(keys, devices, shape):
+    assert get_mesh_shape(RuntimeSection(parallel="spmd", **keys), devices) == shape
+
+
+def test_the_automatic_compile_cache_is_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = prepare_cache(RuntimeSection(compile_cache="auto"), "TPU", rank=1)
+    assert Path(folder) == tmp_path / ".cache" / "xla_graphs" / "rank_1"
+
+
+@pytest.mark.xla
+def test_a_runtime_with_a_cache_lets_xla_write_it(tmp_path, monkeypatch):
+    import torch_xla.runtime as xr
+
+    told = []
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    monkeypatch.setattr("utils.runtime.xla.prepare_cache", lambda section, hardware, rank: tmp_path)
+    monkeypatch.setattr(
+        xr, "initialize_cache", lambda path, readonly: told.append((path, readonly))
+    )
+    XlaRuntime(RuntimeSection(device="xla"))
+    assert told == [(str(tmp_path), False)]
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UserError, match="this host has 2; lower it"):
+        CudaRuntime(RuntimeSection(device="cuda"))
+    with pytest.raises(UserError, match=r"num_processes \(3\) exceeds the 2 GPUs"):
+        CudaRuntime.count_processes(RuntimeSection(device="cuda", num_processes=3))
+    assert CudaRuntime.count_processes(RuntimeSection(device="cuda", num_processes=2)) == 2
+    assert CudaRuntime.count_processes(RuntimeSection(device="cuda")) == 2
