@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -248,6 +250,33 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_why(
     monkeypatch.undo()
     assert run(tmp_path, "--resume=auto") == 0
     assert list_steps(folder) == [6, 8]
+
+
+@pytest.mark.parametrize("moment", ["utils.checkpoint.files.save_file", "keeper.Keeper.begin_step"])
+def test_a_disk_that_takes_nothing_more_gives_one_reason(tmp_path, monkeypatch, capsys, moment):
+    """The kernel refuses every write from then on, that of the run's end to run.json as well."""
+    limits, calls = resource.getrlimit(resource.RLIMIT_FSIZE), []
+    original = resolve_name(moment)
+
+    def fill(*args, **kwargs):
+        calls.append(args)
+        if len(calls) == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(moment, fill)
+    try:
+        assert run(tmp_path) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("the run was stopped: ")
+    assert "File too large" in said.splitlines()[-1]
+    monkeypatch.undo()
+    assert run(tmp_path, "--resume=auto") == 0
+    lines = [line["step"] for line in read_metrics(tmp_path / "tiny" / "a") if "total" in line]
+    assert lines == list(range(1, 9))
 
 
 def test_a_run_whose_directory_is_removed_ends_and_says_so(tmp_path, monkeypatch, capsys):
