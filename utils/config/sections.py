@@ -59,8 +59,12 @@ class DataSection(Section):
         "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
         description="preprocessing string of evaluation",
     )
-    image_key: str = Field("image", description="key of the image in the examples")
-    label_key: str = Field("label", description="key of the integer label in the examples")
+    image_key: str = Field(
+        "image", description="the image among the examples' features; strings call it image"
+    )
+    label_key: str = Field(
+        "label", description="the integer label among the examples' features; in a group: group/key"
+    )
     global_batch_size: int = Field(
         1024, ge=1, description="examples of one optimizer step, over all ranks and micro-batches"
     )
