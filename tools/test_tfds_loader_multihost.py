@@ -30,6 +30,7 @@ from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
 _SHOWN = 3
+_SHORTEST_PART_S = 0.25
 
 
 @dataclass(frozen=True)
@@ -52,29 +53,41 @@ class Report:
 
 
 class PartTimer:
-    """Images per second of equal parts of a pass.
+    """Images per second of the parts of a pass.
 
-    A split's last batch is short or, on the last ranks, empty: a part that holds one says nothing
-    about the pipeline's speed and is left out, unless there is no other.
+    A split's last batch is short or, on the last ranks, empty, which says nothing of the pipeline's
+    speed: it is left out after whole ones. Nor does a part that is over in a moment: its time is
+    that of the batches that lay ready. Parts grow until they last.
     """
 
     def __init__(self, batches: int, batch_examples: int) -> None:
         self._batches, self._batch_examples = batches, batch_examples
         self.speeds: list[float] = []
-        self._open()
+        self._open(time.perf_counter())
 
     def add(self, examples: int) -> None:
         """One more batch has been read."""
-        self._counts.append(examples)
-        if len(self._counts) < self._batches:
+        if examples < self._batch_examples and (self.speeds or self._examples):
             return
-        if min(self._counts) == self._batch_examples or (sum(self._counts) and not self.speeds):
-            self.speeds.append(sum(self._counts) / (time.perf_counter() - self._start))
-        self._open()
+        self._examples += examples
+        self._count += 1
+        self._last = time.perf_counter()
+        if self._count >= self._batches and self._last - self._start >= _SHORTEST_PART_S:
+            self._close()
 
-    def _open(self) -> None:
-        self._counts: list[int] = []
-        self._start = time.perf_counter()
+    def finish(self) -> list[float]:
+        """The speeds of all parts; one at least where there was an example."""
+        if self._examples and not self.speeds:
+            self._close()
+        return self.speeds
+
+    def _open(self, now: float) -> None:
+        self._start, self._last = now, now
+        self._examples, self._count = 0, 0
+
+    def _close(self) -> None:
+        self.speeds.append(self._examples / (self._last - self._start))
+        self._open(self._last)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -163,7 +176,7 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
         loader.global_batch_size,
         loader.batches_per_epoch,
         ids,
-        timer.speeds,
+        timer.finish(),
     )
     reports.mkdir(parents=True, exist_ok=True)
     temporary = reports / f"writing.{os.getpid()}"

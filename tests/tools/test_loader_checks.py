@@ -99,15 +99,27 @@ def test_ranks_as_processes_see_every_id_once(root, tmp_path):
     assert reports[0]["batches"] == reports[1]["batches"] == 6
 
 
-def test_parts_without_whole_batches_are_not_timed():
+def test_parts_without_whole_batches_are_not_timed(monkeypatch):
+    monkeypatch.setattr(multihost, "_SHORTEST_PART_S", 0)
     timer = multihost.PartTimer(2, 8)
     for examples in (8, 8, 8, 8, 8, 3, 0, 0):
         timer.add(examples)
-    assert len(timer.speeds) == 2
+    assert len(timer.finish()) == 2
     short = multihost.PartTimer(1, 8)
     for examples in (5, 0):
         short.add(examples)
-    assert len(short.speeds) == 1 and short.speeds[0] > 0
+    (speed,) = short.finish()
+    assert speed > 0
+    assert multihost.PartTimer(1, 8).finish() == []
+
+
+def test_parts_grow_until_they_last(monkeypatch):
+    moments = iter([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+    monkeypatch.setattr(multihost.time, "perf_counter", lambda: next(moments))
+    timer = multihost.PartTimer(1, 8)
+    for _ in range(7):
+        timer.add(8)
+    assert timer.finish() == pytest.approx([80, 80])
 
 
 def test_a_rank_without_examples_passes(tmp_path):
