@@ -121,6 +121,17 @@ run_python() {
   (cd "$ROOT" && "$VENV/bin/python" "$@")
 }
 
+# All tests: two workers, each with whole files, so that what a file shares is made once. The long
+# proofs run alone: some of them measure, or take all cores themselves.
+run_suite() {
+  local marks="$1"
+  shift
+  if [[ $# -eq 0 ]]; then
+    set -- -n 2 --dist loadfile
+  fi
+  run_tests -m "$marks" "$@"
+}
+
 run_tests() {
   (cd "$ROOT" && PJRT_DEVICE="${PJRT_DEVICE:-CPU}" "$VENV/bin/python" -m pytest "$@")
 }
@@ -191,7 +202,7 @@ main() {
     pod) run_pod "$@" ;;
     test)
       setup
-      run_tests -m "not slow and not cuda" "$@"
+      run_suite "not slow and not cuda" "$@"
       ;;
     test-all)
       setup_extra tpu-compiler tpu,pallas

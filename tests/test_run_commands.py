@@ -61,7 +61,7 @@ CALLS = [
       "c.yaml"]),
     (("supervise", "--config", "c.yaml", "--run.run_id=x"),
      ["main.py", "--config", "c.yaml", "--run.run_id=x", "--resume", "auto"]),
-    (("test",), ["-m", "pytest", "-m", "not slow and not cuda"]),
+    (("test",), ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist", "loadfile"]),
     (("test", "tests/test_engine.py"),
      ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"]),
     (("test-all",), ["-m", "pytest", "-m", "not cuda"]),
