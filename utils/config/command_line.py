@@ -42,6 +42,7 @@ def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         is_none = value.lower() in _NONE_WORDS and not inner
         if is_none and kinds & {dict, list, tuple}:
             reset.append(key)
+            out = [word for word in out if not word.startswith(f"--{key}=")]
         elif is_none and type(None) in kinds:
             out.append(f"--{key}={_NONE}")
         elif inner:
