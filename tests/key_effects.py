@@ -1,0 +1,341 @@
+"""What changes where a key of the configuration changes: a row for each key.
+
+A row is (key, flags that both runs share, the flag that changes it, where it shows). It shows in a
+part of what `describe` gives: built objects, values of a first step, files; or in `refused`, which
+is the message that names the key.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from assembly import TEACHER_IMAGES, build_parts, iterate_batches
+from datasets import create_loader
+from keeper import Keeper
+from preflight import Task, check
+from tests.tiny_parts import VIT_ARGS, create_config
+from utils.config import RunConfig
+from utils.errors import UserError
+from utils.runtime import choose_device, create_runtime, find_planned_ranks
+from utils.runtime.xla_spmd import get_mesh_shape
+
+# Keys whose effect needs hardware, a killed run or several processes: where a test shows it.
+ELSEWHERE = {
+    "tests/test_key_effects.py": {
+        "model.pretrained":
+            "test_pretrained_asks_for_hub_weights",
+        "runtime.compile_cache_gib":
+            "test_a_compile_cache_keeps_to_its_size",
+        "run.tensorboard":
+            "test_tensorboard_events_are_written_where_asked_for",
+    },
+    "tests/test_bad_input.py": {
+        "data.root":
+            "test_a_dataset_root_that_is_not_there_names_the_flag",
+    },
+    "tests/test_faults.py": {
+        "train.on_nonfinite":
+            "test_a_bad_batch_is_skipped_after_going_back",
+        "train.deterministic":
+            "test_other_threads_are_told_and_refused_where_bits_must_not_differ",
+        "run.allow_changes":
+            "test_a_changed_configuration_is_refused_with_the_difference",
+        "run.init_tolerance":
+            "test_a_run_may_start_from_anothers_weights",
+    },
+    "tests/test_runtime_options.py": {
+        "train.remat":
+            "test_a_model_without_repeated_blocks_is_refused",
+        "train.scan_layers":
+            "test_a_loop_over_blocks_with_dropout_is_refused",
+        "runtime.overlap":
+            "test_keys_that_a_runtime_cannot_honour_are_refused",
+        "runtime.compile":
+            "test_channels_last_and_compile_change_layout_and_call_alone",
+        "runtime.compile_cache":
+            "test_the_compile_cache_is_off_on_the_cpu_and_a_directory_a_rank_elsewhere",
+    },
+    "tests/test_parity.py": {
+        "train.sync_batchnorm":
+            "test_without_synchronisation_ranks_normalise_by_their_own_examples",
+    },
+    "tests/utils/test_teacher_cache.py": {
+        "distill.cache_end":
+            "test_a_run_longer_than_the_cache_stops_or_cycles_as_configured",
+    },
+    "tests/test_main.py": {
+        "distill.allow_weak_teacher":
+            "test_a_weak_teacher_is_refused_unless_allowed",
+    },
+    "tests/test_groups.py": {
+        "runtime.timeout_s":
+            "test_one_rank_ends_all_and_is_named",
+        "runtime.reduce_dtype":
+            "test_gradients_are_summed_in_the_type_that_is_asked_for",
+        "runtime.num_threads":
+            "test_cores_are_shared_out_unless_it_is_said_how",
+    },
+    "tests/test_summary.py": {
+        "run.check_only":
+            "test_check_says_what_would_run_and_writes_nothing",
+    },
+    "tests/test_buckets.py": {
+        "run.overwrite":
+            "test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming",
+    },
+}  # fmt: skip
+BASE = ("--epochs=3", "--data.name=channels=1,num_classes=10,num_examples=96", "--run.run_id=a")
+VIT = "vit_tiny_patch16_224"
+Row = tuple[str, tuple[str, ...], str, str]
+DIGITS = "digits"  # stands for the flags of the handwritten digits
+TWO = ("--data.name=channels=1,num_classes=10,num_examples=64",)
+
+
+def describe(config: RunConfig) -> dict[str, Any]:
+    """All that a configuration decides about a run on this machine, by part."""
+    found: dict[str, Any] = {}
+    try:
+        found |= _describe_plan(config)
+        task = check(config)
+        found["task"] = _describe_task(task)
+        if config.data.source != "synthetic":
+            return found | {"reader": _describe_reader(config)}
+        if config.runtime.parallel == "spmd":
+            return found  # a mesh cannot be left again in this process
+        runtime = create_runtime(config.runtime)
+    except UserError as error:
+        return found | {"refused": str(error)}
+    try:
+        return found | _describe_parts(runtime, task)
+    except UserError as error:
+        return found | {"refused": str(error)}
+    finally:
+        runtime.close()
+
+
+def _describe_plan(config: RunConfig) -> dict[str, Any]:
+    """What needs neither data nor device."""
+    name = choose_device(config.runtime)
+    return {
+        "device": name,
+        "ranks": find_planned_ranks(config.runtime, name),
+        "mesh": get_mesh_shape(config.runtime, devices=4),
+    }
+
+
+def _describe_task(task: Task) -> list[Any]:
+    run = task.run
+    places = [run.place, str(run.path), str(run.checkpoints), task.checkpoint]
+    return [places, task.teachers, task.num_examples, task.image_shapes, task.total_steps]
+
+
+def _describe_reader(config: RunConfig) -> list[Any]:
+    loader = create_loader(config, "train")
+    try:
+        spec = loader._reader._spec
+        return [spec.threads, spec.prefetch_batches, spec.window, spec.tolerant, loader.order]
+    finally:
+        loader.close()
+
+
+def _describe_parts(runtime: Any, task: Task) -> dict[str, Any]:
+    parts = build_parts(runtime, task)
+    state, schedule = parts.state, parts.state.schedule
+    steps = range(parts.plan.total_steps)
+    found = {
+        "model": str(state.model),
+        "layers": [(name, type(layer).__name__, sorted(layer.__dict__))
+                   for name, layer in state.model.named_modules()],
+        "layout": [p.stride() for p in state.model.parameters()],
+        "weights": [p.double().sum().item() for p in state.model.parameters()],
+        "optimizer": _describe_optimizer(state.optimizer),
+        "schedule": [(schedule.lr_at(step), schedule.decay_at(step)) for step in steps],
+        "plan": repr(parts.plan),
+        "state": [state.ema is not None, state.ema_decay, state.accumulate_steps,
+                  state.max_grad_norm],
+        "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.normalisation],
+        "teachers": [(one.dtype, one.weight, one.view.size, one.view.mean.flatten().tolist(),
+                      one.view.std.flatten().tolist()) for one in parts.objective.teachers],
+        "keeper": _describe_keeper(runtime, task, parts),
+    }  # fmt: skip
+    batches = iterate_batches(parts, 0)
+    first = next(batches)
+    found["batch"] = [_describe_batch(one) for one in (first, next(batches))]
+    if choose_device(task.config.runtime) == "cpu":
+        torch.manual_seed(0)
+        with runtime.autocast():
+            found["loss"] = parts.objective(state.model, first).total.item()
+    parts.close()
+    return found
+
+
+def _describe_optimizer(optimizer: torch.optim.Optimizer) -> list[Any]:
+    groups = [{k: v if k != "params" else len(v) for k, v in group.items()}
+              for group in optimizer.param_groups]  # fmt: skip
+    return [type(optimizer).__name__, repr(optimizer.defaults), repr(groups)]
+
+
+def _describe_keeper(runtime: Any, task: Task, parts: Any) -> list[Any]:
+    keeper = Keeper(runtime, task, parts, None)
+    keeper._listening.__enter__()
+    watch, tracer, manager = keeper._watch, keeper._tracer, keeper.manager
+    found = [manager.keep, manager.keep_every, keeper.max_rollbacks,
+             *(_get_plain(one) for one in (watch, tracer))]  # fmt: skip
+    keeper.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
+    return found
+
+
+def _get_plain(thing: Any) -> dict[str, Any]:
+    kinds = (int, float, str, tuple, type(None))
+    ignored = ("_beat", "_last")
+    return {k: v for k, v in vars(thing).items() if isinstance(v, kinds) and k not in ignored}
+
+
+def _describe_batch(batch: Any) -> list[Any]:
+    extras = {name: value.double().sum().item() for name, value in batch.extras.items()}
+    return [batch.indices.tolist(), batch.ids, batch.images.double().sum().item(), extras,
+            TEACHER_IMAGES in extras]  # fmt: skip
+
+
+def list_rows(teacher: Path, other: Path) -> list[Row]:
+    """(key, shared flags, changed flag, part); `teacher` and `other` are exports."""
+    weights = ("model.weights", (), f"--model.weights={teacher}", "weights")
+    return [*_PLAIN_ROWS, weights, *_list_distill_rows(teacher, other)]
+
+
+def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
+    args = json.dumps({"img_size": 8, **VIT_ARGS})
+    taught = ("--kd=kd", f"--teacher_path={teacher}")
+    one = f"{{model: {VIT}, weights: {teacher}, args: {args}}}"
+    two = f"{{model: {VIT}, weights: {other}, args: {args}}}"
+    both = ("--kd=kd", f"--distill.teachers=[{one}, {two}]")
+
+    def with_teacher(**values: Any) -> str:
+        section = {"model": VIT, "weights": str(teacher), "args": json.loads(args)} | values
+        return f"--distill.teachers={json.dumps([section])}"
+
+    def with_term(**values: Any) -> str:
+        return f"--distill.losses={json.dumps([{'name': 'kd'} | values])}"
+
+    single = ("--kd=kd", with_teacher())
+    termed = (f"--teacher_path={teacher}", with_term())
+    rkd = "--distill.losses=[{name: rkd, layers: {blocks.0: blocks.0}}]"
+    return [
+        ("distill.teacher", taught, "--teacher=resnet18", "refused"),
+        ("distill.teacher_weights", taught, f"--teacher_path={other}", "task"),
+        ("distill.teachers", ("--kd=kd", f"--distill.teachers=[{one}]"), both[1], "teachers"),
+        ("distill.ensemble", both, "--distill.ensemble=logits", "loss"),
+        ("distill.views", taught, "--distill.views=independent", "batch"),
+        ("distill.teacher_cache", taught, "--distill.teacher_cache=nowhere", "refused"),
+        ("distill.loss", taught, "--kd=dkd", "loss"),
+        ("distill.temperature", taught, "--kd_temperature=2", "loss"),
+        ("distill.alpha", taught, "--kd_alpha=0.9", "loss"),
+        ("distill.losses", termed, with_term(name="dkd"), "loss"),
+        ("distill.group_size", (rkd, taught[1]), "--distill.group_size=4", "loss"),
+        ("distill.losses[].name", termed, with_term(name="dkd"), "loss"),
+        ("distill.losses[].args", termed, with_term(args={"temperature": 1}), "loss"),
+        ("distill.losses[].layers", termed, with_term(layers={"no": "no"}), "refused:layers"),
+        ("distill.losses[].weight", termed, with_term(weight=3), "loss"),
+        ("distill.losses[].weight_end", termed, with_term(weight_end=0.1), "batch"),
+        ("distill.losses[].warmup_epochs", termed, with_term(warmup_epochs=1), "batch"),
+        ("distill.teachers[].model", single, with_teacher(model="resnet18"), "refused:resnet18"),
+        ("distill.teachers[].weights", single, with_teacher(weights=str(other)), "task"),
+        ("distill.teachers[].args", single, with_teacher(args={"img_size": 12, **VIT_ARGS}),
+         "refused:another shape"),
+        ("distill.teachers[].weight", single, with_teacher(weight=3), "teachers"),
+        ("distill.teachers[].num_classes", single, with_teacher(num_classes=3),
+         "refused:has 3 classes"),
+        ("distill.teachers[].label_map", single, with_teacher(label_map="nowhere"),
+         "refused:label_map ('nowhere')"),
+        ("distill.teachers[].size", single, with_teacher(size=12), "refused:by size"),
+        ("distill.teachers[].mean", single, with_teacher(mean=[3], std=[5]), "teachers"),
+        ("distill.teachers[].std", single, with_teacher(mean=[0], std=[5]), "teachers"),
+        ("distill.teachers[].dtype", single, with_teacher(dtype="bf16"), "teachers"),
+    ]  # fmt: skip
+
+
+def load(folder: Path, digits: tuple[str, ...], flags: tuple[str, ...]) -> RunConfig:
+    """The configuration of a row."""
+    spread = [word for flag in flags for word in (digits if flag == DIGITS else (flag,))]
+    words = (*BASE, *(word.replace("HERE", str(folder)) for word in spread))
+    return create_config(folder, *words)
+
+
+def _rows(shared: str, section: str, changes: list[tuple[str, str, str]]) -> list[Row]:
+    """Rows of keys of one section that share their flags."""
+    flags = (shared,) if shared else ()
+    return [(f"{section}.{name.partition('.')[0]}", flags, f"--{section}.{name}={value}", part)
+            for name, value, part in changes]  # fmt: skip
+
+
+_STEPPED = ("--optim.schedule=step", "--optim.decay_epochs=[1]")
+_MESH = ("--runtime.device=xla", "--runtime.parallel=spmd")
+_PLAIN_ROWS: list[Row] = [
+    *_rows("", "model", [("name", "resnet10t", "refused:resnet10t"),
+                         ("num_classes", "12", "model"),
+                         ("image_size", "12", "layout"), 
+                         ("drop_rate", "0.5", "model"), ("args.depth", "2", "model")]),
+    ("model.drop_path_rate", ("--model.args.depth=2",), "--drop_path=0.5", "model"),
+    ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
+    ("model.skip_patches", ("--runtime.device=xla",),
+     "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
+    ("data.source", (), "--data.source=folder", "invalid:data.root"),
+    ("data.name", (), TWO[0], "task"),
+    *_rows(DIGITS, "data", [
+        ("train_split", "train[:640]", "task"), ("eval_split", "train[:90]", "task"),
+        ("test_split", "test", "task"), ("order", "sharded", "reader"),
+        ("train_pp", "decode(channels=1)|resize(9)|value_range(-1, 1)", "refused"),
+        ("eval_pp", "decode(channels=1)|resize(9)|value_range(-1, 1)", "refused"),
+        ("image_key", "img", "refused"), ("label_key", "lab", "refused"),
+        ("shuffle_gib", "1e-6", "reader"), ("threads", "1", "reader"),
+        ("prefetch_batches", "5", "reader"), ("skip_corrupt", "3", "reader")]),
+    *_rows("", "data", [("global_batch_size", "32", "plan"), ("eval_batch_size", "20", "eval"),
+                        ("return_id", "true", "batch"), ("random_erasing", "1", "batch")]),
+    *_rows("", "optim", [("name", "sgd", "optimizer"), ("lr", "0.5", "schedule"),
+                         ("min_lr", "5e-4", "schedule"), ("warmup_epochs", "1", "schedule"),
+                         ("warmup_steps", "3", "schedule"), ("schedule", "linear", "schedule"),
+                         ("weight_decay", "0.5", "optimizer"), ("eps", "1e-3", "optimizer"),
+                         ("weight_decay_end", "0.5", "schedule"),
+                         ("betas", "[0.5, 0.6]", "optimizer"),
+                         ("layer_decay", "0.5", "optimizer"), ("max_grad_norm", "1", "state"),
+                         ("args.amsgrad", "true", "optimizer")]),
+    ("optim.warmup_lr", ("--optim.warmup_steps=3",), "--optim.warmup_lr=1e-4", "schedule"),
+    ("optim.decay_rate", _STEPPED, "--optim.decay_rate=0.5", "schedule"),
+    ("optim.decay_epochs", _STEPPED, "--optim.decay_epochs=[2]", "schedule"),
+    ("optim.power", ("--optim.schedule=polynomial",), "--optim.power=3", "schedule"),
+    ("optim.cooldown_fraction", ("--optim.schedule=wsd",), "--optim.cooldown_fraction=0.5",
+     "schedule"),
+    ("optim.momentum", ("--opt=sgd",), "--optim.momentum=0.5", "optimizer"),
+    *_rows("", "train", [("epochs", "2", "plan"), ("steps", "7", "plan"),
+                         ("accumulate_steps", "2", "state"), ("seed", "1", "batch"),
+                         ("log_every_steps", "3", "plan"), ("eval_every_epochs", "2", "plan"),
+                         ("checkpoint_every_epochs", "2", "plan"),
+                         ("checkpoint_every_steps", "5", "plan"),
+                         ("keep_checkpoints", "7", "keeper"),
+                         ("keep_every_steps", "3", "keeper"), ("max_rollbacks", "9", "keeper"),
+                         ("stall_timeout_s", "77", "keeper"),
+                         ("label_smoothing", "0.3", "loss"),
+                         ("mixup_alpha", "0.8", "batch"), ("cutmix_alpha", "0.8", "batch"),
+                         ("ema", "true", "state")]),
+    ("train.mix_prob", ("--mixup=0.8",), "--train.mix_prob=0", "batch"),
+    ("train.cutmix_prob", ("--mixup=0.8", "--cutmix=1"), "--train.cutmix_prob=1", "batch"),
+    ("train.ema_decay", ("--model_ema",), "--train.ema_decay=0.5", "state"),
+    *_rows("", "runtime", [("device", "xla", "device"), ("parallel", "spmd", "refused"),
+                           ("num_processes", "2", "ranks"), ("precision", "bf16", "loss"),
+                           ("tf32", "true", "refused"), ("graph_budget", "77", "plan")]),
+    ("runtime.channels_last", (), "--runtime.channels_last=true", "layout"),
+    ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
+    ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
+    ("profile.steps", (), "--profile.steps=2-3", "keeper"),
+    *_rows("", "run", [("output_dir", "HERE/other", "task"), ("experiment", "other", "task"),
+                       ("run_id", "other", "task"), ("resume", "nowhere", "refused"),
+                       ("init_from", "nowhere", "refused"),
+                       ("eval_only", "true", "invalid:run.eval_only"),
+                       ("checkpoint_root", "HERE/root", "task")]),
+    ("run.cache_dir", ("--run.output_dir=memory://effects/runs",), "--run.cache_dir=HERE/c",
+     "task"),
+]  # fmt: skip
