@@ -251,6 +251,11 @@ def _find_owner(config: RunConfig, store: RunStore, checkpoint: Place) -> Run:
     if folder.name != CHECKPOINTS:
         return store.get(config.run.run_id or folder.name)
     home = folder.parent
+    if config.run.run_id not in ("", home.name):
+        raise UserError(
+            f"run.run_id ({config.run.run_id!r}) contradicts run.resume, which goes on in "
+            f"{home.name!r}; drop it, or begin a new run by --init-from"
+        )
     if not is_remote(home.place):
         return Run(to_path(home.place))
     root = RunStore(home.parent.parent.place, home.parent.name, cache_dir=config.run.cache_dir)

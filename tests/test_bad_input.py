@@ -190,6 +190,12 @@ def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
         create_loader(config, "eval", shard=(0, 3))
 
 
+def test_a_run_id_beside_the_run_that_is_continued_is_refused(tmp_path, capsys, earlier_run):
+    flags = create_argv(tmp_path / "runs", f"--resume={earlier_run}", "--run.run_id=b")
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert "run.run_id ('b') contradicts run.resume, which goes on in 'a'" in line
+
+
 CHILDREN = [
     (("--train.epoch=3",), "unknown flag --train.epoch; did you mean --train.epochs"),
     (("--data.root=/no/such/place",), "data.root"),
