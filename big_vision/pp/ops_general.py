@@ -295,9 +295,7 @@ def _pick_in_order(n: int | Sequence[int], length: Any, fewer_ok: bool, randomne
     else:
         low, high = n
         count = randomness.child(1).integers(tf.constant([high - low + 1]))[0] + low
-    if fewer_ok:
-        count = tf.minimum(count, length)
-    else:
+    if not fewer_ok:
         check = tf.debugging.assert_greater_equal(length, count, "choice: fewer entries than n")
         count = _after([check], count)
     order = tf.argsort(randomness.child(2).uniform(length[None]))

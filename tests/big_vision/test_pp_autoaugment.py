@@ -64,3 +64,50 @@ def test_a_policy_cuts_and_moves_further_than_a_random_choice():
     assert autoaugment.get_level_argument("TranslateY", 10, *far) == 250
     near = (autoaugment.RANDAUG_CUTOUT, autoaugment.RANDAUG_TRANSLATE)
     assert autoaugment.get_level_argument("TranslateX", 5, *near) == 50
+
+
+def test_autocontrast_stretches_each_channel_to_all_values():
+    image = np.zeros((1, 3, 3), np.uint8)
+    image[0] = [[50, 7, 0], [75, 7, 128], [100, 7, 255]]
+    stretched = autoaugment.autocontrast(image).numpy()[0]
+    assert stretched[:, 0].tolist() == [0, 127, 255]
+    assert stretched[:, 1].tolist() == [7, 7, 7]  # a flat channel stays
+    assert stretched[:, 2].tolist() == [0, 128, 255]
+
+
+def test_sharpness_zero_smooths_by_the_published_kernel_but_for_the_border():
+    image = np.zeros((5, 5, 3), np.uint8)
+    image[2, 2] = 130
+    smooth = autoaugment.sharpness(image, 0.0).numpy()
+    wanted = np.zeros((5, 5), int)
+    wanted[1:4, 1:4] = 10
+    wanted[2, 2] = 50
+    for channel in range(3):
+        assert np.abs(smooth[..., channel] - wanted).max() <= 1
+    ramp = np.arange(25, dtype=np.uint8).reshape(5, 5, 1).repeat(3, axis=2) * 10
+    border = np.ones((5, 5), bool)
+    border[1:4, 1:4] = False
+    assert np.array_equal(autoaugment.sharpness(ramp, 0.0).numpy()[border], ramp[border])
+
+
+class Middle:
+    """Draws this place, whatever the sides."""
+
+    def __init__(self, *place: int) -> None:
+        self.place = place
+
+    def integers(self, sides):
+        assert sides.numpy().tolist() == [8, 10]
+        return np.array(self.place, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("middle", "rows", "columns"),
+    [((4, 5), slice(2, 6), slice(3, 7)), ((0, 9), slice(0, 2), slice(7, 10))],
+)
+def test_a_cutout_is_a_square_around_its_middle_that_the_border_cuts(middle, rows, columns):
+    image = np.full((8, 10, 3), 200, np.uint8)
+    wanted = image.copy()
+    wanted[rows, columns] = 128
+    found = autoaugment.cutout(image, 2.0, Middle(*middle)).numpy()
+    assert np.array_equal(found, wanted)

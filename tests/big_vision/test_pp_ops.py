@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from big_vision.pp.ops_image import RESIZE_METHODS
+
 
 def get_fn(spec, seed=0):
     from big_vision.pp.builder import get_preprocess_fn
@@ -271,3 +273,42 @@ def test_static_shapes_survive_the_ops_that_fix_them():
     preprocess = get_fn("decode_jpeg_and_inception_crop(32)|flip_lr|randaug|autoaugment")
     dataset = tf.data.Dataset.from_tensors({"image": b""}).map(preprocess)
     assert dataset.element_spec["image"].shape == (32, 32, 3)
+
+
+@pytest.mark.parametrize("value", [0, 7, 128, 255])
+def test_a_grey_image_stays_itself_where_colour_is_taken_out(value):
+    image = np.full((3, 4, 3), value, np.uint8)
+    flat = draw("gray_blur_solarize(0.1, 0.1, threshold=256)", image, 30)
+    kept = {int(one.reshape(-1)[0]) for one in flat}
+    assert kept <= {value, 255 - value}  # the third of the three inverts
+    assert value in kept
+
+
+def test_a_padded_shape_is_known_before_an_image_is_there():
+    import tensorflow as tf
+
+    fn = get_fn("pad_to_shape((4, None, 5), key='image')")
+    dataset = tf.data.Dataset.from_tensors(np.zeros((2, 3, 1), np.uint8))
+    padded = dataset.map(lambda image: fn({"image": image})["image"])
+    assert padded.element_spec.shape.as_list() == [4, 3, 5]
+
+
+def test_a_table_that_would_run_code_is_not_opened(tmp_path):
+    np.savez(tmp_path / "names.npz", fnames=np.array(["a", "b"], dtype=object))
+    with pytest.raises(ValueError, match="allow_pickle"):
+        get_fn(f"lookup('{tmp_path / 'names.npz'}', key='label')")({"label": "a"})
+
+
+@pytest.mark.parametrize("method", RESIZE_METHODS)
+def test_every_method_of_resizing_is_tensorflows(method, noise):
+    import tensorflow as tf
+
+    found = get_fn(f"resize((9, 7), method='{method}')")({"image": noise})["image"].numpy()
+    wanted = tf.image.resize(noise, (9, 7), method=method).numpy()
+    assert np.abs(np.clip(wanted, 0, 255) - found).max() <= 1.0
+
+
+def test_an_error_of_an_op_tells_its_place():
+    with pytest.raises(Exception) as raised:
+        get_fn("value_range|randaug(2, 10)")({"image": np.zeros((2, 2, 3), np.uint8)})
+    assert any("randaug" in note for note in raised.value.__notes__)

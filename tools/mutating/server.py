@@ -76,6 +76,7 @@ def _run_apart(request: dict[str, Any]) -> dict[str, Any]:
 def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
     """pytest in this process."""
     sys.path.insert(0, str(Path.cwd()))
+    _keep_lines_of_graphs()
     observer = _Observer(request.get("chosen"))
     # A place of its own for temporary files: they go with the next run.
     flags = [*request["tests"], "--rootdir=.", "--basetemp=../scratch", "--tb=line"]
@@ -94,6 +95,14 @@ def _run_tests(request: dict[str, Any]) -> dict[str, Any]:
              "failed": observer.failed}  # fmt: skip
     (lines.folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
     return {"code": int(code), "failed": observer.failed, "is_late": False}
+
+
+def _keep_lines_of_graphs() -> None:
+    """AutoGraph runs a translation of the code in whose file no line is found again."""
+    if "tensorflow" in sys.modules:
+        from tensorflow.python.autograph.core import ag_ctx
+
+        ag_ctx.ControlStatusCtx(status=ag_ctx.Status.DISABLED).__enter__()
 
 
 def _find_without_shrinking() -> None:
