@@ -202,7 +202,10 @@ class _Lines:
         found: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         for path in self.folder.glob(f"{_DATA}.*"):
             data = coverage.CoverageData(str(path))
-            data.read()
+            try:
+                data.read()
+            except coverage.CoverageException:
+                continue  # of a process that was killed while it wrote
             for file in data.measured_files():
                 by_line = data.contexts_by_lineno(file).items()
                 name = Path(file).relative_to(Path.cwd()).as_posix()
