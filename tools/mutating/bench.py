@@ -156,7 +156,8 @@ class Bench:
         folder = self.cache / "lines" / self.get_key(room, [test_file])
         facts = folder / "facts.json"
         if not facts.exists():
-            folder.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)  # of a run that did not end
+            folder.mkdir(parents=True)
             gather = {"include": room.list_code(self.tree), "folder": str(folder)}
             answer = self._ask({"tests": [test_file], "gather": gather})
             if answer["code"] not in _RAN:
