@@ -272,8 +272,9 @@ def test_a_layer_that_is_tapped_alone_gives_what_timms_gives(family):
         with torch.no_grad():
             patched.eval()(images)
         handle.remove()
-        assert len(taken) == 1, path
-        assert get_distance(taken[0], wanted) < 10 * TOLERANCE, path
+        calls = 2 if (family, path) == ("deit_distilled", "head_drop") else 1  # once a head
+        assert len(taken) == calls, path
+        assert get_distance(taken[-1], wanted) < 10 * TOLERANCE, path
 
 
 @pytest.mark.parametrize("family", ["vit", "resnet", "convnext"])
