@@ -288,7 +288,8 @@ def test_a_padded_shape_is_known_before_an_image_is_there():
     import tensorflow as tf
 
     fn = get_fn("pad_to_shape((4, None, 5), key='image')")
-    dataset = tf.data.Dataset.from_tensors(np.zeros((2, 3, 1), np.uint8))
+    signature = tf.TensorSpec([None, 3, None], tf.uint8)
+    dataset = tf.data.Dataset.from_generator(list, output_signature=signature)
     padded = dataset.map(lambda image: fn({"image": image})["image"])
     assert padded.element_spec.shape.as_list() == [4, 3, 5]
 
@@ -299,16 +300,40 @@ def test_a_table_that_would_run_code_is_not_opened(tmp_path):
         get_fn(f"lookup('{tmp_path / 'names.npz'}', key='label')")({"label": "a"})
 
 
-@pytest.mark.parametrize("method", RESIZE_METHODS)
+@pytest.mark.parametrize(
+    "method",
+    ["bilinear", "nearest", "bicubic", "area", "lanczos3", "lanczos5", "gaussian", "mitchellcubic"],
+)
 def test_every_method_of_resizing_is_tensorflows(method, noise):
     import tensorflow as tf
 
     found = get_fn(f"resize((9, 7), method='{method}')")({"image": noise})["image"].numpy()
     wanted = tf.image.resize(noise, (9, 7), method=method).numpy()
     assert np.abs(np.clip(wanted, 0, 255) - found).max() <= 1.0
+    assert method in RESIZE_METHODS
+    assert len(RESIZE_METHODS) == 8
 
 
 def test_an_error_of_an_op_tells_its_place():
     with pytest.raises(Exception) as raised:
         get_fn("value_range|randaug(2, 10)")({"image": np.zeros((2, 2, 3), np.uint8)})
     assert any("randaug" in note for note in raised.value.__notes__)
+
+
+def test_one_channel_is_decoded_where_one_is_asked_for():
+    coloured = io.BytesIO()
+    Image.new("RGB", (8, 8), (200, 50, 50)).save(coloured, "PNG")
+    for text, channels in (("decode(channels=1)", 1), ("decode", 3)):
+        assert get_fn(text)({"image": coloured.getvalue()})["image"].shape == (8, 8, channels)
+
+
+def test_numbers_for_another_example_are_those_of_that_example():
+    import tensorflow as tf
+
+    from big_vision.pp.randomness import Randomness
+
+    here = Randomness(5, 2, tf.constant([0, 1], tf.int64), (3,))
+    there = Randomness(5, 2, tf.constant([7, 9], tf.int64), (3,))
+    moved = here.for_example(tf.constant(7, tf.int64), tf.constant(9, tf.int64))
+    assert moved.key().numpy().tolist() == there.key().numpy().tolist()
+    assert here.key().numpy().tolist() != there.key().numpy().tolist()

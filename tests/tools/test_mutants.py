@@ -114,6 +114,10 @@ def test_tests_of_a_line_are_found_by_what_they_and_their_fixtures_run():
     assert coverage.find_tests(inside) == ["t.py::user", "t.py::own"]
     everywhere = list_mutants("X = 1\n", "a.py")[0]
     assert coverage.find_tests(everywhere) == ["t.py::other", "t.py::user", "t.py::own"]
+    coverage.uses["u.py::far"] = []
+    coverage.uses["t.py::reads"] = []
+    assert "t.py::reads" in coverage.find_tests(everywhere)
+    assert "u.py::far" not in coverage.find_tests(everywhere)
     assert coverage.choose(["t.py::user", "t.py::own"], 6.0) == (["t.py::user"], 2.5)
     assert coverage.choose(["t.py::own", "t.py::user"], 1.0)[0] == ["t.py::own"]
 

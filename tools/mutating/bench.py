@@ -79,7 +79,9 @@ class Coverage:
         first, last = mutant.lines or (1, 0)
         hit = {c for c, lines in by_context.items() if any(first <= n <= last for n in lines)}
         if mutant.lines is None or "" in hit:
-            hit = set(by_context)
+            # A value may be read where no line of its file runs: all tests beside one that does.
+            files = {_get_file(context) for context in by_context}
+            hit = {test for test in self.uses if _get_file(test) in files}
         tests = [test for test, fixtures in self.uses.items() if test in hit or hit & {*fixtures}]
         return sorted((t for t in tests if t not in self.failed), key=self.get_cost)
 
