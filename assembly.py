@@ -314,6 +314,8 @@ def _create_state(
     for model in (student, ema):
         if model is not None:
             runtime.accelerate(runtime.prepare(model))
+    if config.train.accumulate_steps > 1:
+        runtime.keep_gradients_apart(student)
     optimizer = create_optimizer(
         config.optim,
         student,

@@ -16,11 +16,16 @@ from models.patches_dense import (
     get_compute_dtype,
     is_watched,
     multiply,
+    place_gradients,
+    sum_rows,
     without_autocast,
 )
+from utils.runtime.parts import count_parts, get_parts, spread
 
 # Rows of a tile: a product with fewer columns would be turned into a reduction again.
 _SUBLANES = 8
+# Parameters [1, N, C] of timm's vision transformers that every example gets.
+_TOKENS = ("pos_embed", "cls_token", "reg_token", "dist_token")
 
 
 class XlaAttention(Attention):
@@ -132,7 +137,9 @@ def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(2, 0, 3, 4, 1).unbind(0)
     wide = layer.fp32_weight_gradient
-    return _Project.apply(x, layer.qkv.weight, bias, layer.num_heads, wide)
+    weight = layer.qkv.weight
+    apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
+    return _Project.apply(x, weight, bias, *apart, layer.num_heads, wide)
 
 
 def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
@@ -165,9 +172,11 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int, wide: bool
-    ) -> tuple[Tensor, ...]:
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
+        weight_parts: Tensor | None, bias_parts: Tensor | None, heads: int, wide: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         ctx.save_for_backward(x, weight)
+        ctx.devices = (count_parts(weight_parts), count_parts(bias_parts))
         ctx.heads, ctx.wide, ctx.bias_dtype = heads, wide, None if bias is None else bias.dtype
         parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
         values = torch.einsum("bnc,thdc->tbhdn", x, parts)
@@ -187,12 +196,14 @@ class _Project(torch.autograd.Function):
                 for number, gradient in enumerate(gradients)
             )
         if ctx.needs_input_grad[1]:
-            rows = [contract("bhdn,bnc->hdc", one, x, ctx.wide) for one in gradients]
-            dw = torch.cat(rows).flatten(0, 1).to(weight.dtype)
+            apart = ctx.devices[0]
+            rows = [contract("bhdn,bnc->hdc", one, x, ctx.wide, devices=apart) for one in gradients]
+            dw = torch.cat(rows, dim=-3).flatten(-3, -2).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            sums = [one.float().sum(dim=(0, 3)).flatten() for one in gradients]
-            db = torch.cat(sums).to(ctx.bias_dtype)
-        return dx, dw, db, None, None
+            rows = [one.flatten(1, 2).transpose(1, 2) for one in gradients]
+            sums = [sum_rows(one, ctx.bias_dtype, devices=ctx.devices[1]) for one in rows]
+            db = torch.cat(sums, dim=-1)
+        return dx, *place_gradients(ctx.devices, dw, db), None, None
 
 
 class XlaPatchEmbed(PatchEmbed):
@@ -229,7 +240,16 @@ class StreamInComputeType:
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         dtype = get_compute_dtype(x)
-        return super()._pos_embed(x).to(dtype)
+        whole = {name: self._parameters[name] for name in _TOKENS if name in self._parameters}
+        if getattr(self, "dynamic_img_size", False):
+            whole.pop("pos_embed", None)  # it is resampled there
+        try:
+            # For the length of the call: timm reads them as attributes.
+            for name, value in whole.items():
+                self._parameters[name] = spread(value, x.shape[0])
+            return super()._pos_embed(x).to(dtype)
+        finally:
+            self._parameters.update(whole)
 
 
 class HeadTokens:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from utils.runtime.parts import count_parts, get_parts
+
 # gelu(x) = x * (1 + tanh(x * (a + b x^2 + c x^4))) / 2, fitted to the erf form: error below 2.6e-5
 # (the usual tanh form: 4.7e-4). c < 0, so x^2 is limited.
 _GELU_FIT = (0.7975104, 0.0370022, -0.00035083)
@@ -65,7 +67,9 @@ def multiply(
     """
     wide = layer.fp32_weight_gradient if wide is None else wide
     terms = tuple(re.split(",|->", equation))
-    return _Product.apply(x, layer.weight, layer.bias, _Form(terms, shape, wide))
+    weight, bias = layer.weight, layer.bias
+    apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
+    return _Product.apply(x, weight, bias, *apart, _Form(terms, shape, wide))
 
 
 @dataclass(frozen=True)
@@ -81,9 +85,13 @@ class _Product(torch.autograd.Function):
     """A product with the weight cast inside: nothing but x and the float32 weight is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
+        weight_parts: Tensor | None, bias_parts: Tensor | None, form: _Form,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight)
         ctx.form, ctx.bias_dtype = form, None if bias is None else bias.dtype
+        ctx.devices = (count_parts(weight_parts), count_parts(bias_parts))
         of_x, of_weight, of_result = form.terms
         cast = cast_weight(weight, x.dtype, form.shape)
         result = torch.einsum(f"{of_x},{of_weight}->{of_result}", x, cast)
@@ -100,11 +108,14 @@ class _Product(torch.autograd.Function):
             cast = cast_weight(weight, x.dtype, form.shape)
             dx = torch.einsum(f"{of_result},{of_weight}->{of_x}", gradient, cast)
         if ctx.needs_input_grad[1]:
-            dw = contract(f"{of_result},{of_x}->{of_weight}", gradient, x, form.wide)
-            dw = (dw if form.shape is None else dw.reshape(weight.shape)).to(weight.dtype)
+            equation = f"{of_result},{of_x}->{of_weight}"
+            dw = contract(equation, gradient, x, form.wide, devices=ctx.devices[0])
+            if form.shape is not None:
+                dw = dw.reshape(*dw.shape[: dw.dim() - len(of_weight)], *weight.shape)
+            dw = dw.to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = sum_rows(gradient, ctx.bias_dtype)
-        return dx, dw, db, None
+            db = sum_rows(gradient, ctx.bias_dtype, devices=ctx.devices[1])
+        return dx, *place_gradients(ctx.devices, dw, db), None
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -> Tensor:
@@ -113,16 +124,33 @@ def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None)
     return cast if shape is None else cast.view(shape)
 
 
-def contract(equation: str, left: Tensor, right: Tensor, wide: bool) -> Tensor:
-    """A product; `wide`: with a float32 result."""
+def contract(equation: str, left: Tensor, right: Tensor, wide: bool, *, devices: int = 0) -> Tensor:
+    """A product over examples; `wide`: with a float32 result.
+
+    Args:
+      devices: whose parts of the examples, and of the result, stay apart: [D, ...]; 0: none.
+    """
     if wide:
         left, right = left.float(), right.float()
+    if devices:
+        equation = re.sub(r"(^|,|->)", r"\1z", equation)
+        left, right = (value.unflatten(0, (devices, -1)) for value in (left, right))
     return torch.einsum(equation, left, right)
 
 
-def sum_rows(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Float32 sum over all but the last dimension."""
-    return value.float().sum(dim=tuple(range(value.dim() - 1))).to(dtype)
+def sum_rows(value: Tensor, dtype: torch.dtype, *, devices: int = 0) -> Tensor:
+    """Float32 sum over all but the last dimension; with `devices` [D, C], else [C]."""
+    value = value.float()
+    if devices:
+        value = value.unflatten(0, (devices, -1))
+    return value.sum(dim=tuple(range(bool(devices), value.dim() - 1))).to(dtype)
+
+
+def place_gradients(devices: Sequence[int], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Gradients in the places of the parameters, or of the parts that take them instead."""
+    at_once = [None if apart else one for apart, one in zip(devices, gradients, strict=True)]
+    kept = [one if apart else None for apart, one in zip(devices, gradients, strict=True)]
+    return (*at_once, *kept)
 
 
 class XlaLinear(nn.Linear):
@@ -160,7 +188,9 @@ def normalise_rows(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     """[..., C] -> the same, normalised over C, in the compute type."""
     dtype = get_compute_dtype(x)
     with without_autocast(x):
-        return _LayerNorm.apply(x, norm.weight, norm.bias, norm.eps, dtype)
+        weight, bias = norm.weight, norm.bias
+        apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
+        return _LayerNorm.apply(x, weight, bias, *apart, norm.eps, dtype)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -168,9 +198,11 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, dtype: Any
-    ) -> Tensor:
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
+        weight_parts: Tensor | None, bias_parts: Tensor | None, eps: float, dtype: Any,
+    ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight)
+        ctx.devices = (count_parts(weight_parts), count_parts(bias_parts))
         ctx.eps, ctx.dtype, ctx.bias_dtype = eps, dtype, None if bias is None else bias.dtype
         y, _ = _normalise(x, eps, exact=dtype == torch.float32)
         if weight is not None:
@@ -186,15 +218,15 @@ class _LayerNorm(torch.autograd.Function):
         gradient = gradient.float()
         dx = dw = db = None
         if weight is not None and ctx.needs_input_grad[1]:
-            dw = sum_rows(gradient * normal, weight.dtype)
+            dw = sum_rows(gradient * normal, weight.dtype, devices=ctx.devices[0])
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
-            db = sum_rows(gradient, ctx.bias_dtype)
+            db = sum_rows(gradient, ctx.bias_dtype, devices=ctx.devices[1])
         if ctx.needs_input_grad[0]:
             inner = gradient if weight is None else gradient * weight.float()
             mean = inner.mean(dim=-1, keepdim=True)
             along = (inner * normal).mean(dim=-1, keepdim=True)
             dx = ((inner - mean - normal * along) * scale).to(x.dtype)
-        return dx, dw, db, None, None
+        return dx, *place_gradients(ctx.devices, dw, db), None, None
 
 
 def _normalise(x: Tensor, eps: float, *, exact: bool) -> tuple[Tensor, Tensor]:

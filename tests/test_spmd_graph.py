@@ -76,6 +76,12 @@ def test_bf16_sums_are_there_for_who_asks(tmp_path):
     assert total < 4 * parameters
 
 
+def test_accumulation_adds_gradients_up_over_devices_once(tmp_path):
+    found, parameters = run_and_read(tmp_path, "--train.accumulate_steps=2")
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
+
+
 @pytest.mark.parametrize("shape", ["f32[2,3]{1,0}", "(f32[2]{0}, f32[4]{0})"])
 def test_counting_reads_plain_and_tuple_results(shape):
     graph = f"  %x.1 = {shape} all-reduce(%a, %b), channel_id=1\n  %y = f32[9] add(%x.1, %c)"

@@ -205,6 +205,10 @@ class Runtime(ABC):
         """Gradients of a micro-batch; `last` allows communication between ranks to begin."""
         loss.backward()
 
+    def keep_gradients_apart(self, module: nn.Module) -> None:
+        """Have micro-batches' gradients added up over devices once; nothing to do on one device."""
+        return
+
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Mean of the gradients over ranks; nothing to do on one rank."""
         return

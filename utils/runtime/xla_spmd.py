@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
+from utils.runtime.parts import join_gradients, split_gradients
 from utils.runtime.xla import XlaRuntime
 
 if TYPE_CHECKING:
@@ -110,8 +111,15 @@ class XlaSpmdRuntime(XlaRuntime):
 
     # ------------------------------------------------------------------ other devices
 
+    def keep_gradients_apart(self, module: nn.Module) -> None:
+        # Sharded parameters stay as they are: whole gradients on each device would not fit.
+        if self.section.mesh_fsdp == 1:
+            split_gradients(module.parameters(), self.device_count)
+
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing: the partitioner has added them up."""
+        """Add up what was kept apart; the partitioner has done so with the rest."""
+        dtype = None if self.fp32_weight_gradients else torch.bfloat16
+        join_gradients((p for group in optimizer.param_groups for p in group["params"]), dtype)
 
     def reduce_sum(self, tensor: Tensor) -> Tensor:
         """The tensor: a global array holds the sum already."""
