@@ -157,8 +157,8 @@ def _take_run(runtime: Runtime, task: Task, session: RunSession | None) -> Task:
     if session is not None:
         try:
             found = take_run(task.config, session, task.checkpoint)
-        except UserError as error:
-            found = error
+        except (UserError, StorageError) as error:
+            found = UserError(str(error))
     found = runtime.broadcast_value(found)
     if isinstance(found, UserError):
         raise found
