@@ -139,7 +139,7 @@ def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     wide = layer.fp32_weight_gradient
     weight = layer.qkv.weight
     apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Project.apply(x, weight, bias, *apart, layer.num_heads, wide)
+    return _Project.apply(x, weight, bias, (layer.num_heads, wide), *apart)
 
 
 def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
@@ -172,11 +172,12 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
-        weight_parts: Tensor | None, bias_parts: Tensor | None, heads: int, wide: bool,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: tuple[int, bool],
+        *apart: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
+        heads, wide = form
         ctx.save_for_backward(x, weight)
-        ctx.devices = (count_parts(weight_parts), count_parts(bias_parts))
+        ctx.devices = [count_parts(parts) for parts in apart]
         ctx.heads, ctx.wide, ctx.bias_dtype = heads, wide, None if bias is None else bias.dtype
         parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
         values = torch.einsum("bnc,thdc->tbhdn", x, parts)
@@ -203,7 +204,7 @@ class _Project(torch.autograd.Function):
             rows = [one.flatten(1, 2).transpose(1, 2) for one in gradients]
             sums = [sum_rows(one, ctx.bias_dtype, devices=ctx.devices[1]) for one in rows]
             db = torch.cat(sums, dim=-1)
-        return dx, *place_gradients(ctx.devices, dw, db), None, None
+        return dx, *place_gradients(ctx.devices, dw, db)
 
 
 class XlaPatchEmbed(PatchEmbed):

@@ -69,7 +69,7 @@ def multiply(
     terms = tuple(re.split(",|->", equation))
     weight, bias = layer.weight, layer.bias
     apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Product.apply(x, weight, bias, *apart, _Form(terms, shape, wide))
+    return _Product.apply(x, weight, bias, _Form(terms, shape, wide), *apart)
 
 
 @dataclass(frozen=True)
@@ -86,12 +86,12 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None,
-        weight_parts: Tensor | None, bias_parts: Tensor | None, form: _Form,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: _Form,
+        *apart: Tensor | None,
     ) -> Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight)
         ctx.form, ctx.bias_dtype = form, None if bias is None else bias.dtype
-        ctx.devices = (count_parts(weight_parts), count_parts(bias_parts))
+        ctx.devices = [count_parts(parts) for parts in apart]
         of_x, of_weight, of_result = form.terms
         cast = cast_weight(weight, x.dtype, form.shape)
         result = torch.einsum(f"{of_x},{of_weight}->{of_result}", x, cast)
@@ -115,7 +115,7 @@ class _Product(torch.autograd.Function):
             dw = dw.to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             db = sum_rows(gradient, ctx.bias_dtype, devices=ctx.devices[1])
-        return dx, *place_gradients(ctx.devices, dw, db), None
+        return dx, *place_gradients(ctx.devices, dw, db)
 
 
 def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None) -> Tensor:
@@ -147,10 +147,13 @@ def sum_rows(value: Tensor, dtype: torch.dtype, *, devices: int = 0) -> Tensor:
 
 
 def place_gradients(devices: Sequence[int], *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Gradients in the places of the parameters, or of the parts that take them instead."""
+    """Gradients in the places of the parameters, or of the parts that take them instead.
+
+    Between the two stands the form of the product, which has none.
+    """
     at_once = [None if apart else one for apart, one in zip(devices, gradients, strict=True)]
     kept = [one if apart else None for apart, one in zip(devices, gradients, strict=True)]
-    return (*at_once, *kept)
+    return (*at_once, None, *kept)
 
 
 class XlaLinear(nn.Linear):
@@ -190,7 +193,7 @@ def normalise_rows(norm: nn.LayerNorm, x: Tensor) -> Tensor:
     with without_autocast(x):
         weight, bias = norm.weight, norm.bias
         apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-        return _LayerNorm.apply(x, weight, bias, *apart, norm.eps, dtype)
+        return _LayerNorm.apply(x, weight, bias, (norm.eps, dtype), *apart)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -199,10 +202,11 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None,
-        weight_parts: Tensor | None, bias_parts: Tensor | None, eps: float, dtype: Any,
+        form: tuple[float, torch.dtype], *apart: Tensor | None,
     ) -> Tensor:  # fmt: skip
+        eps, dtype = form
         ctx.save_for_backward(x, weight)
-        ctx.devices = (count_parts(weight_parts), count_parts(bias_parts))
+        ctx.devices = [count_parts(parts) for parts in apart]
         ctx.eps, ctx.dtype, ctx.bias_dtype = eps, dtype, None if bias is None else bias.dtype
         y, _ = _normalise(x, eps, exact=dtype == torch.float32)
         if weight is not None:
@@ -226,7 +230,7 @@ class _LayerNorm(torch.autograd.Function):
             mean = inner.mean(dim=-1, keepdim=True)
             along = (inner * normal).mean(dim=-1, keepdim=True)
             dx = ((inner - mean - normal * along) * scale).to(x.dtype)
-        return dx, *place_gradients(ctx.devices, dw, db), None, None
+        return dx, *place_gradients(ctx.devices, dw, db)
 
 
 def _normalise(x: Tensor, eps: float, *, exact: bool) -> tuple[Tensor, Tensor]:
