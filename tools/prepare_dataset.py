@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -98,9 +99,7 @@ def create_parser() -> argparse.ArgumentParser:
     folder.set_defaults(prepare=prepare_folder)
     for command in (digits, folder):
         command.add_argument("--out", required=True, metavar="DIR", help="data root to write below")
-        command.add_argument(
-            "--format", default=_FORMATS[0], choices=_FORMATS, help="file format (default tfrecord)"
-        )
+        command.add_argument("--format", choices=_FORMATS, help="file format (default tfrecord)")
         command.add_argument(
             "--shard-mib", type=int, default=128, help="size of a file (default 128)"
         )
@@ -111,6 +110,7 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
     """Write scikit-learn's digits: 8x8 grey PNG, 0..16 scaled to 0..255, splits stratified."""
     target = _get_target(arguments)
     if _is_complete(target):
+        _refuse_other_format(target, arguments.format, "choose another --out")
         print("is there already; nothing is written", file=sys.stderr)
         return target
     try:
@@ -133,7 +133,7 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
         encode=lambda i: {"image": images[i], "label": int(bunch.target[i]), "id": int(i)},
         get_bytes=lambda _: 200,
     )
-    return write_dataset(plan, target, arguments.format, arguments.shard_mib * _SHARD_UNIT)
+    return write_dataset(plan, target, _get_format(arguments), arguments.shard_mib * _SHARD_UNIT)
 
 
 def split_digits(labels: np.ndarray) -> dict[str, list[int]]:
@@ -166,6 +166,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
         for name, inner in _find_splits(arguments).items()
     }
     if _is_complete(target):
+        _refuse_other_format(target, arguments.format, "write it beside with --version 1.0.1")
         _compare_with_stored(target, found, arguments.source)
         return target
     class_names = join_classes(found, arguments.fewer_classes.split(","))
@@ -194,7 +195,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
         },
         get_bytes=lambda example: example[0].stat().st_size,
     )
-    return write_dataset(plan, target, arguments.format, arguments.shard_mib * _SHARD_UNIT)
+    return write_dataset(plan, target, _get_format(arguments), arguments.shard_mib * _SHARD_UNIT)
 
 
 def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) -> tuple[str, ...]:
@@ -255,6 +256,25 @@ def check_images(paths: Sequence[Path]) -> None:
     if faults:
         raise UserError(
             f"{len(faults)} of the {len(paths)} images cannot be decoded; restore or remove them"
+        )
+
+
+def _get_format(arguments: argparse.Namespace) -> str:
+    return arguments.format or _FORMATS[0]
+
+
+def _refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
+    """A format that was asked for is given, or refused where files of another one lie.
+
+    Raises:
+      UserError: the stored dataset has another format.
+    """
+    facts = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
+    stored = facts.get("fileFormat", _FORMATS[0])
+    if wanted not in (None, stored):
+        raise UserError(
+            f"--format {wanted}: {target} is there already as {stored}; {way_out}, or remove the "
+            "old one"
         )
 
 

@@ -210,6 +210,17 @@ def test_a_dataset_that_is_there_is_told_and_one_of_other_images_refused(photos,
     assert sorted(p.name for p in directory.parent.iterdir()) == ["1.0.0", "1.0.1"]
 
 
+def test_another_format_than_the_stored_one_is_refused_and_none_is_any(photos, digits_root, capsys):
+    directory = prepare_photos(photos, "--format", "array_record")
+    assert prepare_photos(photos) == prepare_photos(photos, "--format", "array_record") == directory
+    prepare_photos(photos, "--format", "tfrecord", code=2)
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "1.0.0 is there already as array_record; write it beside with --version 1.0.1" in line
+    digits = ["digits", "--out", str(digits_root), "--format", "array_record"]
+    assert prepare_dataset.main(digits) == 2
+    assert "as tfrecord; choose another --out" in capsys.readouterr().err
+
+
 def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
     result = subprocess.run(
         [sys.executable, TOOL, "folder", "nowhere", "--out", "out", "--name", "x"],
