@@ -73,7 +73,7 @@ class Run:
         """What run.json says here; empty before the run has begun, or if it is damaged."""
         file = self.path / RUN_FILE
         try:
-            return _parse(file.read_text(encoding="utf-8"), file)
+            return _parse(file.read_text(encoding="utf-8", errors="replace"), file)
         except FileNotFoundError:
             return {}
 

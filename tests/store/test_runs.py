@@ -73,7 +73,7 @@ def test_what_never_was_a_run_is_refused_even_with_overwrite_and_stays(tmp_path)
     (run.path / "thesis.tex").write_text("years of work")
     for text in (None, "{", '{"status": "draft"}', "[]"):
         if text is not None:
-            (run.path / "run.json").write_text(text)
+            (run.path / "run.json").write_text(text, errors="surrogateescape")
         with pytest.raises(UserError, match=r"run.overwrite: .*thesis holds no run.json"):
             check_free(run, overwrite=True)
     assert (run.path / "thesis.tex").read_text() == "years of work"
@@ -111,12 +111,12 @@ def test_runs_of_the_first_version_are_older_than_those_of_the_second(tmp_path):
     assert store.find_newest().path.name == "d"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"status": '])
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"status": ', "\udce1"])
 def test_a_damaged_run_file_counts_as_empty(tmp_path, text):
     store = RunStore(str(tmp_path), "digits")
     start(store, "a")
     run = start(store, "b")
-    (run.path / "run.json").write_text(text)
+    (run.path / "run.json").write_text(text, errors="surrogateescape")
     assert run.read() == {}
     assert store.find_newest().path.name == "a"
     run.update(status="running")

@@ -61,7 +61,7 @@ class Folder(ABC):
 
     @abstractmethod
     def read_text(self, name: str) -> str:
-        """A file below; raises OSError."""
+        """A file below, bytes that are no UTF-8 replaced; raises OSError."""
 
     @abstractmethod
     def write_text(self, name: str, text: str) -> None:

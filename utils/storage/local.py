@@ -47,7 +47,7 @@ class LocalFolder(Folder):
         return compute_crc32c(self.path / name)
 
     def read_text(self, name: str) -> str:
-        return (self.path / name).read_text(encoding="utf-8")
+        return (self.path / name).read_text(encoding="utf-8", errors="replace")
 
     def write_text(self, name: str, text: str) -> None:
         self.path.mkdir(parents=True, exist_ok=True)

@@ -69,7 +69,7 @@ class RemoteFolder(Folder):
             return compute_crc32c(path)
 
     def read_text(self, name: str) -> str:
-        return self._read(name).decode()
+        return self._read(name).decode(errors="replace")
 
     def read_texts(self, names: Iterable[str]) -> dict[str, str]:
         # One round of requests beside each other; a run store may hold thousands of runs.
@@ -83,7 +83,7 @@ class RemoteFolder(Folder):
                 # One that failed among many is asked for alone.
                 found[paths[path]] = (
                     data if isinstance(data, bytes) else self._read(paths[path])
-                ).decode()
+                ).decode(errors="replace")
         return found
 
     def write_text(self, name: str, text: str) -> None:
