@@ -116,7 +116,7 @@ def test_batches_hold_the_examples_that_their_indices_name(root):
         assert int(label) == int(index) % 7
 
 
-@pytest.mark.parametrize("seed", [0, 2**40])
+@pytest.mark.parametrize("seed", [0, 2**32 - 2])
 def test_another_seed_gives_another_order(root, seed):
     first = draw(create_config(root, seed=seed), 1, 1)[0]
     again = draw(create_config(root, seed=seed), 1, 1)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,14 @@ MOMENTS = {
     "last upload": ("keeper.Keeper._await_write", 5, 0, "complete"),
     "export": ("main._finish", 1, 130, "interrupted"),
 }
+
+
+@pytest.fixture(autouse=True)
+def attentive() -> Iterator[None]:
+    """Ctrl-C means what it means at a terminal: programs in the background are born without it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def press_ctrl_c_at(monkeypatch: pytest.MonkeyPatch, place: str, call: int) -> list[int]:

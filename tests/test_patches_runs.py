@@ -87,7 +87,7 @@ def test_a_patched_run_trains_as_an_unpatched_one(folder):
 @pytest.mark.xla
 def test_a_patched_run_resumes_bit_for_bit(folder, tmp_path):
     start = folder / "tiny/patched/checkpoints/step_00000002"
-    run(tmp_path, "again", "--train.steps=4", f"--run.resume={copy(start, tmp_path)}")
+    run(tmp_path, "patched", "--train.steps=4", f"--run.resume={copy(start, tmp_path)}")
     assert get_distance(find_export(tmp_path), folder / "tiny/patched") == 0.0
 
 
@@ -97,7 +97,7 @@ def test_a_patched_checkpoint_goes_on_without_patches(folder, tmp_path):
     allowed = '--run.allow_changes=["model.xla_patches", "runtime.device"]'
     place = f"--run.resume={copy(start, tmp_path)}"
     flags = ("--train.steps=4", "--model.xla_patches=false", allowed, place)
-    run(tmp_path, "bare", *flags, device="cpu")
+    run(tmp_path, "patched", *flags, device="cpu")
     assert get_distance(find_export(tmp_path), folder / "tiny/patched") < 1e-4
 
 

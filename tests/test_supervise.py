@@ -34,11 +34,16 @@ def supervise(tmp_path):
         return subprocess.Popen(
             ["bash", str(ROOT / "train/supervise.sh"), *flags],
             env={**environment, "SUPERVISE_CRASHES": "2", **settings},
-            stderr=subprocess.PIPE, text=True,
+            stderr=subprocess.PIPE, text=True, preexec_fn=listen,
         )  # fmt: skip
 
     start.calls = lambda: (tmp_path / "calls").read_text().splitlines()
     return start
+
+
+def listen() -> None:
+    """A program that is started in the background is born deaf to Ctrl-C, and bash stays so."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, list[str]]:

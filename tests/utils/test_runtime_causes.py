@@ -90,7 +90,8 @@ def test_a_process_for_each_chip_gives_the_highest_code_or_the_cause(monkeypatch
 
     monkeypatch.setattr(torch_xla, "launch", start)
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
-    section = RuntimeSection(device="xla")
+    # Of a process one cache can be made, before its first graph.
+    section = RuntimeSection(device="xla", compile_cache="")
     assert XlaRuntime.launch(section, end, [0, EXIT_PREEMPTED]) == EXIT_PREEMPTED
     assert XlaRuntime.launch(section, end, [0, 0]) == 0
     with pytest.raises(GroupError, match="rank 0 failed: ValueError: broken chip"):
