@@ -174,10 +174,12 @@ class MetricWriter:
         self._file = self._go_on_from(step)
 
     def close(self) -> None:
-        """Flush and close the files."""
-        self._file.close()
+        """Close the files; every line was flushed when it was written, or refused then."""
+        with contextlib.suppress(OSError):
+            self._file.close()
         if self._events is not None:
-            self._events.close()
+            with contextlib.suppress(OSError):
+                self._events.close()
 
     def _go_on_from(self, step: int) -> IO[str]:
         """The file, and TensorBoard's, with nothing in them that is done again."""
