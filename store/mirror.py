@@ -75,7 +75,7 @@ class Mirror:
         """
         with self._sending:
             self._send_segment()
-            self._send_small()
+            send_small(self._folder, self._remote, self._sent)
 
     def close(self) -> None:
         """Send the rest and end the thread; what cannot be sent is said, not raised."""
@@ -103,16 +103,12 @@ class Mirror:
             count, text = len(self._pending), "".join(self._pending)
         if not count:
             return
-        name = f"{SEGMENTS}/a{self._attempt:03d}-{self._sequence:06d}.jsonl"
-        parent, _, file = name.rpartition("/")
-        self._remote.child(parent).write_text(file, text)
+        name = f"a{self._attempt:03d}-{self._sequence:06d}.jsonl"
+        self._remote.child(SEGMENTS).write_text(name, text)
         self._sequence += 1
         with self._lock:
             del self._pending[:count]
             self._bytes -= min(self._bytes, len(text))
-
-    def _send_small(self) -> None:
-        send_small(self._folder, self._remote, self._sent)
 
 
 def send_small(folder: Path, remote: Folder, sent: dict[str, str] | None = None) -> None:
