@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from utils.errors import UserError
@@ -27,14 +29,12 @@ def check_readable(place: str | Path, key: str) -> None:
         if not to_path(place).is_dir():
             raise UserError(f"{key} ({place}) does not exist")
         return
-    levels = {name: logging.getLogger(name).level for name in _CLIENT_LOGGERS}
-    for name in levels:
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     found: list[BaseException | None] = []
     # In a thread that nobody waits for at the end: clients know no limit for the whole of a call.
     thread = threading.Thread(target=lambda: found.append(_try_listing(place)), daemon=True)
-    thread.start()
-    thread.join(_LIMIT_S)
+    with _silence_clients():
+        thread.start()
+        thread.join(_LIMIT_S)
     error = found[0] if found else TimeoutError(f"no answer within {_LIMIT_S:.0f} s")
     if isinstance(error, FileNotFoundError):
         raise UserError(f"{key} ({place}) does not exist") from error
@@ -46,8 +46,18 @@ def check_readable(place: str | Path, key: str) -> None:
             f"{key} ({place}) cannot be read: {explain(error)}; look at the network, the bucket's "
             "name and your login (gcloud auth application-default login), or ask tools/doctor.py"
         ) from error
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
+
+
+@contextlib.contextmanager
+def _silence_clients() -> Iterator[None]:
+    levels = {name: logging.getLogger(name).level for name in _CLIENT_LOGGERS}
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 def _try_listing(place: str | Path) -> BaseException | None:
