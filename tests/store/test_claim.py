@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -48,6 +49,18 @@ def test_of_many_that_ask_together_one_gets_it(place):
     after = Claim(place)
     after.acquire(wait_s=0.0)
     after.release()
+
+
+def test_a_disk_lets_one_of_many_writers_through_each_time(tmp_path):
+    folder, version = open_folder(str(tmp_path)), None
+    for turn in range(20):
+        with ThreadPoolExecutor(8) as pool:
+            texts = [f"{turn} {number}" for number in range(8)]
+            versions = list(
+                pool.map(lambda text, seen=version: folder.write_claim("a", text, seen), texts)
+            )
+        (version,) = [found for found in versions if found is not None]
+        assert folder.read_claim("a") == (texts[versions.index(version)], version)
 
 
 def test_an_owner_of_this_machine_that_has_ended_keeps_nobody_out(place, caplog):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -82,15 +83,9 @@ class LocalFolder(Folder):
 
     def write_claim(self, name: str, text: str, version: str | None) -> str | None:
         self.path.mkdir(parents=True, exist_ok=True)
-        if version is None:
-            try:
-                with (self.path / name).open("x", encoding="utf-8") as file:
-                    file.write(text)
-            except FileExistsError:
-                return None
-        else:
+        with _take_turns(self.path):
             known = self.read_claim(name)
-            if known is None or known[1] != version:
+            if (known and known[1]) != version:
                 return None
             self.write_text(name, text)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -163,6 +158,17 @@ class LocalFolder(Folder):
             replaced = name.startswith(_OLD) and name.removeprefix(_OLD) in names
             if replaced or name.startswith((_WRITING, _DELETING)):
                 shutil.rmtree(self.path / name, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _take_turns(path: Path) -> Iterator[None]:
+    """Keep every other thread and program of this machine that asks for the directory waiting."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def get_old_name(name: str) -> str:
