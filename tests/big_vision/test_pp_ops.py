@@ -198,6 +198,18 @@ def test_randaug_layers_draw_apart(noise):
     assert (two == inverted).all((1, 2, 3)).mean() > (one == inverted).all((1, 2, 3)).mean() / 4
 
 
+def test_randaug_turns_shears_and_moves_both_ways(noise):
+    from big_vision.pp import autoaugment
+
+    found = {result.tobytes() for result in draw("randaug(1, 1)", noise, 400)}
+    for name in ("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"):
+        operation, level = autoaugment.OPERATIONS[name], autoaugment.get_level_argument(name, 1)
+        for argument in (level, -level):
+            assert operation(noise, argument).numpy().tobytes() in found, (name, argument)
+    brighter = autoaugment.brightness(noise, -autoaugment.get_level_argument("Brightness", 1))
+    assert brighter.numpy().tobytes() not in found
+
+
 @pytest.mark.parametrize("op", ["randaug", "autoaugment", "three_augment", "color_jitter(0.1)"])
 def test_colour_ops_refuse_what_is_not_a_uint8_image(op):
     with pytest.raises(ValueError, match="needs a uint8 image"):

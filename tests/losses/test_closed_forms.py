@@ -183,6 +183,21 @@ def test_lskd_standardises_the_tokens_logits_too(seed, scale, shift):
 
 
 @pytest.mark.parametrize(
+    ("name", "inner", "args"),
+    [("lskd_kd", "kd", {"temperature": 2.0}),
+     ("lskd_dkd", "dkd", {"temperature": 4.0, "alpha": 1.0, "beta": 8.0})],
+)  # fmt: skip
+def test_the_short_names_of_lskd_take_the_published_numbers(name, inner, args):
+    inputs = create_inputs(inner)
+    plain = replace(
+        inputs,
+        student_logits=standardise_logits(inputs.student_logits),
+        teacher_logits=tuple(standardise_logits(one) for one in inputs.teacher_logits),
+    )
+    torch.testing.assert_close(create_loss(name)(inputs), create_loss(inner, args)(plain))
+
+
+@pytest.mark.parametrize(
     ("name", "args", "wanted"),
     [
         ("kd", {}, False), ("deit_soft", {}, True), ("deit_hard", {}, True),
