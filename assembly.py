@@ -6,14 +6,14 @@ so that the engine knows of neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from datasets import Batch, Loader, Position, create_loader
+from datasets import ImageBatch, Loader, Position, create_loader
 from engine import Plan, TrainState, create_ema
 from losses import LossInputs, LossOutput, Objective, SparseTeacher, create_objective
 from models import (
@@ -104,14 +104,13 @@ class TrainObjective:
         self.student_tap: FeatureTap | None = None
         self.teacher_tap: FeatureTap | None = None
 
-    def __call__(self, model: nn.Module, batch: Batch) -> LossOutput:
-        pixels = self.augment(batch.images, batch.extras)
+    def __call__(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
+        pixels = self.augment(batch.images, batch.draws)
         outputs = model(self.view(pixels))
         logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
-        scales = batch.extras.get(TERM_SCALES)
         inputs = LossInputs(
             student_logits=logits,
-            targets=self.mixing.mix_targets(batch.labels, self.num_classes, batch.extras),
+            targets=self.mixing.mix_targets(batch.labels, self.num_classes, batch.draws),
             labels=batch.labels,
             mask=batch.mask,
             teacher_logits=self.ask_teachers(pixels, batch),
@@ -120,14 +119,14 @@ class TrainObjective:
             student_features=self.student_tap.take() if self.student_tap else {},
             teacher_features=self.teacher_tap.take() if self.teacher_tap else {},
             example_indices=batch.indices,
-            term_scales=None if scales is None else scales[0],
+            term_scales=batch.values.get(TERM_SCALES),
         )
         return self.losses(inputs)
 
-    def augment(self, images: Tensor, extras: dict[str, Tensor]) -> Tensor:
+    def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
-        pixels = self.erasing.erase_pixels(to_pixels(images), extras, self.view.mean)
-        return self.mixing.mix_pixels(pixels, extras)
+        pixels = self.erasing.erase_pixels(to_pixels(images), draws, self.view.mean)
+        return self.mixing.mix_pixels(pixels, draws)
 
     def sample(self, step: int, loader: Loader) -> dict[str, Tensor]:
         """This rank's share of what is drawn on the host for a step."""
@@ -140,10 +139,10 @@ class TrainObjective:
         block = slice(start, start + loader.rank_batch_size)
         return {name: value[block] for name, value in drawn.items()}
 
-    def ask_teachers(self, pixels: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
         """Answers of the teachers to mixed pixels, or to their own view of the same examples."""
-        if TEACHER_IMAGES in batch.extras:
-            pixels = self.augment(batch.extras[TEACHER_IMAGES], batch.extras)
+        if TEACHER_IMAGES in batch.draws:
+            pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         answers = [teacher(pixels) for teacher in self.teachers]
         weights = [teacher.weight for teacher in self.teachers]
         return combine_answers(answers, weights, self.ensemble)
@@ -198,7 +197,7 @@ def _open_cache(task: Task, shard: tuple[int, int]) -> TeacherCache | None:
     return open_cache(task.config, stream, task.teachers, shard)
 
 
-def iterate_batches(parts: Parts, first_step: int) -> Iterator[Batch]:
+def iterate_batches(parts: Parts, first_step: int) -> Iterator[ImageBatch]:
     """Training batches from a step on, with this rank's share of all that travels with them.
 
     A cache that is shorter than the run starts over, and so do its epochs' crops and mixing.
@@ -210,36 +209,39 @@ def iterate_batches(parts: Parts, first_step: int) -> Iterator[Batch]:
         stream_step = step if period is None else step % period
         for batch in _iterate_stream(parts, stream_step):
             if parts.term_weights is not None:
-                scales = parts.term_weights.get_scales(step)
-                batch.extras[TERM_SCALES] = scales.expand(len(batch.labels), -1).contiguous()
+                scales = {TERM_SCALES: parts.term_weights.get_scales(step)}
+                batch = replace(batch, values={**batch.values, **scales})
             yield batch
             step += 1
             if period is not None and step % period == 0:
                 break
 
 
-def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, Batch]]:
+def iterate_stream_steps(parts: Parts, first_step: int) -> Iterator[tuple[int, ImageBatch]]:
     """Steps and host batches with what is drawn for them: the stream that a cache stores."""
     loader = parts.train_loader
     position = _get_position(parts, loader, first_step)
     # From here on positions count on this run's processes.
     parts.state.input_processes = loader.shard[1]
     for step, batch in enumerate(loader.batches(position), start=first_step):
-        batch.extras.update(parts.objective.sample(step, loader))
-        yield step, batch
+        yield step, _add_draws(batch, parts.objective.sample(step, loader))
 
 
-def _iterate_stream(parts: Parts, first_step: int) -> Iterator[Batch]:
+def _iterate_stream(parts: Parts, first_step: int) -> Iterator[ImageBatch]:
     second = None
     if parts.second_loader is not None:
         position = _get_position(parts, parts.second_loader, first_step)
         second = iter(parts.second_loader.batches(position))
     for step, batch in iterate_stream_steps(parts, first_step):
         if parts.cache is not None:
-            batch.extras.update(parts.cache.read(step, batch.indices))
+            batch = _add_draws(batch, parts.cache.read(step, batch.indices))
         if second is not None:
-            batch.extras[TEACHER_IMAGES] = next(second).images
+            batch = _add_draws(batch, {TEACHER_IMAGES: next(second).images})
         yield batch
+
+
+def _add_draws(batch: ImageBatch, drawn: Mapping[str, Tensor]) -> ImageBatch:
+    return replace(batch, draws={**batch.draws, **drawn})
 
 
 def _get_position(parts: Parts, loader: Loader, step: int) -> Position:
@@ -249,20 +251,20 @@ def _get_position(parts: Parts, loader: Loader, step: int) -> Position:
     return Position(epoch, examples, parts.state.input_processes)
 
 
-def predict(view: View, model: nn.Module, batch: Batch) -> Tensor:
+def predict(view: View, model: nn.Module, batch: ImageBatch) -> Tensor:
     """Logits [B, K] of a device batch of evaluation."""
     return model(view(to_pixels(batch.images)))
 
 
-def ask_teacher(teacher: Teacher, batch: Batch) -> Tensor:
+def ask_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:
     """A teacher's logits [B, K] of a device batch of evaluation, through its own view."""
     return teacher(to_pixels(batch.images))
 
 
-def _get_stored_answers(batch: Batch) -> SparseTeacher | None:
-    if LOG_PROBS not in batch.extras:
+def _get_stored_answers(batch: ImageBatch) -> SparseTeacher | None:
+    if LOG_PROBS not in batch.draws:
         return None
-    return SparseTeacher(*(batch.extras[name] for name in (LOG_PROBS, INDICES, RESIDUAL)))
+    return SparseTeacher(*(batch.draws[name] for name in (LOG_PROBS, INDICES, RESIDUAL)))
 
 
 def _build_projections(task: Task, losses: Objective, view: View, shapes: ImageShapes) -> None:

@@ -11,8 +11,8 @@ created, so after the runtime; `describe_dataset` needs none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
 from big_vision.input.catalog import Selection, load_tfds_catalog
 from big_vision.input.folder import FolderSelection, select_folder
 from big_vision.input.labels import LabelRule
@@ -33,6 +34,19 @@ from utils.log import get_logger
 from utils.storage import is_remote
 
 Role = Literal["train", "eval", "test"]
+__all__ = [
+    "Batch",
+    "DatasetFacts",
+    "ImageBatch",
+    "Loader",
+    "Position",
+    "Role",
+    "TokenBatch",
+    "VectorBatch",
+    "choose_order",
+    "create_loader",
+    "describe_dataset",
+]
 
 _SPLIT_KEYS = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
 _VIEW_STRIDE = 1_000_003  # run seeds of different views do not meet
@@ -52,73 +66,6 @@ class Position:
     epoch: int = 0
     examples: int = 0
     shard_count: int = 0
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's part of a global batch, or a micro-batch of it.
-
-    Attributes:
-      images: [B, H, W, C] uint8.
-      labels: [B] int32; 0 on padding.
-      mask: [B] bool, False on padding.
-      indices: [B] int64, the example's index in the split whatever the order; -1 on padding.
-      ids: names of the examples with data.return_id; empty on padding.
-      extras: further [B, ...] tensors that travel with the batch.
-      is_last: whether this is the last micro-batch of its optimizer step.
-      blocks: contiguous parts on as many devices; a micro-batch takes its share of each.
-    """
-
-    images: Tensor
-    labels: Tensor
-    mask: Tensor
-    indices: Tensor
-    ids: tuple[str, ...] | None = None
-    extras: dict[str, Tensor] = field(default_factory=dict)
-    is_last: bool = True
-    blocks: int = 1
-
-    def split(self, parts: int) -> list[Batch]:
-        """Micro-batches of equal size, contiguous in each block; `parts` divides the blocks."""
-        size, rest = divmod(len(self.labels), parts * self.blocks)
-        if rest:
-            raise UserError(
-                f"train.accumulate_steps ({parts}) does not divide the rank's batch of "
-                f"{len(self.labels)} examples; change it or data.global_batch_size"
-            )
-        if parts == 1:
-            return [self]
-        return [
-            dataclasses.replace(
-                self.map(lambda tensor, part=part: self._cut(tensor, part, size)),
-                ids=self._cut_ids(part, size),
-                is_last=self.is_last and part == parts - 1,
-            )
-            for part in range(parts)
-        ]
-
-    def _cut(self, tensor: Tensor, part: int, size: int) -> Tensor:
-        """Examples part * size and following of each block."""
-        in_blocks = tensor.reshape(self.blocks, -1, *tensor.shape[1:])
-        return in_blocks[:, part * size : (part + 1) * size].reshape(-1, *tensor.shape[1:])
-
-    def _cut_ids(self, part: int, size: int) -> tuple[str, ...] | None:
-        if self.ids is None:
-            return None
-        length = len(self.ids) // self.blocks
-        starts = [block * length + part * size for block in range(self.blocks)]
-        return tuple(name for start in starts for name in self.ids[start : start + size])
-
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
-        """The batch with `fn` applied to every tensor: the way to a device."""
-        return dataclasses.replace(
-            self,
-            images=fn(self.images),
-            labels=fn(self.labels),
-            mask=fn(self.mask),
-            indices=fn(self.indices),
-            extras={name: fn(tensor) for name, tensor in self.extras.items()},
-        )
 
 
 @dataclass(frozen=True)
@@ -250,7 +197,7 @@ class Loader:
         raw = self._reader.read_examples(np.asarray(indices, np.int64), epoch)
         labels, index = self._labels.check(raw), torch.from_numpy(raw["index"])
         mask = torch.ones(len(labels), dtype=torch.bool)
-        return Batch(torch.from_dlpack(raw["image"]), labels, mask, index, self._get_ids(index))
+        return self._create_batch(torch.from_dlpack(raw["image"]), labels, mask, index)
 
     def advance(self, position: Position) -> Position:
         """The position after one more global training batch."""
@@ -301,7 +248,7 @@ class Loader:
                 chosen = torch.from_numpy(_choose_neighbours(raw["ok"]))
                 images, labels, indices = images[chosen], labels[chosen], indices[chosen]
             mask = torch.ones(len(labels), dtype=torch.bool)
-            yield Batch(images, labels, mask, indices, self._get_ids(indices))
+            yield self._create_batch(images, labels, mask, indices)
 
     def _evaluation_batches(self) -> Iterator[Batch]:
         delivered = 0
@@ -321,7 +268,7 @@ class Loader:
         indices = torch.full((size,), -1, dtype=torch.int64)
         if raw is None:
             images = torch.zeros((size, *self.image_shape), dtype=torch.uint8)
-            return Batch(images, labels, mask, indices, self._get_ids(indices))
+            return self._create_batch(images, labels, mask, indices)
         images = torch.from_dlpack(raw["image"])
         if count < size:
             padding = torch.zeros((size - count, *self.image_shape), dtype=torch.uint8)
@@ -332,7 +279,13 @@ class Loader:
         labels[:count] = self._labels.check(raw)
         mask[:count] = good
         indices[:count] = torch.where(good, torch.from_numpy(raw["index"]), -1)
-        return Batch(images, labels, mask, indices, self._get_ids(indices))
+        return self._create_batch(images, labels, mask, indices)
+
+    def _create_batch(
+        self, images: Tensor, labels: Tensor, mask: Tensor, indices: Tensor
+    ) -> ImageBatch:
+        ids = self._get_ids(indices)
+        return ImageBatch(images=images, labels=labels, mask=mask, indices=indices, ids=ids)
 
     def _get_ids(self, indices: Tensor) -> tuple[str, ...] | None:
         if not self._return_id:

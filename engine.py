@@ -191,7 +191,7 @@ def train_step(
 ) -> dict[str, Tensor]:
     """Run one optimizer step; the returned scalars stay on the device."""
     totals: dict[str, Tensor] = {}
-    for micro_batch in batch.split(state.accumulate_steps):
+    for micro_batch in runtime.split(batch, state.accumulate_steps):
         with runtime.autocast():
             loss = objective(state.model, micro_batch)
         runtime.backward(loss.total / state.accumulate_steps, last=micro_batch.is_last)

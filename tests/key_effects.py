@@ -196,9 +196,10 @@ def _get_plain(thing: Any) -> dict[str, Any]:
 
 
 def _describe_batch(batch: Any) -> list[Any]:
-    extras = {name: value.double().sum().item() for name, value in batch.extras.items()}
-    return [batch.indices.tolist(), batch.ids, batch.images.double().sum().item(), extras,
-            TEACHER_IMAGES in extras]  # fmt: skip
+    draws, values = ({name: value.double().sum().item() for name, value in drawn.items()}
+                     for drawn in (batch.draws, batch.values))  # fmt: skip
+    return [batch.indices.tolist(), batch.ids, batch.images.double().sum().item(), draws, values,
+            TEACHER_IMAGES in draws]  # fmt: skip
 
 
 def list_rows(teacher: Path, other: Path) -> list[Row]:

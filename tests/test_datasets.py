@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import Batch, Loader, Position, create_loader, describe_dataset
+from datasets import ImageBatch, Loader, Position, create_loader, describe_dataset
 from tests.input_data import RECORDS, create_config, get_image, use_private_cache, write_records
-from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = RECORDS["train"]
@@ -40,18 +39,18 @@ def open_shards(config, role, count) -> list[Loader]:
     return [create_loader(config, role, shard=(index, count)) for index in range(count)]
 
 
-def draw(config, count, batches, position=START) -> list[Batch]:
+def draw(config, count, batches, position=START) -> list[ImageBatch]:
     """The first global batches: every shard's parts in order."""
     iterators = [loader.batches(position) for loader in open_shards(config, "train", count)]
     return [join([next(iterator) for iterator in iterators]) for _ in range(batches)]
 
 
-def join(parts: list[Batch]) -> Batch:
+def join(parts: list[ImageBatch]) -> ImageBatch:
     names = ("images", "labels", "mask", "indices")
-    return Batch(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    return ImageBatch(**{n: torch.cat([getattr(part, n) for part in parts]) for n in names})
 
 
-def get_indices(batches: list[Batch]) -> np.ndarray:
+def get_indices(batches: list[ImageBatch]) -> np.ndarray:
     return torch.cat([batch.indices for batch in batches]).numpy()
 
 
@@ -187,20 +186,6 @@ def test_array_record_files_give_the_batches_of_tfrecord_files(root, array_root,
     other = draw(create_config(array_root, order=order), 2, 20)
     assert np.array_equal(get_indices(one), get_indices(other))
     assert all(torch.equal(a.images, b.images) for a, b in zip(one, other, strict=True))
-
-
-def test_micro_batches_are_contiguous_parts_with_one_last():
-    tensors = (torch.arange(8).reshape(8, 1, 1, 1), torch.arange(8), torch.ones(8).bool())
-    batch = Batch(*tensors, torch.arange(8), ids=tuple("abcdefgh"), extras={"x": torch.arange(8)})
-    parts = batch.split(4)
-    assert [part.is_last for part in parts] == [False, False, False, True]
-    assert torch.equal(torch.cat([part.labels for part in parts]), batch.labels)
-    assert torch.equal(torch.cat([part.extras["x"] for part in parts]), batch.extras["x"])
-    assert [part.ids for part in parts] == [("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]
-    with pytest.raises(UserError, match=r"train\.accumulate_steps"):
-        batch.split(3)
-    doubled = batch.map(lambda tensor: tensor.repeat_interleave(2, 0))
-    assert all(len(t) == 16 for t in (doubled.images, doubled.mask, doubled.extras["x"]))
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])

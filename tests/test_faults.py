@@ -52,7 +52,7 @@ def get_error(capsys: pytest.CaptureFixture) -> str:
 
 def spoil(batch: Batch) -> Batch:
     """The batch with mixing coefficients that are not numbers."""
-    for value in batch.extras.values():
+    for value in batch.draws.values():
         if value.is_floating_point():
             value.fill_(float("nan"))
     return batch

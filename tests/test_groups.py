@@ -82,11 +82,12 @@ def sum_gradients(folder: str) -> None:
     """Gradients of 1 + 2^-10, which bfloat16 rounds to 1, by each way of summing."""
     import torch
 
-    from datasets import Batch
+    from datasets import ImageBatch
     from utils.config.sections import RuntimeSection
 
     images = torch.full((2, 1), 1 + 2.0**-10)
-    batch = Batch(images, torch.zeros(2), torch.ones(2), torch.zeros(2))
+    rest = {name: torch.zeros(2) for name in ("labels", "mask", "indices")}
+    batch = ImageBatch(images=images, **rest)
     runtime, found = join(), {}
     for overlap in (False, True):
         for dtype in ("fp32", "bf16"):

@@ -229,16 +229,16 @@ def test_consistent_teachers_see_the_crop_and_independent_ones_another(
     )  # fmt: skip
     _, _, parts = build(digits_root, tmp_path, *flags)
     same = next(iter(iterate_batches(parts, 0)))
-    assert TEACHER_IMAGES not in same.extras
+    assert TEACHER_IMAGES not in same.draws
     _, _, parts = build(digits_root, tmp_path, *flags, "--distill.views=independent")
     batch = next(iter(iterate_batches(parts, 0)))
     assert torch.equal(batch.images, same.images)
-    other = batch.extras[TEACHER_IMAGES]
+    other = batch.draws[TEACHER_IMAGES]
     is_same = (other == batch.images).flatten(1).all(dim=1).float().mean()
     assert is_same < 0.5  # 9 places for a crop: one in nine falls alike
     means = torch.stack([x.float().mean(dim=(1, 2, 3)) for x in (other, batch.images)])
     assert torch.corrcoef(means)[0, 1] > 0.5  # the same examples in the same order
-    mixed = parts.objective.mixing.mix_pixels(to_pixels(other), batch.extras)
+    mixed = parts.objective.mixing.mix_pixels(to_pixels(other), batch.draws)
     (answer,) = parts.objective.ask_teachers(to_pixels(batch.images), batch)
     torch.testing.assert_close(answer, parts.objective.teachers[0](mixed))
 

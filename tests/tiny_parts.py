@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from datasets import Batch
+from datasets import ImageBatch
 from engine import TrainState, create_ema
 from losses import LossInputs, Objective
 from models import create_model
@@ -72,21 +72,22 @@ class TinyConvNet(nn.Module):
         return self.head(torch.relu(self.norm(self.conv(images))).mean(dim=(2, 3)))
 
 
-def create_batch(size: int = 16, seed: int = 0, valid: int | None = None) -> Batch:
+def create_batch(size: int = 16, seed: int = 0, valid: int | None = None) -> ImageBatch:
     """Random pixels and labels; examples from `valid` on are padding."""
     generator = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (size, SIDE, SIDE, 1), generator=generator, dtype=torch.uint8)
     labels = torch.randint(0, CLASSES, (size,), generator=generator, dtype=torch.int32)
     mask = torch.arange(size) < (size if valid is None else valid)
-    return Batch(images, labels, mask, torch.where(mask, torch.arange(size), -1))
+    indices = torch.where(mask, torch.arange(size), -1)
+    return ImageBatch(images=images, labels=labels, mask=mask, indices=indices)
 
 
-def create_batches(count: int, size: int = 16) -> Iterator[Batch]:
+def create_batches(count: int, size: int = 16) -> Iterator[ImageBatch]:
     """That many batches, each of another seed."""
     return (create_batch(size, seed) for seed in range(count))
 
 
-def predict(model: nn.Module, batch: Batch) -> torch.Tensor:
+def predict(model: nn.Module, batch: ImageBatch) -> torch.Tensor:
     """Logits [B, K] of a batch's pixels, scaled to 0..1."""
     return model(batch.images.permute(0, 3, 1, 2).float() / 255)
 
@@ -97,7 +98,7 @@ class ClassifyObjective:
     def __init__(self) -> None:
         self.losses = Objective()
 
-    def __call__(self, model: nn.Module, batch: Batch) -> object:
+    def __call__(self, model: nn.Module, batch: ImageBatch) -> object:
         logits = predict(model, batch)
         targets = nn.functional.one_hot(batch.labels.long(), CLASSES).float()
         return self.losses(LossInputs(logits, targets, batch.labels, batch.mask))

@@ -184,7 +184,7 @@ def store_epoch(
         with runtime.prefetch(batch for _, batch in stream) as feeder:
             while not writer.is_complete:
                 batch = next(feeder)
-                pixels = parts.objective.augment(batch.images, batch.extras)
+                pixels = parts.objective.augment(batch.images, batch.draws)
                 with runtime.autocast():
                     answers = parts.objective.ask_teachers(pixels, batch)
                 runtime.finish_step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ class Erasing:
             boxes = np.where((empty & fits & chosen)[:, None], drawn, boxes)
         return {ERASE_BOX: torch.from_numpy(boxes.astype(np.float32))}
 
-    def erase_pixels(self, pixels: Tensor, extras: dict[str, Tensor], fill: Tensor) -> Tensor:
+    def erase_pixels(self, pixels: Tensor, draws: Mapping[str, Tensor], fill: Tensor) -> Tensor:
         """Images [B, C, H, W] with their rectangles filled.
 
         Args:
@@ -52,7 +53,7 @@ class Erasing:
         """
         if not self.active:
             return pixels
-        inside = compute_inside(extras[ERASE_BOX], tuple(pixels.shape[2:]))
+        inside = compute_inside(draws[ERASE_BOX], tuple(pixels.shape[2:]))
         return torch.where(inside, fill, pixels)
 
 

@@ -8,6 +8,7 @@ does not depend on the number of ranks or micro-batches.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,16 +63,16 @@ class Mixing:
             BOX: _for_both(boxes.astype(np.float32)),
         }
 
-    def mix_pixels(self, pixels: Tensor, extras: dict[str, Tensor]) -> Tensor:
+    def mix_pixels(self, pixels: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """Mixed images of the same shape [B, C, H, W]; unchanged where nothing is mixed."""
         if not self.active:
             return pixels
         partner = _swap_neighbours(pixels)
-        blend = extras[BLEND].view(-1, 1, 1, 1)
-        inside = compute_inside(extras[BOX], tuple(pixels.shape[2:]))
+        blend = draws[BLEND].view(-1, 1, 1, 1)
+        inside = compute_inside(draws[BOX], tuple(pixels.shape[2:]))
         return torch.where(inside, partner, pixels * blend + partner * (1.0 - blend))
 
-    def mix_targets(self, labels: Tensor, num_classes: int, extras: dict[str, Tensor]) -> Tensor:
+    def mix_targets(self, labels: Tensor, num_classes: int, draws: Mapping[str, Tensor]) -> Tensor:
         """Float32 [B, K] targets that sum to 1: smoothed, then mixed like the pixels.
 
         Smoothing spreads `label_smoothing` over all K classes (as timm and PyTorch do).
@@ -82,7 +83,7 @@ class Mixing:
         targets = one_hot * (1.0 - smoothing) + smoothing / num_classes
         if not self.active:
             return targets
-        lam = extras[LAM].unsqueeze(1)
+        lam = draws[LAM].unsqueeze(1)
         return targets * lam + _swap_neighbours(targets) * (1.0 - lam)
 
 

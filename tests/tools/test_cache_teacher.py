@@ -160,9 +160,9 @@ def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cach
     _, live = build_rank(check(config), 0, 1)
     right = total = 0
     for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
-        pixels = live.objective.augment(batch.images, batch.extras)
+        pixels = live.objective.augment(batch.images, batch.draws)
         (logits,) = live.objective.ask_teachers(pixels, batch)
-        right += int((logits.argmax(1) == batch.extras["cache_indices"][:, 0]).sum())
+        right += int((logits.argmax(1) == batch.draws["cache_indices"][:, 0]).sum())
         total += len(logits)
     parts.close()
     live.close()
@@ -201,7 +201,7 @@ def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags
     for rank in range(2):
         _, parts = build_rank(task, rank, 2)
         for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
-            assert len(batch.extras["cache_indices"]) == 32
+            assert len(batch.draws["cache_indices"]) == 32
         parts.close()
     with pytest.raises(UserError, match="input_processes 2, here it is 1"):
         build_rank(task, 0, 1)

@@ -63,11 +63,11 @@ def test_boxes_of_every_size_reach_every_place_of_a_small_image():
 
 def test_exactly_the_box_is_filled_with_the_mean_pixel():
     erasing = Erasing(1.0, seed=3)
-    extras = erasing.sample(0, 4, (16, 12))
+    draws = erasing.sample(0, 4, (16, 12))
     pixels = torch.arange(4 * 3 * 16 * 12, dtype=torch.float32).view(4, 3, 16, 12) + 1000
     fill = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
-    erased = erasing.erase_pixels(pixels, extras, fill)
-    for image, before, box in zip(erased, pixels, extras[ERASE_BOX].int().tolist(), strict=True):
+    erased = erasing.erase_pixels(pixels, draws, fill)
+    for image, before, box in zip(erased, pixels, draws[ERASE_BOX].int().tolist(), strict=True):
         expected = before.clone()
         expected[:, box[0] : box[1], box[2] : box[3]] = fill[0]
         assert torch.equal(image, expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -141,12 +143,12 @@ def test_boxes_of_cutmix_have_the_images_shape_and_lie_evenly():
 def test_the_result_does_not_depend_on_ranks_or_micro_batches(parts):
     """Contiguous parts of a global batch, mixed on their own, are the global batch mixed whole."""
     mixing, batch = Mixing(TrainSection(**BOTH)), create_batch(32)
-    batch.extras.update(mixing.sample(11, 32, (SIDE, SIDE)))
+    batch = replace(batch, draws=mixing.sample(11, 32, (SIDE, SIDE)))
 
     def mix(part):
         pixels = part.images.permute(0, 3, 1, 2).float()
-        targets = mixing.mix_targets(part.labels, CLASSES, part.extras)
-        return mixing.mix_pixels(pixels, part.extras), targets
+        targets = mixing.mix_targets(part.labels, CLASSES, part.draws)
+        return mixing.mix_pixels(pixels, part.draws), targets
 
     whole_pixels, whole_targets = mix(batch)
     pixels, targets = zip(*(mix(part) for part in batch.split(parts)), strict=True)

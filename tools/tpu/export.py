@@ -265,7 +265,8 @@ def _name_by_numbers(
 def _name_batch(batch: Any) -> dict[str, Tensor]:
     """The tensors of a batch on the device, as arguments of the step."""
     found = {"batch/images": batch.images, "batch/labels": batch.labels, "batch/mask": batch.mask}
-    return found | {f"batch/{name}": value for name, value in batch.extras.items()}
+    travelling = {**batch.draws, **batch.values}
+    return found | {f"batch/{name}": value for name, value in travelling.items()}
 
 
 def _name_host_ops() -> list[str]:

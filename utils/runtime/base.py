@@ -194,12 +194,20 @@ class Runtime(ABC):
         return Feeder(batches, self.place, depth)
 
     def place(self, batch: Any) -> Any:
-        """A host batch on the device."""
-        return batch.map(self.to_device)
+        """A host batch on the device; its values of the step are whole on every device."""
+        return batch.map(self.to_device, self.replicate)
+
+    def split(self, batch: Any, parts: int) -> list[Any]:
+        """Micro-batches of a placed batch, each on all devices that the batch is dealt to."""
+        return batch.split(parts, self.local_devices)
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """A host tensor on the device."""
+        """A host tensor on the device; its first axis is dealt out where there are several."""
         return tensor.to(self.device)
+
+    def replicate(self, tensor: Tensor) -> Tensor:
+        """A host tensor, alike on all ranks, as a whole on every device."""
+        return self.to_device(tensor)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Gradients of a micro-batch; `last` allows communication between ranks to begin."""

@@ -7,7 +7,6 @@ sums over all devices without being asked for, BatchNorm's statistics included.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +83,11 @@ class XlaSpmdRuntime(XlaRuntime):
                     state[key] = self._upload(value.cpu(), partition)
         self.finish_step()
 
-    def place(self, batch: Any) -> Any:
-        # Micro-batches must be cut out of each device's block, or examples would move.
-        return dataclasses.replace(batch.map(self.to_device), blocks=self.local_devices)
-
     def to_device(self, tensor: Tensor) -> Tensor:
         return self._upload(tensor, ((_DATA, _FSDP), *[None] * (tensor.dim() - 1)), part=True)
+
+    def replicate(self, tensor: Tensor) -> Tensor:
+        return self._upload(tensor, (None,) * tensor.dim())
 
     def _upload(self, tensor: Tensor, partition: Sequence[Any], *, part: bool = False) -> Tensor:
         """A host tensor as a global array; `part`: each host holds its share of the first axis."""

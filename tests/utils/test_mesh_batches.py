@@ -1,0 +1,54 @@
+"""On a mesh the examples of a batch are dealt out; what belongs to the step is whole everywhere."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from tests.child_runs import ROOT, get_environment
+
+_PROGRAM = """
+import json
+from dataclasses import replace
+
+import torch
+
+from tests.tiny_parts import create_batch
+from utils.config.sections import RuntimeSection
+from utils.runtime import create_runtime
+
+runtime = create_runtime(RuntimeSection(device="xla", parallel="spmd"))
+values = {"scales": torch.tensor([0.5, 2.0, 3.0])}
+host = replace(create_batch(16), values=values)
+batch = runtime.place(replace(host, draws={"box": torch.arange(64.0).view(16, 4)}))
+specs = {}
+import torch_xla
+for name, tensor in {"images": batch.images, **batch.draws, **batch.values}.items():
+    specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+parts = runtime.split(batch, 2)
+found = {
+    "specs": specs,
+    "indices": [part.indices.cpu().tolist() for part in parts],
+    "scales": [part.values["scales"].cpu().tolist() for part in parts],
+    "is_last": [part.is_last for part in parts],
+}
+print(json.dumps(found))
+"""
+
+
+def test_examples_are_dealt_out_and_values_are_whole():
+    environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    found = json.loads(result.stdout.splitlines()[-1])
+    specs = found["specs"]
+    assert specs["scales"] == "{replicated}"
+    assert all("devices=[4,1" in specs[name] for name in ("images", "box"))
+    # Each of the 4 devices holds 4 examples and gives 2 of them to either micro-batch.
+    first = [row for block in range(4) for row in (4 * block, 4 * block + 1)]
+    assert found["indices"] == [first, [row + 2 for row in first]]
+    assert found["scales"] == [[0.5, 2.0, 3.0]] * 2
+    assert found["is_last"] == [False, True]
