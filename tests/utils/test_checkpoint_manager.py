@@ -25,6 +25,7 @@ from utils.checkpoint import (
 )
 from utils.checkpoint import files as checkpoint_files
 from utils.errors import UserError
+from utils.storage import get_old_name
 
 
 def create_parts(step: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -126,6 +127,18 @@ def test_what_a_checkpoint_relies_on_is_done_before_it_appears(tmp_path):
     assert seen == [[]]
 
 
+def test_a_checkpoint_is_announced_when_it_stands_whole_and_one_that_failed_never(tmp_path):
+    manager, seen = CheckpointManager(tmp_path), []
+    manager.announce = lambda step: seen.append((step, read_step(find_checkpoint(tmp_path))))
+    save(manager, 1)
+    save(manager, 2)
+    assert seen == [(1, 1), (2, 2)]
+    manager.submit(3, lambda: ({"model": {"weight": "no tensor"}}, get_facts(3)), best=False)
+    with pytest.raises(CheckpointError, match="could be written"):
+        manager.wait()
+    assert len(seen) == 2
+
+
 def test_a_step_that_is_written_again_only_becomes_the_best(tmp_path, gate):
     manager = CheckpointManager(tmp_path)
     manager.submit(1, lambda: (create_parts(1), get_facts(1)), best=False)
@@ -218,6 +231,14 @@ def test_a_broken_checkpoint_of_a_step_is_replaced_by_a_new_one(tmp_path):
     file = tmp_path / "step_00000002" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     save(CheckpointManager(tmp_path), 2)
+    assert read_step(find_checkpoint(tmp_path)) == 2
+
+
+def test_a_checkpoint_whose_replacement_was_killed_between_two_renames_counts(tmp_path):
+    for step in (1, 2):
+        save(CheckpointManager(tmp_path), step)
+    (tmp_path / "step_00000002").rename(tmp_path / get_old_name("step_00000002"))
+    (tmp_path / get_old_name("notes")).mkdir()  # nobody's checkpoint
     assert read_step(find_checkpoint(tmp_path)) == 2
 
 

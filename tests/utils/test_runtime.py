@@ -45,6 +45,11 @@ def test_the_end_stays_the_end():
                 next(feeder)
 
 
+def test_a_process_that_fails_waits_for_no_feeder():
+    with Feeder(create_batches(1), lambda tensor: tensor):
+        assert [one.daemon for one in threading.enumerate() if one.name == "feeder"] == [True]
+
+
 def test_an_error_of_the_source_reaches_the_caller_with_its_cause_after_good_batches():
     def source() -> Iterator[Batch]:
         yield create_batch()
@@ -194,9 +199,24 @@ def test_derived_seeds_differ_by_seed_step_and_rank():
     seeds = {derive_seed(s, t, r) for s in range(8) for t in range(64) for r in range(8)}
     assert len(seeds) == 8 * 64 * 8
     assert all(0 <= seed < 2**31 for seed in seeds)
+    # The first three numbers of SplitMix64 from state 0, their lowest 31 bits.
+    published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+    assert [derive_seed(seed, 0, 0) for seed in (1, 2, 3)] == [n % 2**31 for n in published]
 
 
 # ---- devices and types
+
+
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_a_launched_runtime_leaves_the_others_whatever_its_worker_did(monkeypatch, device):
+    kind, left = type(RUNTIMES[device]()), []
+    monkeypatch.setattr(kind, "close", lambda self: left.append(self.name))
+    section = RuntimeSection(device=device)
+    assert kind.launch(section, lambda runtime, code: code, 7) == 7
+    assert kind.launch(section, lambda runtime: None) == 0
+    with pytest.raises(OSError, match="disk"):
+        kind.launch(section, lambda runtime: (_ for _ in ()).throw(OSError("disk")))
+    assert left == [device] * 3
 
 
 def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():

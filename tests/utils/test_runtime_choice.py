@@ -13,6 +13,7 @@ from utils.config.sections import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
+from utils.runtime.group import Group
 from utils.runtime.xla import XlaRuntime
 from utils.runtime.xla_spmd import get_mesh_shape
 
@@ -129,3 +130,19 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
         CudaRuntime.count_processes(RuntimeSection(device="cuda", num_processes=3))
     assert CudaRuntime.count_processes(RuntimeSection(device="cuda", num_processes=2)) == 2
     assert CudaRuntime.count_processes(RuntimeSection(device="cuda")) == 2
+
+
+def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeypatch):
+    taken = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", taken.append)
+    monkeypatch.setattr(Group, "join", lambda section, backend: None)
+    monkeypatch.setenv("LOCAL_RANK", "1")  # without WORLD_SIZE of nobody's group
+    assert CudaRuntime(RuntimeSection(device="cuda")).uses_ddp
+    assert not CudaRuntime(RuntimeSection(device="cuda", overlap=False)).uses_ddp
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    CudaRuntime(RuntimeSection(device="cuda", tf32=True))
+    first, second = torch.device("cuda", 0), torch.device("cuda", 1)
+    assert taken == [first, "highest", first, "highest", second, "high"]
