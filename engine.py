@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from utils.counting import compute_ece, count_agreement, count_batch
+from tasks.counting import compute_ece, count_agreement, count_batch
 from utils.log import get_logger
 from utils.metrics import LoopMeter
 

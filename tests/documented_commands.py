@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from preflight import check
+from job.check import check
 from tests.documented_launches import find_launch, show_dry
 from utils.config import load_config
 

@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
-from assembly import TEACHER_IMAGES, build_parts, iterate_batches
 from datasets import create_loader
-from keeper import Keeper
-from preflight import Task, check
+from job.build import build_parts
+from job.callbacks import RunCallbacks
+from job.check import check
+from job.spec import Job
+from job.stream import iterate_batches
+from tasks.classify import TEACHER_IMAGES
 from tests.tiny_parts import VIT_ARGS, create_config
 from utils.config import RunConfig
 from utils.errors import UserError
@@ -63,7 +66,7 @@ ELSEWHERE = {
         "train.sync_batchnorm":
             "test_without_synchronisation_ranks_normalise_by_their_own_examples",
     },
-    "tests/utils/test_teacher_cache.py": {
+    "tests/tasks/test_teacher_cache.py": {
         "distill.cache_end":
             "test_a_run_longer_than_the_cache_stops_or_cycles_as_configured",
     },
@@ -79,7 +82,7 @@ ELSEWHERE = {
         "runtime.num_threads":
             "test_cores_are_shared_out_unless_it_is_said_how",
     },
-    "tests/test_summary.py": {
+    "tests/job/test_summary.py": {
         "run.check_only":
             "test_check_says_what_would_run_and_writes_nothing",
     },
@@ -100,8 +103,8 @@ def describe(config: RunConfig) -> dict[str, Any]:
     found: dict[str, Any] = {}
     try:
         found |= _describe_plan(config)
-        task = check(config)
-        found["task"] = _describe_task(task)
+        job = check(config)
+        found["task"] = _describe_job(job)
         if config.data.source != "synthetic":
             return found | {"reader": _describe_reader(config)}
         if config.runtime.parallel == "spmd":
@@ -110,7 +113,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
     except UserError as error:
         return found | {"refused": str(error)}
     try:
-        return found | _describe_parts(runtime, task)
+        return found | _describe_parts(runtime, job)
     except UserError as error:
         return found | {"refused": str(error)}
     finally:
@@ -127,10 +130,10 @@ def _describe_plan(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _describe_task(task: Task) -> list[Any]:
-    run = task.run
-    places = [run.place, str(run.path), str(run.checkpoints), task.checkpoint]
-    return [places, task.teachers, task.num_examples, task.image_shapes, task.total_steps]
+def _describe_job(job: Job) -> list[Any]:
+    run = job.run
+    places = [run.place, str(run.path), str(run.checkpoints), job.checkpoint]
+    return [places, job.teachers, job.num_examples, job.image_shapes, job.total_steps]
 
 
 def _describe_reader(config: RunConfig) -> list[Any]:
@@ -142,8 +145,8 @@ def _describe_reader(config: RunConfig) -> list[Any]:
         loader.close()
 
 
-def _describe_parts(runtime: Any, task: Task) -> dict[str, Any]:
-    parts = build_parts(runtime, task)
+def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
+    parts = build_parts(runtime, job)
     state, schedule = parts.state, parts.state.schedule
     steps = range(parts.plan.total_steps)
     found = {
@@ -160,12 +163,12 @@ def _describe_parts(runtime: Any, task: Task) -> dict[str, Any]:
         "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.normalisation],
         "teachers": [(one.dtype, one.weight, one.view.size, one.view.mean.flatten().tolist(),
                       one.view.std.flatten().tolist()) for one in parts.objective.teachers],
-        "keeper": _describe_keeper(runtime, task, parts),
+        "callbacks": _describe_callbacks(runtime, job, parts),
     }  # fmt: skip
     batches = iterate_batches(parts, 0)
     first = next(batches)
     found["batch"] = [_describe_batch(one) for one in (first, next(batches))]
-    if choose_device(task.config.runtime) == "cpu":
+    if choose_device(job.config.runtime) == "cpu":
         torch.manual_seed(0)
         with runtime.autocast():
             found["loss"] = parts.objective(state.model, first).total.item()
@@ -179,13 +182,13 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [type(optimizer).__name__, repr(optimizer.defaults), repr(groups)]
 
 
-def _describe_keeper(runtime: Any, task: Task, parts: Any) -> list[Any]:
-    keeper = Keeper(runtime, task, parts, None)
-    keeper._listening.__enter__()
-    watch, tracer, manager = keeper._watch, keeper._tracer, keeper.manager
-    found = [manager.keep, manager.keep_every, keeper.max_rollbacks,
+def _describe_callbacks(runtime: Any, job: Job, parts: Any) -> list[Any]:
+    callbacks = RunCallbacks(runtime, job, parts, None)
+    callbacks._listening.__enter__()
+    watch, tracer, manager = callbacks._watch, callbacks._tracer, callbacks.manager
+    found = [manager.keep, manager.keep_every, callbacks.max_rollbacks,
              *(_get_plain(one) for one in (watch, tracer))]  # fmt: skip
-    keeper.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
+    callbacks.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
     return found
 
 
@@ -316,9 +319,10 @@ _PLAIN_ROWS: list[Row] = [
                          ("log_every_steps", "3", "plan"), ("eval_every_epochs", "2", "plan"),
                          ("checkpoint_every_epochs", "2", "plan"),
                          ("checkpoint_every_steps", "5", "plan"),
-                         ("keep_checkpoints", "7", "keeper"),
-                         ("keep_every_steps", "3", "keeper"), ("max_rollbacks", "9", "keeper"),
-                         ("stall_timeout_s", "77", "keeper"),
+                         ("keep_checkpoints", "7", "callbacks"),
+                         ("keep_every_steps", "3", "callbacks"),
+                         ("max_rollbacks", "9", "callbacks"),
+                         ("stall_timeout_s", "77", "callbacks"),
                          ("label_smoothing", "0.3", "loss"),
                          ("mixup_alpha", "0.8", "batch"), ("cutmix_alpha", "0.8", "batch"),
                          ("ema", "true", "state")]),
@@ -331,7 +335,7 @@ _PLAIN_ROWS: list[Row] = [
     ("runtime.channels_last", (), "--runtime.channels_last=true", "layout"),
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
-    ("profile.steps", (), "--profile.steps=2-3", "keeper"),
+    ("profile.steps", (), "--profile.steps=2-3", "callbacks"),
     *_rows("", "run", [("output_dir", "HERE/other", "task"), ("experiment", "other", "task"),
                        ("run_id", "other", "task"), ("resume", "nowhere", "refused"),
                        ("init_from", "nowhere", "refused"),

@@ -146,7 +146,7 @@ def test_a_bucket_that_is_not_there_is_found_before_a_device_is_touched(gs, caps
     def refuse(*arguments: object) -> None:
         raise AssertionError("a runtime was started")
 
-    monkeypatch.setattr("main.launch", refuse)
+    monkeypatch.setattr("job.entry.launch", refuse)
     assert main([*FLAGS, "--run.output_dir=gs://nobody/runs"]) == 2
     error = capsys.readouterr().err.strip().split("\n")[-1]
     assert error.startswith(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from preflight import check
+from job.check import check
 from tests.documented_commands import Places, place_flag, run_dry
 from utils.config import RunConfig, dump_config, load_config
 
@@ -62,8 +62,8 @@ def test_there_are_configurations():
 def test_a_configuration_loads_and_passes_all_checks(path, digits_root, digits_teacher, tmp_path):
     places = Places(digits_root, tmp_path, digits_teacher, tmp_path)
     flags = [place_flag(flag, places) for flag in get_flags(path)]
-    task = check(load_on_digits(flags, digits_root, tmp_path / "runs"))
-    assert task.num_classes >= 10
+    job = check(load_on_digits(flags, digits_root, tmp_path / "runs"))
+    assert job.num_classes >= 10
     assert not (tmp_path / "runs").exists()
 
 

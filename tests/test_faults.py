@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from assembly import iterate_batches
 from datasets import Batch
+from job.stream import iterate_batches
 from store import CLOCKS, Run, read_metrics
 from store.lock import RunLock
 from store.session import RunSession
@@ -67,7 +67,7 @@ def poisoned(monkeypatch):
             for step, batch in enumerate(iterate_batches(parts, first_step), start=first_step):
                 yield spoil(batch) if step in steps else batch
 
-        monkeypatch.setattr("keeper.iterate_batches", spoilt)
+        monkeypatch.setattr("job.callbacks.iterate_batches", spoilt)
 
     return poison
 
@@ -252,7 +252,9 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_says_why(
     assert list_steps(folder) == [6, 8]
 
 
-@pytest.mark.parametrize("moment", ["utils.checkpoint.files.save_file", "keeper.Keeper.begin_step"])
+@pytest.mark.parametrize(
+    "moment", ["utils.checkpoint.files.save_file", "job.callbacks.RunCallbacks.begin_step"]
+)
 def test_a_disk_that_takes_nothing_more_gives_one_reason(tmp_path, monkeypatch, capsys, moment):
     """The kernel refuses every write from then on, that of the run's end to run.json as well."""
     limits, calls = resource.getrlimit(resource.RLIMIT_FSIZE), []
@@ -286,7 +288,7 @@ def test_a_run_whose_directory_is_removed_ends_and_says_so(tmp_path, monkeypatch
                 shutil.rmtree(tmp_path / "tiny")
             yield batch
 
-    monkeypatch.setattr("keeper.iterate_batches", remove)
+    monkeypatch.setattr("job.callbacks.iterate_batches", remove)
     assert run(tmp_path, "--train.checkpoint_every_steps=100") == 1
     assert "metrics.jsonl was deleted while the run was writing it" in get_error(capsys)
 
@@ -382,14 +384,14 @@ def test_a_run_goes_on_from_a_store_on_a_new_machine(tmp_path):
 # ---- a loop that stands still
 
 _STAND_STILL = """
-import sys, threading, main, keeper
-from assembly import iterate_batches
+import sys, threading, main, job.callbacks
+from job.stream import iterate_batches
 def stuck(parts, first_step):
     for step, batch in enumerate(iterate_batches(parts, first_step)):
         if step == 3:
             threading.Event().wait()
         yield batch
-keeper.iterate_batches = stuck
+job.callbacks.iterate_batches = stuck
 sys.exit(main.main(sys.argv[1:]))
 """
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 import main
-from preflight import check
+from job.check import check
+from job.replica import run
 from store import Run
 from tests.tiny_parts import create_argv, create_config
 from utils.checkpoint import CheckpointError
@@ -109,12 +110,12 @@ def run_hosts(folder: Path, *flags: str) -> list[Any]:
     config = create_config(
         folder, "--runtime.num_threads=1", "--run.run_id=mesh", "--runtime.num_processes=2", *flags
     )
-    task, meeting = check(config), Meeting()
+    job, meeting = check(config), Meeting()
 
     def work(rank: int) -> tuple[Any, list[str]]:
         runtime = MeshHost(config.runtime, meeting, rank)
         try:
-            outcome: Any = main.run(runtime, task)
+            outcome: Any = run(runtime, job)
         except Exception as error:
             outcome = error
         finally:
@@ -175,7 +176,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_hosts(tmp_path, monkeypatc
 def test_waiting_for_an_upload_is_no_standing_still(tmp_path, monkeypatch, hosts):
     """Each write lasts until the loop, which waits for it, has given some more signs of life."""
     beats = threading.Semaphore(0)
-    monkeypatch.setattr("keeper.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("job.callbacks.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("utils.stall.StallWatch.beat", lambda watch: beats.release())
     original, seen = checkpoint_files.save_file, []
 

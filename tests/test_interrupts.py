@@ -21,13 +21,13 @@ FLAGS = (
 )  # fmt: skip
 # What is called at that moment, at its n-th call -> exit code, status.
 MOMENTS = {
-    "start": ("assembly.build_parts", 1, 130, "interrupted"),
-    "training": ("keeper.Keeper.begin_step", 4, 75, "preempted"),
+    "start": ("job.replica.build_parts", 1, 130, "interrupted"),
+    "training": ("job.callbacks.RunCallbacks.begin_step", 4, 75, "preempted"),
     "checkpoint": ("utils.checkpoint.files.save_file", 2, 75, "preempted"),
-    "evaluation": ("keeper.evaluate", 1, 75, "preempted"),
-    "last evaluation": ("keeper.evaluate", 3, 0, "complete"),
-    "last upload": ("keeper.Keeper._await_write", 5, 0, "complete"),
-    "export": ("main._finish", 1, 130, "interrupted"),
+    "evaluation": ("job.callbacks.evaluate", 1, 75, "preempted"),
+    "last evaluation": ("job.callbacks.evaluate", 3, 0, "complete"),
+    "last upload": ("job.callbacks.RunCallbacks._await_write", 5, 0, "complete"),
+    "export": ("job.replica._finish", 1, 130, "interrupted"),
 }
 
 

@@ -12,11 +12,13 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from assembly import TEACHER_IMAGES, build_parts, iterate_batches
 from engine import _run_step
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from models.views import to_pixels
-from preflight import check
 from store import Run, read_metrics
+from tasks.classify import TEACHER_IMAGES
 from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.config import load_config
 from utils.errors import EXIT_USER_ERROR
@@ -62,13 +64,13 @@ def train(*args, **kwargs) -> tuple[Run, list[dict]]:
 
 
 def build(*args, **kwargs):
-    """Runtime, task and parts, ready for the first step."""
+    """Runtime, job and parts, ready for the first step."""
     config = load_config(get_flags(*args, **kwargs))
     runtime = create_xla_runtime() if kwargs.get("device") == "xla" else create_cpu_runtime()
-    task = check(config)
-    parts = build_parts(runtime, task)
+    job = check(config)
+    parts = build_parts(runtime, job)
     parts.state.first_bad_step = runtime.upload([-1.0])[0]
-    return runtime, task, parts
+    return runtime, job, parts
 
 
 def take_steps(runtime, parts, count: int) -> None:

@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from assembly import build_parts, iterate_batches
 from engine import _run_step
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from models import export_model
-from preflight import check
 from store import CLOCKS, Run, read_metrics
 from tests.child_runs import ROOT, get_command, get_environment, run_main, run_series
 from tests.tiny_parts import (
@@ -56,22 +57,22 @@ def get_distill_flags(teacher_folder: Path) -> tuple[str, ...]:
 
 
 def build(output_dir: Path, *flags: str, device: str = "cpu"):
-    """Runtime, task and parts of a synthetic run, ready for its first step."""
+    """Runtime, job and parts of a synthetic run, ready for its first step."""
     config = create_config(output_dir, *flags, device=device)
-    task, runtime = check(config), RUNTIMES[device]()
-    parts = build_parts(runtime, task)
+    job, runtime = check(config), RUNTIMES[device]()
+    parts = build_parts(runtime, job)
     parts.state.first_bad_step = runtime.upload([-1.0])[0]
     runtime.finish_step()
-    return runtime, task, parts
+    return runtime, job, parts
 
 
-def take_steps(runtime, task, parts, count: int) -> list[int]:
+def take_steps(runtime, job, parts, count: int) -> list[int]:
     """Run steps; gives the graphs compiled after each."""
     graphs = []
     with runtime.prefetch(iterate_batches(parts, parts.state.step)) as feeder:
         parts.state.model.train()
         for _ in range(count):
-            _run_step(parts.state, next(feeder), parts.objective, runtime, task.config.train.seed)
+            _run_step(parts.state, next(feeder), parts.objective, runtime, job.config.train.seed)
             parts.state.step += 1
             graphs.append(runtime.counters()["graphs"])
     return graphs
@@ -104,11 +105,11 @@ def test_a_teacher_is_untouched_after_20_steps(tmp_path, device):
     export_model(teacher.state_dict(), facts, folder)
     flags = (*get_distill_flags(folder), "--model_ema")
     steps = 20
-    runtime, task, parts = build(tmp_path, *flags, device=device)
+    runtime, job, parts = build(tmp_path, *flags, device=device)
     (taught,) = parts.objective.teachers
     start = parts.state.model.state_dict()
     start = {name: value.detach().cpu().clone() for name, value in start.items()}
-    take_steps(runtime, task, parts, steps)
+    take_steps(runtime, job, parts, steps)
     for name, value in teacher.state_dict().items():
         assert torch.equal(value, taught.model.state_dict()[name].cpu()), name
     assert not any(module.training for module in taught.modules())
@@ -142,9 +143,9 @@ def test_a_weak_teacher_is_refused_unless_allowed(tmp_path, teacher_folder, caps
 
 def test_mixup_and_cutmix_compile_nothing_over_50_steps(tmp_path):
     flags = (*MIXED, "--model_ema", "--drop_path=0.1", "--train.mix_prob=0.7", "--train.steps=52")
-    runtime, task, parts = build(tmp_path, *flags, device="xla")
+    runtime, job, parts = build(tmp_path, *flags, device="xla")
     before = runtime.counters()
-    graphs = take_steps(runtime, task, parts, 52)
+    graphs = take_steps(runtime, job, parts, 52)
     assert graphs[-1] == graphs[1]
     assert graphs[-1] - before["graphs"] <= 2
     after = runtime.counters()
@@ -414,7 +415,7 @@ def test_a_broken_loader_ends_the_run_with_its_cause(tmp_path, monkeypatch):
         yield next(whole)
         raise OSError("the disk is gone")
 
-    monkeypatch.setattr("keeper.iterate_batches", broken)
+    monkeypatch.setattr("job.callbacks.iterate_batches", broken)
     with pytest.raises(OSError, match="the disk is gone"):
         main.main(create_argv(tmp_path, "--train.steps=5", "--run.run_id=a"))
     facts = Run(tmp_path / "tiny" / "a").read()

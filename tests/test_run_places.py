@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import main as program
-from preflight import check
+from job import replica
+from job.check import check
 from store import read_metrics
 from tests.tiny_parts import SYNTHETIC, create_cpu_runtime
 from utils.config import load_config
@@ -34,23 +35,23 @@ def finished(tmp_path_factory) -> Path:
 
 
 def test_the_later_of_two_programs_that_both_found_the_place_free_is_refused(tmp_path):
-    task = check(load_config([*FLAGS, f"--run.output_dir={tmp_path}"]))
+    job = check(load_config([*FLAGS, f"--run.output_dir={tmp_path}"]))
     # The other one begins and ends between this one's look and its lock.
     assert run(tmp_path) == 0
     folder = tmp_path / "tiny" / "a"
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=r"run.run_id: .*a exists; choose another run.run_id"):
-        program.run(create_cpu_runtime(), task)
+        replica.run(create_cpu_runtime(), job)
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
 
 
 def test_a_later_checkpoint_than_the_one_looked_at_is_gone_on_from(tmp_path, capsys):
     flags = [*FLAGS, f"--run.output_dir={tmp_path}", "--train.steps=2", "--run.resume=auto"]
     assert program.main(flags) == 0
-    task = check(load_config([*flags, "--train.steps=6"]))
-    assert str(task.checkpoint).endswith("step_00000002")
+    job = check(load_config([*flags, "--train.steps=6"]))
+    assert str(job.checkpoint).endswith("step_00000002")
     assert program.main([*flags, "--train.steps=4"]) == 0
-    assert program.run(create_cpu_runtime(), task) == 0
+    assert replica.run(create_cpu_runtime(), job) == 0
     said = capsys.readouterr().err
     assert "step_00000004 at step 4" in said and "set aside" not in said
 
@@ -83,7 +84,7 @@ def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, mo
         raise RuntimeError("a part cannot be built")
 
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="a part"):
-        patch.setattr("assembly.build_parts", fail)
+        patch.setattr("job.replica.build_parts", fail)
         run(finished, "--run.overwrite=true")
     assert (experiment / "aside_a" / "student.safetensors").read_bytes() == weights
     # The place is free again, and what was set aside is no run of its own.
@@ -149,7 +150,7 @@ def make_full(folder: Path) -> Path:
 def test_a_place_that_cannot_be_written_is_one_line_before_a_device(
     tmp_path, capsys, monkeypatch, place, reason
 ):
-    monkeypatch.setattr("main.launch", None)
+    monkeypatch.setattr("job.entry.launch", None)
     output = place(tmp_path)
     try:
         assert run(output) == 2

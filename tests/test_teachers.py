@@ -11,8 +11,10 @@ import torch
 from torch.nn import functional
 
 import main
-from assembly import build_parts, iterate_batches
 from engine import _run_step, get_ema_decay
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from models import (
     EMA,
     View,
@@ -23,7 +25,6 @@ from models import (
     hash_teacher,
 )
 from models.views import to_pixels
-from preflight import check
 from tests.tiny_parts import (
     VIT_ARGS,
     create_argv,

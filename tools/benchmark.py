@@ -160,7 +160,7 @@ def measure_once(
 
     choose_device(config.runtime)
     from engine import NonFiniteError
-    from preflight import check
+    from job.check import check
     from tools.benchmarking.configuration import create_measured_config
     from tools.benchmarking.loop import Pace, UnstableGraphsError, measure
     from utils.metrics import GraphBudgetError
@@ -176,14 +176,14 @@ def measure_once(
             from tools.benchmarking.bare import check_bare
 
             check_bare(measured)
-        task = check(measured)
+        job = check(measured)
         logging.captureWarnings(True)
         path = Path(folder) / "result.json"
         pace = Pace(
             options.steps, options.repeats, options.warmup_steps, is_synthetic, options.bare
         )
         try:
-            code = launch(measured.runtime, measure, task, pace, str(path))
+            code = launch(measured.runtime, measure, job, pace, str(path))
         except (
             GraphBudgetError, NonFiniteError, ReplicaError, GroupError, UnstableGraphsError
         ) as error:  # fmt: skip

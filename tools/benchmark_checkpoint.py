@@ -30,7 +30,7 @@ from utils.programs import create_program_parser, run_program  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from keeper import Keeper
+    from job.callbacks import RunCallbacks
 
 _MIB = 1 << 20
 _WARM_UP = 5
@@ -83,22 +83,23 @@ def measure(config: Any, windows: int) -> dict[str, Any]:
     from utils.runtime import create_runtime
 
     runtime = create_runtime(config.runtime)
-    from assembly import build_parts, iterate_batches
-    from keeper import Keeper
-    from preflight import check
+    from job.build import build_parts
+    from job.callbacks import RunCallbacks
+    from job.check import check
+    from job.stream import iterate_batches
     from store.session import RunSession
 
-    task = check(config)
-    session = RunSession(task.run)
+    job = check(config)
+    session = RunSession(job.run)
     session.take_new(overwrite=False)
-    parts = build_parts(runtime, task)
+    parts = build_parts(runtime, job)
     session.begin("", {}, from_step=0)
-    with Keeper(runtime, task, parts, session) as keeper:
+    with RunCallbacks(runtime, job, parts, session) as callbacks:
         parts.state.first_bad_step = runtime.upload([-1.0])[0]
         parts.state.model.train()
         with runtime.prefetch(iterate_batches(parts, 0)) as feeder:
-            time_steps(keeper, feeder, _WARM_UP)
-            facts = _time_windows(keeper, feeder, windows)
+            time_steps(callbacks, feeder, _WARM_UP)
+            facts = _time_windows(callbacks, feeder, windows)
     parts.close()
     session.close()
     return {
@@ -109,37 +110,39 @@ def measure(config: Any, windows: int) -> dict[str, Any]:
     }
 
 
-def time_steps(keeper: Keeper, batches: Iterator[Any], count: int) -> float:
+def time_steps(callbacks: RunCallbacks, batches: Iterator[Any], count: int) -> float:
     """Seconds of that many steps, until the device has done them."""
     from engine import _run_step
 
-    state, runtime = keeper.parts.state, keeper.runtime
+    state, runtime = callbacks.parts.state, callbacks.runtime
     began = time.perf_counter()
     for _ in range(count):
-        _run_step(state, next(batches), keeper.parts.objective, runtime, keeper.parts.plan.seed)
+        _run_step(
+            state, next(batches), callbacks.parts.objective, runtime, callbacks.parts.plan.seed
+        )
         state.step += 1
     runtime.fetch(state.first_bad_step)
     return time.perf_counter() - began
 
 
-def _time_windows(keeper: Keeper, batches: Iterator[Any], count: int) -> dict[str, Any]:
-    step_s = time_steps(keeper, batches, 10) / 10
-    keeper.save(keeper.parts.state, False)
-    keeper.manager.wait()
-    steps = max(20, math.ceil(_ROOM * keeper.manager.written_s / step_s))
-    keeper.manager.take_held_s()
+def _time_windows(callbacks: RunCallbacks, batches: Iterator[Any], count: int) -> dict[str, Any]:
+    step_s = time_steps(callbacks, batches, 10) / 10
+    callbacks.save(callbacks.parts.state, False)
+    callbacks.manager.wait()
+    steps = max(20, math.ceil(_ROOM * callbacks.manager.written_s / step_s))
+    callbacks.manager.take_held_s()
     plain, costs, held, writes, cpus = [], [], [], [], []
     for _ in range(count):
-        plain.append(time_steps(keeper, batches, steps))
+        plain.append(time_steps(callbacks, batches, steps))
         began = time.perf_counter()
-        keeper.save(keeper.parts.state, False)
-        held.append(keeper.manager.take_held_s())
-        time_steps(keeper, batches, steps)
+        callbacks.save(callbacks.parts.state, False)
+        held.append(callbacks.manager.take_held_s())
+        time_steps(callbacks, batches, steps)
         costs.append(time.perf_counter() - began - plain[-1])
-        keeper.manager.wait()
-        writes.append(keeper.manager.written_s)
-        cpus.append(keeper.manager.written_cpu_s)
-    folder = keeper.manager.folder
+        callbacks.manager.wait()
+        writes.append(callbacks.manager.written_s)
+        cpus.append(callbacks.manager.written_cpu_s)
+    folder = callbacks.manager.folder
     newest = folder.child(folder.list_names()[-1])
     cost_s = statistics.median(costs)
     return {

@@ -130,8 +130,8 @@ def store_answers(options: argparse.Namespace, folder: str) -> None:
     """Make the cache that the stored kind replays, of random answers of the right form."""
     import torch
 
-    from preflight import check
-    from utils.teacher_cache import (
+    from job.check import check
+    from tasks.teacher_cache import (
         CacheShape,
         CacheWriter,
         pack_answers,
@@ -139,10 +139,10 @@ def store_answers(options: argparse.Namespace, folder: str) -> None:
         write_manifest,
     )
 
-    task = check(create_config(options, folder, "live"))
+    job = check(create_config(options, folder, "live"))
     shape = CacheShape(options.top_k, options.classes, 1, 64, options.batch)
     target = Path(folder) / "cache"
-    write_manifest(target, settle_processes(task.stream, 1), task.teachers, shape, 1)
+    write_manifest(target, settle_processes(job.stream, 1), job.teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(options.batch, options.classes), shape))
@@ -152,8 +152,9 @@ class StepRunner:
     """The engine's step of one configuration, fed by the run's own input."""
 
     def __init__(self, runtime: Runtime, config: Any) -> None:
-        from assembly import build_parts, iterate_batches
-        from preflight import check
+        from job.build import build_parts
+        from job.check import check
+        from job.stream import iterate_batches
 
         self.runtime = runtime
         self.parts = build_parts(runtime, check(config))
@@ -232,7 +233,7 @@ def get_sizes(text: str) -> list[int]:
 
 def describe_storage(options: argparse.Namespace) -> dict[str, float]:
     """Bytes of an example-epoch, and the least that k values, k classes and a rest can take."""
-    from utils.teacher_cache import CacheShape
+    from tasks.teacher_cache import CacheShape
 
     shape = CacheShape(options.top_k, options.classes, 1, 1, 1)
     minimum = options.top_k * (2 + math.ceil(math.log2(options.classes) / 8)) + 2

@@ -23,9 +23,9 @@ from utils.programs import create_program_parser, run_program  # noqa: E402
 from utils.storage import LocalFolder, open_folder  # noqa: E402
 
 if TYPE_CHECKING:
-    from preflight import Task
+    from job.spec import Job
+    from tasks.teacher_cache import CacheShape
     from utils.runtime.base import Runtime
-    from utils.teacher_cache import CacheShape
 
 IMAGENET_EXAMPLES, IMAGENET_EPOCHS = 1_281_167, 300
 
@@ -52,18 +52,18 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 def cache(options: argparse.Namespace, rest: list[str]) -> int:
     """Check the configuration and run the teachers on the configured runtime."""
-    from preflight import check
+    from job.check import check
     from utils.runtime import launch
 
     config = load_config(["--config", options.config, *rest])
     folder = get_folder(options.out or config.distill.teacher_cache)
     _require_one_answer(config)
     config = without_cache(config)
-    task = check(config)
-    shape = get_shape(options, task)
+    job = check(config)
+    shape = get_shape(options, job)
     print_plan(shape, folder)
     if not options.plan:
-        launch(config.runtime, store, task, shape, folder)
+        launch(config.runtime, store, job, shape, folder)
     return 0
 
 
@@ -108,19 +108,19 @@ def without_cache(config: RunConfig) -> RunConfig:
     )
 
 
-def get_shape(options: argparse.Namespace, task: Task) -> CacheShape:
+def get_shape(options: argparse.Namespace, job: Job) -> CacheShape:
     """Sizes of the cache to make."""
-    from utils.teacher_cache import CacheShape
+    from tasks.teacher_cache import CacheShape
 
-    epochs = task.config.train.epochs if options.epochs is None else options.epochs
-    top_k = min(16, task.num_classes) if options.top_k is None else options.top_k
-    if not 1 <= top_k <= task.num_classes:
-        raise UserError(f"--top-k ({top_k}) must lie between 1 and {task.num_classes}")
+    epochs = job.config.train.epochs if options.epochs is None else options.epochs
+    top_k = min(16, job.num_classes) if options.top_k is None else options.top_k
+    if not 1 <= top_k <= job.num_classes:
+        raise UserError(f"--top-k ({top_k}) must lie between 1 and {job.num_classes}")
     if epochs < 1:
         raise UserError(f"--epochs ({epochs}) must be at least 1")
-    batch = task.config.data.global_batch_size
-    steps = task.stream["dataset"][-1] // batch
-    return CacheShape(top_k, task.num_classes, epochs, steps, batch)
+    batch = job.config.data.global_batch_size
+    steps = job.stream["dataset"][-1] // batch
+    return CacheShape(top_k, job.num_classes, epochs, steps, batch)
 
 
 def print_plan(shape: CacheShape, folder: Path) -> None:
@@ -140,19 +140,19 @@ def print_plan(shape: CacheShape, folder: Path) -> None:
     )
 
 
-def store(runtime: Runtime, task: Task, shape: CacheShape, folder: Path) -> None:
+def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
     """Ask the teachers about every step of every epoch that is not yet stored."""
     from tqdm import tqdm
 
-    from assembly import build_parts
-    from utils.teacher_cache import CacheWriter, settle_processes, write_manifest
+    from job.build import build_parts
+    from tasks.teacher_cache import CacheWriter, settle_processes, write_manifest
 
     setup_logging(runtime.rank, runtime.world_size)
     shard = (runtime.rank, runtime.world_size)
-    parts = build_parts(runtime, task)
+    parts = build_parts(runtime, job)
     if runtime.rank == 0:
-        stream = settle_processes(task.stream, runtime.world_size)
-        write_manifest(folder, stream, task.teachers, shape, runtime.world_size)
+        stream = settle_processes(job.stream, runtime.world_size)
+        write_manifest(folder, stream, job.teachers, shape, runtime.world_size)
     runtime.barrier("manifest")
     total = shape.epochs * shape.steps_per_epoch
     bar = tqdm(total=total, unit="step", disable=runtime.rank > 0 or not sys.stderr.isatty())
@@ -175,8 +175,8 @@ def store_epoch(
     runtime: Runtime, parts: Any, writer: Any, shape: CacheShape, epoch: int, bar: Any
 ) -> None:
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
-    from assembly import iterate_stream_steps
-    from utils.teacher_cache import pack_answers
+    from job.stream import iterate_stream_steps
+    from tasks.teacher_cache import pack_answers
 
     first = epoch * shape.steps_per_epoch + writer.steps_done
     stream = iterate_stream_steps(parts, first)

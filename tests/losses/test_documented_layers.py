@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from assembly import build_parts, iterate_batches
 from engine import _run_step
-from preflight import check
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from tests.test_teachers import export, get_flags
 from tests.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
 from utils.config import load_config

@@ -13,9 +13,10 @@ import torch
 import yaml
 
 import engine
-from assembly import build_parts, iterate_batches
 from big_vision.input.synthetic import parse_synthetic_name
-from preflight import check
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from tests.child_runs import get_environment
 from tests.tiny_parts import (
     SYNTHETIC,
@@ -155,10 +156,10 @@ def test_the_bare_loop_is_measured_beside_the_engine(tmp_path):
 def test_the_bare_loop_trains_the_same_model_with_the_same_optimizer(tmp_path):
     flags = ("--optim.schedule=constant", "--optim.lr=1e-2")
     config = create_config(tmp_path, *flags)
-    task, runtime = check(config), create_cpu_runtime()
-    parts = build_parts(runtime, task)
+    job, runtime = check(config), create_cpu_runtime()
+    parts = build_parts(runtime, job)
     batches = [batch for batch, _ in zip(iterate_batches(parts, 0), range(2), strict=False)]
-    bare = BareLoop(runtime, task, parts, batches)
+    bare = BareLoop(runtime, job, parts, batches)
     start = {n: v.clone() for n, v in parts.state.model.state_dict().items()}
     bare.run(4)
     parts.state.model.train()

@@ -11,9 +11,10 @@ import pytest
 from safetensors.torch import load_file
 
 import main
-from assembly import build_parts, iterate_batches
 from datasets import describe_dataset
-from preflight import check
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from store import read_metrics
 from tests.input_data import create_config
 from tools import cache_teacher
@@ -86,7 +87,7 @@ def test_a_narrow_cache_differs_by_no_more_than_its_residual_allows(flags, tmp_p
 
 
 def read_rows(folder: Path) -> np.ndarray:
-    from utils.teacher_cache import CacheShape
+    from tasks.teacher_cache import CacheShape
 
     manifest = json.loads((folder / "manifest.json").read_text())
     shape = CacheShape(manifest["top_k"], 10, 1, manifest["steps_per_epoch"], 64)
@@ -95,18 +96,18 @@ def read_rows(folder: Path) -> np.ndarray:
 
 def test_two_processes_store_what_one_stores(flags, tmp_path):
     """Each of two input processes writes its block of every global batch."""
-    from utils.teacher_cache import TeacherCache
+    from tasks.teacher_cache import TeacherCache
 
     assert store(flags, tmp_path / "one", "--epochs", "1") == 0
     options, rest = cache_teacher.parse_arguments(
         [*flags, "--out", str(tmp_path / "two"), "--epochs", "1"]
     )
-    task = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
-    shape = cache_teacher.get_shape(options, task)
+    job = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
+    shape = cache_teacher.get_shape(options, job)
     for rank in range(2):
-        runtime = CpuRuntime(task.config.runtime)
+        runtime = CpuRuntime(job.config.runtime)
         runtime.rank, runtime.world_size = rank, 2
-        cache_teacher.store(runtime, task, shape, tmp_path / "two")
+        cache_teacher.store(runtime, job, shape, tmp_path / "two")
     one, two = TeacherCache(tmp_path / "one"), TeacherCache(tmp_path / "two")
     for step in range(18):
         left, right = one.read(step), two.read(step)
@@ -147,10 +148,10 @@ def check_run(flags, folder, *more):
     return check(load_config(words))
 
 
-def build_rank(task, rank: int, count: int):
-    runtime = CpuRuntime(task.config.runtime)
+def build_rank(job, rank: int, count: int):
+    runtime = CpuRuntime(job.config.runtime)
     runtime.rank, runtime.world_size = rank, count
-    return runtime, build_parts(runtime, task)
+    return runtime, build_parts(runtime, job)
 
 
 def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cache):
@@ -191,20 +192,20 @@ def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
 def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags, tmp_path):
     words = [*flags, *SHARDED, "--runtime.num_processes=2", "--train.epochs=1"]
     options, rest = cache_teacher.parse_arguments([*words, "--out", str(tmp_path / "two")])
-    task = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
-    shape = cache_teacher.get_shape(options, task)
+    job = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
+    shape = cache_teacher.get_shape(options, job)
     for rank in range(2):
-        runtime = CpuRuntime(task.config.runtime)
+        runtime = CpuRuntime(job.config.runtime)
         runtime.rank, runtime.world_size = rank, 2
-        cache_teacher.store(runtime, task, shape, tmp_path / "two")
-    task = check_run(flags, tmp_path / "two", "--runtime.num_processes=2")
+        cache_teacher.store(runtime, job, shape, tmp_path / "two")
+    job = check_run(flags, tmp_path / "two", "--runtime.num_processes=2")
     for rank in range(2):
-        _, parts = build_rank(task, rank, 2)
+        _, parts = build_rank(job, rank, 2)
         for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
             assert len(batch.draws["cache_indices"]) == 32
         parts.close()
     with pytest.raises(UserError, match="input_processes 2, here it is 1"):
-        build_rank(task, 0, 1)
+        build_rank(job, 0, 1)
 
 
 def test_a_folder_of_other_files_is_another_dataset(tmp_path):

@@ -15,9 +15,9 @@ from optim_factory import PREPARABLE, create_optimizer
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from assembly import Parts
     from datasets import Batch
-    from preflight import Task
+    from job.build import Parts
+    from job.spec import Job
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -56,13 +56,11 @@ class BareLoop:
 
     compiled: tuple[int, float] = (0, 0.0)
 
-    def __init__(
-        self, runtime: Runtime, task: Task, parts: Parts, batches: Sequence[Batch]
-    ) -> None:
-        config = task.config
+    def __init__(self, runtime: Runtime, job: Job, parts: Parts, batches: Sequence[Batch]) -> None:
+        config = job.config
         torch.manual_seed(config.train.seed)
         self._runtime = runtime
-        self.model = create_model(config.model, num_classes=task.num_classes)
+        self.model = create_model(config.model, num_classes=job.num_classes)
         runtime.accelerate(runtime.prepare(self.model)).train()
         name = config.optim.name.lower()
         self._optimizer = create_optimizer(

@@ -23,9 +23,9 @@ import numpy as np
 from tools.benchmarking.flops import count_flops, get_peak_tflops, name_hardware
 
 if TYPE_CHECKING:
-    from assembly import Parts
     from datasets import Batch
-    from preflight import Task
+    from job.build import Parts
+    from job.spec import Job
     from tools.benchmarking.bare import BareLoop
     from utils.runtime.base import Runtime
     from utils.runtime.feeding import Feeder
@@ -90,29 +90,30 @@ class Record:
     device_gib: float | None = None
 
 
-def measure(runtime: Runtime, task: Task, pace: Pace, path: str) -> None:
+def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
     """On one replica: build the run's parts, let the engine run, write figures on rank zero."""
-    from assembly import build_parts, iterate_batches
+    from job.build import build_parts
+    from job.stream import iterate_batches
     from utils.log import setup_logging
 
     setup_logging(runtime.rank, runtime.world_size)
     before = count_compiles(runtime)
-    parts = build_parts(runtime, task)
+    parts = build_parts(runtime, job)
     try:
         batches: Callable[[int], Iterable[Batch]] = partial(iterate_batches, parts)
         bare = None
         if pace.synthetic:
             prepared = list(itertools.islice(batches(0), _PREPARED_BATCHES))
             batches = partial(_repeat, prepared)
-            bare = _warm_bare_loop(runtime, task, parts, prepared) if pace.bare else None
+            bare = _warm_bare_loop(runtime, job, parts, prepared) if pace.bare else None
         recorder = Recorder(runtime, parts, pace, bare)
         recorder.exclude(before)
-        run_engine(runtime, task, parts, recorder=recorder, batches=batches)
+        run_engine(runtime, job, parts, recorder=recorder, batches=batches)
         records = runtime.gather(recorder.finish())
     finally:
         parts.close()
     if runtime.rank == 0:
-        facts = describe(runtime, task, parts, pace)
+        facts = describe(runtime, job, parts, pace)
         result = {**facts, **summarise(records, facts)}
         report = {"environment": runtime.describe(), "result": result}
         Path(path).write_text(json.dumps(report), encoding="utf-8")
@@ -120,7 +121,7 @@ def measure(runtime: Runtime, task: Task, pace: Pace, path: str) -> None:
 
 def run_engine(
     runtime: Runtime,
-    task: Task,
+    job: Job,
     parts: Parts,
     *,
     recorder: Recorder,
@@ -137,7 +138,7 @@ def run_engine(
         evaluate=lambda state: {"top1": 0.0},
         write=lambda step, scalars: None,
         save=lambda state, best: None,
-        global_batch_size=task.config.data.global_batch_size,
+        global_batch_size=job.config.data.global_batch_size,
         begin_step=recorder.begin_step,
     )
     state = parts.state
@@ -313,12 +314,12 @@ def _repeat(batches: list[Batch], first_step: int) -> Iterator[Batch]:
     return itertools.cycle(batches)
 
 
-def _warm_bare_loop(runtime: Runtime, task: Task, parts: Parts, batches: list[Batch]) -> BareLoop:
+def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batch]) -> BareLoop:
     """The bare loop with its graphs made; `compiled` says how many, in how many seconds."""
     from tools.benchmarking.bare import BareLoop
 
     before = count_compiles(runtime)
-    bare = BareLoop(runtime, task, parts, batches)
+    bare = BareLoop(runtime, job, parts, batches)
     bare.run(_QUIET_STEPS + 1)
     after = count_compiles(runtime)
     bare.compiled = (after[0] - before[0], after[1] - before[1])
@@ -353,7 +354,7 @@ def get_peak_device_gib(runtime: Runtime) -> float | None:
     return None
 
 
-def describe(runtime: Runtime, task: Task, parts: Parts, pace: Pace) -> dict[str, Any]:
+def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, Any]:
     """What was measured, and what its arithmetic weighs."""
     section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
@@ -361,13 +362,13 @@ def describe(runtime: Runtime, task: Task, parts: Parts, pace: Pace) -> dict[str
         "processes": runtime.world_size,
         "devices": runtime.device_count,
         "hardware": hardware,
-        "global_batch_size": task.config.data.global_batch_size,
+        "global_batch_size": job.config.data.global_batch_size,
         "steps": pace.steps,
         "repeats": pace.repeats,
         "image_shape": list(parts.train_loader.image_shape),
         "parameters": parts.count_parameters(),
         "flops_per_image": count_flops(
-            task.config, num_classes=task.num_classes, image_shape=parts.train_loader.image_shape
+            job.config, num_classes=job.num_classes, image_shape=parts.train_loader.image_shape
         ),
         "peak_tflops": get_peak_tflops(hardware, section.precision, tf32=section.tf32),
     }

@@ -263,8 +263,8 @@ def _write_answers(live: Any, top_k: int, target: Path) -> None:
     """A cache of random answers in the run's form."""
     import torch
 
-    from preflight import describe_answers
-    from utils.teacher_cache import (
+    from job.check import describe_answers
+    from tasks.teacher_cache import (
         CacheShape,
         CacheWriter,
         pack_answers,

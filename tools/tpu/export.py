@@ -20,8 +20,8 @@ from tools.tpu.scopes import ScopeLabels
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from assembly import Parts
-    from preflight import Task
+    from job.build import Parts
+    from job.spec import Job
     from utils.config import RunConfig
 
 # Files and lines in the text of a program.
@@ -73,15 +73,15 @@ def prepare_tracing(devices: int = 1) -> None:
 
 def trace_step(config: RunConfig) -> StepExport:
     """Build the run's parts, let the engine make one step and give its graph."""
-    from assembly import build_parts
-    from preflight import check
+    from job.build import build_parts
+    from job.check import check
 
     runtime = _create_tracing_runtime(config)
-    task = check(config)
-    parts = build_parts(runtime, task)
+    job = check(config)
+    parts = build_parts(runtime, job)
     runtime.prepare_optimizer(parts.state.optimizer)
     try:
-        return _run_fit(runtime, task, parts)
+        return _run_fit(runtime, job, parts)
     finally:
         parts.close()
 
@@ -136,10 +136,10 @@ def _create_tracing_runtime(config: RunConfig) -> Any:
     return created
 
 
-def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
+def _run_fit(runtime: Any, job: Job, parts: Parts) -> StepExport:
     """Call the engine's loop; where its first step would be logged, its graph is taken."""
-    from assembly import iterate_batches
     from engine import Hooks, fit
+    from job.stream import iterate_batches
 
     labels, before = ScopeLabels(parts), {}
     numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
@@ -174,7 +174,7 @@ def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
         evaluate=refuse,
         write=refuse,
         save=refuse,
-        global_batch_size=task.config.data.global_batch_size,
+        global_batch_size=job.config.data.global_batch_size,
     )
     with contextlib.suppress(StepTracedError), labels:
         fit(parts.state, parts.plan, hooks, objective, runtime)
@@ -182,7 +182,7 @@ def _run_fit(runtime: Any, task: Task, parts: Parts) -> StepExport:
     export.gradients_alive = alive
     export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
     export.image_shape = tuple(parts.train_loader.image_shape)
-    export.examples = task.config.data.global_batch_size
+    export.examples = job.config.data.global_batch_size
     export.parameters = parts.count_parameters()
     return export
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from assembly import Parts
+    from job.build import Parts
 
 _SCOPE = re.compile(r"(?:^|/)([a-z0-9]+)\|([a-z]+)\|([\w.]*?)\.\d+(?=/|$)")
 

@@ -10,20 +10,20 @@ from utils.runtime import choose_device, describe_device, find_planned_ranks
 from utils.storage import open_folder
 
 if TYPE_CHECKING:
-    from preflight import Task
+    from job.spec import Job
 
 
-def describe_task(task: Task, devices: int | None = None) -> list[str]:
-    """Device, model, data and directory in a line each, from what preflight has found.
+def describe_job(job: Job, devices: int | None = None) -> list[str]:
+    """Device, model, data and directory in a line each, from what `job.check` has found.
 
     Args:
       devices: that the global batch is dealt to; none: no device has been touched yet.
     """
-    return [_describe_device(task, devices), _describe_model(task), _describe_data(task),
-            _describe_directory(task)]  # fmt: skip
+    return [_describe_device(job, devices), _describe_model(job), _describe_data(job),
+            _describe_directory(job)]  # fmt: skip
 
 
-def describe_end(task: Task, score: float, step: int, last: float | None) -> list[str]:
+def describe_end(job: Job, score: float, step: int, last: float | None) -> list[str]:
     """The best evaluation and where what the run has made lies.
 
     Args:
@@ -33,22 +33,22 @@ def describe_end(task: Task, score: float, step: int, last: float | None) -> lis
     """
     lines = []
     if score >= 0:
-        best = _read_best_step(task)
+        best = _read_best_step(job)
         when = "" if best is None else f" at step {best}"
         lines.append(f"best top-1 {score:.2f}{when}; at the end, step {step}, {last:.2f}")
-    places = f"checkpoints in {task.run.checkpoints}, student and metrics in {task.run.place}"
-    return [*lines, places, f"complete: {task.run.place}"]
+    places = f"checkpoints in {job.run.checkpoints}, student and metrics in {job.run.place}"
+    return [*lines, places, f"complete: {job.run.place}"]
 
 
-def _read_best_step(task: Task) -> int | None:
+def _read_best_step(job: Job) -> int | None:
     try:
-        return read_best_step(open_folder(task.run.checkpoints))
+        return read_best_step(open_folder(job.run.checkpoints))
     except CheckpointError:
         return None
 
 
-def _describe_device(task: Task, devices: int | None) -> str:
-    runtime = task.config.runtime
+def _describe_device(job: Job, devices: int | None) -> str:
+    runtime = job.config.runtime
     name = choose_device(runtime)
     devices = devices or find_planned_ranks(runtime, name)
     count = "as many ranks as there are devices"
@@ -58,13 +58,12 @@ def _describe_device(task: Task, devices: int | None) -> str:
     return f"device: {describe_device(name)}; {count}, {runtime.precision}"
 
 
-def _describe_model(task: Task) -> str:
-    config = task.config
+def _describe_model(job: Job) -> str:
+    config = job.config
     line = (
-        f"model: {config.model.name}, {task.num_parameters:,} parameters, {task.num_classes} "
-        "classes"
+        f"model: {config.model.name}, {job.num_parameters:,} parameters, {job.num_classes} classes"
     )
-    shape = task.image_shapes["train"]
+    shape = job.image_shapes["train"]
     if shape is not None:
         line += f", images of {' x '.join(map(str, shape))}"
     teachers = [one.weights or one.model for one in get_teacher_sections(config.distill)]
@@ -76,18 +75,18 @@ def _describe_model(task: Task) -> str:
     return line
 
 
-def _describe_data(task: Task) -> str:
-    config, sizes = task.config, task.num_examples
+def _describe_data(job: Job) -> str:
+    config, sizes = job.config, job.num_examples
     name = config.data.name if config.data.source == "tfds" else config.data.source
     line = f"data: {name}, {sizes['train']:,} examples to train on, {sizes['eval']:,} to evaluate"
     if config.run.eval_only:
         return line
     batch = config.data.global_batch_size
-    epochs = f"{task.total_steps / (sizes['train'] // batch):g}"
+    epochs = f"{job.total_steps / (sizes['train'] // batch):g}"
     unit = "epoch" if epochs == "1" else "epochs"
-    return f"{line}; {task.total_steps:,} steps of {batch}, {epochs} {unit}"
+    return f"{line}; {job.total_steps:,} steps of {batch}, {epochs} {unit}"
 
 
-def _describe_directory(task: Task) -> str:
-    line = f"directory: {task.run.place}"
-    return line if task.checkpoint is None else f"{line}; goes on from {task.checkpoint}"
+def _describe_directory(job: Job) -> str:
+    line = f"directory: {job.run.place}"
+    return line if job.checkpoint is None else f"{line}; goes on from {job.checkpoint}"

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from engine import TrainState
-    from preflight import Task
+    from job.spec import Job
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -88,28 +88,28 @@ def take_run(config: RunConfig, session: RunSession, checkpoint: Place | None) -
     return find_checkpoint(place, verify=False) if has_checkpoints(place) else None
 
 
-def check_resume(task: Task, student: nn.Module) -> None:
+def check_resume(job: Job, student: nn.Module) -> None:
     """Whether the configuration may go on from the checkpoint, before a device is touched.
 
     Raises:
       UserError: another model, another configuration or other teachers wrote it.
     """
-    if task.checkpoint is None:
-        if task.config.run.init_from:
-            place, tolerance = task.config.run.init_from, task.config.run.init_tolerance
+    if job.checkpoint is None:
+        if job.config.run.init_from:
+            place, tolerance = job.config.run.init_from, job.config.run.init_tolerance
             check_init(student.state_dict(), read_weight_table(place), place, tolerance)
         return
     try:
-        facts = inspect_checkpoint(task.checkpoint)
+        facts = inspect_checkpoint(job.checkpoint)
     except CheckpointError as error:
         raise UserError(f"run.resume: {error}; choose another checkpoint") from error
-    _check_model(student, facts["tensors"], task.checkpoint)
-    if not task.config.run.eval_only:
-        for line in check_course(task, facts):
+    _check_model(student, facts["tensors"], job.checkpoint)
+    if not job.config.run.eval_only:
+        for line in check_course(job, facts):
             get_logger().warning("changed since the checkpoint was written: %s", line)
 
 
-def check_course(task: Task, facts: dict[str, Any]) -> list[str]:
+def check_course(job: Job, facts: dict[str, Any]) -> list[str]:
     """Refuse a checkpoint that another course of training wrote; gives what may change bits.
 
     Raises:
@@ -118,10 +118,10 @@ def check_course(task: Task, facts: dict[str, Any]) -> list[str]:
     then = facts.get("config")
     if not isinstance(then, dict):
         return ["the checkpoint does not tell its configuration: nothing could be compared"]
-    allowed = task.config.run.allow_changes
-    lines = check_changes(then, task.config.model_dump(mode="json"), allowed)
-    teachers = facts.get("teachers", task.teachers)
-    if teachers != task.teachers and "distill.teacher_weights" not in allowed:
+    allowed = job.config.run.allow_changes
+    lines = check_changes(then, job.config.model_dump(mode="json"), allowed)
+    teachers = facts.get("teachers", job.teachers)
+    if teachers != job.teachers and "distill.teacher_weights" not in allowed:
         raise UserError(
             "distill.teacher_weights: the teachers' weights are not those of the run's start; "
             "give the same files, or allow it by "
@@ -130,22 +130,22 @@ def check_course(task: Task, facts: dict[str, Any]) -> list[str]:
     if "stream" not in facts:
         return lines
     mid_epoch = facts["data"]["examples"] > 0
-    return lines + check_stream(facts["stream"], task.stream, allowed, mid_epoch=mid_epoch)
+    return lines + check_stream(facts["stream"], job.stream, allowed, mid_epoch=mid_epoch)
 
 
-def start_weights(task: Task, student: nn.Module) -> None:
+def start_weights(job: Job, student: nn.Module) -> None:
     """Give a new run's student the weights of run.init_from, if it is set.
 
     Raises:
       UserError: they cannot be read.
     """
-    if task.config.run.init_from and task.checkpoint is None:
-        place, weights = read_weights(task.config.run.init_from)
+    if job.config.run.init_from and job.checkpoint is None:
+        place, weights = read_weights(job.config.run.init_from)
         init_weights(student, weights, place)
 
 
-def restore(runtime: Runtime, task: Task, state: TrainState) -> dict[str, Any]:
-    """Bring the state back that the task goes on from; nothing to do for a new run.
+def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
+    """Bring the state back that the job goes on from; nothing to do for a new run.
 
     A checkpoint that proves broken only now gives way to an older one, unless it was named.
 
@@ -156,11 +156,11 @@ def restore(runtime: Runtime, task: Task, state: TrainState) -> dict[str, Any]:
       UserError: the named checkpoint is broken, or none fits.
       CheckpointError: no checkpoint is whole, or the ranks have read different ones.
     """
-    if task.checkpoint is None:
+    if job.checkpoint is None:
         return {}
-    place, facts = _restore_from(runtime, task, state, task.checkpoint)
+    place, facts = _restore_from(runtime, job, state, job.checkpoint)
     # Another host may not see the run's directory.
-    known = runtime.broadcast_value(task.run.read().get("skipped_steps", ()))
+    known = runtime.broadcast_value(job.run.read().get("skipped_steps", ()))
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
     get_logger().info("resumed from %s at step %d", place, state.step)
     steps = runtime.gather(state.step)
@@ -170,9 +170,9 @@ def restore(runtime: Runtime, task: Task, state: TrainState) -> dict[str, Any]:
 
 
 def _restore_from(
-    runtime: Runtime, task: Task, state: TrainState, place: Place
+    runtime: Runtime, job: Job, state: TrainState, place: Place
 ) -> tuple[Place, dict[str, Any]]:
-    wanted = task.config.run.resume
+    wanted = job.config.run.resume
     is_named = wanted != "auto" and open_folder(wanted).name == open_folder(place).name
     try:
         found, parts, facts = load_newest(place, fall_back=not is_named)
@@ -180,8 +180,8 @@ def _restore_from(
         if is_named:
             raise UserError(f"run.resume: {error}; choose another checkpoint") from error
         raise
-    check_course(task, facts)  # a later one than was looked at before, or an older one
-    _check_place(runtime, task, facts)
+    check_course(job, facts)  # a later one than was looked at before, or an older one
+    _check_place(runtime, job, facts)
     restore_state(state, parts, facts, found, runtime.load)
     return found, facts
 
@@ -195,14 +195,14 @@ def describe_place(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _check_place(runtime: Runtime, task: Task, facts: dict[str, Any]) -> None:
+def _check_place(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
     """Tell, or with train.deterministic refuse, a place where the run cannot be the same run."""
     then, now = facts.get("environment", {}), describe_place(runtime)
     changed = [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k, now[k]) != now[k]]
     if not changed:
         return
     words = "; ".join(changed)
-    if task.config.train.deterministic:
+    if job.config.train.deterministic:
         raise UserError(
             f"train.deterministic: the checkpoint was written elsewhere ({words}), so bits would "
             "differ; go on there, or drop train.deterministic"
@@ -210,11 +210,11 @@ def _check_place(runtime: Runtime, task: Task, facts: dict[str, Any]) -> None:
     get_logger().warning("bits may differ from an unbroken run's: %s", words)
 
 
-def go_back(runtime: Runtime, task: Task, state: TrainState, bad_step: int) -> bool:
+def go_back(runtime: Runtime, job: Job, state: TrainState, bad_step: int) -> bool:
     """Bring the state of the newest checkpoint before a bad step back; whether there is one."""
     place = None
-    if runtime.is_writer and has_checkpoints(task.run.checkpoints):
-        place = find_checkpoint(task.run.checkpoints)
+    if runtime.is_writer and has_checkpoints(job.run.checkpoints):
+        place = find_checkpoint(job.run.checkpoints)
     place = runtime.broadcast_value(place)
     if place is None:
         return False

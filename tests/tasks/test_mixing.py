@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.mixing import BLEND, BOX, LAM, Mixing
 from tests.tiny_parts import CLASSES, SIDE, create_batch
 from utils.config.sections import TrainSection
-from utils.mixing import BLEND, BOX, LAM, Mixing
 
 BOTH = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "seed": 5}
 KINDS = {

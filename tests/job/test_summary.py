@@ -8,7 +8,7 @@ import re
 import pytest
 
 import main
-from summary import describe_end
+from job.summary import describe_end
 from tests.tiny_parts import create_argv
 
 
@@ -92,10 +92,10 @@ def test_an_evaluation_and_a_continuation_say_where_they_begin(tmp_path, capsys)
 
 
 def test_without_an_evaluation_there_is_no_best(tmp_path):
-    from preflight import check as check_config
+    from job.check import check as check_config
     from tests.tiny_parts import create_config
 
-    task = check_config(create_config(tmp_path, "--run.run_id=a"))
-    assert [line.partition(" ")[0] for line in describe_end(task, -1.0, 3, None)] == [
+    job = check_config(create_config(tmp_path, "--run.run_id=a"))
+    assert [line.partition(" ")[0] for line in describe_end(job, -1.0, 3, None)] == [
         "checkpoints", "complete:"
     ]  # fmt: skip

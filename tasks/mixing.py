@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.boxes import compute_inside
+from tasks.boxes import compute_inside
 
 if TYPE_CHECKING:
     from utils.config.sections import TrainSection

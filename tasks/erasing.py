@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.boxes import compute_inside
+from tasks.boxes import compute_inside
 
 ERASE_BOX = "erase_box"
 _AREA, _ASPECT, _TRIES = (0.02, 1 / 3), (0.3, 1 / 0.3), 10

@@ -1,14 +1,15 @@
-"""`Keeper`: what a replica does so that its run is never lost, and what the engine calls back."""
+"""`RunCallbacks`: what the engine calls back, so that a run is never lost."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from assembly import iterate_batches, predict
 from engine import Hooks, evaluate
-from resume import describe_place, go_back
+from job.resume import describe_place, go_back
+from job.stream import iterate_batches
 from store.changes import hash_config
+from tasks.classify import predict
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.log import get_logger
 from utils.metrics import LostRunError, MetricWriter
@@ -20,9 +21,9 @@ from utils.stopping import StopRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from assembly import Parts
     from engine import TrainState
-    from preflight import Task
+    from job.build import Parts
+    from job.spec import Job
     from store.session import RunSession
     from utils.runtime.base import Runtime
 
@@ -32,30 +33,30 @@ AGREE_EVERY = 8
 LOOK_EVERY_S = 10.0
 
 
-class Keeper:
+class RunCallbacks:
     """Metrics, checkpoints, requests to end, going back and the stall watch of one replica.
 
     As a context it makes sure that a checkpoint that is being written ends whole.
     """
 
     def __init__(
-        self, runtime: Runtime, task: Task, parts: Parts, session: RunSession | None
+        self, runtime: Runtime, job: Job, parts: Parts, session: RunSession | None
     ) -> None:
-        config, step = task.config, parts.state.step
-        self.runtime, self.task, self.parts, self.session = runtime, task, parts, session
+        config, step = job.config, parts.state.step
+        self.runtime, self.job, self.parts, self.session = runtime, job, parts, session
         self.max_rollbacks = config.train.max_rollbacks
         self.stop = StopRequest()
         self.manager = CheckpointManager(
-            task.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
+            job.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
         )
         self.writer = None
         if session is not None:
             self.manager.announce = session.note_checkpoint
             self.writer = MetricWriter(
-                task.run.path, first_step=step, attempt=session.attempt, mirror=session.mirror,
+                job.run.path, first_step=step, attempt=session.attempt, mirror=session.mirror,
                 tensorboard=config.run.tensorboard,
             )  # fmt: skip
-            if task.checkpoint is not None:
+            if job.checkpoint is not None:
                 self.manager.set_aside_after(step)
                 self.manager.trust(step)
         self._progress = Progress(
@@ -64,15 +65,15 @@ class Keeper:
             enabled=runtime.is_writer,
             terms=parts.objective.losses.names,
         )
-        self._tracer = Tracer(runtime, config.profile.steps, task.run.path / "profile")
+        self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
         self._watch = StallWatch(
             config.train.stall_timeout_s, lambda: runtime.current_span, self._report_stall
         )
         self._listening = self.stop.listen()
 
-    def __enter__(self) -> Keeper:
+    def __enter__(self) -> RunCallbacks:
         self._listening.__enter__()
-        if self.task.config.train.on_nonfinite == "rollback" and self.parts.state.step == 0:
+        if self.job.config.train.on_nonfinite == "rollback" and self.parts.state.step == 0:
             self.save(self.parts.state, False)
         return self
 
@@ -105,7 +106,7 @@ class Keeper:
             begin_step=self.begin_step,
             should_stop=self.should_stop,
             roll_back=self.roll_back,
-            global_batch_size=self.task.config.data.global_batch_size,
+            global_batch_size=self.job.config.data.global_batch_size,
         )
 
     def begin_step(self, step: int) -> None:
@@ -123,7 +124,7 @@ class Keeper:
         self._watch.beat()
         if self.session is not None and self.session.is_lost:
             raise LostRunError(
-                f"another program has taken over {self.task.run.place}: this one had been silent "
+                f"another program has taken over {self.job.run.place}: this one had been silent "
                 "for too long; let the other go on"
             )
         if self.runtime.world_size == 1:
@@ -164,13 +165,13 @@ class Keeper:
 
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
         """Go back to the last checkpoint and skip the batch of a bad step, if that is wanted."""
-        if self.task.config.train.on_nonfinite != "rollback":
+        if self.job.config.train.on_nonfinite != "rollback":
             return False
         if len(state.skipped_steps) >= self.max_rollbacks:
             get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
             return False
         self._await_write()
-        if not go_back(self.runtime, self.task, state, bad_step):
+        if not go_back(self.runtime, self.job, state, bad_step):
             return False
         get_logger().warning(
             "step %d was not finite: back to step %d, its batch is skipped", bad_step, state.step
@@ -178,7 +179,7 @@ class Keeper:
         if self.writer is not None:
             self.manager.set_aside_after(state.step)
             self.writer.rewind(state.step)
-            self.task.run.update(skipped_steps=list(state.skipped_steps))
+            self.job.run.update(skipped_steps=list(state.skipped_steps))
         return True
 
     def _await_write(self) -> None:
@@ -209,21 +210,21 @@ class Keeper:
 
     def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
         parts, facts = collect_state(state, self.runtime.fetch_all)
-        return parts, facts | describe_course(self.runtime, self.task, self.parts)
+        return parts, facts | describe_course(self.runtime, self.job, self.parts)
 
     def _report_stall(self, reason: str) -> None:
         if self.session is not None:
             self.session.end(self.parts.state.step, "failed", reason)
 
 
-def describe_course(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any]:
+def describe_course(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
     """What a checkpoint tells beside its tensors: position, schedule, seeds, configuration."""
     state, plan = parts.state, parts.plan
     epoch, batches = divmod(state.step, plan.steps_per_epoch)
-    config = task.config.model_dump(mode="json")
+    config = job.config.model_dump(mode="json")
     return {
-        "data": {"epoch": epoch, "examples": batches * task.config.data.global_batch_size},
-        "stream": task.stream,
+        "data": {"epoch": epoch, "examples": batches * job.config.data.global_batch_size},
+        "stream": job.stream,
         "schedule": {
             "total_steps": plan.total_steps,
             "steps_per_epoch": plan.steps_per_epoch,
@@ -231,8 +232,8 @@ def describe_course(runtime: Runtime, task: Task, parts: Parts) -> dict[str, Any
         },
         # Host and device are seeded from (seed, step, rank) before each step.
         "rng": {"seed": plan.seed, "step": state.step, "device": runtime.rng_state},
-        "model": task.model_facts,
-        "teachers": task.teachers,
+        "model": job.model_facts,
+        "teachers": job.teachers,
         "config": config,
         "config_hash": hash_config(config),
         "environment": describe_place(runtime),

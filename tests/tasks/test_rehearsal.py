@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-import preflight
+from job.check import check
 from tests.tiny_parts import CLASSES, VIT_ARGS, create_config, create_vit
 from utils.config import load_config
 from utils.errors import UserError
@@ -15,7 +15,7 @@ PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
 
 
 def check_digits(digits_root, tmp_path, *flags):
-    return preflight.check(load_config([
+    return check(load_config([
         "--config", "configs/digits_student.yaml", f"--data.root={digits_root}",
         f"--run.output_dir={tmp_path}", "--runtime.device=cpu", *flags,
     ]))  # fmt: skip
@@ -48,19 +48,17 @@ def test_images_that_the_student_does_not_take_are_refused(
 
 
 def test_the_datasets_own_channels_are_known(digits_root, tmp_path):
-    task = check_digits(
+    job = check_digits(
         digits_root, tmp_path, "--data.train_pp=decode(channels=0)|value_range(-1, 1)"
     )
-    assert task.image_shapes == {"train": (8, 8, 1), "eval": (8, 8, 1)}
+    assert job.image_shapes == {"train": (8, 8, 1), "eval": (8, 8, 1)}
 
 
 def teach(tmp_path, *flags, **teacher):
     args = {"img_size": 12, **VIT_ARGS}
     view = {"mean": [0], "std": [1]}
     section = {"model": "vit_tiny_patch16_224", "args": args, **view, **teacher}
-    return preflight.check(
-        create_config(tmp_path, f"--distill.teachers={json.dumps([section])}", *flags)
-    )
+    return check(create_config(tmp_path, f"--distill.teachers={json.dumps([section])}", *flags))
 
 
 def test_images_that_a_teacher_does_not_take_are_refused(tmp_path):
@@ -92,7 +90,7 @@ def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path
 )  # fmt: skip
 def test_an_optimizer_that_cannot_be_made_is_refused(tmp_path, flags, words):
     with pytest.raises(UserError, match=r"^optim\.") as caught:
-        preflight.check(create_config(tmp_path, *flags))
+        check(create_config(tmp_path, *flags))
     assert words in str(caught.value)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from losses import LossInputs, create_objective
+from tasks.term_weights import TermWeights
 from utils.config.sections import DistillSection, LossTerm
-from utils.term_weights import TermWeights
 
 
 def get_scales(term: LossTerm, total_steps: int = 101, steps_per_epoch: int = 10) -> list[float]:

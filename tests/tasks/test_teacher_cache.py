@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from utils.errors import UserError
-from utils.teacher_cache import (
+from tasks.teacher_cache import (
     INDICES,
     LOG_PROBS,
     RESIDUAL,
@@ -26,6 +25,7 @@ from utils.teacher_cache import (
     pack_answers,
     write_manifest,
 )
+from utils.errors import UserError
 
 SHAPE = CacheShape(top_k=3, num_classes=7, epochs=2, steps_per_epoch=4, global_batch_size=8)
 

@@ -1,10 +1,9 @@
-"""What can be found wrong before any device is touched: `check` turns a config into a `Task`."""
+"""What can be found wrong before any device is touched: `check` turns a config into a `Job`."""
 
 from __future__ import annotations
 
 import math
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +11,8 @@ import torch
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, choose_order, describe_dataset
+from job.resume import check_resume, choose_run
+from job.spec import Job
 from losses import LossInputs, Objective, SparseTeacher, create_objective
 from models import (
     FeatureTap,
@@ -28,16 +29,13 @@ from models import (
     scan_blocks,
 )
 from optim_factory import create_schedule
-from rehearsal import (
-    ImageShapes,
+from tasks.rehearsal import (
     check_images,
     check_optimizer,
     create_student_view,
     find_image_shapes,
 )
-from resume import check_resume, choose_run
-from store import Run
-from utils.checkpoint import Place
+from tasks.teacher_cache import describe_stream, open_cache
 from utils.errors import UserError
 from utils.runtime import (
     choose_device,
@@ -45,7 +43,6 @@ from utils.runtime import (
     find_planned_ranks,
     has_layer_loop,
 )
-from utils.teacher_cache import describe_stream, open_cache
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,36 +50,7 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
 
 
-@dataclass(frozen=True)
-class Task:
-    """A checked configuration: what every replica starts from.
-
-    Args:
-      run: where the results go.
-      checkpoint: weights and state to continue or to evaluate; none: a new run.
-      num_classes: of student, teachers and dataset.
-      model_facts: how to create the exported student again.
-      stream: what decides which training examples come when; see `describe_stream`.
-      teachers: hashes of the teachers that the run names.
-      image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
-      num_examples: of the splits by role.
-      num_parameters: of the student.
-    """
-
-    config: RunConfig
-    run: Run
-    checkpoint: Place | None
-    num_classes: int
-    model_facts: dict[str, Any]
-    stream: dict[str, Any]
-    teachers: list[str]
-    image_shapes: ImageShapes
-    num_examples: dict[str, int]
-    num_parameters: int
-    total_steps: int
-
-
-def check(config: RunConfig) -> Task:
+def check(config: RunConfig) -> Job:
     """All that can be found wrong without a device; nothing is written.
 
     Raises:
@@ -114,9 +82,9 @@ def check(config: RunConfig) -> Task:
     model_facts = _get_model_facts(config, classes)
     parameters = sum(parameter.numel() for parameter in student.parameters())
     sizes = (facts.num_examples, parameters, total_steps)
-    task = Task(config, run, checkpoint, classes, model_facts, stream, teachers, shapes, *sizes)
-    check_resume(task, student)
-    return task
+    job = Job(config, run, checkpoint, classes, model_facts, stream, teachers, shapes, *sizes)
+    check_resume(job, student)
+    return job
 
 
 def describe_answers(config: RunConfig) -> tuple[dict[str, Any], list[str], int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from tasks.erasing import ERASE_BOX, Erasing
+from tasks.mixing import LAM, Mixing
 from utils.config.sections import TrainSection
-from utils.erasing import ERASE_BOX, Erasing
-from utils.mixing import LAM, Mixing
 
 
 def test_boxes_depend_on_seed_and_step_alone():

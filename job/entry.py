@@ -1,0 +1,56 @@
+"""From a configuration to an exit code: check it, start its replicas, say what stopped them."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from engine import NonFiniteError, NonFiniteEvaluationError
+from job.check import check
+from job.replica import run
+from job.summary import describe_job
+from utils.checkpoint import CheckpointError
+from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
+from utils.metrics import GraphBudgetError, LostRunError
+from utils.runtime import is_silent_rank, launch
+from utils.runtime.base import ReplicaError
+from utils.runtime.processes import GroupError
+from utils.storage import StorageError
+
+if TYPE_CHECKING:
+    from job.spec import Job
+    from utils.config import RunConfig
+
+# What stops a run that was rightly begun: one line says it, and no traceback.
+_STOPS = (
+    CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError,
+    NonFiniteEvaluationError, ReplicaError, StorageError,
+)  # fmt: skip
+
+
+def start(config: RunConfig) -> int:
+    """Check a configuration on the host, then run it on its runtime; gives the exit code."""
+    job = check(config)
+    if config.run.check_only:
+        return _show_check(job)
+    logging.captureWarnings(True)
+    try:
+        return launch(config.runtime, run, job)
+    except _STOPS as error:
+        sys.stderr.write(f"the run was stopped: {error}\n")
+        return EXIT_FAILED
+    except UserError as error:
+        if not is_silent_rank():
+            raise
+        # Found on its own device or host: nobody else may say it.
+        sys.stderr.write(f"error on a rank above 0: {error}\n")
+        return EXIT_USER_ERROR
+
+
+def _show_check(job: Job) -> int:
+    """`--check`: what a run would be, on stdout; gives the exit code."""
+    for line in describe_job(job):
+        sys.stdout.write(f"{line}\n")
+    sys.stdout.write("all checks passed; no device was used and nothing was written\n")
+    return 0
