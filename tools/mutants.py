@@ -44,7 +44,7 @@ ROOMS = [
          ("tests/utils/test_checkpoint*.py", "tests/test_fuzz_checkpoints.py")),
     Room("resume", ("job/resume.py",),
          ("tests/test_faults.py", "tests/test_teachers.py", "tests/test_datasets_resume.py",
-          "tests/test_resume_data.py", "tests/test_run_places.py")),
+          "tests/test_resume*.py", "tests/test_run_places.py")),
     Room("patches", ("models/patches*.py",),
          ("tests/models/test_patches*.py", "tests/models/test_gradient_parts.py",
           "tests/test_patches_runs.py")),

@@ -46,7 +46,7 @@ def test_the_end_stays_the_end():
 
 
 def test_a_process_that_fails_waits_for_no_feeder():
-    with Feeder(create_batches(1), lambda tensor: tensor):
+    with Feeder(create_batches(9), lambda tensor: tensor):
         assert [one.daemon for one in threading.enumerate() if one.name == "feeder"] == [True]
 
 
