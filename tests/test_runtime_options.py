@@ -258,6 +258,22 @@ def test_blocks_give_equal_values_and_gradients_either_way(device, kind):
         assert torch.allclose(found[kind][name], value, rtol=1e-5, atol=1e-7), name
 
 
+def test_a_block_is_computed_again_where_its_input_has_a_gradient():
+    runtime, calls = create_xla_runtime(), []
+    layer = runtime.prepare(torch.nn.Linear(2, 2))
+
+    def block(x, scale):
+        calls.append(scale)
+        return layer(x) * scale
+
+    for needs_gradient, times in ((True, 2), (False, 1)):
+        images = runtime.to_device(torch.ones(1, 2)).requires_grad_(needs_gradient)
+        runtime.checkpoint_block(block, images, scale=3.0).sum().backward()
+        assert calls == [3.0] * times
+        calls.clear()
+    assert runtime.fetch(layer.bias.grad).tolist() == [6.0, 6.0]
+
+
 def test_recomputing_draws_the_same_dropout():
     runtime = create_xla_runtime()
     images = runtime.to_device(torch.rand(8, 1, 8, 8))

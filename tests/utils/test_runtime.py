@@ -13,10 +13,10 @@ from datasets import Batch
 from tests.tiny_parts import create_batch, create_batches, create_cpu_runtime, create_xla_runtime
 from utils.config.sections import RuntimeSection
 from utils.errors import UserError
-from utils.runtime import choose_device
+from utils.runtime import choose_device, create_runtime
 from utils.runtime.base import derive_seed
 from utils.runtime.feeding import Feeder
-from utils.runtime.xla import XlaRuntime
+from utils.runtime.xla import XlaRuntime, run_on_gloo
 from utils.runtime.xla_gloo import XlaGlooRuntime
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
@@ -89,6 +89,19 @@ def test_a_feeder_runs_ahead_by_its_depth_and_no_further():
         next(feeder)
     # One is in the caller's hands, two are queued, one waits to be queued; one more may follow.
     assert len(drawn) <= 5
+
+
+def test_leaving_waits_for_a_source_that_has_nothing_yet():
+    gate = threading.Event()
+
+    def source() -> Iterator[Batch]:
+        yield create_batch(2)
+        gate.wait(30)
+
+    with Feeder(source(), lambda tensor: tensor) as feeder:
+        next(feeder)
+        threading.Timer(0.1, gate.set).start()
+    assert gate.is_set()
 
 
 def test_leaving_early_ends_the_thread_and_the_source():
@@ -221,8 +234,6 @@ def test_a_launched_runtime_leaves_the_others_whatever_its_worker_did(monkeypatc
 
 def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
     for device in RUNTIMES:
-        from utils.runtime import create_runtime
-
         runtime = create_runtime(RuntimeSection(device=device, precision="bf16"))
         layer = runtime.prepare(torch.nn.Linear(4, 4))
         with runtime.autocast():
@@ -267,6 +278,37 @@ def test_xla_processes_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, 
     runtime.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
     assert layer.weight.grad.dtype == torch.float32
     assert runtime.fetch(layer.weight.grad).item() == mean
+
+
+@pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
+def test_native_ranks_average_the_gradients_that_there_are(monkeypatch, dtype, mean):
+    runtime = create_runtime(RuntimeSection(device="cpu", reduce_dtype=dtype))
+    runtime.group, runtime.world_size = _Twin(), 2
+    used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
+    used.grad = torch.full((2,), 1 + 2.0**-10)
+    runtime.reduce_gradients(torch.optim.SGD([unused, used], lr=1.0))
+    assert used.grad.tolist() == [mean, mean] and unused.grad is None
+
+
+def test_a_chip_finds_its_place_among_the_others(monkeypatch):
+    runtime = create_xla_runtime()
+    alone = torch.ones(1, device=runtime.device)
+    assert runtime.reduce_sum(alone) is alone  # and asks nobody
+    monkeypatch.setattr(runtime._xr, "global_ordinal", lambda: 3)
+    monkeypatch.setattr(runtime._xr, "world_size", lambda: 8)
+    monkeypatch.setattr("utils.runtime.xla.check_collectives", lambda world_size: None)
+    monkeypatch.setattr(runtime, "join_hosts", lambda: "all")
+    runtime._join()
+    assert (runtime.rank, runtime.world_size, runtime.group) == (3, 8, "all")
+
+
+def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
+    told = []
+    monkeypatch.setattr("utils.runtime.xla.launch_processes", lambda *args: told.append(args) or 4)
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    section = RuntimeSection(device="xla", num_processes=2, timeout_s=9)
+    assert XlaRuntime.launch(section, create_batch, "seed") == 4
+    assert told == [(2, 9, run_on_gloo, section, create_batch, ("seed",))]
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("fp32", "f32"), ("bf16", "bf16")])

@@ -72,6 +72,29 @@ def test_a_failed_chip_ends_the_children_of_children_too(tmp_path):
     assert not psutil.pid_exists(number) or psutil.Process(number).status() == "zombie"
 
 
+PASS_ON = """
+import os, psutil, signal, subprocess
+from utils.runtime import processes
+with processes.pass_on_sigterm():
+    words = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    child = subprocess.Popen(words, stdout=subprocess.PIPE)
+    sleeper = psutil.Process(int(child.stdout.readline()))
+    os.kill(os.getpid(), signal.SIGTERM)
+    child.wait()
+gone, alive = psutil.wait_procs([sleeper], timeout=20)
+for one in alive:
+    one.kill()
+raise SystemExit(len(alive))
+"""
+
+
+def test_sigterm_reaches_the_children_of_children_too():
+    done = subprocess.run(
+        [sys.executable, "-c", PASS_ON], cwd=ROOT, env=get_environment(), timeout=120
+    )
+    assert done.returncode == 0
+
+
 def end(runtime: XlaRuntime, codes: list[int]) -> int:
     """A replica's work: the next code, an error for none."""
     code = codes.pop()

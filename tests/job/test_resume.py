@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from preflight import Task
-from resume import check_resume, describe_place, restore
+from job.resume import check_resume, describe_place, restore
+from job.spec import Job
 from store.runs import Run
 from tests.tiny_parts import TinyConvNet, create_config, create_cpu_runtime, create_state
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state, find_checkpoint
@@ -17,7 +17,7 @@ from utils.errors import UserError
 
 
 @pytest.fixture
-def task(tmp_path) -> Task:
+def job(tmp_path) -> Job:
     """Of a run with one checkpoint, of step 3."""
     config = create_config(tmp_path)
     runtime = create_cpu_runtime()
@@ -27,7 +27,7 @@ def task(tmp_path) -> Task:
     facts |= {"config": config.model_dump(mode="json"), "environment": describe_place(runtime)}
     run = Run(tmp_path / "run")
     CheckpointManager(run.checkpoints).save(3, tensors, facts, best=False)
-    return Task(
+    return Job(
         config=config, run=run, checkpoint=find_checkpoint(run.checkpoints), num_classes=10,
         model_facts={}, stream={}, teachers=[], image_shapes={}, num_examples={},
         num_parameters=1, total_steps=8,
@@ -38,46 +38,46 @@ def create_tiny_state(config, runtime):
     return create_state(runtime, TinyConvNet(), config.optim)
 
 
-def change(task: Task, *flags: str) -> Task:
-    return replace(task, config=create_config(Path(task.config.run.output_dir), *flags))
+def change(job: Job, *flags: str) -> Job:
+    return replace(job, config=create_config(Path(job.config.run.output_dir), *flags))
 
 
-def restore_here(task: Task, runtime=None) -> tuple:
+def restore_here(job: Job, runtime=None) -> tuple:
     runtime = runtime or create_cpu_runtime()
-    state = create_tiny_state(task.config, runtime)
-    return restore(runtime, task, state), state
+    state = create_tiny_state(job.config, runtime)
+    return restore(runtime, job, state), state
 
 
-def test_a_run_goes_on_from_its_step_in_its_old_place_without_a_word(task, caplog):
-    check_resume(task, TinyConvNet())
-    facts, state = restore_here(task)
+def test_a_run_goes_on_from_its_step_in_its_old_place_without_a_word(job, caplog):
+    check_resume(job, TinyConvNet())
+    facts, state = restore_here(job)
     assert facts["step"] == state.step == 3
     assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
-def test_a_checkpoint_without_its_facts_is_refused_before_a_device_is_touched(task):
-    (Path(task.checkpoint) / "state.json").unlink()
+def test_a_checkpoint_without_its_facts_is_refused_before_a_device_is_touched(job):
+    (Path(job.checkpoint) / "state.json").unlink()
     with pytest.raises(UserError, match=r"^run.resume: .*state.json.*choose another checkpoint$"):
-        check_resume(task, TinyConvNet())
+        check_resume(job, TinyConvNet())
 
 
-def test_another_course_is_refused_before_a_device_is_touched_and_after(task):
-    other = change(task, "--train.seed=7")
+def test_another_course_is_refused_before_a_device_is_touched_and_after(job):
+    other = change(job, "--train.seed=7")
     for go_on in (lambda: check_resume(other, TinyConvNet()), lambda: restore_here(other)):
         with pytest.raises(UserError, match=r"train.seed"):
             go_on()
 
 
-def test_another_place_is_told_and_refused_where_bits_must_not_differ(task, caplog, monkeypatch):
+def test_another_place_is_told_and_refused_where_bits_must_not_differ(job, caplog, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
-    restore_here(task)
+    restore_here(job)
     assert "is 99" in caplog.text and "bits may differ" in caplog.text
     with pytest.raises(UserError, match=r"train.deterministic: .*is 99"):
-        restore_here(change(task, "--train.deterministic=true"))
+        restore_here(change(job, "--train.deterministic=true"))
 
 
-def test_ranks_that_read_other_checkpoints_are_named(task, monkeypatch):
+def test_ranks_that_read_other_checkpoints_are_named(job, monkeypatch):
     runtime = create_cpu_runtime()
     monkeypatch.setattr(runtime, "gather", lambda value: [value, 2] if value == 3 else [value])
     with pytest.raises(CheckpointError, match=r"different steps: \[3, 2\]"):
-        restore_here(task, runtime)
+        restore_here(job, runtime)
