@@ -50,6 +50,7 @@ ROOMS = [
           "tests/test_patches_runs.py")),
     Room("runtime", ("utils/runtime/*.py",),
          ("tests/utils/test_runtime*.py", "tests/utils/test_xla_transfers.py",
+          "tests/utils/test_mesh_batches.py",
           "tests/test_engine.py", "tests/test_runtime_options.py", "tests/test_groups.py",
           "tests/test_spmd_graph.py")),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""On a mesh the examples of a batch are dealt out; what belongs to the step is whole everywhere."""
+"""On a mesh examples and large weights are dealt out; what belongs to the step is everywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.tiny_parts import create_batch
 from utils.config.sections import RuntimeSection
 from utils.runtime import create_runtime
 
-runtime = create_runtime(RuntimeSection(device="xla", parallel="spmd"))
+runtime = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_fsdp=2))
 values = {"scales": torch.tensor([0.5, 2.0, 3.0])}
 host = replace(create_batch(16), values=values)
 batch = runtime.place(replace(host, draws={"box": torch.arange(64.0).view(16, 4)}))
@@ -26,9 +26,16 @@ specs = {}
 import torch_xla
 for name, tensor in {"images": batch.images, **batch.draws, **batch.values}.items():
     specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
+layer = runtime.prepare(torch.nn.Linear(6, 8))
+optimizer = torch.optim.AdamW(layer.parameters(), **runtime.optimizer_arguments("adamw"))
+runtime.prepare_optimizer(optimizer)
+moments = optimizer.state[layer.weight]
+for name, tensor in {**dict(layer.named_parameters()), "moment": moments["exp_avg"]}.items():
+    specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
 parts = runtime.split(batch, 2)
 found = {
     "specs": specs,
+    "mesh": runtime.describe()["mesh"],
     "indices": [part.indices.cpu().tolist() for part in parts],
     "scales": [part.values["scales"].cpu().tolist() for part in parts],
     "is_last": [part.is_last for part in parts],
@@ -37,7 +44,7 @@ print(json.dumps(found))
 """
 
 
-def test_examples_are_dealt_out_and_values_are_whole():
+def test_examples_and_matrices_are_dealt_out_and_values_are_whole():
     environment = get_environment() | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": "4"}
     result = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
@@ -47,6 +54,10 @@ def test_examples_are_dealt_out_and_values_are_whole():
     specs = found["specs"]
     assert specs["scales"] == "{replicated}"
     assert all("devices=[4,1" in specs[name] for name in ("images", "box"))
+    assert found["mesh"] == {"data": 2, "fsdp": 2}
+    # Largest dimension in two along fsdp, the same again along data; moments as their weights.
+    assert specs["weight"] == specs["moment"] == "{devices=[2,1,2]0,2,1,3 last_tile_dim_replicate}"
+    assert specs["bias"] == "{replicated}"
     # Each of the 4 devices holds 4 examples and gives 2 of them to either micro-batch.
     first = [row for block in range(4) for row in (4 * block, 4 * block + 1)]
     assert found["indices"] == [first, [row + 2 for row in first]]
