@@ -1,6 +1,6 @@
 """What the house knows of input: `Batch`, `create_loader`, `describe_dataset`.
 
-    loader = create_loader(config, "train", shard=(rank, world_size))
+    loader = create_loader(config.data, "train", seed=0, shard=(rank, world_size))
     for batch in loader.batches(Position(epoch=3, examples=4096)): ...
 
 What a split holds is found in `_select`, from metadata alone; what reads it is a class of
@@ -11,10 +11,10 @@ created, so after the runtime; `describe_dataset` needs none.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -33,7 +33,12 @@ from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage import is_remote
 
+if TYPE_CHECKING:
+    from utils.config.sections import DataSection
+
 Role = Literal["train", "eval", "test"]
+# What the run says of its data elsewhere, by name: `num_classes`, `image_size`.
+Known = Mapping[str, int]
 __all__ = [
     "Batch",
     "DatasetFacts",
@@ -49,7 +54,7 @@ __all__ = [
 ]
 
 _SPLIT_KEYS = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
-_VIEW_STRIDE = 1_000_003  # run seeds of different views do not meet
+_AUGMENTATION_STRIDE = 1_000_003  # seeds of different augmentations do not meet
 _GIB = 1 << 30
 
 
@@ -85,69 +90,83 @@ class DatasetFacts:
     files: str = ""
 
 
-def describe_dataset(config: Any) -> DatasetFacts:
+def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFacts:
     """Sizes and classes of the run's splits, from the dataset's metadata alone.
+
+    Args:
+      known: what the run says of its data elsewhere; see `create_loader`.
 
     Raises:
       UserError: the dataset, a version, a split or a file is missing, or classes do not agree.
     """
-    roles = [role for role in _SPLIT_KEYS if role != "test" or config.data.test_split]
-    found = {role: _select(config, role)[0] for role in roles}
+    roles = [role for role in _SPLIT_KEYS if role != "test" or data.test_split]
+    found = {role: _select(data, role, known)[0] for role in roles}
     choices = [
-        Choice(f"data.{_SPLIT_KEYS[role]}", getattr(config.data, _SPLIT_KEYS[role]), selection)
+        Choice(f"data.{_SPLIT_KEYS[role]}", getattr(data, _SPLIT_KEYS[role]), selection)
         for role, selection in found.items()
     ]
     check_splits(choices[0], choices[1:])
     train = found["train"]
     sizes = {role: selection.num_examples for role, selection in found.items()}
-    _check_global_batch(config, "train", sizes["train"])
-    version = PurePath(_select(config, "train")[1]).name if config.data.source == "tfds" else ""
-    classes = _get_num_classes(config, train)
+    _check_global_batch(data, "train", sizes["train"])
+    version = PurePath(_select(data, "train", known)[1]).name if data.source == "tfds" else ""
+    classes = _get_num_classes(data, train, known)
     return DatasetFacts(
         sizes, classes, train.class_names, version, getattr(train, "files_hash", "")
     )
 
 
 def create_loader(
-    config: Any, role: Role, *, shard: tuple[int, int] = (0, 1), view: int = 0
+    data: DataSection,
+    role: Role,
+    *,
+    seed: int,
+    shard: tuple[int, int] = (0, 1),
+    augmentation: int = 0,
+    known: Known | None = None,
 ) -> Loader:
     """The loader of one split for one of several input processes.
 
     Args:
-      config: sections `data` and `train`, as in RunConfig.
+      seed: of order and augmentation.
       shard: (index, count) of this process among the input processes.
-      view: another number draws other augmentations of the same examples in the same order.
+      augmentation: another number draws other augmentations of the same examples, in the same
+        order.
+      known: what the run says of its data elsewhere, as in `ModelSection.known_sizes`: the
+        model's `num_classes`, which labels may use, and defaults of made-up data.
 
     Raises:
       UserError: whatever is wrong with dataset, split, string or batch size; before any batch.
     """
-    data = config.data
     pp_key = "train_pp" if role == "train" else "eval_pp"
     require_valid_spec(getattr(data, pp_key), f"data.{pp_key}")
-    selection, directory = _select(config, role)
-    size = _check_global_batch(config, role, selection.num_examples)
+    selection, directory = _select(data, role, known)
+    size = _check_global_batch(data, role, selection.num_examples)
     if size % shard[1]:
         raise UserError(
-            f"{_get_batch_key(config, role)} ({size}) is not divisible by the {shard[1]} input "
+            f"{_get_batch_key(data, role)} ({size}) is not divisible by the {shard[1]} input "
             "processes; make it a multiple"
         )
     spec = ShardSpec(*shard, size)
-    order = choose_order(config)
     if data.source == "synthetic":
-        reader: Any = SyntheticReader(selection, spec, config.train.seed)
+        reader: Any = SyntheticReader(selection, spec, seed)
     else:
-        reader = _create_tensorflow_reader(config, role, selection, directory, spec, view)
+        seeds = (seed, seed + augmentation * _AUGMENTATION_STRIDE)  # of order and augmentation
+        reader = _create_tensorflow_reader(data, role, selection, directory, spec, seeds)
     if role == "train":
         reader.log_shuffle_memory()
     else:
         reader.try_first_example()
-    return Loader(config, role, reader, spec, order, selection)
+    classes = _get_num_classes(data, selection, known)
+    labels = LabelRule(data.label_key, (known or {}).get("num_classes", classes), reader.describe)
+    return Loader(data, role, reader, spec, labels, (classes, selection.class_names))
 
 
 class Loader:
     """Batches of one split for one shard.
 
     Attributes:
+      name: of the dataset.
       num_examples: examples of the split, over all shards.
       image_shape: (H, W, C) of every image.
       normalisation: mean and std of (uint8 - mean) / std, for the device.
@@ -156,16 +175,20 @@ class Loader:
     """
 
     def __init__(
-        self, config: Any, role: Role, reader: Any, spec: ShardSpec, order: str, selection: Any
+        self,
+        data: DataSection,
+        role: Role,
+        reader: Any,
+        spec: ShardSpec,
+        labels: LabelRule,
+        classes: tuple[int, tuple[str, ...] | None],
     ) -> None:
-        pp = config.data.train_pp if role == "train" else config.data.eval_pp
-        self.role, self.shard, self.order = role, (spec.index, spec.count), order
-        self.num_examples: int = selection.num_examples
-        self.num_classes = _get_num_classes(config, selection)
-        self._labels = LabelRule(
-            config.data.label_key, _get_model_classes(config) or self.num_classes, reader.describe
-        )
-        self.class_names: tuple[str, ...] | None = selection.class_names
+        pp = data.train_pp if role == "train" else data.eval_pp
+        self.name = data.name
+        self.role, self.shard, self.order = role, (spec.index, spec.count), choose_order(data)
+        self.num_examples: int = reader.num_examples
+        self._labels = labels
+        self.num_classes, self.class_names = classes
         self.image_shape: tuple[int, int, int] = reader.image_shape
         self.normalisation = split_device_ops(pp)[1]
         _check_channels(self.normalisation.mean, self.image_shape[2], role)
@@ -174,8 +197,8 @@ class Loader:
         self.batches_per_epoch = self._count_batches()
         self.counters: dict[str, int] = {"skipped_corrupt": 0}
         self._reader = reader
-        self._return_id = config.data.return_id
-        self._skip_limit = config.data.skip_corrupt
+        self._return_id = data.return_id
+        self._skip_limit = data.skip_corrupt
         self._skipped: set[int] = set()
 
     def batches(self, position: Position = Position()) -> Iterator[Batch]:
@@ -198,14 +221,6 @@ class Loader:
         labels, index = self._labels.check(raw), torch.from_numpy(raw["index"])
         mask = torch.ones(len(labels), dtype=torch.bool)
         return self._create_batch(torch.from_dlpack(raw["image"]), labels, mask, index)
-
-    def advance(self, position: Position) -> Position:
-        """The position after one more global training batch."""
-        examples = position.examples + self.global_batch_size
-        shards = self.shard[1] if self.order == "sharded" else 0
-        if self.num_examples - examples < self.global_batch_size:
-            return Position(position.epoch + 1, 0, shards)
-        return Position(position.epoch, examples, shards)
 
     def close(self) -> None:
         """Let go of files and datasets."""
@@ -328,14 +343,14 @@ def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
     return np.where(ok, places, np.where(ok[partner], partner, after))
 
 
-def _select(config: Any, role: Role) -> tuple[Any, str]:
+def _select(data: DataSection, role: Role, known: Known | None) -> tuple[Any, str]:
     """What the role's split selects, and the dataset's directory."""
-    data, key = config.data, _SPLIT_KEYS[role]
+    key = _SPLIT_KEYS[role]
     expression = getattr(data, key)
     if not expression and data.source != "synthetic":
         raise UserError(f"data.{key} is empty; name a split")
     if data.source == "synthetic":
-        return _select_synthetic(config), ""
+        return _select_synthetic(data, known), ""
     if data.source == "folder":
         return select_folder(data.root, expression, f"data.{key}"), data.root
     catalog = load_tfds_catalog(data.root, data.name)
@@ -348,61 +363,60 @@ class _SyntheticSelection(SyntheticShape):
     class_names: tuple[str, ...] | None = None
 
 
-def _select_synthetic(config: Any) -> _SyntheticSelection:
-    model = getattr(config, "model", None)
-    defaults = {key: getattr(model, key, None) for key in ("image_size", "num_classes")}
-    shape = parse_synthetic_name(config.data.name, **{k: v for k, v in defaults.items() if v})
+def _select_synthetic(data: DataSection, known: Known | None) -> _SyntheticSelection:
+    shape = parse_synthetic_name(data.name, **(known or {}))
     return _SyntheticSelection(**dataclasses.asdict(shape))
 
 
-def _get_num_classes(config: Any, selection: Any) -> int:
+def _get_num_classes(data: DataSection, selection: Any, known: Known | None) -> int:
     if selection.num_classes is not None:
         return selection.num_classes
-    given = _get_model_classes(config)
+    given = (known or {}).get("num_classes")
     if given is None:
         raise UserError(
-            f"data.label_key ({config.data.label_key}): the dataset does not say how many classes "
+            f"data.label_key ({data.label_key}): the dataset does not say how many classes "
             "it has; set model.num_classes (--num-classes)"
         )
     return given
 
 
-def _get_model_classes(config: Any) -> int | None:
-    return getattr(getattr(config, "model", None), "num_classes", None)
-
-
-def _get_batch_key(config: Any, role: Role) -> str:
-    is_own = role != "train" and config.data.eval_batch_size is not None
+def _get_batch_key(data: DataSection, role: Role) -> str:
+    is_own = role != "train" and data.eval_batch_size is not None
     return "data.eval_batch_size" if is_own else "data.global_batch_size"
 
 
-def _check_global_batch(config: Any, role: Role, num_examples: int) -> int:
+def _check_global_batch(data: DataSection, role: Role, num_examples: int) -> int:
     """The role's global batch size; training needs one whole batch."""
     if role != "train":
-        return config.data.eval_batch_size or config.data.global_batch_size
-    size = config.data.global_batch_size
+        return data.eval_batch_size or data.global_batch_size
+    size = data.global_batch_size
     if size > num_examples:
         raise UserError(
             f"data.global_batch_size ({size}) exceeds the {num_examples} examples of "
-            f"data.train_split ({config.data.train_split}); lower it or widen the split"
+            f"data.train_split ({data.train_split}); lower it or widen the split"
         )
     return size
 
 
-def choose_order(config: Any) -> str:
+def choose_order(data: DataSection) -> str:
     """exact or sharded; auto is exact wherever random access is cheap."""
-    order = config.data.order
-    if config.data.source == "synthetic":
+    order = data.order
+    if data.source == "synthetic":
         if order == "sharded":
             raise UserError("data.order (sharded) needs files; synthetic data has order=exact")
         return "exact"
     if order == "auto":
-        return "sharded" if is_remote(config.data.root) else "exact"
+        return "sharded" if is_remote(data.root) else "exact"
     return order
 
 
 def _create_tensorflow_reader(
-    config: Any, role: Role, selection: Any, directory: str, spec: ShardSpec, view: int
+    data: DataSection,
+    role: Role,
+    selection: Any,
+    directory: str,
+    spec: ShardSpec,
+    seeds: tuple[int, int],
 ) -> Any:
     from big_vision.input.pipeline import PipelineSpec
     from big_vision.input.reader import TensorFlowReader
@@ -410,35 +424,33 @@ def _create_tensorflow_reader(
     from big_vision.pp.builder import get_preprocess_fn
 
     import_tensorflow()
-    data = config.data
-    source = _open_source(config, role, selection, directory)
+    source = _open_source(data, role, selection, directory)
     pp_key = "train_pp" if role == "train" else "eval_pp"
     host_pp, _ = split_device_ops(getattr(data, pp_key))
     # Two windows are held at a time: the one that is drained and the one that fills.
     window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
     pipeline = PipelineSpec(
-        preprocess=get_preprocess_fn(host_pp, seed=config.train.seed + view * _VIEW_STRIDE),
+        preprocess=get_preprocess_fn(host_pp, seed=seeds[1]),
         pp_key=f"data.{pp_key}",
         pp=getattr(data, pp_key),
         image_key=data.image_key,
         label_key=data.label_key,
         shard=spec,
-        seed=config.train.seed,
+        seed=seeds[0],
         threads=get_thread_count(data.threads),
         prefetch_batches=data.prefetch_batches,
         tolerant=data.skip_corrupt > 0,
         window=max(1, window),
     )
-    return TensorFlowReader(source, pipeline, choose_order(config))
+    return TensorFlowReader(source, pipeline, choose_order(data))
 
 
 def _open_source(
-    config: Any, role: Role, selection: Selection | FolderSelection, directory: str
+    data: DataSection, role: Role, selection: Selection | FolderSelection, directory: str
 ) -> Any:
     """The class that reads what was selected."""
     from big_vision.input import sources
 
-    data = config.data
     if data.source == "folder":
         return sources.FolderSource(selection, data.image_key, data.label_key)
     if selection.file_format == "array_record":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from datasets import Loader, create_loader
+from datasets import Loader, Role, create_loader
 from engine import Plan, TrainState, create_ema
 from job.check import check_split
 from job.resume import restore, start_weights
@@ -79,11 +79,11 @@ class Parts:
 def build_parts(runtime: Runtime, job: Job) -> Parts:
     """Loaders, models, objective and train state of this replica, restored if asked."""
     config, shard = job.config, (runtime.rank, runtime.world_size)
-    train_loader = create_loader(config, "train", shard=shard)
-    eval_loader = create_loader(config, "eval", shard=shard)
+    train_loader = open_loader(runtime, config, "train")
+    eval_loader = open_loader(runtime, config, "eval")
     second_loader = None
     if config.distill.views == "independent":
-        second_loader = create_loader(config, "train", shard=shard, view=1)
+        second_loader = open_loader(runtime, config, "train", augmentation=1)
     plan, schedule = _create_plan(job, train_loader.batches_per_epoch)
     view = create_view(*train_loader.normalisation, channels=train_loader.image_shape[2])
     torch.manual_seed(config.train.seed)
@@ -114,6 +114,20 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
         _open_cache(job, shard),
         TermWeights.create(config.distill.losses, plan.total_steps, plan.steps_per_epoch),
         resumed,
+    )
+
+
+def open_loader(
+    runtime: Runtime, config: RunConfig, role: Role, *, augmentation: int = 0
+) -> Loader:
+    """The loader of a run's split for this replica."""
+    return create_loader(
+        config.data,
+        role,
+        seed=config.train.seed,
+        shard=(runtime.rank, runtime.world_size),
+        augmentation=augmentation,
+        known=config.model.known_sizes,
     )
 
 

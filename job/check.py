@@ -61,7 +61,7 @@ def check(config: RunConfig) -> Job:
     require_valid_spec(config.data.train_pp, "data.train_pp")
     require_valid_spec(config.data.eval_pp, "data.eval_pp")
     _check_ranges(config)
-    facts = describe_dataset(config)
+    facts = describe_dataset(config.data, config.model.known_sizes)
     classes = _choose_classes(config, facts.num_classes)
     total_steps, steps_per_epoch = _count_steps(config, facts.num_examples["train"])
     create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
@@ -89,7 +89,7 @@ def check(config: RunConfig) -> Job:
 
 def describe_answers(config: RunConfig) -> tuple[dict[str, Any], list[str], int]:
     """Stream, teachers and classes of a run: what a cache of its teachers' answers belongs to."""
-    facts = describe_dataset(config)
+    facts = describe_dataset(config.data, config.model.known_sizes)
     classes = _choose_classes(config, facts.num_classes)
     return _describe_stream(config, facts, classes), _identify_teachers(config), classes
 
@@ -114,7 +114,7 @@ def _describe_stream(config: RunConfig, facts: DatasetFacts, classes: int) -> di
         dataset=(facts.version, facts.files),
         num_examples=facts.num_examples["train"],
         num_classes=classes,
-        order=choose_order(config),
+        order=choose_order(config.data),
         processes=find_planned_ranks(config.runtime, choose_device(config.runtime)),
     )
 

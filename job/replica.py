@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from datasets import create_loader
 from engine import (
     NonFiniteEvaluationError,
     PreemptedError,
@@ -16,7 +15,7 @@ from engine import (
     fit,
     is_finite,
 )
-from job.build import build_parts
+from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
 from job.resume import open_store, take_run
 from job.summary import describe_end, describe_job
@@ -191,7 +190,7 @@ def _compare_with_teachers(runtime: Runtime, parts: Parts) -> dict[str, float]:
 
 
 def _evaluate_test(runtime: Runtime, job: Job, parts: Parts) -> dict[str, float]:
-    loader = create_loader(job.config, "test", shard=(runtime.rank, runtime.world_size))
+    loader = open_loader(runtime, job.config, "test")
     try:
         metrics = evaluate_model(runtime, parts.state.eval_model, parts, loader)
     finally:
@@ -212,7 +211,7 @@ def _finish(runtime: Runtime, job: Job, parts: Parts) -> None:
 def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
     """`--eval`: metrics of a checkpoint or of weights on data.eval_split."""
     config = job.config
-    loader = create_loader(config, "eval", shard=(runtime.rank, runtime.world_size))
+    loader = open_loader(runtime, config, "eval")
     student = create_model(config.model, num_classes=job.num_classes)
     source = config.model.weights
     if job.checkpoint is not None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from utils.config.sections import DataSection, TrainSection
+from datasets import Loader, Role, create_loader
+from utils.config.sections import DataSection
 
 RECORDS = {"train": 203, "validation": 45}
 RECORD_CLASSES = 7
 
 
-def create_config(root: Path, seed: int = 0, **data: object) -> SimpleNamespace:
-    """The sections that a loader reads; by default the dataset of `write_records`."""
+def create_section(root: Path | str, **data: object) -> DataSection:
+    """The section that a loader reads; by default the dataset of `write_records`."""
     values: dict[str, object] = {
         "name": "records",
         "root": str(root),
@@ -24,9 +25,12 @@ def create_config(root: Path, seed: int = 0, **data: object) -> SimpleNamespace:
         "global_batch_size": 16,
         "threads": 2,
     }
-    return SimpleNamespace(
-        data=DataSection(**(values | data)), train=TrainSection(seed=seed), model=None
-    )
+    return DataSection(**(values | data))
+
+
+def open_loader(data: DataSection, role: Role = "train", **arguments: Any) -> Loader:
+    """A loader of the seed 0, if nothing else is said."""
+    return create_loader(data, role, **{"seed": 0, **arguments})
 
 
 def get_image(index: int) -> np.ndarray:

@@ -137,7 +137,7 @@ def _describe_job(job: Job) -> list[Any]:
 
 
 def _describe_reader(config: RunConfig) -> list[Any]:
-    loader = create_loader(config, "train")
+    loader = create_loader(config.data, "train", seed=0, known=config.model.known_sizes)
     try:
         spec = loader._reader._spec
         return [spec.threads, spec.prefetch_batches, spec.window, spec.tolerant, loader.order]

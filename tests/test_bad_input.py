@@ -185,9 +185,9 @@ def test_a_run_id_that_is_taken_is_refused_and_left_alone(capsys, earlier_run):
 def test_a_batch_that_the_ranks_do_not_divide_is_refused(tmp_path):
     config = create_config(tmp_path)
     with pytest.raises(UserError, match=r"data.global_batch_size \(16\) is not divisible by the 3"):
-        create_loader(config, "train", shard=(0, 3))
+        create_loader(config.data, "train", seed=0, shard=(0, 3))
     with pytest.raises(UserError, match=r"data.eval_batch_size \(40\) is not divisible by the 3"):
-        create_loader(config, "eval", shard=(0, 3))
+        create_loader(config.data, "eval", seed=0, shard=(0, 3))
 
 
 def test_a_run_id_beside_the_run_that_is_continued_is_refused(tmp_path, capsys, earlier_run):

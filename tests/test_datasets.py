@@ -10,8 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from datasets import ImageBatch, Loader, Position, create_loader, describe_dataset
-from tests.input_data import RECORDS, create_config, get_image, use_private_cache, write_records
+from datasets import ImageBatch, Loader, Position, describe_dataset
+from tests.input_data import (
+    RECORDS,
+    create_section,
+    get_image,
+    open_loader,
+    use_private_cache,
+    write_records,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = RECORDS["train"]
@@ -35,13 +42,13 @@ def array_root(tmp_path_factory, root):
     return directory
 
 
-def open_shards(config, role, count) -> list[Loader]:
-    return [create_loader(config, role, shard=(index, count)) for index in range(count)]
+def open_shards(config, role, count, seed=0) -> list[Loader]:
+    return [open_loader(config, role, seed=seed, shard=(index, count)) for index in range(count)]
 
 
-def draw(config, count, batches, position=START) -> list[ImageBatch]:
+def draw(config, count, batches, position=START, seed=0) -> list[ImageBatch]:
     """The first global batches: every shard's parts in order."""
-    iterators = [loader.batches(position) for loader in open_shards(config, "train", count)]
+    iterators = [loader.batches(position) for loader in open_shards(config, "train", count, seed)]
     return [join([next(iterator) for iterator in iterators]) for _ in range(batches)]
 
 
@@ -56,7 +63,7 @@ def get_indices(batches: list[ImageBatch]) -> np.ndarray:
 
 @pytest.mark.parametrize("count", [2, 8])
 def test_exact_order_gives_the_same_pixels_on_any_number_of_shards(root, count):
-    config = create_config(root, order="exact", train_pp=RANDOM_PP)
+    config = create_section(root, order="exact", train_pp=RANDOM_PP)
     batches = 2 * (TRAIN // 16) + 3
     for one, many in zip(draw(config, 1, batches), draw(config, count, batches), strict=True):
         assert torch.equal(one.indices, many.indices)
@@ -67,7 +74,7 @@ def test_exact_order_gives_the_same_pixels_on_any_number_of_shards(root, count):
 @pytest.mark.parametrize("order", ["exact", "sharded"])
 @pytest.mark.parametrize("count", SHARD_COUNTS)
 def test_an_epoch_shows_no_example_twice_and_epochs_differ(root, order, count):
-    config = create_config(root, order=order, shuffle_gib=1e-6)
+    config = create_section(root, order=order, shuffle_gib=1e-6)
     per_epoch = TRAIN // 16
     indices = get_indices(draw(config, count, 2 * per_epoch)).reshape(2, -1)
     for epoch in indices:
@@ -79,7 +86,7 @@ def test_an_epoch_shows_no_example_twice_and_epochs_differ(root, order, count):
 def test_windows_of_the_sharded_order_are_shuffled_each_in_its_own_way(root):
     from big_vision.input.order import ShardedOrder
 
-    loader = create_loader(create_config(root, order="sharded"), "train")
+    loader = open_loader(create_section(root, order="sharded"), "train")
     pipeline, order = loader._reader._pipeline, loader._reader._sharded
 
     def read(window: int, epoch: int) -> np.ndarray:
@@ -100,13 +107,13 @@ def test_windows_of_the_sharded_order_are_shuffled_each_in_its_own_way(root):
 
 
 def test_exact_training_sees_every_example_over_the_epochs(root):
-    config = create_config(root, order="exact", global_batch_size=64)
+    config = create_section(root, order="exact", global_batch_size=64)
     assert len(np.unique(get_indices(draw(config, 1, 30)))) == TRAIN
 
 
 def test_batches_hold_the_examples_that_their_indices_name(root):
-    config = create_config(root, return_id=True)
-    batch = next(create_loader(config, "train").batches())
+    config = create_section(root, return_id=True)
+    batch = next(open_loader(config, "train").batches())
     assert batch.images.dtype == torch.uint8 and batch.labels.dtype == torch.int32
     assert batch.mask.dtype == torch.bool and batch.mask.all()
     assert batch.indices.dtype == torch.int64
@@ -117,9 +124,9 @@ def test_batches_hold_the_examples_that_their_indices_name(root):
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 2])
 def test_another_seed_gives_another_order(root, seed):
-    first = draw(create_config(root, seed=seed), 1, 1)[0]
-    again = draw(create_config(root, seed=seed), 1, 1)[0]
-    other = draw(create_config(root, seed=seed + 1), 1, 1)[0]
+    first = draw(create_section(root), 1, 1, seed=seed)[0]
+    again = draw(create_section(root), 1, 1, seed=seed)[0]
+    other = draw(create_section(root), 1, 1, seed=seed + 1)[0]
     assert torch.equal(first.indices, again.indices)
     assert not torch.equal(first.indices, other.indices)
 
@@ -127,7 +134,7 @@ def test_another_seed_gives_another_order(root, seed):
 @pytest.mark.parametrize("order", ["exact", "sharded"])
 @pytest.mark.parametrize("count", SHARD_COUNTS)
 def test_evaluation_sees_every_example_once_and_shards_stay_in_step(root, order, count):
-    config = create_config(root, order=order, eval_batch_size=16)
+    config = create_section(root, order=order, eval_batch_size=16)
     loaders = open_shards(config, "eval", count)
     batches = [list(loader.batches()) for loader in loaders]
     assert {len(b) for b in batches} == {3} == {loader.batches_per_epoch for loader in loaders}
@@ -139,14 +146,14 @@ def test_evaluation_sees_every_example_once_and_shards_stay_in_step(root, order,
 
 
 def test_evaluation_can_be_repeated(root):
-    loader = create_loader(create_config(root), "eval")
+    loader = open_loader(create_section(root), "eval")
     first, second = (torch.cat([b.images for b in loader.batches()]) for _ in range(2))
     assert torch.equal(first, second)
 
 
 def test_exact_evaluation_batches_are_the_same_on_any_number_of_shards(root):
-    config = create_config(root, eval_batch_size=16, order="exact")
-    for number, one in enumerate(create_loader(config, "eval").batches()):
+    config = create_section(root, eval_batch_size=16, order="exact")
+    for number, one in enumerate(open_loader(config, "eval").batches()):
         parts = [list(loader.batches())[number] for loader in open_shards(config, "eval", 2)]
         assert torch.equal(one.indices, join(parts).indices)
         assert torch.equal(one.mask, join(parts).mask)
@@ -161,7 +168,7 @@ def test_slices_give_the_examples_that_tfds_gives(root, split):
     in_order = tfds.ReadConfig(interleave_cycle_length=1)
     examples = builder.as_dataset(split=split, read_config=in_order)
     expected = [int(example["id"]) for example in examples]
-    loader = create_loader(create_config(root, eval_split=split), "eval")
+    loader = open_loader(create_section(root, eval_split=split), "eval")
     shown = torch.cat([b.images[b.mask] for b in loader.batches()])[:, 0, 0, 0]
     assert shown.tolist() == expected
     assert loader.num_examples == len(expected)
@@ -175,22 +182,22 @@ def test_ids_are_those_of_tfds(root, order):
     read_config = tfds.ReadConfig(add_tfds_id=True)
     examples = builder.as_dataset(split="train[7:]", read_config=read_config)
     expected = {int(e["id"]): e["tfds_id"].numpy().decode() for e in examples}
-    config = create_config(root, train_split="train[7:]", return_id=True, order=order)
-    batch = next(create_loader(config, "train").batches())
+    config = create_section(root, train_split="train[7:]", return_id=True, order=order)
+    batch = next(open_loader(config, "train").batches())
     assert list(batch.ids) == [expected[int(image[0, 0, 0])] for image in batch.images]
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])
 def test_array_record_files_give_the_batches_of_tfrecord_files(root, array_root, order):
-    one = draw(create_config(root, order=order), 2, 20)
-    other = draw(create_config(array_root, order=order), 2, 20)
+    one = draw(create_section(root, order=order), 2, 20)
+    other = draw(create_section(array_root, order=order), 2, 20)
     assert np.array_equal(get_indices(one), get_indices(other))
     assert all(torch.equal(a.images, b.images) for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])
 def test_single_examples_look_as_in_the_batches(root, order):
-    loader = create_loader(create_config(root, train_pp=RANDOM_PP, order=order), "train")
+    loader = open_loader(create_section(root, train_pp=RANDOM_PP, order=order), "train")
     batch = next(loader.batches(Position(2)))
     shown = loader.load_examples(batch.indices.tolist(), epoch=2)
     assert torch.equal(shown.images, batch.images) and torch.equal(shown.labels, batch.labels)
@@ -200,23 +207,15 @@ def test_single_examples_look_as_in_the_batches(root, order):
 
 def test_the_log_says_what_the_shuffle_buffer_holds(root, caplog):
     with caplog.at_level("INFO", logger="train"):
-        create_loader(create_config(root, order="sharded"), "train")
+        open_loader(create_section(root, order="sharded"), "train")
     assert "two shuffle windows of" in caplog.text and "GiB" in caplog.text
-
-
-def test_advance_follows_the_batches(root):
-    loader = create_loader(create_config(root), "train")
-    position = Position()
-    for _ in range(loader.batches_per_epoch + 2):
-        position = loader.advance(position)
-    assert position == Position(1, 2 * 16)
 
 
 def test_describe_dataset_needs_no_tensorflow(root):
     program = (
-        "import sys; from pathlib import Path; from tests.input_data import create_config;"
+        "import sys; from pathlib import Path; from tests.input_data import create_section;"
         "from datasets import describe_dataset;"
-        f"facts = describe_dataset(create_config(Path({str(root)!r}), train_split='train[:50%]'));"
+        f"facts = describe_dataset(create_section(Path({str(root)!r}), train_split='train[:50%]'));"
         "print(facts.num_examples, facts.num_classes, 'tensorflow' in sys.modules)"
     )
     result = subprocess.run(
@@ -226,21 +225,21 @@ def test_describe_dataset_needs_no_tensorflow(root):
 
 
 def test_a_changed_batch_size_resumes_after_the_same_examples(root):
-    before = get_indices(draw(create_config(root, order="exact"), 1, 5))
-    config = create_config(root, order="exact", global_batch_size=12)
+    before = get_indices(draw(create_section(root, order="exact"), 1, 5))
+    config = create_section(root, order="exact", global_batch_size=12)
     after = get_indices(draw(config, 2, (TRAIN - 80) // 12, Position(0, 80)))
     assert len(np.unique(np.concatenate([before, after]))) == len(before) + len(after)
 
 
 def test_synthetic_data_needs_no_tensorflow_and_keeps_the_contract(tmp_path):
     program = (
-        "import sys, torch; from pathlib import Path; from tests.input_data import create_config;"
-        "from datasets import create_loader;"
-        "c = create_config(Path('x'), source='synthetic', name='image_size=8,num_examples=50');"
-        "parts = [next(create_loader(c, 'train', shard=(i, 2)).batches()) for i in (0, 1)];"
-        "one = next(create_loader(c, 'train').batches());"
+        "import sys, torch; from pathlib import Path; from tests.input_data import create_section;"
+        "from tests.input_data import open_loader;"
+        "c = create_section(Path('x'), source='synthetic', name='image_size=8,num_examples=50');"
+        "parts = [next(open_loader(c, 'train', shard=(i, 2)).batches()) for i in (0, 1)];"
+        "one = next(open_loader(c, 'train').batches());"
         "same = torch.equal(torch.cat([p.images for p in parts]), one.images);"
-        "counts = [int(b.mask.sum()) for b in create_loader(c, 'eval').batches()];"
+        "counts = [int(b.mask.sum()) for b in open_loader(c, 'eval').batches()];"
         "print(same, tuple(one.images.shape), counts, 'tensorflow' in sys.modules)"
     )
     result = subprocess.run(
@@ -258,13 +257,13 @@ def test_a_folder_of_class_folders_is_a_dataset(tmp_path):
             for i in range(count):
                 data = tf.io.encode_png(get_image(100 * number + i)).numpy()
                 (tmp_path / split / name / f"{i}.png").write_bytes(data)
-    config = create_config(
+    config = create_section(
         tmp_path, source="folder", name="", eval_split="val", global_batch_size=10, return_id=True
     )
     facts = describe_dataset(config)
     assert facts.num_examples == {"train": 10, "eval": 4}
     assert facts.class_names == ("cat", "dog")
-    batch = next(create_loader(config, "train").batches())
+    batch = next(open_loader(config, "train").batches())
     for image, label, name in zip(batch.images, batch.labels, batch.ids, strict=True):
         assert int(image[0, 0, 0]) // 100 == int(label)
         assert name == f"train/{('cat', 'dog')[int(label)]}/{int(image[0, 0, 0]) % 100}.png"

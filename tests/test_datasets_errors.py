@@ -16,8 +16,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import _choose_neighbours, choose_order, create_loader, describe_dataset
-from tests.input_data import RECORDS, create_config, use_private_cache, write_records
+from datasets import _choose_neighbours, choose_order, describe_dataset
+from tests.input_data import RECORDS, create_section, open_loader, use_private_cache, write_records
 from utils.errors import UserError
 
 ORDERS = ("exact", "sharded")
@@ -65,7 +65,7 @@ def test_wrong_values_are_found_in_the_metadata_alone(root, case):
     directory = values.get("root", root)
     values = {key: value for key, value in values.items() if key != "root"}
     with pytest.raises(UserError, match=message) as caught:
-        describe_dataset(create_config(directory, **values))
+        describe_dataset(create_section(directory, **values))
     assert "\n" not in str(caught.value)
 
 
@@ -98,62 +98,62 @@ WRONG_STRINGS = {
 def test_a_string_that_gives_no_batch_is_refused_at_once(root, case):
     spec, message = WRONG_STRINGS[case]
     with pytest.raises(UserError, match=message) as caught:
-        create_loader(create_config(root, train_pp=spec), "train")
+        open_loader(create_section(root, train_pp=spec), "train")
     assert "\n" not in str(caught.value)
 
 
 def test_a_batch_that_shards_do_not_divide_is_refused(root):
     with pytest.raises(UserError, match=r"data\.global_batch_size \(16\).*by the 3 input"):
-        create_loader(create_config(root), "train", shard=(0, 3))
+        open_loader(create_section(root), "train", shard=(0, 3))
     with pytest.raises(UserError, match=r"data\.eval_batch_size \(10\).*by the 4 input"):
-        create_loader(create_config(root, eval_batch_size=10), "eval", shard=(0, 4))
+        open_loader(create_section(root, eval_batch_size=10), "eval", shard=(0, 4))
 
 
 def test_a_missing_file_is_named(copy):
     lost = get_files(copy)[2]
     lost.unlink()
     with pytest.raises(UserError, match=rf"half-written, .*{lost.name} is missing"):
-        describe_dataset(create_config(copy))
-    assert create_loader(create_config(copy), "eval").num_examples == RECORDS["validation"]
+        describe_dataset(create_section(copy))
+    assert open_loader(create_section(copy), "eval").num_examples == RECORDS["validation"]
 
 
 def test_missing_metadata_is_named(copy):
     (copy / "records" / "1.0.0" / "features.json").unlink()
     with pytest.raises(UserError, match=r"half-written, features\.json is missing"):
-        describe_dataset(create_config(copy))
+        describe_dataset(create_section(copy))
     (copy / "records" / "1.0.0" / "dataset_info.json").unlink()
     with pytest.raises(UserError, match=r"half-written, dataset_info\.json is missing"):
-        describe_dataset(create_config(copy))
+        describe_dataset(create_section(copy))
 
 
 def test_broken_off_metadata_is_named(copy):
     path = copy / "records" / "1.0.0" / "dataset_info.json"
     path.write_text(path.read_text()[:50])
     with pytest.raises(UserError, match=r"half-written, dataset_info\.json is broken off"):
-        describe_dataset(create_config(copy))
+        describe_dataset(create_section(copy))
 
 
 def test_a_root_of_an_unknown_kind_is_refused():
     with pytest.raises(UserError, match=r"data\.root \(nix://bucket\) cannot be opened"):
-        describe_dataset(create_config("nix://bucket"))
+        describe_dataset(create_section("nix://bucket"))
 
 
 def test_a_root_may_be_a_file_url_or_hold_the_home_directory(root, monkeypatch):
     monkeypatch.setenv("HOME", str(root.parent))
     for place in (f"file://{root}", f"~/{root.name}", f"$HOME/{root.name}"):
-        config = create_config(place)
+        config = create_section(place)
         assert describe_dataset(config).num_examples["train"] == RECORDS["train"]
         assert choose_order(config) == "exact"
-        loader = create_loader(config, "train")
+        loader = open_loader(config, "train")
         assert len(next(iter(loader.batches())).labels) == 16
     with pytest.raises(UserError, match=r"data\.root .* is the directory of records itself"):
-        describe_dataset(create_config(root / "records"))
+        describe_dataset(create_section(root / "records"))
 
 
 def test_a_root_on_a_store_is_read_through_the_file_layer(root):
     memory = fsspec.filesystem("memory")
     memory.put(str(root / "records"), "/bucket/records", recursive=True)
-    config = create_config("memory://bucket")
+    config = create_section("memory://bucket")
     assert describe_dataset(config).num_examples == {
         "train": RECORDS["train"],
         "eval": RECORDS["validation"],
@@ -165,9 +165,9 @@ def test_a_root_on_a_store_is_read_through_the_file_layer(root):
     with pytest.raises(
         UserError, match=r"data\.root \(memory://none\) does not exist; set it with"
     ):
-        describe_dataset(create_config("memory://none"))
+        describe_dataset(create_section("memory://none"))
     with pytest.raises(UserError, match=r"is a URL, but images one by one .*prepare_dataset"):
-        describe_dataset(create_config("memory://bucket", source="folder"))
+        describe_dataset(create_section("memory://bucket", source="folder"))
 
 
 class SilentStore(MemoryFileSystem):
@@ -196,14 +196,14 @@ def test_a_root_whose_store_does_not_answer_is_one_line_in_bounded_time(store, r
     fsspec.register_implementation(store.protocol, store, clobber=True)
     monkeypatch.setattr("utils.storage.reading._LIMIT_S", 0.2)
     with pytest.raises(UserError, match=rf"data\.root .* cannot be read: {reason}; .*gcloud auth"):
-        describe_dataset(create_config(f"{store.protocol}://bucket/data"))
+        describe_dataset(create_section(f"{store.protocol}://bucket/data"))
 
 
 def test_a_file_that_ends_within_a_record_is_named(copy):
     short = get_files(copy)[1]
     short.write_bytes(short.read_bytes()[:-3])
     with pytest.raises(UserError, match=rf"{short.name} is half-written, it ends within record"):
-        create_loader(create_config(copy, order="exact"), "train")
+        open_loader(create_section(copy, order="exact"), "train")
 
 
 def test_a_file_with_too_few_records_is_named(copy):
@@ -214,7 +214,7 @@ def test_a_file_with_too_few_records_is_named(copy):
     train["shardLengths"][0] = str(int(train["shardLengths"][0]) + 5)
     info.write_text(json.dumps(content))
     with pytest.raises(UserError, match=rf"{first.name} is half-written, it holds \d+ records"):
-        create_loader(create_config(copy, order="exact"), "train")
+        open_loader(create_section(copy, order="exact"), "train")
     assert second.exists()
 
 
@@ -222,9 +222,9 @@ def test_the_highest_version_is_taken(copy):
     shutil.copytree(copy / "records" / "1.0.0", copy / "records" / "1.10.0")
     shutil.rmtree(copy / "records" / "1.0.0" / "dataset_info.json", ignore_errors=True)
     (copy / "records" / "1.2.0").mkdir()
-    assert describe_dataset(create_config(copy)).num_examples["train"] == RECORDS["train"]
+    assert describe_dataset(create_section(copy)).num_examples["train"] == RECORDS["train"]
     with pytest.raises(UserError, match=r"1\.2\.0 is half-written"):
-        describe_dataset(create_config(copy, name="records:1.2.*"))
+        describe_dataset(create_section(copy, name="records:1.2.*"))
 
 
 def damage(path: Path, record: int) -> None:
@@ -246,7 +246,7 @@ def find_index(root: Path, path: Path, record: int) -> int:
 
 
 def read_epoch(config) -> tuple[list, dict[str, int]]:
-    loader = create_loader(config, "train")
+    loader = open_loader(config, "train")
     batches = list(itertools.islice(loader.batches(), loader.batches_per_epoch))
     return batches, loader.counters
 
@@ -256,7 +256,7 @@ def test_a_corrupt_record_stops_the_run_and_is_named(copy, order):
     path = get_files(copy)[1]
     damage(path, 4)
     # One example a batch: every record is drawn, none is dropped at the end.
-    config = create_config(copy, order=order, global_batch_size=1)
+    config = create_section(copy, order=order, global_batch_size=1)
     with pytest.raises(UserError, match=rf"{path.name}, record 4 cannot be read.*corrupted record"):
         read_epoch(config)
 
@@ -264,7 +264,7 @@ def test_a_corrupt_record_stops_the_run_and_is_named(copy, order):
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_image_that_does_not_decode_stops_the_run_and_is_named(tmp_path, order):
     write_records(tmp_path, broken=(77,))
-    config = create_config(tmp_path, order=order, global_batch_size=7)
+    config = create_section(tmp_path, order=order, global_batch_size=7)
     with pytest.raises(UserError, match=r"records-train.*, record \d+ cannot be read") as caught:
         read_epoch(config)
     record = int(str(caught.value).split(", record ")[1].split()[0])
@@ -276,13 +276,13 @@ def test_an_image_that_does_not_decode_stops_the_run_and_is_named(tmp_path, orde
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_skip_corrupt_passes_over_records_and_counts_them(copy, order):
-    whole, _ = read_epoch(create_config(copy, order=order, global_batch_size=7))
+    whole, _ = read_epoch(create_section(copy, order=order, global_batch_size=7))
     bad = []
     for file, record in ((0, 3), (2, 1)):
         path = get_files(copy)[file]
         damage(path, record)
         bad.append(find_index(copy, path, record))
-    config = create_config(copy, order=order, global_batch_size=7, skip_corrupt=2)
+    config = create_section(copy, order=order, global_batch_size=7, skip_corrupt=2)
     batches, counters = read_epoch(config)
     assert counters == {"skipped_corrupt": 2}
     for before, after in zip(whole, batches, strict=True):
@@ -315,7 +315,7 @@ def test_one_corrupt_record_too_many_stops_the_run(copy):
     paths = get_files(copy)
     damage(paths[0], 3)
     damage(paths[2], 1)
-    config = create_config(copy, order="exact", global_batch_size=7, skip_corrupt=1)
+    config = create_section(copy, order="exact", global_batch_size=7, skip_corrupt=1)
     with pytest.raises(UserError, match=r", record \d cannot be read \(.*corrupted record"):
         read_epoch(config)
 
@@ -323,7 +323,7 @@ def test_one_corrupt_record_too_many_stops_the_run(copy):
 def test_evaluation_masks_what_it_skips(copy):
     path = get_files(copy, "validation")[0]
     damage(path, 2)
-    loader = create_loader(create_config(copy, skip_corrupt=1), "eval")
+    loader = open_loader(create_section(copy, skip_corrupt=1), "eval")
     batches = list(loader.batches())
     seen = torch.cat([batch.indices[batch.mask] for batch in batches]).tolist()
     assert all((batch.indices[~batch.mask] == -1).all() for batch in batches)
@@ -334,8 +334,8 @@ def test_evaluation_masks_what_it_skips(copy):
 def test_a_corrupt_array_record_is_named(tmp_path):
     write_records(tmp_path, "array_record", broken=(5,))
     with pytest.raises(UserError, match=r"records-train\.array_record-\d+-of-\d+, record 5 cannot"):
-        read_epoch(create_config(tmp_path, global_batch_size=1))
-    config = create_config(tmp_path, global_batch_size=7, skip_corrupt=1)
+        read_epoch(create_section(tmp_path, global_batch_size=1))
+    config = create_section(tmp_path, global_batch_size=7, skip_corrupt=1)
     assert read_epoch(config)[1] == {"skipped_corrupt": 1}
 
 
@@ -343,7 +343,7 @@ def test_a_broken_image_in_a_folder_is_named(tmp_path):
     for name in ("cat", "dog"):
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "0.png").write_bytes(b"nothing")
-    config = create_config(
+    config = create_section(
         tmp_path, source="folder", name="", eval_split="train", global_batch_size=1
     )
     with pytest.raises(UserError, match=r"train/(cat|dog)/0\.png cannot be read"):
@@ -353,7 +353,7 @@ def test_a_broken_image_in_a_folder_is_named(tmp_path):
 def test_folders_without_images_or_with_other_classes_are_refused(tmp_path):
     (tmp_path / "train" / "cat").mkdir(parents=True)
     (tmp_path / "val" / "dog").mkdir(parents=True)
-    config = create_config(tmp_path, source="folder", name="", eval_split="val")
+    config = create_section(tmp_path, source="folder", name="", eval_split="val")
     with pytest.raises(UserError, match=r"train holds no images in class folders"):
         describe_dataset(config)
     for path in ("train/cat", "val/dog"):
@@ -361,23 +361,23 @@ def test_folders_without_images_or_with_other_classes_are_refused(tmp_path):
             (tmp_path / path / f"{number}.png").write_bytes(b"x")
     with pytest.raises(UserError, match=r"data\.eval_split \(val\) has other classes"):
         describe_dataset(config)
-    wrong = create_config(tmp_path, source="folder", name="", train_split="trian")
+    wrong = create_section(tmp_path, source="folder", name="", train_split="trian")
     with pytest.raises(UserError, match=r"no split 'trian'; did you mean 'train'"):
         describe_dataset(wrong)
 
 
 def test_an_evaluation_split_that_shares_training_examples_is_told(root, caplog):
-    describe_dataset(create_config(root, train_split="train", eval_split="train[80%:]"))
+    describe_dataset(create_section(root, train_split="train", eval_split="train[80%:]"))
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
         "data.eval_split (train[80%:]) shares 41 of its 41 examples with data.train_split (train)"
     )
     caplog.clear()
-    describe_dataset(create_config(root, train_split="train[:150]", eval_split="train[140:200]"))
+    describe_dataset(create_section(root, train_split="train[:150]", eval_split="train[140:200]"))
     assert "shares 10 of its 60 examples" in caplog.text
     caplog.clear()
-    describe_dataset(create_config(root, train_split="train[:80%]", eval_split="train[80%:]"))
-    describe_dataset(create_config(root, source="synthetic", name=""))
+    describe_dataset(create_section(root, train_split="train[:80%]", eval_split="train[80%:]"))
+    describe_dataset(create_section(root, source="synthetic", name=""))
     assert caplog.text == ""
 
 
@@ -387,7 +387,7 @@ def test_what_a_folder_holds_beside_its_images_is_told(tmp_path, caplog):
         for number, suffix in enumerate((".png", ".JPG", ".webp", ".tiff", ".txt")):
             (tmp_path / "train" / name / f"{number}{suffix}").write_bytes(b"x")
     values = {"source": "folder", "name": "", "eval_split": "train", "global_batch_size": 2}
-    facts = describe_dataset(create_config(tmp_path, **values))
+    facts = describe_dataset(create_section(tmp_path, **values))
     assert facts.num_examples["train"] == 6
     assert "shares 6 of its 6 examples" in caplog.records[0].getMessage()
     assert caplog.records[1].getMessage() == (
@@ -396,7 +396,7 @@ def test_what_a_folder_holds_beside_its_images_is_told(tmp_path, caplog):
 
 
 def test_synthetic_data_is_described_in_its_name(tmp_path):
-    config = create_config(tmp_path, source="synthetic", name="size=9")
+    config = create_section(tmp_path, source="synthetic", name="size=9")
     with pytest.raises(UserError, match=r"data\.name.*image_size=224"):
         describe_dataset(config)
 

@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 
-from datasets import create_loader, describe_dataset
-from tests.input_data import create_config, get_image, use_private_cache
+from datasets import describe_dataset
+from tests.input_data import create_section, get_image, open_loader, use_private_cache
 from utils.errors import UserError
 
 EXAMPLES = 24
@@ -66,11 +66,11 @@ def root(tmp_path_factory):
 def create_odd(root, **data):
     """A configuration that names the dataset's own keys; the first five examples are whole."""
     values = {"train_split": "train[:5]", "eval_split": "validation[:5]", "global_batch_size": 5}
-    return create_config(root, name="odd", **{**values, **KEYS, **data})
+    return create_section(root, name="odd", **{**values, **KEYS, **data})
 
 
 def read_first(config, role="eval"):
-    return next(iter(create_loader(config, role).batches()))
+    return next(iter(open_loader(config, role).batches()))
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])
@@ -90,7 +90,7 @@ def test_images_without_a_channel_get_one_by_reshape(root):
     assert batch.images.shape == (5, 6, 6, 1)
     assert batch.images[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4]
     with pytest.raises(UserError, match=r"eval_pp cannot run resize\(8\).*shape \(6, 6\).*reshape"):
-        create_loader(create_odd(root, image_key="flat", eval_pp="resize(8)|value_range"), "eval")
+        open_loader(create_odd(root, image_key="flat", eval_pp="resize(8)|value_range"), "eval")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, or
         read_first(config, "train")
     # In evaluation the first batch comes an epoch later.
     with pytest.raises(UserError, match=words.format("eval")):
-        create_loader(config, "eval")
+        open_loader(config, "eval")
 
 
 @pytest.mark.parametrize(
@@ -142,14 +142,14 @@ def test_an_op_that_an_example_does_not_suit_is_named(root):
     with pytest.raises(
         UserError, match=r"record 0 cannot.*data\.eval_pp fails in random_crop\(9\)"
     ):
-        create_loader(config, "eval")
+        open_loader(config, "eval")
 
 
 @pytest.mark.parametrize("order", ["exact", "sharded"])
 def test_a_dataset_that_vanishes_in_mid_run_is_named_in_one_line(root, tmp_path, order):
     shutil.copytree(root / "odd", tmp_path / "odd")
     config = create_odd(tmp_path, order=order, global_batch_size=1, shuffle_gib=1e-9)
-    batches = iter(create_loader(config, "train").batches())
+    batches = iter(open_loader(config, "train").batches())
     next(batches)
     shutil.rmtree(tmp_path / "odd")
     pattern = r"odd-train\.tfrecord-\S+, record \d+ cannot be read \(No such file or directory\)"

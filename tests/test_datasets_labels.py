@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import main
-from datasets import create_loader
-from tests.input_data import create_config, get_image, use_private_cache
+from tests.input_data import create_section, get_image, open_loader, use_private_cache
 from tests.tiny_parts import VIT_ARGS
 from utils.config.sections import ModelSection
 from utils.errors import UserError
@@ -58,16 +57,14 @@ def root(tmp_path_factory):
     return directory
 
 
-def create_kinds(root, split, classes=CLASSES, **data):
-    """The sections of a run on one split of the dataset, for training and evaluation."""
+def open_kinds(root, split, role, classes=CLASSES, **data):
+    """The loader of a run on one split of the dataset, for training and evaluation."""
     data = {"train_split": split, "eval_split": split, "global_batch_size": 8, **data}
-    config = create_config(root, name="kinds", **data)
-    config.model = ModelSection(num_classes=classes)
-    return config
+    known = ModelSection(num_classes=classes).known_sizes
+    return open_loader(create_section(root, name="kinds", **data), role, known=known)
 
 
-def read_pass(config, role):
-    loader = create_loader(config, role)
+def read_pass(loader):
     return list(itertools.islice(loader.batches(), loader.batches_per_epoch))
 
 
@@ -76,7 +73,7 @@ def read_pass(config, role):
 @pytest.mark.parametrize("split", FIRST_WRONG)
 def test_a_label_that_is_no_class_stops_the_loader(root, split, role, order):
     with pytest.raises(UserError) as caught:
-        read_pass(create_kinds(root, split, order=order), role)
+        read_pass(open_kinds(root, split, role, order=order))
     text = str(caught.value)
     count = int(text.split(" of the 8 labels")[0].split()[-1])
     label, record = text.split("the first is ")[1].split("; ")[0].split(", of ")
@@ -91,15 +88,15 @@ def test_a_label_that_is_no_class_stops_the_loader(root, split, role, order):
 
 
 def test_labels_are_measured_by_the_models_classes_not_the_datasets(root):
-    labels = torch.cat([b.labels for b in read_pass(create_kinds(root, "one_based", 4), "eval")])
+    labels = torch.cat([b.labels for b in read_pass(open_kinds(root, "one_based", "eval", 4))])
     assert labels.dtype == torch.int32
     assert labels.tolist() == [1, 2, 3] * (EXAMPLES // 3)
     with pytest.raises(UserError, match=r"2 of the 8 labels.*model's 102 classes.*first is 102"):
-        read_pass(create_kinds(root, "far", 102), "eval")
+        read_pass(open_kinds(root, "far", "eval", 102))
 
 
 def test_examples_to_look_at_are_checked_too(root):
-    loader = create_loader(create_kinds(root, "one_based"), "train")
+    loader = open_kinds(root, "one_based", "train")
     assert loader.load_examples([0, 1]).labels.tolist() == [1, 2]
     with pytest.raises(UserError, match=r"1 of the 2 labels.*record 2;"):
         loader.load_examples([1, 2])

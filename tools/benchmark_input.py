@@ -286,10 +286,8 @@ def _create_pipeline(arguments: argparse.Namespace) -> Callable[[], int]:
 
 
 def _create_loader(arguments: argparse.Namespace, name: str, **data: Any) -> Any:
-    from types import SimpleNamespace
-
     from datasets import create_loader
-    from utils.config.sections import DataSection, TrainSection
+    from utils.config.sections import DataSection
 
     section = DataSection(
         name=name,
@@ -299,8 +297,7 @@ def _create_loader(arguments: argparse.Namespace, name: str, **data: Any) -> Any
         prefetch_batches=1,
         **data,
     )
-    config = SimpleNamespace(data=section, train=TrainSection(), model=None)
-    return create_loader(config, "train")
+    return create_loader(section, "train", seed=0)
 
 
 def _create_timm(arguments: argparse.Namespace) -> Callable[[], int]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError
 from utils.storage import is_remote, to_path
+
+if TYPE_CHECKING:
+    from datasets import Loader, Role
+    from utils.config.sections import DataSection
 
 _MODES = ("train", "eval")
 
@@ -58,9 +61,19 @@ def add_loader_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def create_config(arguments: argparse.Namespace) -> tuple[SimpleNamespace, str]:
-    """The sections that `create_loader` reads, and the role to open."""
-    from utils.config.sections import DataSection, TrainSection
+def open_loader(arguments: argparse.Namespace, shard: tuple[int, int]) -> Loader:
+    """The loader that the flags describe, of one input process."""
+    from datasets import create_loader
+
+    classes = arguments.num_classes
+    known = {} if classes is None else {"num_classes": classes}
+    data, role = create_section(arguments)
+    return create_loader(data, role, seed=arguments.seed, shard=shard, known=known)
+
+
+def create_section(arguments: argparse.Namespace) -> tuple[DataSection, Role]:
+    """The section that the flags describe, and the role to open."""
+    from utils.config.sections import DataSection
 
     role = arguments.mode or ("train" if arguments.split.startswith("train") else "eval")
     root, name = _find_dataset(arguments)
@@ -82,9 +95,7 @@ def create_config(arguments: argparse.Namespace) -> tuple[SimpleNamespace, str]:
     }
     if arguments.shuffle_buffer:
         values |= {"order": "sharded", "shuffle_gib": _get_buffer_gib(arguments, values)}
-    data = DataSection(**values)
-    model = SimpleNamespace(num_classes=arguments.num_classes, image_size=None)
-    return SimpleNamespace(data=data, train=TrainSection(seed=arguments.seed), model=model), role
+    return DataSection(**values), role
 
 
 def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.loader_arguments import add_loader_arguments, create_config
+from tools.loader_arguments import add_loader_arguments, open_loader
 from utils.programs import create_program_parser, run_program
 
 _GAP = 4
@@ -51,12 +51,9 @@ def create_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Open the loader, print, measure and draw."""
-    from datasets import create_loader
-
-    config, role = create_config(arguments)
-    loader = create_loader(config, role, shard=(arguments.rank, arguments.world_size))
+    loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
     print(
-        f"{config.data.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
+        f"{loader.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
         f"examples, {loader.num_classes} classes, order {loader.order}, "
         f"{loader.batches_per_epoch} batches of {loader.global_batch_size} "
         f"({loader.rank_batch_size} on rank {arguments.rank} of {arguments.world_size})"

@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.loader_arguments import add_loader_arguments, create_config
+from tools.loader_arguments import add_loader_arguments, open_loader
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
@@ -157,10 +157,7 @@ def run_ranks(arguments: argparse.Namespace, argv: Sequence[str], reports: Path)
 
 def write_report(arguments: argparse.Namespace, reports: Path) -> None:
     """Read one pass as this rank and write down what was seen."""
-    from datasets import create_loader
-
-    config, role = create_config(arguments)
-    loader = create_loader(config, role, shard=(arguments.rank, arguments.world_size))
+    loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
     batches = iter(loader.batches())
     timer = PartTimer(max(1, loader.batches_per_epoch // arguments.parts), loader.rank_batch_size)
     ids: list[str] = []
@@ -171,7 +168,7 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
     report = Report(
         arguments.rank,
         arguments.world_size,
-        role,
+        loader.role,
         loader.num_examples,
         loader.global_batch_size,
         loader.batches_per_epoch,

@@ -16,7 +16,7 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from store import read_metrics
-from tests.input_data import create_config
+from tests.input_data import create_section
 from tools import cache_teacher
 from utils.config import load_config
 from utils.errors import UserError
@@ -220,7 +220,7 @@ def test_a_folder_of_other_files_is_another_dataset(tmp_path):
     (roots[3] / "train/c0/0.png").write_bytes(b"123456")
     found = [
         describe_dataset(
-            create_config(
+            create_section(
                 root, source="folder", train_split="train", eval_split="val", global_batch_size=2
             )
         ).files

@@ -48,7 +48,7 @@ def count_classes(config: RunConfig) -> int:
     if config.model.num_classes:
         return config.model.num_classes
     try:
-        return describe_dataset(config).num_classes
+        return describe_dataset(config.data, config.model.known_sizes).num_classes
     except UserError as error:
         get_logger().warning("%d classes are assumed: %s", FALLBACK_CLASSES, error)
         return FALLBACK_CLASSES

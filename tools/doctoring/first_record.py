@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tools.loader_arguments import add_loader_arguments, create_config
+from tools.loader_arguments import add_loader_arguments, open_loader
 from utils.programs import run_program
 
 # Batches have one shape, so the image is made small; its label and id stay.
@@ -32,10 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(arguments: argparse.Namespace) -> int:
     """Open the loader and take one batch of one."""
-    from datasets import create_loader
-
-    config, role = create_config(arguments)
-    loader = create_loader(config, role, shard=(0, 1))
+    loader = open_loader(arguments, shard=(0, 1))
     try:
         batch = next(iter(loader.batches()))
     finally:
@@ -43,7 +40,7 @@ def show(arguments: argparse.Namespace) -> int:
     print(
         json.dumps(
             {
-                "name": config.data.name or arguments.data_dir,
+                "name": loader.name or arguments.data_dir,
                 "split": arguments.split,
                 "examples": loader.num_examples,
                 "id": batch.ids[0],

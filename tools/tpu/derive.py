@@ -108,7 +108,7 @@ def find_classes(config: RunConfig) -> int:
     from datasets import describe_dataset
 
     try:
-        return describe_dataset(config).num_classes
+        return describe_dataset(config.data, config.model.known_sizes).num_classes
     except UserError:
         if config.data.source != "tfds":
             raise

@@ -39,6 +39,12 @@ class ModelSection(Section):
         description="patches to leave out, named in docs/tpu_compiler.md",
     )
 
+    @property
+    def known_sizes(self) -> dict[str, int]:
+        """What these keys say of the data: `num_classes` and `image_size`, where they are set."""
+        sizes = {"num_classes": self.num_classes, "image_size": self.image_size}
+        return {name: size for name, size in sizes.items() if size is not None}
+
 
 class DataSection(Section):
     """What the model sees."""
