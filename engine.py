@@ -197,7 +197,7 @@ def train_step(
         runtime.backward(loss.total / state.accumulate_steps, last=micro_batch.is_last)
         for name, value in loss.terms.items():
             totals[name] = totals.get(name, 0.0) + value / state.accumulate_steps
-    runtime.reduce_gradients(state.optimizer)
+    runtime.ranks.reduce_gradients(state.optimizer)
     runtime.unscale(state.optimizer)
     grad_norm = _clip_gradients(state.parameters(), state.max_grad_norm)
     runtime.optimizer_step(state.optimizer)
@@ -282,7 +282,7 @@ def _sum_batches(
                 sums = runtime.upload([0.0] * counted.numel())
             sums = counted + sums
             runtime.finish_step()
-    return runtime.fetch(runtime.reduce_sum(sums))
+    return runtime.fetch(runtime.ranks.sum(sums))
 
 
 def fit(
@@ -303,7 +303,7 @@ def fit(
       NonFiniteEvaluationError: the last evaluation was not finite; nothing is saved of it.
     """
     _clear_bad_step(state, runtime)  # before the meter: its graph is no step's
-    runtime.check_replicas(state.get_replicated(), "at the start")
+    runtime.ranks.check_replicas(state.get_replicated(), "at the start")
     meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch)
     while True:
         try:
@@ -317,8 +317,8 @@ def fit(
             f"the evaluation after step {state.step} was not finite: {_NOT_FINITE}"
         )
     _save(state, hooks, runtime)
-    runtime.check_replicas(state.get_replicated(), "at the end")
-    runtime.barrier("end of training")
+    runtime.ranks.check_replicas(state.get_replicated(), "at the end")
+    runtime.ranks.barrier("end of training")
     return metrics
 
 
@@ -349,19 +349,19 @@ def _run_steps(
                     scalars = _run_step(state, batch, objective, runtime, plan.seed)
             state.step += 1
             meter.end_step(state.step, hooks.global_batch_size, feeder.wait_s)
-            runtime.settle()
+            runtime.flush_deferred()
             is_end = state.step == plan.total_steps
             if state.step % plan.log_every == 0 or is_end:
                 _log(state, scalars, meter, hooks, runtime)
             if state.step % plan.checkpoint_every == 0 and not is_end:
-                runtime.settle()
+                runtime.flush_deferred()
                 _save(state, hooks, runtime)
             if not is_end and hooks.should_stop(state.step):
-                runtime.settle()
+                runtime.flush_deferred()
                 _save(state, hooks, runtime)
                 raise PreemptedError(state.step)
             if state.step % plan.eval_every == 0 or is_end:
-                runtime.settle()
+                runtime.flush_deferred()
                 metrics = _evaluate(state, meter, hooks, runtime)
     return metrics
 
@@ -381,7 +381,7 @@ def _run_step(
         scalars = train_step(state, batch, objective, runtime)
         # One vector, made in every step: the same graph whether or not it is read.
         vector = torch.stack([value.detach().float().reshape(()) for value in scalars.values()])
-        vector = runtime.reduce_mean(vector)
+        vector = runtime.ranks.mean(vector)
         step = runtime.upload([float(state.step)])[0]
         # A scaled loss overflows now and then; its gradients are then dropped, not used.
         watched = vector if state.scaler is None else vector[:-1]
@@ -423,7 +423,7 @@ def _evaluate(
 ) -> dict[str, float]:
     _average_buffers(state, runtime)
     with runtime.span("evaluation"), meter.phase("eval", state.step):
-        runtime.check_replicas(state.get_replicated(), f"after step {state.step}")
+        runtime.ranks.check_replicas(state.get_replicated(), f"after step {state.step}")
         metrics = hooks.evaluate(state)
     state.model.train()
     if not is_finite(metrics):
@@ -457,4 +457,4 @@ def _average_buffers(state: TrainState, runtime: Runtime) -> None:
     """BatchNorm's running statistics are of each rank's examples: evaluate and save their mean."""
     for model in (state.model, state.ema):
         if model is not None:
-            runtime.average_buffers(model)
+            runtime.ranks.average_buffers(model)

@@ -78,7 +78,7 @@ class Parts:
 
 def build_parts(runtime: Runtime, job: Job) -> Parts:
     """Loaders, models, objective and train state of this replica, restored if asked."""
-    config, shard = job.config, (runtime.rank, runtime.world_size)
+    config, shard = job.config, (runtime.ranks.index, runtime.ranks.size)
     train_loader = open_loader(runtime, config, "train")
     eval_loader = open_loader(runtime, config, "eval")
     second_loader = None
@@ -101,7 +101,7 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     if config.train.scan_layers:
         part = train_loader.rank_batch_size // config.train.accumulate_steps
         height, width, channels = train_loader.image_shape
-        runtime.rehearse(state.model, torch.zeros(part, channels, height, width))
+        runtime.trace_once(state.model, torch.zeros(part, channels, height, width))
     resumed = restore(runtime, job, state)
     return Parts(
         state,
@@ -125,7 +125,7 @@ def open_loader(
         config.data,
         role,
         seed=config.train.seed,
-        shard=(runtime.rank, runtime.world_size),
+        shard=(runtime.ranks.index, runtime.ranks.size),
         augmentation=augmentation,
         known=config.model.known_sizes,
     )
@@ -182,8 +182,8 @@ def _create_state(
     ema = create_ema(student) if config.train.ema else None
     if config.train.remat:
         recompute_blocks(student, runtime.checkpoint_block)
-    if config.train.sync_batchnorm and runtime.world_size > 1:
-        synchronise_batch_norm(student, runtime.sum_with_gradient)
+    if config.train.sync_batchnorm and runtime.ranks.size > 1:
+        synchronise_batch_norm(student, runtime.ranks.sum_with_gradient)
     runtime.prepare(losses)
     for model in (student, ema):
         if model is not None:

@@ -62,7 +62,7 @@ class RunCallbacks:
         self._progress = Progress(
             step,
             parts.plan.total_steps,
-            enabled=runtime.is_writer,
+            enabled=runtime.ranks.is_writer,
             terms=parts.objective.losses.names,
         )
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
@@ -127,7 +127,7 @@ class RunCallbacks:
                 f"another program has taken over {self.job.run.place}: this one had been silent "
                 "for too long; let the other go on"
             )
-        if self.runtime.world_size == 1:
+        if self.runtime.ranks.size == 1:
             self.manager.check()  # several ranks look at it together: should_stop, save
         if self.writer is not None:
             line = {**scalars, **self.parts.train_loader.counters}
@@ -153,10 +153,10 @@ class RunCallbacks:
 
     def should_stop(self, step: int) -> bool:
         """Whether any rank was asked to end; alike on all of them."""
-        if self.runtime.world_size > 1 and step % AGREE_EVERY:
+        if self.runtime.ranks.size > 1 and step % AGREE_EVERY:
             return False
         self._ask_writer(self.manager.check)
-        asked = self.runtime.any_rank(bool(self.stop.reason))
+        asked = self.runtime.ranks.any(bool(self.stop.reason))
         if asked:
             get_logger().warning(
                 "asked to end (%s): saving step %d", self.stop.reason or "by another rank", step
@@ -203,7 +203,7 @@ class RunCallbacks:
                 answer = ask()
             except CheckpointError as error:
                 failure = error
-        answer, text = self.runtime.broadcast_value((answer, failure and str(failure)))
+        answer, text = self.runtime.ranks.broadcast_value((answer, failure and str(failure)))
         if text is not None:
             raise failure or CheckpointError(text)
         return answer

@@ -14,8 +14,8 @@ from utils.checkpoint import CheckpointError
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
 from utils.metrics import GraphBudgetError, LostRunError
 from utils.runtime import is_silent_rank, launch
-from utils.runtime.base import ReplicaError
 from utils.runtime.processes import GroupError
+from utils.runtime.ranks import ReplicaError
 from utils.storage import StorageError
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def _log_job(runtime: Runtime, job: Job) -> None:
 
 def run(runtime: Runtime, job: Job) -> int:
     """On one replica: build the parts, train or evaluate; gives the exit code."""
-    setup_logging(runtime.rank, runtime.world_size)
+    setup_logging(runtime.ranks.index, runtime.ranks.size)
     job = _agree(runtime, job)
     if job.config.run.eval_only:
         _log_job(runtime, job)
@@ -55,7 +55,7 @@ def run(runtime: Runtime, job: Job) -> int:
     if job.config.train.deterministic:
         for note in runtime.make_deterministic():
             get_logger().info("train.deterministic: %s", note)
-    session = RunSession(job.run) if runtime.is_writer else None
+    session = RunSession(job.run) if runtime.ranks.is_writer else None
     parts = None
     try:
         job = _take_run(runtime, job, session)
@@ -104,7 +104,7 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Job:
             found = take_run(job.config, session, job.checkpoint)
         except (UserError, StorageError) as error:
             found = UserError(str(error))
-    found = runtime.broadcast_value(found)
+    found = runtime.ranks.broadcast_value(found)
     if isinstance(found, UserError):
         raise found
     return replace(job, checkpoint=found)
@@ -112,7 +112,7 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Job:
 
 def _agree(runtime: Runtime, job: Job) -> Job:
     """Rank zero's choice of directory and checkpoint: names are made from the clock."""
-    run, checkpoint = runtime.broadcast_value((job.run, job.checkpoint))
+    run, checkpoint = runtime.ranks.broadcast_value((job.run, job.checkpoint))
     return replace(job, run=run, checkpoint=checkpoint)
 
 
@@ -202,7 +202,7 @@ def _evaluate_test(runtime: Runtime, job: Job, parts: Parts) -> dict[str, float]
 def _finish(runtime: Runtime, job: Job, parts: Parts) -> None:
     """Export the evaluated weights and draw the curves."""
     tensors = runtime.fetch_all(parts.state.eval_model.state_dict())
-    if runtime.rank == 0:
+    if runtime.ranks.is_writer:
         path = export_model(tensors, job.model_facts, job.run.path)
         draw_run(job.run.path)
         get_logger().info("exported %s", path)

@@ -160,10 +160,10 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
         return {}
     place, facts = _restore_from(runtime, job, state, job.checkpoint)
     # Another host may not see the run's directory.
-    known = runtime.broadcast_value(job.run.read().get("skipped_steps", ()))
+    known = runtime.ranks.broadcast_value(job.run.read().get("skipped_steps", ()))
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
     get_logger().info("resumed from %s at step %d", place, state.step)
-    steps = runtime.gather(state.step)
+    steps = runtime.ranks.gather(state.step)
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks have read checkpoints of different steps: {steps}")
     return facts
@@ -213,9 +213,9 @@ def _check_place(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
 def go_back(runtime: Runtime, job: Job, state: TrainState, bad_step: int) -> bool:
     """Bring the state of the newest checkpoint before a bad step back; whether there is one."""
     place = None
-    if runtime.is_writer and has_checkpoints(job.run.checkpoints):
+    if runtime.ranks.is_writer and has_checkpoints(job.run.checkpoints):
         place = find_checkpoint(job.run.checkpoints)
-    place = runtime.broadcast_value(place)
+    place = runtime.ranks.broadcast_value(place)
     if place is None:
         return False
     skipped = {*state.skipped_steps, bad_step}

@@ -13,14 +13,14 @@ from utils.errors import UserError
 
 
 def compute_batch_norm(
-    inputs: Tensor, module: nn.Module, add_up: Callable[[Tensor], Tensor] | None = None
+    inputs: Tensor, module: nn.Module, sum_over_ranks: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
     """Normalise a training batch by its own statistics and update the running ones.
 
     Args:
       inputs: [B, C, ...] of any float type; statistics are float32.
       module: a BatchNorm; its momentum, weight, bias and buffers are used.
-      add_up: sum over ranks with a gradient; none: the statistics of these inputs alone.
+      sum_over_ranks: sum over ranks with a gradient; none: the statistics of these inputs alone.
 
     Returns:
       [B, C, ...] in the type of `inputs`.
@@ -28,18 +28,18 @@ def compute_batch_norm(
     Source: Ioffe and Szegedy 2015, arXiv:1502.03167, algorithm 1. The variance is summed around the
     mean in a second pass, so that nothing cancels.
     """
-    if add_up is None:
+    if sum_over_ranks is None:
         refuse_single_values(inputs)
-    add_up = add_up or (lambda tensor: tensor)
+    sum_over_ranks = sum_over_ranks or (lambda tensor: tensor)
     dims = [dim for dim in range(inputs.dim()) if dim != 1]
     shape = [1, -1] + [1] * (inputs.dim() - 2)
     wide = inputs.float()
     here = wide.new_full((1,), inputs.numel() / inputs.shape[1])
-    sums = add_up(torch.cat([wide.sum(dims), here]))
+    sums = sum_over_ranks(torch.cat([wide.sum(dims), here]))
     count = sums[-1].detach()
     mean = sums[:-1] / count
     centred = wide - mean.view(shape)
-    variance = add_up((centred * centred).sum(dims)) / count
+    variance = sum_over_ranks((centred * centred).sum(dims)) / count
     update_running(module, mean.detach(), variance.detach(), count)
     scale = torch.rsqrt(variance + module.eps)
     if module.weight is not None:
@@ -50,13 +50,13 @@ def compute_batch_norm(
     return result.to(inputs.dtype)
 
 
-def synchronise_batch_norm(model: nn.Module, add_up: Callable[[Tensor], Tensor]) -> int:
+def synchronise_batch_norm(model: nn.Module, sum_over_ranks: Callable[[Tensor], Tensor]) -> int:
     """Let every BatchNorm of a model train on statistics of all ranks; names and buffers stay.
 
     timm's BatchNorm with activation keeps its activation.
 
     Args:
-      add_up: sum over ranks with a gradient (`Runtime.sum_with_gradient`).
+      sum_over_ranks: sum over ranks with a gradient (`Ranks.sum_with_gradient`).
 
     Returns:
       How many modules were changed.
@@ -65,7 +65,7 @@ def synchronise_batch_norm(model: nn.Module, add_up: Callable[[Tensor], Tensor])
     def forward(module: nn.Module, inputs: Tensor) -> Tensor:
         if not module.training:
             return type(module).forward(module, inputs)
-        result = compute_batch_norm(inputs, module, add_up)
+        result = compute_batch_norm(inputs, module, sum_over_ranks)
         for name in ("drop", "act"):  # timm's BatchNormAct2d
             if hasattr(module, name):
                 result = getattr(module, name)(result)

@@ -29,6 +29,7 @@ from tests.tiny_parts import (
 from utils.config.sections import OptimSection, RuntimeSection
 from utils.metrics import GraphBudgetError, LoopMeter
 from utils.runtime.cpu import CpuRuntime
+from utils.runtime.ranks import Alone
 
 SGD = OptimSection(
     name="momentum", lr=1.0, min_lr=1.0, schedule="constant", weight_decay=0.0, momentum=0.0
@@ -59,11 +60,11 @@ def create_hooks(batches, lines: list | None = None, **changes) -> Hooks:
     return Hooks(**{**values, **changes})
 
 
-class TwoRanks(CpuRuntime):
+class TwoRanks(Alone):
     """Rank 0 of two, whose gradients are averaged with those of a second rank."""
 
     def __init__(self, other: torch.Tensor) -> None:
-        super().__init__(RuntimeSection(device="cpu"))
+        super().__init__()
         self.other = other
 
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
@@ -77,7 +78,8 @@ def test_gradients_are_clipped_after_the_mean_over_ranks():
     before the mean."""
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
-    runtime = TwoRanks(torch.tensor([[0.0, 4.0]]))
+    runtime = create_cpu_runtime()
+    runtime.ranks = TwoRanks(torch.tensor([[0.0, 4.0]]))
     state = create_state(runtime, model, SGD.model_copy(update={"max_grad_norm": 1.0}))
     own = torch.tensor([[3.0, 0.0]])
 
@@ -119,7 +121,7 @@ def test_ema_equals_a_float64_reference_over_30_steps(device):
     for step in range(steps):
         lrs, decays = state.schedule.values(step, state.optimizer)
         runtime.set_hyperparameters(state.optimizer, lrs, decays)
-        batch = create_batch(seed=step).map(runtime.to_device)
+        batch = create_batch(seed=step).map(runtime.tensor_to_device)
         state.step = 60 + step
         train_step(state, batch, objective, runtime)
         runtime.finish_step()
@@ -248,7 +250,7 @@ def test_fit_keeps_its_order_of_operations():
         assert first == 0
         yield from create_batches(6)
 
-    runtime.barrier = lambda name: calls.append(f"barrier: {name}")
+    runtime.ranks.barrier = lambda name: calls.append(f"barrier: {name}")
     hooks = create_hooks(
         batches,
         evaluate=lambda s: calls.append(f"evaluate {s.step}") or {"top1": float(-s.step)},

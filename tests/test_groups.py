@@ -16,7 +16,6 @@ from torch.distributed import DistBackendError, DistNetworkError
 from tests.child_runs import ROOT, get_command, get_environment
 from tests.tiny_parts import create_argv
 from utils.errors import UserError
-from utils.runtime.base import ReplicaError, compare_checksums
 from utils.runtime.processes import (
     RECORDS,
     GroupError,
@@ -26,6 +25,7 @@ from utils.runtime.processes import (
     read_failures,
     record_failure,
 )
+from utils.runtime.ranks import ReplicaError, compare_checksums
 
 TIMEOUT_S = 10.0
 
@@ -45,11 +45,11 @@ def add_up_forever(folder: str, rank: int, act: str) -> None:
     import torch
 
     runtime = join()
-    Path(folder, f"pid_{runtime.rank}").write_text(str(os.getpid()))
+    Path(folder, f"pid_{runtime.ranks.index}").write_text(str(os.getpid()))
     for turn in range(10**9):
-        if runtime.rank == rank and turn == 3:
+        if runtime.ranks.index == rank and turn == 3:
             {"raise": _raise, "kill": _kill, "hang": _hang, "refuse": _refuse}[act]()
-        runtime.reduce_sum(torch.ones(1))
+        runtime.ranks.sum(torch.ones(1))
 
 
 def arrive_unless(rank: int) -> None:
@@ -63,17 +63,17 @@ def give_rank_sums(folder: str) -> int:
     import torch
 
     runtime = join()
-    total = runtime.reduce_sum(torch.tensor([runtime.rank + 1.0])).item()
+    ranks = runtime.ranks
     found = {
-        "sum": total,
-        "mean": runtime.reduce_mean(torch.tensor([float(runtime.rank)])).item(),
-        "ranks": runtime.gather(runtime.rank),
-        "first": runtime.broadcast_value(f"of {runtime.rank}"),
-        "any": runtime.any_rank(runtime.rank == 1),
+        "sum": ranks.sum(torch.tensor([ranks.index + 1.0])).item(),
+        "mean": ranks.mean(torch.tensor([float(ranks.index)])).item(),
+        "ranks": ranks.gather(ranks.index),
+        "first": ranks.broadcast_value(f"of {ranks.index}"),
+        "any": ranks.any(ranks.index == 1),
         "threads": torch.get_num_threads(),
     }
-    Path(folder, f"rank_{runtime.rank}").write_text(json.dumps(found))
-    runtime.barrier("end")
+    Path(folder, f"rank_{ranks.index}").write_text(json.dumps(found))
+    ranks.barrier("end")
     runtime.close()
     return 0
 
@@ -84,22 +84,25 @@ def sum_gradients(folder: str) -> None:
 
     from datasets import ImageBatch
     from utils.config.sections import RuntimeSection
+    from utils.runtime import create_runtime
+    from utils.runtime.group import ProcessGroup
 
     images = torch.full((2, 1), 1 + 2.0**-10)
     rest = {name: torch.zeros(2) for name in ("labels", "mask", "indices")}
     batch = ImageBatch(images=images, **rest)
-    runtime, found = join(), {}
+    group, found = ProcessGroup.join(RuntimeSection(timeout_s=TIMEOUT_S), "gloo"), {}
+    ProcessGroup.join = lambda section, backend: group  # of a process one can be joined
     for overlap in (False, True):
         for dtype in ("fp32", "bf16"):
-            runtime.section = RuntimeSection(device="cpu", reduce_dtype=dtype)
-            runtime.uses_ddp = overlap
+            section = RuntimeSection(device="cpu", reduce_dtype=dtype, overlap=overlap)
+            runtime = create_runtime(section)
             layer = torch.nn.Linear(1, 1, bias=False)
             objective = runtime.prepare_objective(
                 lambda model, batch: model(batch.images).mean(), layer, torch.nn.Module()
             )
             optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
             runtime.backward(objective(layer, batch), last=True)
-            runtime.reduce_gradients(optimizer)
+            runtime.ranks.reduce_gradients(optimizer)
             found[f"{overlap} {dtype}"] = layer.weight.grad.item()
             del objective  # DDP must be gone before the group that it speaks by
     runtime.close()

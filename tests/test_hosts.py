@@ -25,6 +25,7 @@ from utils.checkpoint import CheckpointError
 from utils.checkpoint import files as checkpoint_files
 from utils.config.sections import RuntimeSection
 from utils.runtime.cpu import CpuRuntime
+from utils.runtime.ranks import ProcessRanks
 
 HOSTS = 2
 
@@ -62,18 +63,18 @@ class Meeting:
 
 
 class ThreadGroup:
-    """What `Group` does, between threads."""
+    """What `ProcessGroup` does, between threads."""
 
     size = HOSTS
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         values = self.meeting.meet(self.rank, "sum", tensor.clone())
         return tensor.copy_(sum(values[1:], values[0]))
 
-    def copy_first(self, tensors: list[Tensor]) -> None:
+    def broadcast_from_first(self, tensors: list[Tensor]) -> None:
         with torch.no_grad():
             for tensor in tensors:
                 tensor.copy_(self.meeting.meet(self.rank, "copy", tensor.clone())[0])
@@ -95,13 +96,13 @@ class MeshHost(CpuRuntime):
 
     def __init__(self, section: RuntimeSection, meeting: Meeting, rank: int) -> None:
         super().__init__(section)
-        self.group = ThreadGroup(meeting, rank)
-        self.rank, self.world_size = rank, HOSTS
+        self.meeting = meeting
+        self.ranks = ProcessRanks(self, ThreadGroup(meeting, rank), torch.float32)
         self.fetches: list[str] = []
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.fetches.append(self.current_span)
-        self.group.meeting.meet(self.rank, "fetch", len(tensors))
+        self.meeting.meet(self.ranks.index, "fetch", len(tensors))
         return super().fetch_all(tensors)
 
 
@@ -136,7 +137,7 @@ def test_running_statistics_become_the_mean_of_all_ranks():
         norm.running_mean.copy_(torch.tensor([1.0, 2.0]) + 4 * rank)
         norm.running_var.fill_(1.0 + rank)
         norm.num_batches_tracked.fill_(5)
-        MeshHost(section, meeting, rank).average_buffers(norm)
+        MeshHost(section, meeting, rank).ranks.average_buffers(norm)
         return {name: value.tolist() for name, value in norm.named_buffers()}
 
     with ThreadPoolExecutor(HOSTS) as pool:

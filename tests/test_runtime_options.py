@@ -31,7 +31,7 @@ from utils.config.sections import ModelSection, RuntimeSection
 from utils.errors import UserError
 from utils.runtime import _has_tpu, choose_device, create_runtime
 from utils.runtime.compile_cache import prepare_cache, shrink
-from utils.runtime.xla import check_collectives
+from utils.runtime.xla_ranks import check_collectives, join_hosts
 from utils.runtime.xla_spmd import get_mesh_shape
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
@@ -172,7 +172,7 @@ def test_processes_find_each_other_by_way_of_xla(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MASTER_PORT", str(find_port()))
-    group = create_xla_runtime().join_hosts()
+    group = join_hosts(create_xla_runtime().section)
     try:
         assert (group.rank, group.size, group.gather("word")) == (0, 1, ["word"])
         group.barrier()
@@ -249,7 +249,7 @@ def test_blocks_give_equal_values_and_gradients_either_way(device, kind):
             assert recompute_blocks(model, runtime.checkpoint_block) == 3
         elif how == "scan":
             assert scan_blocks(model, runtime.scan_blocks) == 3
-        loss = model(runtime.to_device(images)).square().mean()
+        loss = model(runtime.tensor_to_device(images)).square().mean()
         runtime.backward(loss, last=True)
         runtime.finish_step()
         gradients = {name: p.grad for name, p in model.named_parameters()}
@@ -267,7 +267,7 @@ def test_a_block_is_computed_again_where_its_input_has_a_gradient():
         return layer(x) * scale
 
     for needs_gradient, times in ((True, 2), (False, 1)):
-        images = runtime.to_device(torch.ones(1, 2)).requires_grad_(needs_gradient)
+        images = runtime.tensor_to_device(torch.ones(1, 2)).requires_grad_(needs_gradient)
         runtime.checkpoint_block(block, images, scale=3.0).sum().backward()
         assert calls == [3.0] * times
         calls.clear()
@@ -276,7 +276,7 @@ def test_a_block_is_computed_again_where_its_input_has_a_gradient():
 
 def test_recomputing_draws_the_same_dropout():
     runtime = create_xla_runtime()
-    images = runtime.to_device(torch.rand(8, 1, 8, 8))
+    images = runtime.tensor_to_device(torch.rand(8, 1, 8, 8))
     found = []
     for recompute in (False, True):
         model = runtime.prepare(create_vit(depth=2, drop_path_rate=0.5, proj_drop_rate=0.3)).train()

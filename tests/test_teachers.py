@@ -135,7 +135,7 @@ def test_a_view_resizes_like_torch_and_stays_on_the_device(create_runtime, side)
     pixels = 255 * torch.rand(2, 3, 20, 20, generator=torch.Generator().manual_seed(1))
     view = View((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), size=side).to(runtime.device)
     before = runtime.counters()["host_ops"]
-    found = runtime.fetch(view(runtime.to_device(pixels)))
+    found = runtime.fetch(view(runtime.tensor_to_device(pixels)))
     assert runtime.counters()["host_ops"] == before
     resized = pixels
     if side != 20:

@@ -164,8 +164,8 @@ def measure_once(
     from tools.benchmarking.configuration import create_measured_config
     from tools.benchmarking.loop import Pace, UnstableGraphsError, measure
     from utils.metrics import GraphBudgetError
-    from utils.runtime.base import ReplicaError
     from utils.runtime.processes import GroupError
+    from utils.runtime.ranks import ReplicaError
 
     with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
         is_synthetic = options.input == "synthetic"

@@ -147,15 +147,17 @@ def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
     from job.build import build_parts
     from tasks.teacher_cache import CacheWriter, settle_processes, write_manifest
 
-    setup_logging(runtime.rank, runtime.world_size)
-    shard = (runtime.rank, runtime.world_size)
+    setup_logging(runtime.ranks.index, runtime.ranks.size)
+    shard = (runtime.ranks.index, runtime.ranks.size)
     parts = build_parts(runtime, job)
-    if runtime.rank == 0:
-        stream = settle_processes(job.stream, runtime.world_size)
-        write_manifest(folder, stream, job.teachers, shape, runtime.world_size)
-    runtime.barrier("manifest")
+    if runtime.ranks.is_writer:
+        stream = settle_processes(job.stream, runtime.ranks.size)
+        write_manifest(folder, stream, job.teachers, shape, runtime.ranks.size)
+    runtime.ranks.barrier("manifest")
     total = shape.epochs * shape.steps_per_epoch
-    bar = tqdm(total=total, unit="step", disable=runtime.rank > 0 or not sys.stderr.isatty())
+    bar = tqdm(
+        total=total, unit="step", disable=not runtime.ranks.is_writer or not sys.stderr.isatty()
+    )
     began = time.perf_counter()
     try:
         for epoch in range(shape.epochs):
@@ -166,7 +168,7 @@ def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
     finally:
         bar.close()
         parts.close()
-    if runtime.rank == 0:
+    if runtime.ranks.is_writer:
         size = sum(path.stat().st_size for path in folder.glob("*.bin")) / 2**20
         print(f"stored {size:.1f} MiB in {time.perf_counter() - began:.0f} s: {folder}")
 

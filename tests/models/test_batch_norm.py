@@ -39,7 +39,7 @@ def train(runtime, model: nn.Module, steps: int = 3) -> dict[str, torch.Tensor]:
     """Buffers and gradients after some forward and backward passes."""
     generator = torch.Generator().manual_seed(1)
     for _ in range(steps):
-        images = runtime.to_device(torch.randn(5, 3, 4, 4, generator=generator))
+        images = runtime.tensor_to_device(torch.randn(5, 3, 4, 4, generator=generator))
         model.zero_grad(set_to_none=True)
         model.train()(images).square().sum().backward()
         runtime.finish_step()

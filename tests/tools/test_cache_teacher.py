@@ -106,7 +106,7 @@ def test_two_processes_store_what_one_stores(flags, tmp_path):
     shape = cache_teacher.get_shape(options, job)
     for rank in range(2):
         runtime = CpuRuntime(job.config.runtime)
-        runtime.rank, runtime.world_size = rank, 2
+        runtime.ranks.index, runtime.ranks.size = rank, 2
         cache_teacher.store(runtime, job, shape, tmp_path / "two")
     one, two = TeacherCache(tmp_path / "one"), TeacherCache(tmp_path / "two")
     for step in range(18):
@@ -150,7 +150,7 @@ def check_run(flags, folder, *more):
 
 def build_rank(job, rank: int, count: int):
     runtime = CpuRuntime(job.config.runtime)
-    runtime.rank, runtime.world_size = rank, count
+    runtime.ranks.index, runtime.ranks.size = rank, count
     return runtime, build_parts(runtime, job)
 
 
@@ -196,7 +196,7 @@ def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags
     shape = cache_teacher.get_shape(options, job)
     for rank in range(2):
         runtime = CpuRuntime(job.config.runtime)
-        runtime.rank, runtime.world_size = rank, 2
+        runtime.ranks.index, runtime.ranks.size = rank, 2
         cache_teacher.store(runtime, job, shape, tmp_path / "two")
     job = check_run(flags, tmp_path / "two", "--runtime.num_processes=2")
     for rank in range(2):

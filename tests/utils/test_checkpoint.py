@@ -47,7 +47,7 @@ def train(runtime, state, first: int, last: int) -> None:
         with runtime.step(0, step):
             values = state.schedule.values(step, state.optimizer)
             runtime.set_hyperparameters(state.optimizer, *values)
-            batch = create_batch(seed=step).map(runtime.to_device)
+            batch = create_batch(seed=step).map(runtime.tensor_to_device)
             train_step(state, batch, objective, runtime)
         state.step = step + 1
 

@@ -21,7 +21,7 @@ from utils.runtime import create_runtime
 runtime = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_fsdp=2))
 values = {"scales": torch.tensor([0.5, 2.0, 3.0])}
 host = replace(create_batch(16), values=values)
-batch = runtime.place(replace(host, draws={"box": torch.arange(64.0).view(16, 4)}))
+batch = runtime.to_device(replace(host, draws={"box": torch.arange(64.0).view(16, 4)}))
 specs = {}
 import torch_xla
 for name, tensor in {"images": batch.images, **batch.draws, **batch.values}.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,10 +15,11 @@ from tests.tiny_parts import create_batch, create_batches, create_cpu_runtime, c
 from utils.config.sections import RuntimeSection
 from utils.errors import UserError
 from utils.runtime import choose_device, create_runtime
-from utils.runtime.base import derive_seed
+from utils.runtime.base import DTYPES, derive_seed
 from utils.runtime.feeding import Feeder
+from utils.runtime.ranks import ProcessRanks
 from utils.runtime.xla import XlaRuntime, run_on_gloo
-from utils.runtime.xla_gloo import XlaGlooRuntime
+from utils.runtime.xla_ranks import ChipRanks, GlooRanks
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
@@ -127,15 +129,15 @@ def test_leaving_early_ends_the_thread_and_the_source():
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
-def test_deferred_work_waits_for_settle_and_keeps_its_order(device):
+def test_deferred_work_waits_to_be_flushed_and_keeps_its_order(device):
     runtime, seen = RUNTIMES[device](), []
     for number in range(3):
         scalars = runtime.upload([float(number)])
         runtime.defer(lambda n, host: seen.append((n, host.item())), number, scalars=scalars)
     assert seen == []
-    runtime.settle()
+    runtime.flush_deferred()
     assert seen == [(0, 0.0), (1, 1.0), (2, 2.0)]
-    runtime.settle()
+    runtime.flush_deferred()
     assert len(seen) == 3
 
 
@@ -147,7 +149,7 @@ def test_an_error_in_deferred_work_reaches_the_loop():
 
     runtime.defer(fail, scalars=torch.zeros(1))
     with pytest.raises(RuntimeError, match="the disk is full"):
-        runtime.settle()
+        runtime.flush_deferred()
 
 
 def test_declared_reads_do_not_count_and_others_do():
@@ -247,7 +249,9 @@ def test_bf16_autocasts_matmuls_and_keeps_weights_in_float32():
 class _Twin:
     """A group of two whose other rank has the same values."""
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+    rank, size = 0, 2
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.add_(tensor.clone())
 
 
@@ -257,15 +261,16 @@ def create_chip(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> Xla
     runtime.finish_step()  # a sum waits for the one before it, of the same step
     monkeypatch.setenv("XLA_ALWAYS_ALLREDUCE", "1")
     monkeypatch.setattr(runtime._xr, "world_size", lambda: 2)
-    runtime.world_size = 2
+    runtime.ranks = ChipRanks(runtime, _Twin(), DTYPES[section.reduce_dtype])
     return runtime
 
 
-def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> XlaGlooRuntime:
+def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> XlaRuntime:
     """One of two XLA processes on the CPU."""
-    monkeypatch.setattr(XlaGlooRuntime, "_join", lambda self: None)
-    runtime = XlaGlooRuntime(section)
-    runtime.group, runtime.world_size = _Twin(), 2
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("utils.runtime.xla.ProcessGroup", lambda section, backend: _Twin())
+    runtime = XlaRuntime(section)
+    assert isinstance(runtime.ranks, GlooRanks)
     return runtime
 
 
@@ -274,32 +279,32 @@ def test_xla_processes_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, 
     """bfloat16 rounds 1 + 2^-10 to 1."""
     runtime = create_rank(RuntimeSection(device="xla", reduce_dtype=dtype), monkeypatch)
     layer = torch.nn.Linear(1, 1, bias=False).to(runtime.device)
-    layer.weight.grad = runtime.to_device(torch.full((1, 1), 1 + 2.0**-10))
-    runtime.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
+    layer.weight.grad = runtime.tensor_to_device(torch.full((1, 1), 1 + 2.0**-10))
+    runtime.ranks.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
     assert layer.weight.grad.dtype == torch.float32
     assert runtime.fetch(layer.weight.grad).item() == mean
 
 
 @pytest.mark.parametrize(("dtype", "mean"), [("fp32", 1 + 2.0**-10), ("bf16", 1.0)])
 def test_native_ranks_average_the_gradients_that_there_are(monkeypatch, dtype, mean):
-    runtime = create_runtime(RuntimeSection(device="cpu", reduce_dtype=dtype))
-    runtime.group, runtime.world_size = _Twin(), 2
+    ranks = ProcessRanks(create_cpu_runtime(), _Twin(), DTYPES[dtype])
     used, unused = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(3))
     used.grad = torch.full((2,), 1 + 2.0**-10)
-    runtime.reduce_gradients(torch.optim.SGD([unused, used], lr=1.0))
+    ranks.reduce_gradients(torch.optim.SGD([unused, used], lr=1.0))
     assert used.grad.tolist() == [mean, mean] and unused.grad is None
 
 
 def test_a_chip_finds_its_place_among_the_others(monkeypatch):
     runtime = create_xla_runtime()
     alone = torch.ones(1, device=runtime.device)
-    assert runtime.reduce_sum(alone) is alone  # and asks nobody
-    monkeypatch.setattr(runtime._xr, "global_ordinal", lambda: 3)
+    assert runtime.ranks.sum(alone) is alone  # and asks nobody
     monkeypatch.setattr(runtime._xr, "world_size", lambda: 8)
     monkeypatch.setattr("utils.runtime.xla.check_collectives", lambda world_size: None)
-    monkeypatch.setattr(runtime, "join_hosts", lambda: "all")
-    runtime._join()
-    assert (runtime.rank, runtime.world_size, runtime.group) == (3, 8, "all")
+    group = SimpleNamespace(rank=3, size=8, gather=lambda value: [value] * 8)
+    monkeypatch.setattr("utils.runtime.xla.join_hosts", lambda section: group)
+    ranks = XlaRuntime(RuntimeSection(device="xla")).ranks
+    assert isinstance(ranks, ChipRanks)
+    assert (ranks.index, ranks.size, ranks.gather("word")) == (3, 8, ["word"] * 8)
 
 
 def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
@@ -316,8 +321,8 @@ def test_chips_sum_gradients_in_the_type_that_is_asked_for(monkeypatch, dtype, t
     """Read from the graph: XLA on the CPU has no sum of bfloat16 to run it with."""
     runtime = create_chip(RuntimeSection(device="xla", reduce_dtype=dtype), monkeypatch)
     layer = torch.nn.Linear(7, 1, bias=False).to(runtime.device)
-    layer.weight.grad = runtime.to_device(torch.ones(1, 7))
-    runtime.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
+    layer.weight.grad = runtime.tensor_to_device(torch.ones(1, 7))
+    runtime.ranks.reduce_gradients(torch.optim.SGD(layer.parameters(), lr=1.0))
     assert layer.weight.grad.dtype == torch.float32
     text = runtime._xla._XLAC._get_xla_tensors_hlo([layer.weight.grad])
     sums = [line for line in text.splitlines() if " all-reduce(" in line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from utils.config.sections import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
-from utils.runtime.group import Group
+from utils.runtime.group import ProcessGroup
 from utils.runtime.xla import XlaRuntime
 from utils.runtime.xla_spmd import get_mesh_shape
 
@@ -138,10 +139,11 @@ def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeyp
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
     monkeypatch.setattr(torch, "set_float32_matmul_precision", taken.append)
-    monkeypatch.setattr(Group, "join", lambda section, backend: None)
+    pair = SimpleNamespace(rank=0, size=2)
+    monkeypatch.setattr(ProcessGroup, "join", lambda section, backend: pair)
     monkeypatch.setenv("LOCAL_RANK", "1")  # without WORLD_SIZE of nobody's group
-    assert CudaRuntime(RuntimeSection(device="cuda")).uses_ddp
-    assert not CudaRuntime(RuntimeSection(device="cuda", overlap=False)).uses_ddp
+    assert CudaRuntime(RuntimeSection(device="cuda"))._uses_ddp
+    assert not CudaRuntime(RuntimeSection(device="cuda", overlap=False))._uses_ddp
     monkeypatch.setenv("WORLD_SIZE", "2")
     CudaRuntime(RuntimeSection(device="cuda", tf32=True))
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -26,9 +26,9 @@ def test_transfers_of_a_thread_never_add_a_graph():
     def feed() -> None:
         kept: collections.deque = collections.deque(maxlen=4)
         while not stopped.is_set():
-            kept.extend(runtime.to_device(host) for host in hosts)
+            kept.extend(runtime.tensor_to_device(host) for host in hosts)
 
-    weights = runtime.to_device(torch.randn(64, 64))
+    weights = runtime.tensor_to_device(torch.randn(64, 64))
     for _ in range(3):
         weights = (weights @ weights).tanh() * 0.1 + 0.3
         runtime.finish_step()
@@ -41,4 +41,4 @@ def test_transfers_of_a_thread_never_add_a_graph():
     stopped.set()
     thread.join()
     assert runtime.counters()["graphs"] == before
-    assert runtime.to_device(hosts[2]).cpu().equal(hosts[2])
+    assert runtime.tensor_to_device(hosts[2]).cpu().equal(hosts[2])

@@ -73,7 +73,7 @@ class BareLoop:
         loader = parts.train_loader
         view = create_view(*loader.normalisation, channels=loader.image_shape[2])
         view.to(runtime.device)
-        placed = [runtime.place(batch) for batch in batches]
+        placed = [runtime.to_device(batch) for batch in batches]
         with torch.no_grad():
             self._inputs = [(view(to_pixels(b.images)), b.labels.long()) for b in placed]
         runtime.finish_step()

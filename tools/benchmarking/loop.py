@@ -96,7 +96,7 @@ def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
     from job.stream import iterate_batches
     from utils.log import setup_logging
 
-    setup_logging(runtime.rank, runtime.world_size)
+    setup_logging(runtime.ranks.index, runtime.ranks.size)
     before = count_compiles(runtime)
     parts = build_parts(runtime, job)
     try:
@@ -109,10 +109,10 @@ def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
         recorder = Recorder(runtime, parts, pace, bare)
         recorder.exclude(before)
         run_engine(runtime, job, parts, recorder=recorder, batches=batches)
-        records = runtime.gather(recorder.finish())
+        records = runtime.ranks.gather(recorder.finish())
     finally:
         parts.close()
-    if runtime.rank == 0:
+    if runtime.ranks.is_writer:
         facts = describe(runtime, job, parts, pace)
         result = {**facts, **summarise(records, facts)}
         report = {"environment": runtime.describe(), "result": result}
@@ -212,7 +212,7 @@ class Recorder:
         if step:
             self._record.warmup_s.append(now - self._last)
         graphs = count_compiles(self._runtime)[0]
-        has_news = self._runtime.any_rank(graphs != self._seen_graphs)
+        has_news = self._runtime.ranks.any(graphs != self._seen_graphs)
         self._quiet = 0 if has_news else self._quiet + 1
         self._seen_graphs = graphs
         if len(self._record.warmup_s) >= self._pace.warmup_steps and self._quiet >= _QUIET_STEPS:
@@ -234,7 +234,7 @@ class Recorder:
         if self._bare is not None:
             self._bare_times = self._bare.run(self._pace.steps)
         if not self._record.blocks:
-            self._runtime.barrier("start of the measurement")
+            self._runtime.ranks.barrier("start of the measurement")
         self._wait_s = 0.0
         self._cpu_began = time.process_time()
         self._began = time.perf_counter()
@@ -359,7 +359,7 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, 
     section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
     return {
-        "processes": runtime.world_size,
+        "processes": runtime.ranks.size,
         "devices": runtime.device_count,
         "hardware": hardware,
         "global_batch_size": job.config.data.global_batch_size,

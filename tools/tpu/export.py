@@ -124,15 +124,18 @@ def _create_tracing_runtime(config: RunConfig) -> Any:
             self.label("loss")
             super().backward(loss, last=last)
 
-        def reduce_gradients(self, optimizer: Any) -> None:
-            self.label("gradients")
-            super().reduce_gradients(optimizer)
-
         def optimizer_step(self, optimizer: Any) -> None:
             self.label("optimizer")
             super().optimizer_step(optimizer)
 
-    created.__class__ = TracingRuntime
+    class TracingRanks(type(created.ranks)):
+        """Says where the sum of the gradients begins."""
+
+        def reduce_gradients(self, optimizer: Any) -> None:
+            created.label("gradients")
+            super().reduce_gradients(optimizer)
+
+    created.__class__, created.ranks.__class__ = TracingRuntime, TracingRanks
     return created
 
 

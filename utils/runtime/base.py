@@ -1,9 +1,8 @@
-"""`Runtime`: all that the engine may ask of a device and of the other ranks."""
+"""`Runtime`: all that the engine may ask of a device."""
 
 from __future__ import annotations
 
 import contextlib
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,47 +14,41 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from utils.runtime.feeding import Feeder
+from utils.runtime.ranks import Alone, Ranks
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
-    from utils.runtime.group import Group
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-class ReplicaError(RuntimeError):
-    """The ranks' weights are not the same; the text names the ranks and the first tensor."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Runtime(ABC):
-    """A device, its rank among equals, and the few operations that differ between devices.
+    """A device, and the few operations that differ between devices.
 
     The engine works through this seam alone; nothing above it may assume lazy tensors, a process
     group, or a particular device.
+
+    Attributes:
+      ranks: what this process does together with the run's other ones.
+      local_devices: that this process's part of a batch is dealt to.
+      current_span: the stretch of the loop that runs now.
     """
 
     name: str
     device: torch.device
-    rank: int = 0  # among input processes
-    world_size: int = 1
-    local_devices: int = 1  # that this process's part of a batch is dealt to
-    group: Group | None = None
+    ranks: Ranks
+    local_devices: int = 1
     scaler: torch.amp.GradScaler | None = None
-    mean_dtype = torch.float64  # the mean of equal float32 numbers is that number, to the bit
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section
+        self.ranks = Alone()
         self.current_span = ""
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[Any, ...], Tensor]] = []
         self._declared_reads = 0
         self._profile: torch.profiler.profile | None = None
-
-    @property
-    def is_writer(self) -> bool:
-        """Whether this rank writes what is written once for all."""
-        return self.rank == 0
 
     @property
     def wants_patches(self) -> bool:
@@ -68,14 +61,9 @@ class Runtime(ABC):
         return False
 
     @property
-    def reduce_dtype(self) -> torch.dtype:
-        """In which gradients are summed over devices."""
-        return _DTYPES[self.section.reduce_dtype]
-
-    @property
     def device_count(self) -> int:
         """Devices that a global batch is dealt to."""
-        return self.world_size * self.local_devices
+        return self.ranks.size * self.local_devices
 
     @classmethod
     def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
@@ -88,8 +76,7 @@ class Runtime(ABC):
 
     def close(self) -> None:
         """Leave the other ranks."""
-        if self.group is not None:
-            self.group.leave()
+        self.ranks.leave()
 
     def make_deterministic(self) -> list[str]:
         """Choose operations that give the same bits each time.
@@ -99,12 +86,10 @@ class Runtime(ABC):
         """
         return ["the same bits need the same versions, kind of device and number of devices"]
 
-    # ------------------------------------------------------------------ placing
-
     def prepare(self, module: nn.Module) -> nn.Module:
         """The module on the device, with rank zero's weights on every rank."""
         module.to(self.device)
-        self.broadcast([*module.parameters(), *module.buffers()])
+        self.ranks.broadcast([*module.parameters(), *module.buffers()])
         return module
 
     def accelerate(self, module: nn.Module) -> nn.Module:
@@ -125,11 +110,11 @@ class Runtime(ABC):
             inputs = block(inputs)
         return inputs
 
-    def rehearse(self, model: nn.Module, images: Tensor) -> None:
+    def trace_once(self, model: nn.Module, *inputs: Tensor) -> None:
         """Let a model be traced before step 0, where tracing itself leaves something behind.
 
         Args:
-          images: host, [B, C, H, W] float: this rank's part of a micro-batch.
+          inputs: on the host, as the model takes them: this rank's part of a micro-batch.
         """
         return
 
@@ -166,17 +151,15 @@ class Runtime(ABC):
             group["lr"] = lr
             group["weight_decay"] = decay
 
-    # ------------------------------------------------------------------ the step
-
     @contextlib.contextmanager
     def step(self, seed: int, step: int) -> Iterator[None]:
         """Around one optimizer step: seeds the device before it, finishes the step after it."""
-        self.seed(seed, step)
+        self._seed(seed, step)
         yield
         self.finish_step()
 
     @abstractmethod
-    def seed(self, seed: int, step: int) -> None:
+    def _seed(self, seed: int, step: int) -> None:
         """Seed the device's generator from (seed, step, rank)."""
 
     def finish_step(self) -> None:
@@ -187,27 +170,27 @@ class Runtime(ABC):
         """Compute matmuls in `runtime.precision`."""
         if self.section.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=_DTYPES[self.section.precision])
+        return torch.autocast(self.device.type, dtype=DTYPES[self.section.precision])
 
     def prefetch(self, batches: Iterable[Any], depth: int = 2) -> Feeder:
         """Batches moved to the device by a thread, `depth` ahead; its errors reach the caller."""
-        return Feeder(batches, self.place, depth)
+        return Feeder(batches, self.to_device, depth)
 
-    def place(self, batch: Any) -> Any:
+    def to_device(self, batch: Any) -> Any:
         """A host batch on the device; its values of the step are whole on every device."""
-        return batch.map(self.to_device, self.replicate)
+        return batch.map(self.tensor_to_device, self.replicate)
 
     def split(self, batch: Any, parts: int) -> list[Any]:
         """Micro-batches of a placed batch, each on all devices that the batch is dealt to."""
         return batch.split(parts, self.local_devices)
 
-    def to_device(self, tensor: Tensor) -> Tensor:
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
         """A host tensor on the device; its first axis is dealt out where there are several."""
         return tensor.to(self.device)
 
     def replicate(self, tensor: Tensor) -> Tensor:
         """A host tensor, alike on all ranks, as a whole on every device."""
-        return self.to_device(tensor)
+        return self.tensor_to_device(tensor)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         """Gradients of a micro-batch; `last` allows communication between ranks to begin."""
@@ -215,10 +198,6 @@ class Runtime(ABC):
 
     def keep_gradients_apart(self, module: nn.Module) -> None:
         """Have micro-batches' gradients added up over devices once; nothing to do on one device."""
-        return
-
-    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Mean of the gradients over ranks; nothing to do on one rank."""
         return
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
@@ -230,17 +209,15 @@ class Runtime(ABC):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    # ------------------------------------------------------------------ looking on
-
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """A named stretch of the loop, as traces and a watchdog see it."""
         before, self.current_span = self.current_span, name
-        with self.annotate(name):
+        with self._annotate(name):
             yield
         self.current_span = before
 
-    def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
+    def _annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
         """A name in the trace for what happens inside."""
         return torch.profiler.record_function(name)
 
@@ -248,7 +225,7 @@ class Runtime(ABC):
         """Begin to record what host and device do."""
         self._profile = torch.profiler.profile(
             on_trace_ready=torch.profiler.tensorboard_trace_handler(
-                str(folder), worker_name=f"rank_{self.rank}"
+                str(folder), worker_name=f"rank_{self.ranks.index}"
             )
         )
         self._profile.start()
@@ -256,65 +233,6 @@ class Runtime(ABC):
     def stop_trace(self) -> None:
         """End the recording and write it, readable by TensorBoard and Perfetto."""
         self._profile.stop()
-
-    # ------------------------------------------------------------------ other ranks
-
-    def reduce_sum(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks."""
-        return tensor if self.group is None else self.group.add_up(tensor.clone())
-
-    def reduce_mean(self, tensor: Tensor) -> Tensor:
-        """Mean over ranks."""
-        return tensor if self.world_size == 1 else self.reduce_sum(tensor) / self.world_size
-
-    def sum_with_gradient(self, tensor: Tensor) -> Tensor:
-        """Sum over ranks through which the backward pass goes: its gradient is summed, too."""
-        return tensor if self.world_size == 1 else _SumOverRanks.apply(tensor, self)
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        """Copy rank zero's values into every rank's tensors."""
-        if self.group is not None:
-            self.group.copy_first(tensors)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Every rank's host object, in order of ranks."""
-        return [value] if self.group is None else self.group.gather(value)
-
-    def broadcast_value(self, value: Any) -> Any:
-        """Rank zero's host object."""
-        return self.gather(value)[0]
-
-    def any_rank(self, flag: bool) -> bool:
-        """Whether the flag is up on any rank."""
-        return any(self.gather(flag))
-
-    def barrier(self, name: str) -> None:
-        """Wait for all ranks."""
-        if self.group is not None:
-            self.group.barrier()
-
-    @torch.no_grad()
-    def average_buffers(self, module: nn.Module) -> None:
-        """Mean over ranks of the float buffers, such as BatchNorm's running statistics."""
-        floats = [b for b in module.buffers() if b.is_floating_point()]
-        if self.world_size == 1 or not floats:
-            return
-        mean = self.reduce_mean(torch.cat([b.reshape(-1).to(self.mean_dtype) for b in floats]))
-        for buffer, piece in zip(floats, mean.split([b.numel() for b in floats]), strict=True):
-            buffer.copy_(piece.view(buffer.shape))
-
-    def check_replicas(self, tensors: Mapping[str, Tensor], when: str) -> None:
-        """Compare the ranks' tensors by checksum. # host read: start, evaluations and end
-
-        Raises:
-          ReplicaError: on every rank, if they differ.
-        """
-        if self.world_size == 1:
-            return
-        host = self.fetch_all(tensors)
-        compare_checksums(self.gather({n: _sum_bytes(t) for n, t in host.items()}), when)
-
-    # ------------------------------------------------------------------ host reads
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy in host memory: one declared host read, waits for the device."""
@@ -333,14 +251,14 @@ class Runtime(ABC):
             tensor.copy_(host[name])
 
     def defer(self, function: Callable[..., None], *args: Any, scalars: Tensor) -> None:
-        """Call `function(*args, host_scalars)` at the next `settle`, one step behind the device.
+        """Call `function(*args, host_scalars)` at the next `flush_deferred`.
 
-        The read then waits for a step that has a successor in flight, so the device never idles,
-        and an error in `function` reaches the loop.
+        That is one step behind the device: the read then waits for a step that has a successor in
+        flight, so the device never idles, and an error in `function` reaches the loop.
         """
         self._pending.append((function, args, scalars))
 
-    def settle(self) -> None:
+    def flush_deferred(self) -> None:
         """Carry out what was deferred. # host read: log steps only"""
         pending, self._pending = self._pending, []
         for function, args, scalars in pending:
@@ -357,43 +275,7 @@ class Runtime(ABC):
 
     def describe(self) -> dict[str, Any]:
         """Device facts for run.json."""
-        return {"runtime": self.name, "device": str(self.device), "world_size": self.world_size}
-
-
-class _SumOverRanks(torch.autograd.Function):
-    """Sum over ranks; every rank's result depends on every rank's input, so gradients add up."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, runtime: Runtime) -> Tensor:
-        ctx.runtime = runtime
-        return runtime.reduce_sum(tensor.detach())
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return ctx.runtime.reduce_sum(gradient.contiguous()), None
-
-
-def compare_checksums(sums: Sequence[Mapping[str, int]], when: str) -> None:
-    """Refuse ranks whose checksums differ from those of most ranks (of rank 0 where it is even).
-
-    Raises:
-      ReplicaError: names the ranks, the moment and the first tensor.
-    """
-    kinds = [tuple(one.items()) for one in sums]
-    usual = max(kinds, key=kinds.count)
-    odd = [rank for rank, kind in enumerate(kinds) if kind != usual]
-    if odd:
-        mine, theirs = dict(usual), sums[odd[0]]
-        names = [name for name in mine if theirs.get(name) != mine[name]]
-        raise ReplicaError(
-            f"the weights of rank {', '.join(map(str, odd))} differ from the others' {when}: "
-            f"{len(names)} of {len(mine)} tensors, first {names[0] if names else 'a missing one'}"
-        )
-
-
-def _sum_bytes(tensor: Tensor) -> int:
-    """CRC-32 of a host tensor's bytes."""
-    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        return {"runtime": self.name, "device": str(self.device), "world_size": self.ranks.size}
 
 
 def derive_seed(seed: int, step: int, rank: int) -> int:

@@ -24,7 +24,7 @@ class CpuRuntime(NativeRuntime):
         self.device = torch.device("cpu")
         super().__init__(section)
 
-    def seed(self, seed: int, step: int) -> None:
+    def _seed(self, seed: int, step: int) -> None:
         # Not torch.manual_seed: it also formats a stack trace for each kind of device that is
         # not there, a quarter of a millisecond a step.
-        torch.default_generator.manual_seed(derive_seed(seed, step, self.rank))
+        torch.default_generator.manual_seed(derive_seed(seed, step, self.ranks.index))

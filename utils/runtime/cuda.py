@@ -66,12 +66,12 @@ class CudaRuntime(NativeRuntime):
     def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
         return {"fused": True} if optimizer_name in _FUSED else {}
 
-    def place(self, batch: Any) -> Any:
+    def to_device(self, batch: Any) -> Any:
         """In the feeder's thread, which waits for the copies: the loop gets finished batches."""
         with self._copying():
-            return super().place(batch)
+            return super().to_device(batch)
 
-    def to_device(self, tensor: Tensor) -> Tensor:
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
         if torch.cuda.current_stream() != self._copies:
             return tensor.to(self.device)
         moved = tensor.pin_memory().to(self.device, non_blocking=True)

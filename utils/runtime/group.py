@@ -1,4 +1,4 @@
-"""`Group`: the processes of a run that reach each other through torch.distributed."""
+"""`ProcessGroup`: the processes of a run that reach each other through torch.distributed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
 
 
-class Group:
+class ProcessGroup:
     """Sums, copies and words between ranks; every call is made by all ranks alike.
 
     Objects of the host travel by gloo, tensors by the backend of their device. What a rank waits
@@ -43,16 +43,16 @@ class Group:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
     @classmethod
-    def join(cls, section: RuntimeSection, backend: str) -> Group | None:
+    def join(cls, section: RuntimeSection, backend: str) -> ProcessGroup | None:
         """The group that the environment names (torchrun's variables); none for one process."""
         return cls(section, backend) if get_planned_size() > 1 else None
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum over ranks, in place."""
         dist.all_reduce(tensor)
         return tensor
 
-    def copy_first(self, tensors: Sequence[Tensor]) -> None:
+    def broadcast_from_first(self, tensors: Sequence[Tensor]) -> None:
         """Rank zero's values into every rank's tensors, in place."""
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
@@ -76,14 +76,14 @@ class Group:
             dist.destroy_process_group()
 
 
-def get_planned_rank() -> int:
-    """This process's rank as torchrun's variables say; 0 without them."""
-    return _read_number("RANK", 0)
-
-
 def get_planned_size() -> int:
     """The group's size as torchrun's variables say; 1 without them."""
-    return _read_number("WORLD_SIZE", 1)
+    text = os.environ.get("WORLD_SIZE", "")
+    if text and not text.isdecimal():
+        raise UserError(
+            f"WORLD_SIZE ({text!r}) in the environment is no number; unset it or mend it"
+        )
+    return int(text) if text else 1
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
@@ -95,10 +95,3 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Views of a vector in the shapes of `like`."""
     pieces = vector.split([tensor.numel() for tensor in like])
     return [piece.view(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
-
-
-def _read_number(name: str, default: int) -> int:
-    text = os.environ.get(name, "")
-    if text and not text.isdecimal():
-        raise UserError(f"{name} ({text!r}) in the environment is no number; unset it or mend it")
-    return int(text) if text else default

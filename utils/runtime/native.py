@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.runtime.base import Runtime, derive_seed
-from utils.runtime.group import Group, flatten, get_planned_size, unflatten
+from utils.runtime.base import DTYPES, Runtime, derive_seed
+from utils.runtime.group import ProcessGroup, get_planned_size
 from utils.runtime.processes import launch_processes
+from utils.runtime.ranks import ProcessRanks
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
@@ -26,10 +27,14 @@ class NativeRuntime(Runtime):
 
     def __init__(self, section: RuntimeSection) -> None:
         super().__init__(section)
-        self.group = Group.join(section, self.backend)
-        if self.group is not None:
-            self.rank, self.world_size = self.group.rank, self.group.size
-        self.uses_ddp = self.overlaps if section.overlap is None else section.overlap
+        self._reduce_dtype = DTYPES[section.reduce_dtype]
+        group = ProcessGroup.join(section, self.backend)
+        overlaps = self.overlaps if section.overlap is None else section.overlap
+        self._uses_ddp = overlaps and group is not None
+        if group is not None:
+            self.ranks = ProcessRanks(
+                self, group, self._reduce_dtype, sums_in_backward=self._uses_ddp
+            )
         if section.precision == "fp16":
             self.scaler = torch.amp.GradScaler(self.device.type)
 
@@ -55,8 +60,8 @@ class NativeRuntime(Runtime):
             f"sums depend on the number of threads, here {threads}; runtime.num_threads fixes it",
         ]
 
-    def seed(self, seed: int, step: int) -> None:
-        torch.manual_seed(derive_seed(seed, step, self.rank))
+    def _seed(self, seed: int, step: int) -> None:
+        torch.manual_seed(derive_seed(seed, step, self.ranks.index))
 
     def accelerate(self, module: nn.Module) -> nn.Module:
         if self.section.channels_last:
@@ -66,24 +71,12 @@ class NativeRuntime(Runtime):
         return module
 
     def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
-        if self.group is None or not self.uses_ddp:
+        if not self._uses_ddp:
             return objective
-        return _OverlappedObjective(_Step(objective, model, extra), self.reduce_dtype)
+        return _OverlappedObjective(_Step(objective, model, extra), self._reduce_dtype)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
-    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        # One vector in the order of the parameters: the ring adds up in the same order in every
-        # process that ever runs this, so a resumed run has the same bits.
-        if self.group is None or self.uses_ddp:
-            return
-        owners = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        gradients = [p.grad for p in owners]
-        flat = flatten(gradients).to(self.reduce_dtype)
-        mean = self.group.add_up(flat).float() / self.world_size
-        for gradient, piece in zip(gradients, unflatten(mean, gradients), strict=True):
-            gradient.copy_(piece)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         if self.scaler is not None:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.runtime.base import Runtime, derive_seed
+from utils.runtime.base import DTYPES, Runtime, derive_seed
 from utils.runtime.compile_cache import prepare_cache
-from utils.runtime.group import Group, get_planned_size
+from utils.runtime.group import ProcessGroup, get_planned_size
 from utils.runtime.processes import (
     RECORDS,
     get_core_share,
@@ -28,6 +27,8 @@ from utils.runtime.processes import (
     record_failure,
     watch_records,
 )
+from utils.runtime.ranks import Alone, Ranks
+from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
@@ -38,11 +39,9 @@ _DEVICE_LR = ("adamw", "adam", "nadam", "adamax")
 
 
 class XlaRuntime(Runtime):
-    """One process for each chip; on the CPU one process in place."""
+    """One process for each chip; on the CPU one process, or some that gloo connects."""
 
     name = "xla"
-    # A TPU has no float64; its worlds are powers of two, whose means are exact all the same.
-    mean_dtype = torch.float32
 
     def __init__(self, section: RuntimeSection) -> None:
         super().__init__(section)
@@ -57,7 +56,7 @@ class XlaRuntime(Runtime):
         self._hardware = _get_hardware(xr)
         self._start_backend()
         self.device = torch_xla.device()
-        self._join()
+        self.ranks = self._create_ranks()
         self._counted_before = self._count()
 
     @property
@@ -71,21 +70,23 @@ class XlaRuntime(Runtime):
         if folder is not None:
             self._xr.initialize_cache(str(folder), readonly=False)
 
-    def _join(self) -> None:
-        """Find the other ranks: the chips' by XLA, their hosts' words by gloo."""
-        self.rank, self.world_size = self._xr.global_ordinal(), self._xr.world_size()
-        check_collectives(self.world_size)
+    def _create_ranks(self) -> Ranks:
+        """Find the other ranks: chips by XLA, processes on one CPU by gloo."""
+        reduce_dtype = DTYPES[self.section.reduce_dtype]
+        if self._hardware == "CPU" and get_planned_size() > 1:
+            return GlooRanks(self, ProcessGroup(self.section, "gloo"), reduce_dtype)
+        check_collectives(self._xr.world_size())
         processes = self._xr.local_process_count()
         if processes > 1 and not self.section.num_threads:
             torch.set_num_threads(get_core_share(processes))
-        if self.world_size > 1:
-            self.group = self.join_hosts()
+        if self._xr.world_size() == 1:
+            return Alone()
+        return ChipRanks(self, join_hosts(self.section), reduce_dtype)
 
-    def join_hosts(self) -> Group:
-        """The group in which the run's processes speak, found by way of the runtime."""
-        import torch_xla.distributed.xla_backend  # noqa: F401  it registers xla://
-
-        return Group(self.section, "gloo", init_method="xla://")
+    def prepare(self, module: nn.Module) -> nn.Module:
+        super().prepare(module)
+        self.finish_step()
+        return module
 
     @classmethod
     def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
@@ -98,15 +99,15 @@ class XlaRuntime(Runtime):
             return _launch_on_cpu(section, worker, args)
         return _launch_on_chips(section, worker, args)
 
-    def seed(self, seed: int, step: int) -> None:
+    def _seed(self, seed: int, step: int) -> None:
         # Every sync advances the device's generator, so it is set just before the step.
-        self._xm.set_rng_state(derive_seed(seed, step, self.rank), device=str(self.device))
-        torch.default_generator.manual_seed(derive_seed(seed, step, self.rank))
+        self._xm.set_rng_state(derive_seed(seed, step, self.ranks.index), device=str(self.device))
+        torch.default_generator.manual_seed(derive_seed(seed, step, self.ranks.index))
 
     def finish_step(self) -> None:
         self._xla.sync()
 
-    def to_device(self, tensor: Tensor) -> Tensor:
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
         # Not `tensor.to`: it makes an empty device tensor first and copies into it. A sync of the
         # main thread between the two would take that half-made tensor for an output of the step and
         # compile another graph.
@@ -145,16 +146,16 @@ class XlaRuntime(Runtime):
         # Pure (no dropout, no statistics): the block is traced once, not in every step.
         return scan_layers(blocks, inputs, is_layer_pure=True)
 
-    def rehearse(self, model: nn.Module, images: Tensor) -> None:
+    def trace_once(self, model: nn.Module, *inputs: Tensor) -> None:
         with self.autocast():
-            outputs = model.train()(self.to_device(images))
+            outputs = model.train()(*(self.tensor_to_device(tensor) for tensor in inputs))
         logits = outputs[0] if isinstance(outputs, tuple) else outputs
         logits.float().sum().backward()
         model.zero_grad(set_to_none=True)
         del outputs, logits  # nothing alive, so nothing of it is compiled
         self.finish_step()
 
-    def annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
+    def _annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
         # Not `Trace`: its scope must not stand open across a sync.
         return self._xla._XLAC.profiler.TraceMe(name)
 
@@ -164,28 +165,6 @@ class XlaRuntime(Runtime):
     def stop_trace(self) -> None:
         self._xm.wait_device_ops()
         self._profiler.stop_trace()
-
-    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.world_size == 1:
-            return
-        if self.reduce_dtype == torch.float32:
-            self._xm.reduce_gradients(optimizer)
-            return
-        owners = [p for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
-        sums = [p.grad.to(self.reduce_dtype) for p in owners]
-        self._xm.all_reduce(self._xm.REDUCE_SUM, sums)  # in place
-        for owner, total in zip(owners, sums, strict=True):
-            owner.grad = total.float() / self.world_size
-
-    def reduce_sum(self, tensor: Tensor) -> Tensor:
-        if self.world_size == 1:
-            return tensor
-        return self._xm.all_reduce(self._xm.REDUCE_SUM, tensor)
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        if self.world_size > 1:
-            self._xm.collective_broadcast(list(tensors))
-        self._xla.sync()
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = list(tensors)
@@ -221,24 +200,6 @@ class XlaRuntime(Runtime):
         return {**super().describe(), "hardware": self._hardware}
 
 
-def check_collectives(world_size: int) -> None:
-    """Refuse a torch.distributed group of backend `xla` that XLA itself knows nothing of.
-
-    Across CPU processes each rank would silently get back its own value for a sum.
-
-    Args:
-      world_size: ranks that XLA knows of.
-    """
-    if not torch.distributed.is_initialized() or torch.distributed.get_backend() != "xla":
-        return
-    told = torch.distributed.get_world_size()
-    if told != world_size:
-        raise UserError(
-            f"torch.distributed's backend 'xla' was told of {told} ranks, but XLA knows of "
-            f"{world_size}: sums would stay on their rank; leave the group to runtime.num_processes"
-        )
-
-
 def _get_hardware(xr: Any) -> str:
     """The kind of device behind PJRT.
 
@@ -272,9 +233,7 @@ def _launch_on_cpu(section: RuntimeSection, worker: Callable[..., Any], args: tu
 
 def run_on_gloo(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
     """One rank of several XLA processes on the CPU."""
-    from utils.runtime.xla_gloo import XlaGlooRuntime
-
-    runtime = XlaGlooRuntime(section)
+    runtime = XlaRuntime(section)
     try:
         return worker(runtime, *args) or 0
     finally:
@@ -315,7 +274,7 @@ def _run_on_chip(
         if code and RECORDS in os.environ:
             Path(os.environ[RECORDS], f"code_{index}").write_text(str(code))
     except BaseException as error:
-        record_failure(index if runtime is None else runtime.rank, error)
+        record_failure(index if runtime is None else runtime.ranks.index, error)
         raise
     finally:
         if runtime is not None:

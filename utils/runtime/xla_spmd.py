@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.runtime.parts import join_gradients, split_gradients
+from utils.runtime.parts import split_gradients
+from utils.runtime.ranks import Ranks
 from utils.runtime.xla import XlaRuntime
+from utils.runtime.xla_ranks import MeshRanks, join_hosts
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
@@ -57,13 +59,11 @@ class XlaSpmdRuntime(XlaRuntime):
         count = self._xr.global_runtime_device_count()
         self.mesh = xs.Mesh(np.arange(count), get_mesh_shape(self.section, count), (_DATA, _FSDP))
 
-    def _join(self) -> None:
-        self.rank, self.world_size = self._xr.process_index(), self._xr.process_count()
-        self.local_devices = self._xr.global_runtime_device_count() // self.world_size
-        if self.world_size > 1:
-            self.group = self.join_hosts()
-
-    # ------------------------------------------------------------------ placing
+    def _create_ranks(self) -> Ranks:
+        hosts = self._xr.process_count()
+        self.local_devices = self._xr.global_runtime_device_count() // hosts
+        group = join_hosts(self.section) if hosts > 1 else None
+        return MeshRanks(self, group, None if self.fp32_weight_gradients else torch.bfloat16)
 
     def prepare(self, module: nn.Module) -> nn.Module:
         module.to(self.device)
@@ -83,7 +83,7 @@ class XlaSpmdRuntime(XlaRuntime):
                     state[key] = self._upload(value.cpu(), partition)
         self.finish_step()
 
-    def to_device(self, tensor: Tensor) -> Tensor:
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
         return self._upload(tensor, ((_DATA, _FSDP), *[None] * (tensor.dim() - 1)), part=True)
 
     def replicate(self, tensor: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class XlaSpmdRuntime(XlaRuntime):
 
     def _upload(self, tensor: Tensor, partition: Sequence[Any], *, part: bool = False) -> Tensor:
         """A host tensor as a global array; `part`: each host holds its share of the first axis."""
-        minibatch = part and self.world_size > 1
+        minibatch = part and self.ranks.size > 1
         spec = self._xs.ShardingSpec(self.mesh, tuple(partition), minibatch=minibatch)
         return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]
 
@@ -107,33 +107,10 @@ class XlaSpmdRuntime(XlaRuntime):
             partition[max(fitting, key=lambda d: shape[d])] = _FSDP
         return tuple(partition)
 
-    # ------------------------------------------------------------------ other devices
-
     def keep_gradients_apart(self, module: nn.Module) -> None:
         # Sharded parameters stay as they are: whole gradients on each device would not fit.
         if self.section.mesh_fsdp == 1:
             split_gradients(module.parameters(), self.device_count)
-
-    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """Add up what was kept apart; the partitioner has done so with the rest."""
-        dtype = None if self.fp32_weight_gradients else torch.bfloat16
-        join_gradients((p for group in optimizer.param_groups for p in group["params"]), dtype)
-
-    def reduce_sum(self, tensor: Tensor) -> Tensor:
-        """The tensor: a global array holds the sum already."""
-        return tensor
-
-    def reduce_mean(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def sum_with_gradient(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def broadcast(self, tensors: Sequence[Tensor]) -> None:
-        self.finish_step()
-
-    def average_buffers(self, module: nn.Module) -> None:
-        """Nothing: a global array is the same on all devices."""
 
     def describe(self) -> dict[str, Any]:
         shape = dict(zip(self.mesh.axis_names, self.mesh.mesh_shape, strict=True))
