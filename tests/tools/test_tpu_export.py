@@ -72,10 +72,11 @@ from pathlib import Path
 from tools.tpu.export import prepare_tracing, trace_step
 prepare_tracing(4)
 from tests.tiny_parts import create_config
-config = create_config(Path(sys.argv[1]), "--runtime.parallel=spmd", device="xla")
+flags = ("--runtime.parallel=spmd", "--train.accumulate_steps=2")
+config = create_config(Path(sys.argv[1]), *flags, device="xla")
 export = trace_step(config)
 names = [[export.arguments[a], export.results[r]] for a, r in export.donations.items()]
-print(json.dumps({"pairs": names, "undonated": export.undonated,
+print(json.dumps({"pairs": names, "arguments": export.arguments, "undonated": export.undonated,
                   "sharded": b"devices=[4" in export.bytecode}))
 """
 
@@ -90,6 +91,9 @@ def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
     assert found["undonated"] == ["first_bad_step"]
     assert len(found["pairs"]) > 40
     assert all(argument == result for argument, result in found["pairs"])
+    # The number of micro-batches is data, too, and no state tensor.
+    state = [name for name in found["arguments"] if name.startswith(("model.", "optimizer/"))]
+    assert len(state) == len(set(state)) and "scalar" in found["arguments"]
 
 
 @pytest.mark.parametrize(

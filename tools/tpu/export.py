@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from job.spec import Job
     from utils.config import RunConfig
 
+# State tensors are told apart by numbers from here on: float32 holds them, and no factor of a step,
+# such as the count of micro-batches, is one of them.
+_FIRST_NUMBER = 1_000_003
 # Files and lines in the text of a program.
 _SOURCE_PLACE = re.compile(r' (source_file="[^"]*"|(source|stack_frame)\w*=\d+)')
 
@@ -242,7 +245,7 @@ def _number_state(runtime: Any, parts: Parts) -> dict[int, str]:
 
     found = {}
     with torch.no_grad():
-        for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=2):
+        for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=_FIRST_NUMBER):
             if tensor.dtype in (torch.float32, torch.int64, torch.int32):
                 tensor.copy_(torch.full(tensor.shape, number, dtype=tensor.dtype))
                 found[number] = name
