@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from models.batch_norm import refuse_single_values, update_running
 from models.patches_dense import get_compute_dtype, normalise_rows, without_autocast
+from utils.runtime.parts import count_parts, deal_out, get_parts, spread_rows
 
 # Permutations of a weight between the order of files and the order on the device.
 TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)
@@ -30,8 +31,10 @@ class HwioWeight:
 
     def forward(self, x: Tensor) -> Tensor:
         held = self._parameters["weight"]
+        seen = held.permute(TO_OIHW)
+        seen.held = held
         try:
-            self._parameters["weight"] = held.permute(TO_OIHW)  # what the class's own code reads
+            self._parameters["weight"] = seen  # what the class's own code reads
             return super().forward(x)
         finally:
             self._parameters["weight"] = held
@@ -40,13 +43,19 @@ class HwioWeight:
         if self.padding_mode != "zeros" or isinstance(self.padding, str):
             return super()._conv_forward(x, weight, bias)
         dtype = get_compute_dtype(x)
+        # A class that computes its weight from the parameter is left to autograd.
+        apart = get_parts(getattr(weight, "held", None), x.shape[0])
+        wide = self.fp32_weight_gradient
         with without_autocast(x):
             shape = (self.stride, self.padding, self.dilation, self.groups)
-            if self.fp32_weight_gradient:
-                result = _Convolution.apply(x.to(dtype), weight, *shape)
+            if wide or apart is not None:
+                seen = None if apart is None else apart.permute(0, *(d + 1 for d in TO_OIHW))
+                result = _Convolution.apply(x.to(dtype), weight, seen, wide, *shape)
             else:
                 result = functional.conv2d(x.to(dtype), weight.to(dtype), None, *shape)
-            return result if bias is None else result + bias.to(dtype).view(1, -1, 1, 1)
+            if bias is None:
+                return result
+            return result + spread_rows(bias, x.shape[0]).to(dtype)[:, :, None, None]
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
@@ -75,12 +84,15 @@ def hold_as_hwio(conv: nn.Conv2d) -> None:
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution whose weight gradient is a product with a float32 result."""
+    """A convolution whose weight gradient has a float32 result, or keeps devices apart."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, *shape: Any) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, apart: Tensor | None, wide: bool, *shape: Any
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.shape = shape
+        ctx.devices, ctx.wide, ctx.shape = count_parts(apart), wide, shape
+        ctx.held = getattr(weight, "held", None)
         return functional.conv2d(x, weight.to(x.dtype), None, *shape)
 
     @staticmethod
@@ -88,17 +100,44 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = _reverse(ctx, gradient, x, weight.to(x.dtype), (True, False, False))[0]
+            dx = _reverse(gradient, x, weight.to(x.dtype), ctx.shape, (True, False, False))[0]
         if ctx.needs_input_grad[1]:
-            wide = gradient.float(), x.float(), weight.float()
-            dw = _reverse(ctx, *wide, (False, True, False))[1].to(weight.dtype)
-        return dx, dw, *[None] * len(ctx.shape)
+            dw = _contract(ctx, gradient, x, weight).to(weight.dtype)
+        if ctx.devices:
+            return dx, None, dw, *[None] * (1 + len(ctx.shape))
+        return dx, dw, *[None] * (2 + len(ctx.shape))
+
+
+def _contract(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """The weight's gradient [O, I, H, W]; with devices apart [D, O, I, H, W].
+
+    Devices become groups of channels, which a partitioner deals out as it dealt out the examples.
+    """
+    dtype = torch.float32 if ctx.wide else x.dtype
+    gradient, x, weight = gradient.to(dtype), x.to(dtype), weight.to(dtype)
+    if not ctx.devices:
+        return _reverse(gradient, x, weight, ctx.shape, (False, True, False))[1]
+    *rest, groups = ctx.shape
+    gradient, x = (_group_by_device(value, ctx.devices) for value in (gradient, x))
+    shaped = weight.new_zeros(ctx.devices * weight.shape[0], *weight.shape[1:])
+    shape = (*rest, groups * ctx.devices)
+    dw = _reverse(gradient, x, shaped, shape, (False, True, False))[1]
+    return deal_out(ctx.held, dw).unflatten(0, (ctx.devices, -1))
+
+
+def _group_by_device(value: Tensor, devices: int) -> Tensor:
+    """[B, C, H, W] -> [B / D, D * C, H, W]."""
+    return value.unflatten(0, (devices, -1)).transpose(0, 1).flatten(1, 2)
 
 
 def _reverse(
-    ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    shape: tuple[Any, ...],
+    wanted: tuple[bool, bool, bool],
 ) -> tuple[Tensor, ...]:
-    stride, padding, dilation, groups = ctx.shape
+    stride, padding, dilation, groups = shape
     return torch.ops.aten.convolution_backward(
         gradient, x, weight, None, stride, padding, dilation, False, [0, 0], groups, wanted
     )

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from tests.child_runs import ROOT, get_command, get_environment
-from tests.tiny_parts import create_argv
+from tests.tiny_parts import SYNTHETIC, create_argv
 
 DEVICES = 4
 SIZES = {"f32": 4, "bf16": 2, "s64": 8, "s32": 4, "u32": 4, "pred": 1, "u8": 1}
@@ -21,13 +21,28 @@ KINDS = "all-reduce|all-gather|reduce-scatter|collective-permute|all-to-all"
 SCALARS = 256
 
 
+CONVNET = (
+    "--model=resnet18",
+    '--model.args={"in_chans": 1, "layers": [1, 1, 1, 1], "channels": [4, 8, 8, 8]}',
+    "--data.name=image_size=32,channels=1,num_classes=10,num_examples=96",
+)
+
+
 def run_and_read(folder: Path, *flags: str) -> tuple[dict[tuple[str, str], int], int]:
     """Bytes of the train step's collectives by (kind, type), and the number of parameters."""
+    found, sizes = run_and_size(folder, *flags)
+    return found, sum(sizes.values())
+
+
+def run_and_size(folder: Path, *flags: str) -> tuple[dict[tuple[str, str], int], dict[str, int]]:
+    """Bytes of the train step's collectives by (kind, type), and the size of each tensor."""
     argv = create_argv(
         folder, "--runtime.parallel=spmd", "--train.steps=1", "--run.run_id=mesh",
         "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0", "--train.ema",
         "--optim.max_grad_norm=1.0", "--data.global_batch_size=32", *flags, device="xla",
     )  # fmt: skip
+    if "--model=resnet18" in flags:
+        argv = [flag for flag in argv if not (flag in SYNTHETIC and flag.startswith("--model"))]
     dump = folder / "dump"
     environment = {
         **get_environment(),
@@ -41,8 +56,8 @@ def run_and_read(folder: Path, *flags: str) -> tuple[dict[tuple[str, str], int],
     # The train step is the largest graph.
     graphs = [path.read_text() for path in dump.glob("*after_spmd-partitioning*.txt")]
     export = safe_open(folder / "tiny" / "mesh" / "student.safetensors", "pt")
-    count = sum(math.prod(export.get_slice(name).get_shape()) for name in export.keys())  # noqa: SIM118
-    return count_bytes(max(graphs, key=len)), count
+    sizes = {n: math.prod(export.get_slice(n).get_shape()) for n in export.keys()}  # noqa: SIM118
+    return count_bytes(max(graphs, key=len)), sizes
 
 
 def count_bytes(graph: str) -> dict[tuple[str, str], int]:
@@ -80,6 +95,17 @@ def test_accumulation_adds_gradients_up_over_devices_once(tmp_path):
     found, parameters = run_and_read(tmp_path, "--train.accumulate_steps=2")
     assert {kind for kind, _ in found} == {"all-reduce"}
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
+
+
+def test_accumulation_adds_gradients_of_convolutions_up_once(tmp_path):
+    found, sizes = run_and_size(tmp_path, *CONVNET, "--train.accumulate_steps=2")
+    assert {kind for kind, _ in found} == {"all-reduce"}
+    channels = sum(size for name, size in sizes.items() if name.endswith("running_mean"))
+    norms = [name.rpartition(".")[0] for name in sizes if name.endswith("running_mean")]
+    others = sum(size for name, size in sizes.items() if name.rpartition(".")[0] not in norms)
+    # A BatchNorm needs two sums forward and two backward to go on in each micro-batch.
+    wanted = 4 * (others + 2 * 4 * channels)
+    assert wanted <= found["all-reduce", "f32"] <= wanted + SCALARS
 
 
 @pytest.mark.parametrize("shape", ["f32[2,3]{1,0}", "(f32[2]{0}, f32[4]{0})"])

@@ -7,20 +7,29 @@ over micro-batches like any gradient, and one sum over D at the end is the only 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-_DEVICES, _PARTS = "split_over", "gradient_parts"
+_DEVICES, _PARTS, _DEAL = "split_over", "gradient_parts", "deal_out"
 
 
-def split_gradients(parameters: Iterable[nn.Parameter], devices: int) -> None:
-    """Have the gradients of parameters kept apart, by layers that can do so."""
+def split_gradients(
+    parameters: Iterable[nn.Parameter],
+    devices: int,
+    deal: Callable[[Tensor], Tensor] | None = None,
+) -> None:
+    """Have the gradients of parameters kept apart, by layers that can do so.
+
+    Args:
+      deal: tells the partitioner that a tensor's first dimension lies on one device each.
+    """
     for parameter in parameters:
         if parameter.requires_grad:
             setattr(parameter, _DEVICES, devices)
+            setattr(parameter, _DEAL, deal)
 
 
 def get_parts(parameter: Tensor | None, examples: int) -> Tensor | None:
@@ -40,6 +49,12 @@ def get_parts(parameter: Tensor | None, examples: int) -> Tensor | None:
         parts = torch.zeros(shape, dtype=parameter.dtype, device=parameter.device)
         setattr(parameter, _PARTS, parts.requires_grad_())
     return parts
+
+
+def deal_out(parameter: Tensor, parts: Tensor) -> Tensor:
+    """Parts [D, ...] of a parameter's gradient, dealt to the devices, where that must be said."""
+    deal = getattr(parameter, _DEAL, None)
+    return parts if deal is None else deal(parts)
 
 
 def join_gradients(parameters: Iterable[nn.Parameter], dtype: torch.dtype | None = None) -> None:
@@ -65,6 +80,14 @@ def spread(parameter: Tensor | None, examples: int) -> Tensor | None:
     """[1, ...] as [B, ...] where its gradient is kept apart; else as it is."""
     parts = get_parts(parameter, examples)
     return parameter if parts is None else _Spread.apply(parameter, parts, examples)
+
+
+def spread_rows(parameter: Tensor, examples: int) -> Tensor:
+    """[C] as [B, C] where its gradient is kept apart; else as [1, C]."""
+    parts = get_parts(parameter, examples)
+    if parts is None:
+        return parameter[None]
+    return _Spread.apply(parameter[None], parts[:, None], examples)
 
 
 class _Spread(torch.autograd.Function):

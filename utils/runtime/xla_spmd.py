@@ -110,7 +110,13 @@ class XlaSpmdRuntime(XlaRuntime):
     def keep_gradients_apart(self, module: nn.Module) -> None:
         # Sharded parameters stay as they are: whole gradients on each device would not fit.
         if self.section.mesh_fsdp == 1:
-            split_gradients(module.parameters(), self.device_count)
+            split_gradients(module.parameters(), self.device_count, self._deal)
+
+    def _deal(self, tensor: Tensor) -> Tensor:
+        """Mark a tensor of the graph as dealt along its first dimension."""
+        partition = ((_DATA, _FSDP), *[None] * (tensor.dim() - 1))
+        self._xs.mark_sharding(tensor, self.mesh, partition)
+        return tensor
 
     def describe(self) -> dict[str, Any]:
         shape = dict(zip(self.mesh.axis_names, self.mesh.mesh_shape, strict=True))
