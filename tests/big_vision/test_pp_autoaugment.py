@@ -66,6 +66,12 @@ def test_a_policy_cuts_and_moves_further_than_a_random_choice():
     assert autoaugment.get_level_argument("TranslateX", 5, *near) == 50
 
 
+def test_what_turns_shears_or_moves_has_two_ways_and_nothing_else():
+    geometry = ("Rotate", "Shear", "Translate")
+    wanted = {name for name in autoaugment.OPERATIONS if name.startswith(geometry)}
+    assert {*autoaugment.SIGNED} == wanted and len(wanted) == 5
+
+
 def test_autocontrast_stretches_each_channel_to_all_values():
     image = np.zeros((1, 3, 3), np.uint8)
     image[0] = [[50, 7, 0], [75, 7, 128], [100, 7, 255]]
