@@ -1,61 +1,64 @@
-"""What the house knows of input: `Batch`, `create_loader`, `describe_dataset`.
+"""What the house knows of input: `Batch` and its kinds, `SOURCES`, `create_loader`.
 
     loader = create_loader(config.data, "train", seed=0, shard=(rank, world_size))
     for batch in loader.batches(Position(epoch=3, examples=4096)): ...
 
-What a split holds is found in `_select`, from metadata alone; what reads it is a class of
-`big_vision/input/sources.py`, opened in `_open_source`. TensorFlow is imported when a loader is
-created, so after the runtime; `describe_dataset` needs none.
+What a split holds and how it is read is a `Source`'s business; the `Loader` gives its batches
+their place in the run and knows nothing of what is in them. TensorFlow is imported when a loader
+is created, so after the runtime; `describe_dataset` needs none.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
-from big_vision.input.catalog import Selection, load_tfds_catalog
-from big_vision.input.folder import FolderSelection, select_folder
-from big_vision.input.labels import LabelRule
+from big_vision.input.image_files import FolderSource, TfdsSource
+from big_vision.input.images import ImageFacts, require_images
 from big_vision.input.order import ShardSpec
+from big_vision.input.selection import ImageSelection, Selection
+from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
 from big_vision.input.splits_check import Choice, check_splits
-from big_vision.input.synthetic import SyntheticReader, SyntheticShape, parse_synthetic_name
-from big_vision.pp.checks import require_valid_spec
-from big_vision.pp.device_ops import split_device_ops
+from big_vision.input.synthetic import SyntheticSource
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import is_remote
+from utils.registry import Registry
 
 if TYPE_CHECKING:
     from utils.config.sections import DataSection
 
-Role = Literal["train", "eval", "test"]
-# What the run says of its data elsewhere, by name: `num_classes`, `image_size`.
-Known = Mapping[str, int]
 __all__ = [
+    "SOURCES",
     "Batch",
     "DatasetFacts",
     "ImageBatch",
+    "ImageFacts",
+    "ImageSelection",
+    "Known",
     "Loader",
     "Position",
+    "Reader",
+    "Reading",
     "Role",
+    "Selection",
+    "Source",
     "TokenBatch",
     "VectorBatch",
-    "choose_order",
     "create_loader",
+    "create_source",
     "describe_dataset",
+    "require_images",
 ]
 
-_SPLIT_KEYS = {"train": "train_split", "eval": "eval_split", "test": "test_split"}
-_AUGMENTATION_STRIDE = 1_000_003  # seeds of different augmentations do not meet
-_GIB = 1 << 30
+SOURCES = Registry("data.source")
+SOURCES.register("tfds")(TfdsSource)
+SOURCES.register("folder")(FolderSource)
+SOURCES.register("synthetic")(SyntheticSource)
 
 
 @dataclass(frozen=True)
@@ -75,23 +78,32 @@ class Position:
 
 @dataclass(frozen=True)
 class DatasetFacts:
-    """What the metadata tells before any device or TensorFlow is touched.
+    """What the metadata tells before any device or TensorFlow is touched, by role.
 
     Attributes:
-      num_examples: by role; `test` only where data.test_split is set.
+      num_examples: `test` only where data.test_split is set, here as below.
+      examples: what tasks must know of the batches, such as `ImageFacts`.
       version: the dataset's version directory; empty for sources without one.
       files: hash of the training split's files, by their names below the root and their sizes.
     """
 
-    num_examples: dict[str, int]
-    num_classes: int
-    class_names: tuple[str, ...] | None
+    num_examples: dict[Role, int]
+    examples: dict[Role, object]
     version: str = ""
     files: str = ""
 
 
+def create_source(data: DataSection, known: Known | None = None) -> Source:
+    """The source that data.source names; it has looked at nothing yet.
+
+    Raises:
+      UserError: there is none of that name.
+    """
+    return SOURCES.get(data.source)(data, known or {})
+
+
 def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFacts:
-    """Sizes and classes of the run's splits, from the dataset's metadata alone.
+    """Sizes of the run's splits and what is in them, from the dataset's metadata alone.
 
     Args:
       known: what the run says of its data elsewhere; see `create_loader`.
@@ -99,20 +111,21 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
     Raises:
       UserError: the dataset, a version, a split or a file is missing, or classes do not agree.
     """
-    roles = [role for role in _SPLIT_KEYS if role != "test" or data.test_split]
-    found = {role: _select(data, role, known)[0] for role in roles}
+    source = create_source(data, known)
+    roles = [role for role in SPLIT_KEYS if role != "test" or data.test_split]
+    found = {role: source.select(role) for role in roles}
     choices = [
-        Choice(f"data.{_SPLIT_KEYS[role]}", getattr(data, _SPLIT_KEYS[role]), selection)
+        Choice(f"data.{SPLIT_KEYS[role]}", getattr(data, SPLIT_KEYS[role]), selection)
         for role, selection in found.items()
     ]
     check_splits(choices[0], choices[1:])
     train = found["train"]
-    sizes = {role: selection.num_examples for role, selection in found.items()}
-    _check_global_batch(data, "train", sizes["train"])
-    version = PurePath(_select(data, "train", known)[1]).name if data.source == "tfds" else ""
-    classes = _get_num_classes(data, train, known)
+    _check_global_batch(data, "train", train.num_examples)
     return DatasetFacts(
-        sizes, classes, train.class_names, version, getattr(train, "files_hash", "")
+        {role: selection.num_examples for role, selection in found.items()},
+        {role: source.describe(selection, role) for role, selection in found.items()},
+        train.version,
+        train.files_hash,
     )
 
 
@@ -138,28 +151,17 @@ def create_loader(
     Raises:
       UserError: whatever is wrong with dataset, split, string or batch size; before any batch.
     """
-    pp_key = "train_pp" if role == "train" else "eval_pp"
-    require_valid_spec(getattr(data, pp_key), f"data.{pp_key}")
-    selection, directory = _select(data, role, known)
+    source = create_source(data, known)
+    selection = source.select(role)
     size = _check_global_batch(data, role, selection.num_examples)
     if size % shard[1]:
         raise UserError(
             f"{_get_batch_key(data, role)} ({size}) is not divisible by the {shard[1]} input "
             "processes; make it a multiple"
         )
-    spec = ShardSpec(*shard, size)
-    if data.source == "synthetic":
-        reader: Any = SyntheticReader(selection, spec, seed)
-    else:
-        seeds = (seed, seed + augmentation * _AUGMENTATION_STRIDE)  # of order and augmentation
-        reader = _create_tensorflow_reader(data, role, selection, directory, spec, seeds)
-    if role == "train":
-        reader.log_shuffle_memory()
-    else:
-        reader.try_first_example()
-    classes = _get_num_classes(data, selection, known)
-    labels = LabelRule(data.label_key, (known or {}).get("num_classes", classes), reader.describe)
-    return Loader(data, role, reader, spec, labels, (classes, selection.class_names))
+    spec, order = ShardSpec(*shard, size), source.choose_order()
+    reader = source.open(selection, Reading(role, spec, seed, augmentation))
+    return Loader(data, role, reader, spec, order)
 
 
 class Loader:
@@ -167,31 +169,18 @@ class Loader:
 
     Attributes:
       name: of the dataset.
+      facts: what tasks must know of every batch, such as `ImageFacts`.
       num_examples: examples of the split, over all shards.
-      image_shape: (H, W, C) of every image.
-      normalisation: mean and std of (uint8 - mean) / std, for the device.
       batches_per_epoch: training drops the incomplete last global batch, evaluation pads it.
       counters: `skipped_corrupt`: unreadable records that were passed over.
     """
 
     def __init__(
-        self,
-        data: DataSection,
-        role: Role,
-        reader: Any,
-        spec: ShardSpec,
-        labels: LabelRule,
-        classes: tuple[int, tuple[str, ...] | None],
+        self, data: DataSection, role: Role, reader: Reader, spec: ShardSpec, order: str
     ) -> None:
-        pp = data.train_pp if role == "train" else data.eval_pp
-        self.name = data.name
-        self.role, self.shard, self.order = role, (spec.index, spec.count), choose_order(data)
-        self.num_examples: int = reader.num_examples
-        self._labels = labels
-        self.num_classes, self.class_names = classes
-        self.image_shape: tuple[int, int, int] = reader.image_shape
-        self.normalisation = split_device_ops(pp)[1]
-        _check_channels(self.normalisation.mean, self.image_shape[2], role)
+        self.name, self.role = data.name, role
+        self.shard, self.order = (spec.index, spec.count), order
+        self.facts, self.num_examples = reader.facts, reader.num_examples
         self.global_batch_size = spec.global_batch_size
         self.rank_batch_size = spec.rank_batch_size
         self.batches_per_epoch = self._count_batches()
@@ -217,10 +206,7 @@ class Loader:
 
     def load_examples(self, indices: Sequence[int], epoch: int = 0) -> Batch:
         """The named examples of the split, with the augmentation of that epoch; for inspection."""
-        raw = self._reader.read_examples(np.asarray(indices, np.int64), epoch)
-        labels, index = self._labels.check(raw), torch.from_numpy(raw["index"])
-        mask = torch.ones(len(labels), dtype=torch.bool)
-        return self._create_batch(torch.from_dlpack(raw["image"]), labels, mask, index)
+        return self._add_ids(self._reader.read_examples(np.asarray(indices, np.int64), epoch))
 
     def close(self) -> None:
         """Let go of files and datasets."""
@@ -254,64 +240,41 @@ class Loader:
             )
 
     def _training_batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        for raw in self._reader.read_training(epoch, start):
-            images = torch.from_dlpack(raw["image"])
-            labels, indices = self._labels.check(raw), torch.from_numpy(raw["index"])
-            if "ok" in raw and not raw["ok"].all():
-                self._count_skipped(raw["index"][~raw["ok"]])
+        for batch in self._reader.read_training(epoch, start):
+            if not batch.mask.all():
+                self._count_skipped(batch)
                 # The places of unreadable records are taken by neighbours of the same batch.
-                chosen = torch.from_numpy(_choose_neighbours(raw["ok"]))
-                images, labels, indices = images[chosen], labels[chosen], indices[chosen]
-            mask = torch.ones(len(labels), dtype=torch.bool)
-            yield self._create_batch(images, labels, mask, indices)
+                chosen = torch.from_numpy(_choose_neighbours(batch.mask.numpy()))
+                batch = batch.map(lambda tensor, chosen=chosen: tensor[chosen])
+            yield self._add_ids(batch)
 
     def _evaluation_batches(self) -> Iterator[Batch]:
         delivered = 0
-        for raw in self._reader.read_evaluation():
-            batch = self._create_padded(raw)
+        for batch in self._reader.read_evaluation():
+            self._count_skipped(batch)
+            yield self._pad(batch)
             delivered += 1
-            yield batch
         for _ in range(delivered, self.batches_per_epoch):
-            yield self._create_padded(None)
+            yield self._add_ids(self._reader.create_blank(self.rank_batch_size))
 
-    def _create_padded(self, raw: dict[str, Any] | None) -> Batch:
-        """A full batch out of a short or an empty one."""
-        size = self.rank_batch_size
-        count = 0 if raw is None else len(raw["label"])
-        labels = torch.zeros(size, dtype=torch.int32)
-        mask = torch.zeros(size, dtype=torch.bool)
-        indices = torch.full((size,), -1, dtype=torch.int64)
-        if raw is None:
-            images = torch.zeros((size, *self.image_shape), dtype=torch.uint8)
-            return self._create_batch(images, labels, mask, indices)
-        images = torch.from_dlpack(raw["image"])
-        if count < size:
-            padding = torch.zeros((size - count, *self.image_shape), dtype=torch.uint8)
-            images = torch.cat([images, padding])
-        ok = raw.get("ok", np.ones(count, bool))
-        self._count_skipped(raw["index"][~ok])
-        good = torch.from_numpy(ok)
-        labels[:count] = self._labels.check(raw)
-        mask[:count] = good
-        indices[:count] = torch.where(good, torch.from_numpy(raw["index"]), -1)
-        return self._create_batch(images, labels, mask, indices)
+    def _pad(self, batch: Batch) -> Batch:
+        """A full batch out of one that may be short or hold unreadable records."""
+        batch = replace(batch, indices=torch.where(batch.mask, batch.indices, -1))
+        missing = self.rank_batch_size - len(batch)
+        if missing:
+            batch = batch.append(self._reader.create_blank(missing))
+        return self._add_ids(batch)
 
-    def _create_batch(
-        self, images: Tensor, labels: Tensor, mask: Tensor, indices: Tensor
-    ) -> ImageBatch:
-        ids = self._get_ids(indices)
-        return ImageBatch(images=images, labels=labels, mask=mask, indices=indices, ids=ids)
-
-    def _get_ids(self, indices: Tensor) -> tuple[str, ...] | None:
+    def _add_ids(self, batch: Batch) -> Batch:
         if not self._return_id:
-            return None
-        values = indices.numpy()
+            return batch
+        values = batch.indices.numpy()
         names = iter(self._reader.get_ids(values[values >= 0]))
-        return tuple(next(names) if value >= 0 else "" for value in values)
+        return replace(batch, ids=tuple(next(names) if value >= 0 else "" for value in values))
 
-    def _count_skipped(self, indices: np.ndarray) -> None:
+    def _count_skipped(self, batch: Batch) -> None:
         """Count records that could not be read; one too many stops the run."""
-        for index in indices.tolist():
+        for index in batch.indices[~batch.mask].tolist():
             if index in self._skipped:
                 continue
             if len(self._skipped) >= self._skip_limit:
@@ -319,16 +282,6 @@ class Loader:
             self._skipped.add(index)
             self.counters["skipped_corrupt"] = len(self._skipped)
             get_logger().warning("skipped %s: it cannot be read", self._reader.describe(index))
-
-
-def _check_channels(constants: Sequence[float], channels: int, role: Role) -> None:
-    """On the device one channel would silently become as many as the value range has constants."""
-    if len(constants) not in (1, channels):
-        key = "train_pp" if role == "train" else "eval_pp"
-        raise UserError(
-            f"data.{key}: its value range has constants for {len(constants)} channels, but images "
-            f"have {channels}; decode to as many, or end it with value_range(-1, 1)"
-        )
 
 
 def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
@@ -341,43 +294,6 @@ def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
     partner = np.minimum(places ^ 1, len(ok) - 1)
     after = good[np.minimum(np.searchsorted(good, places), len(good) - 1)]
     return np.where(ok, places, np.where(ok[partner], partner, after))
-
-
-def _select(data: DataSection, role: Role, known: Known | None) -> tuple[Any, str]:
-    """What the role's split selects, and the dataset's directory."""
-    key = _SPLIT_KEYS[role]
-    expression = getattr(data, key)
-    if not expression and data.source != "synthetic":
-        raise UserError(f"data.{key} is empty; name a split")
-    if data.source == "synthetic":
-        return _select_synthetic(data, known), ""
-    if data.source == "folder":
-        return select_folder(data.root, expression, f"data.{key}"), data.root
-    catalog = load_tfds_catalog(data.root, data.name)
-    catalog.get_image_sides(data.image_key)  # refuses a key that is not there
-    return catalog.select(expression, data.label_key, f"data.{key}"), catalog.directory
-
-
-@dataclass(frozen=True)
-class _SyntheticSelection(SyntheticShape):
-    class_names: tuple[str, ...] | None = None
-
-
-def _select_synthetic(data: DataSection, known: Known | None) -> _SyntheticSelection:
-    shape = parse_synthetic_name(data.name, **(known or {}))
-    return _SyntheticSelection(**dataclasses.asdict(shape))
-
-
-def _get_num_classes(data: DataSection, selection: Any, known: Known | None) -> int:
-    if selection.num_classes is not None:
-        return selection.num_classes
-    given = (known or {}).get("num_classes")
-    if given is None:
-        raise UserError(
-            f"data.label_key ({data.label_key}): the dataset does not say how many classes "
-            "it has; set model.num_classes (--num-classes)"
-        )
-    return given
 
 
 def _get_batch_key(data: DataSection, role: Role) -> str:
@@ -396,64 +312,3 @@ def _check_global_batch(data: DataSection, role: Role, num_examples: int) -> int
             f"data.train_split ({data.train_split}); lower it or widen the split"
         )
     return size
-
-
-def choose_order(data: DataSection) -> str:
-    """exact or sharded; auto is exact wherever random access is cheap."""
-    order = data.order
-    if data.source == "synthetic":
-        if order == "sharded":
-            raise UserError("data.order (sharded) needs files; synthetic data has order=exact")
-        return "exact"
-    if order == "auto":
-        return "sharded" if is_remote(data.root) else "exact"
-    return order
-
-
-def _create_tensorflow_reader(
-    data: DataSection,
-    role: Role,
-    selection: Any,
-    directory: str,
-    spec: ShardSpec,
-    seeds: tuple[int, int],
-) -> Any:
-    from big_vision.input.pipeline import PipelineSpec
-    from big_vision.input.reader import TensorFlowReader
-    from big_vision.input.tensorflow_setup import get_thread_count, import_tensorflow
-    from big_vision.pp.builder import get_preprocess_fn
-
-    import_tensorflow()
-    source = _open_source(data, role, selection, directory)
-    pp_key = "train_pp" if role == "train" else "eval_pp"
-    host_pp, _ = split_device_ops(getattr(data, pp_key))
-    # Two windows are held at a time: the one that is drained and the one that fills.
-    window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
-    pipeline = PipelineSpec(
-        preprocess=get_preprocess_fn(host_pp, seed=seeds[1]),
-        pp_key=f"data.{pp_key}",
-        pp=getattr(data, pp_key),
-        image_key=data.image_key,
-        label_key=data.label_key,
-        shard=spec,
-        seed=seeds[0],
-        threads=get_thread_count(data.threads),
-        prefetch_batches=data.prefetch_batches,
-        tolerant=data.skip_corrupt > 0,
-        window=max(1, window),
-    )
-    return TensorFlowReader(source, pipeline, choose_order(data))
-
-
-def _open_source(
-    data: DataSection, role: Role, selection: Selection | FolderSelection, directory: str
-) -> Any:
-    """The class that reads what was selected."""
-    from big_vision.input import sources
-
-    if data.source == "folder":
-        return sources.FolderSource(selection, data.image_key, data.label_key)
-    if selection.file_format == "array_record":
-        split = getattr(data, _SPLIT_KEYS[role])
-        return sources.ArrayRecordSource(selection, directory, data.image_key, split)
-    return sources.TfRecordSource(selection, directory, data.image_key)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from datasets import Loader, Role, create_loader
+from datasets import Loader, Role, create_loader, require_images
 from engine import Plan, TrainState, create_ema
 from job.check import check_split
 from job.resume import restore, start_weights
@@ -85,14 +85,15 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     if config.distill.views == "independent":
         second_loader = open_loader(runtime, config, "train", augmentation=1)
     plan, schedule = _create_plan(job, train_loader.batches_per_epoch)
-    view = create_view(*train_loader.normalisation, channels=train_loader.image_shape[2])
+    images = require_images(train_loader.facts, config.data.source)
+    view = create_view(*images.normalisation, channels=images.image_shape[2])
     torch.manual_seed(config.train.seed)
     student = create_model(config.model, num_classes=job.num_classes)
     start_weights(job, student)
     _patch(runtime, config, student)
     losses = create_objective(config.distill)
     check_split(config, losses, runtime.device_count)
-    shapes = {"train": train_loader.image_shape, "eval": eval_loader.image_shape}
+    shapes = {"train": images.image_shape, "eval": eval_loader.facts.image_shape}
     _build_projections(job, losses, view, shapes)
     objective = Classify(view, config, losses, job.num_classes)
     state = _create_state(runtime, job, student, losses, schedule)
@@ -100,7 +101,7 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     view.to(runtime.device)
     if config.train.scan_layers:
         part = train_loader.rank_batch_size // config.train.accumulate_steps
-        height, width, channels = train_loader.image_shape
+        height, width, channels = images.image_shape
         runtime.trace_once(state.model, torch.zeros(part, channels, height, width))
     resumed = restore(runtime, job, state)
     return Parts(

@@ -10,7 +10,7 @@ import torch
 
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
-from datasets import DatasetFacts, choose_order, describe_dataset
+from datasets import DatasetFacts, create_source, describe_dataset, require_images
 from job.resume import check_resume, choose_run
 from job.spec import Job
 from losses import LossInputs, Objective, SparseTeacher, create_objective
@@ -33,7 +33,7 @@ from tasks.rehearsal import (
     check_images,
     check_optimizer,
     create_student_view,
-    find_image_shapes,
+    get_image_shapes,
 )
 from tasks.teacher_cache import describe_stream, open_cache
 from utils.errors import UserError
@@ -62,14 +62,14 @@ def check(config: RunConfig) -> Job:
     require_valid_spec(config.data.eval_pp, "data.eval_pp")
     _check_ranges(config)
     facts = describe_dataset(config.data, config.model.known_sizes)
-    classes = _choose_classes(config, facts.num_classes)
+    classes = _choose_classes(config, facts)
     total_steps, steps_per_epoch = _count_steps(config, facts.num_examples["train"])
     create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     objective = create_objective(config.distill)
     _check_ranks(config, objective, facts.num_examples["train"])
     student = create_model(config.model, num_classes=classes, device="meta")
     _check_blocks(config, student, objective)
-    shapes = find_image_shapes(config)
+    shapes = get_image_shapes(facts)
     view = create_student_view(config, shapes)
     live = _check_teachers(config, classes, student, objective, view)
     check_images(config, student, live, shapes)
@@ -90,7 +90,7 @@ def check(config: RunConfig) -> Job:
 def describe_answers(config: RunConfig) -> tuple[dict[str, Any], list[str], int]:
     """Stream, teachers and classes of a run: what a cache of its teachers' answers belongs to."""
     facts = describe_dataset(config.data, config.model.known_sizes)
-    classes = _choose_classes(config, facts.num_classes)
+    classes = _choose_classes(config, facts)
     return _describe_stream(config, facts, classes), _identify_teachers(config), classes
 
 
@@ -114,7 +114,7 @@ def _describe_stream(config: RunConfig, facts: DatasetFacts, classes: int) -> di
         dataset=(facts.version, facts.files),
         num_examples=facts.num_examples["train"],
         num_classes=classes,
-        order=choose_order(config.data),
+        order=create_source(config.data).choose_order(),
         processes=find_planned_ranks(config.runtime, choose_device(config.runtime)),
     )
 
@@ -134,7 +134,9 @@ def _get_model_facts(config: RunConfig, classes: int) -> dict[str, Any]:
     }
 
 
-def _choose_classes(config: RunConfig, dataset_classes: int) -> int:
+def _choose_classes(config: RunConfig, facts: DatasetFacts) -> int:
+    images = require_images(facts.examples["train"], config.data.source)
+    dataset_classes = images.num_classes
     classes = config.model.num_classes or dataset_classes
     if classes < dataset_classes:
         raise UserError(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from datasets import require_images
 from engine import (
     NonFiniteEvaluationError,
     PreemptedError,
@@ -218,7 +219,8 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
         tensors, _ = load_checkpoint(job.checkpoint)
         student.load_state_dict(tensors.get("ema", tensors["model"]))
         source = str(job.checkpoint)
-    view = create_view(*loader.normalisation, channels=loader.image_shape[2]).to(runtime.device)
+    images = require_images(loader.facts, config.data.source)
+    view = create_view(*images.normalisation, channels=images.image_shape[2]).to(runtime.device)
     model = runtime.prepare(student)
     try:
         metrics = evaluate(model, loader.batches(), partial(predict, view), runtime)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from datasets import create_source
 from models import get_teacher_sections
 from utils.checkpoint import CheckpointError, read_best_step
 from utils.runtime import choose_device, describe_device, find_planned_ranks
@@ -77,8 +78,8 @@ def _describe_model(job: Job) -> str:
 
 def _describe_data(job: Job) -> str:
     config, sizes = job.config, job.num_examples
-    name = config.data.name if config.data.source == "tfds" else config.data.source
-    line = f"data: {name}, {sizes['train']:,} examples to train on, {sizes['eval']:,} to evaluate"
+    title = create_source(config.data).title
+    line = f"data: {title}, {sizes['train']:,} examples to train on, {sizes['eval']:,} to evaluate"
     if config.run.eval_only:
         return line
     batch = config.data.global_batch_size

@@ -66,7 +66,7 @@ class Classify:
 
     def sample(self, step: int, loader: Loader) -> dict[str, Tensor]:
         """This rank's share of what is drawn on the host for a step."""
-        size, image_size = loader.global_batch_size, loader.image_shape[:2]
+        size, image_size = loader.global_batch_size, loader.facts.image_shape[:2]
         drawn: dict[str, Tensor] = {}
         for kind in (self.mixing, self.erasing):
             if kind.active:

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from big_vision.input.catalog import load_tfds_catalog
-from big_vision.input.synthetic import parse_synthetic_name
 from big_vision.pp.device_ops import split_device_ops
-from big_vision.pp.shapes import Sides, find_image_shape
+from datasets import create_source
 from models import EMA, Teacher, View, create_view, get_feature_shapes, get_teacher_sections
 from optim_factory import create_optimizer
 from utils.errors import UserError
 
 if TYPE_CHECKING:
+    from datasets import DatasetFacts
     from losses import Objective
     from utils.config import RunConfig
 
@@ -26,26 +25,9 @@ _PP_KEYS = {"train": "train_pp", "eval": "eval_pp"}
 _PHOTO_CHANNELS = 3
 
 
-def find_image_shapes(config: RunConfig) -> ImageShapes:
-    """The images' shapes by role, told from the strings and the dataset's metadata.
-
-    Raises:
-      UserError: the image's key is unknown, or a string yields what is no image.
-    """
-    data = config.data
-    if data.source == "synthetic":
-        default = {"image_size": config.model.image_size} if config.model.image_size else {}
-        made = parse_synthetic_name(data.name, **default)
-        return dict.fromkeys(_PP_KEYS, (made.image_size, made.image_size, made.channels))
-    sides: Sides | None = (None, None, None)
-    if data.source == "tfds":
-        sides = load_tfds_catalog(data.root, data.name).get_image_sides(data.image_key)
-    if sides is None:
-        return dict.fromkeys(_PP_KEYS)
-    return {
-        role: find_image_shape(getattr(data, key), f"data.{key}", "image", sides)
-        for role, key in _PP_KEYS.items()
-    }
+def get_image_shapes(facts: DatasetFacts) -> ImageShapes:
+    """The images' shapes by role, as the strings and the dataset's metadata tell them."""
+    return {role: facts.examples[role].image_shape for role in _PP_KEYS}
 
 
 def create_student_view(config: RunConfig, shapes: ImageShapes) -> View:
@@ -157,18 +139,19 @@ def _find_misfit(model: nn.Module, view: View, shape: tuple[int, int, int]) -> s
 
 def _name_source(config: RunConfig, role: str, shapes: ImageShapes) -> str:
     """The key, or both, whose value makes the images."""
-    if config.data.source == "synthetic":
+    if create_source(config.data).shaped_by_name:
         return f"data.name ({config.data.name!r})"
     keys = [key for one, key in _PP_KEYS.items() if one == role or shapes[one] == shapes[role]]
     return " and ".join(f"data.{key}" for key in keys)
 
 
 def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) -> str:
+    by_name = create_source(config.data).shaped_by_name
     if "channels" in reason:
-        where = "channels there" if config.data.source == "synthetic" else "decode(channels=N)"
+        where = "channels there" if by_name else "decode(channels=N)"
         return f"change {where}, or set in_chans in model.args to {shape[2]}"
     current = config.model.image_size or "unset"
-    if config.data.source == "synthetic":
+    if by_name:
         return f"make image_size there and model.image_size (now {current}) agree"
     return f"change its resize or crop, or set model.image_size (now {current}) to the same side"
 

@@ -160,7 +160,7 @@ def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
         "plan": repr(parts.plan),
         "state": [state.ema is not None, state.ema_decay, state.accumulate_steps,
                   state.max_grad_norm],
-        "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.normalisation],
+        "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.facts.normalisation],
         "teachers": [(one.dtype, one.weight, one.view.size, one.view.mean.flatten().tolist(),
                       one.view.std.flatten().tolist()) for one in parts.objective.teachers],
         "callbacks": _describe_callbacks(runtime, job, parts),
@@ -287,7 +287,7 @@ _PLAIN_ROWS: list[Row] = [
     ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
     ("model.skip_patches", ("--runtime.device=xla",),
      "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
-    ("data.source", (), "--data.source=folder", "invalid:data.root"),
+    ("data.source", (), "--data.source=folder", "refused:data.root"),
     ("data.name", (), TWO[0], "task"),
     *_rows(DIGITS, "data", [
         ("train_split", "train[:640]", "task"), ("eval_split", "train[:90]", "task"),

@@ -216,7 +216,8 @@ def test_describe_dataset_needs_no_tensorflow(root):
         "import sys; from pathlib import Path; from tests.input_data import create_section;"
         "from datasets import describe_dataset;"
         f"facts = describe_dataset(create_section(Path({str(root)!r}), train_split='train[:50%]'));"
-        "print(facts.num_examples, facts.num_classes, 'tensorflow' in sys.modules)"
+        "classes = facts.examples['train'].num_classes;"
+        "print(facts.num_examples, classes, 'tensorflow' in sys.modules)"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
@@ -262,7 +263,7 @@ def test_a_folder_of_class_folders_is_a_dataset(tmp_path):
     )
     facts = describe_dataset(config)
     assert facts.num_examples == {"train": 10, "eval": 4}
-    assert facts.class_names == ("cat", "dog")
+    assert facts.examples["train"].class_names == ("cat", "dog")
     batch = next(open_loader(config, "train").batches())
     for image, label, name in zip(batch.images, batch.labels, batch.ids, strict=True):
         assert int(image[0, 0, 0]) // 100 == int(label)

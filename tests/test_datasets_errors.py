@@ -16,7 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datasets import _choose_neighbours, choose_order, describe_dataset
+from datasets import _choose_neighbours, create_source, describe_dataset
 from tests.input_data import RECORDS, create_section, open_loader, use_private_cache, write_records
 from utils.errors import UserError
 
@@ -74,7 +74,7 @@ WRONG_STRINGS = {
     "float images": ("decode|resize(6)|value_range(-1, 1)|flip_lr", r"float32.*value_range"),
     "still encoded": (
         "flip_lr|value_range(-1, 1)",
-        r"data\.train_pp cannot run flip_lr at character 1 .*still encoded; begin .* with decode",
+        r"data\.train_pp: flip_lr at character 1 .*still encoded; begin .* with decode",
     ),
     "a key that is not there": (
         "decode|resize(6)|copy('imag', 'x')",
@@ -143,7 +143,7 @@ def test_a_root_may_be_a_file_url_or_hold_the_home_directory(root, monkeypatch):
     for place in (f"file://{root}", f"~/{root.name}", f"$HOME/{root.name}"):
         config = create_section(place)
         assert describe_dataset(config).num_examples["train"] == RECORDS["train"]
-        assert choose_order(config) == "exact"
+        assert create_source(config).choose_order() == "exact"
         loader = open_loader(config, "train")
         assert len(next(iter(loader.batches())).labels) == 16
     with pytest.raises(UserError, match=r"data\.root .* is the directory of records itself"):
@@ -158,7 +158,7 @@ def test_a_root_on_a_store_is_read_through_the_file_layer(root):
         "train": RECORDS["train"],
         "eval": RECORDS["validation"],
     }
-    assert choose_order(config) == "sharded"
+    assert create_source(config).choose_order() == "sharded"
     memory.rm(next(p for p in memory.ls("/bucket/records/1.0.0", detail=False) if "train" in p))
     with pytest.raises(UserError, match=r"half-written, memory://bucket/\S+-train\S+ is missing"):
         describe_dataset(config)

@@ -77,7 +77,7 @@ def read_first(config, role="eval"):
 @pytest.mark.parametrize("key", ["picture", "meta/photo"])
 def test_a_string_sees_the_image_as_image_whatever_its_key(root, key, order):
     config = create_odd(root, image_key=key, order=order)
-    assert describe_dataset(config).class_names == KINDS
+    assert describe_dataset(config).examples["train"].class_names == KINDS
     batch = read_first(config)
     expected = np.stack([get_image(number) for number in range(5)])
     assert np.array_equal(batch.images.numpy(), expected if key == "picture" else 255 - expected)

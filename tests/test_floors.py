@@ -56,8 +56,8 @@ OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
     "torch_xla": ("utils/runtime/xla", "models/patches", "tools/", "tests/"),
-    "tensorflow": ("big_vision/", "datasets.py", "tools/", "tests/"),
-    "tensorflow_datasets": ("big_vision/", "datasets.py", "tools/", "tests/"),
+    "tensorflow": ("big_vision/", "tools/", "tests/"),
+    "tensorflow_datasets": ("big_vision/", "tools/", "tests/"),
     "jax": ("tools/", "tests/"),
 }
 LIGHT_LIBRARIES = {
@@ -246,7 +246,7 @@ PLANTED = [
     ("engine.py", "def f():\n    import torch_xla", "outside its rooms"),
     ("utils/runtime/xla.py", "import torch_xla.core.xla_model as xm", "at module level"),
     ("main.py", "def f():\n    import tensorflow as tf", "outside its rooms"),
-    ("datasets.py", "import tensorflow", "at module level"),
+    ("datasets.py", "def f():\n    import tensorflow", "outside its rooms"),
     ("big_vision/a.py", "from tensorflow import io", "at module level"),
     ("tools/a.py", "import tensorflow_datasets", "at module level"),
     ("models/a.py", "def f():\n    import jax.numpy", "outside its rooms"),

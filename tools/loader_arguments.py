@@ -20,7 +20,7 @@ def add_loader_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--data-dir", required=True, help="directory that holds the dataset")
     add("--dataset", default="", help="TFDS name; default: the only one in --data-dir")
-    add("--source", default="tfds", choices=("tfds", "folder"), help="kind of dataset")
+    add("--source", default="tfds", help="kind of dataset, as data.source (default tfds)")
     add("--split", default="train", help="split to read, slicing allowed (default train)")
     add(
         "--mode",
@@ -101,7 +101,7 @@ def create_section(arguments: argparse.Namespace) -> tuple[DataSection, Role]:
 def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
     """The data root and the dataset's name, given or the only one that is there."""
     root = arguments.data_dir
-    if arguments.dataset or arguments.source == "folder" or is_remote(root):
+    if arguments.dataset or not _is_tfds(arguments) or is_remote(root):
         return root, arguments.dataset
     path = to_path(root)
     if (path / "dataset_info.json").exists() or not path.is_dir():
@@ -116,11 +116,18 @@ def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
     return root, names[0]
 
 
+def _is_tfds(arguments: argparse.Namespace) -> bool:
+    from big_vision.input.image_files import TfdsSource
+    from datasets import SOURCES
+
+    return SOURCES.get(arguments.source) is TfdsSource
+
+
 def _get_buffer_gib(arguments: argparse.Namespace, values: dict[str, Any]) -> float:
     """The bytes that hold --shuffle-buffer examples."""
     from big_vision.input.catalog import load_tfds_catalog
 
-    if arguments.source != "tfds":
+    if not _is_tfds(arguments):
         raise UserError("--shuffle-buffer is for --source tfds; files of a folder are not buffered")
     catalog = load_tfds_catalog(values["root"], values["name"])
     selection = catalog.select(arguments.split, arguments.label_key, "--split")

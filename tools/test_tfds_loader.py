@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> None:
     loader = open_loader(arguments, shard=(arguments.rank, arguments.world_size))
     print(
         f"{loader.name or arguments.data_dir} {arguments.split}: {loader.num_examples} "
-        f"examples, {loader.num_classes} classes, order {loader.order}, "
+        f"examples, {loader.facts.num_classes} classes, order {loader.order}, "
         f"{loader.batches_per_epoch} batches of {loader.global_batch_size} "
         f"({loader.rank_batch_size} on rank {arguments.rank} of {arguments.world_size})"
     )
-    mean, std = loader.normalisation
+    mean, std = loader.facts.normalisation
     print(f"on the device: (images - {_format(mean)}) / {_format(std)}")
     batch = next(iter(loader.batches()))
     print_samples(batch, loader, arguments.num_samples)
@@ -77,7 +77,8 @@ def print_samples(batch: Any, loader: Any, count: int) -> None:
     """A line for each of the first samples."""
     for number in range(min(count, int(batch.mask.sum()))):
         image, label = batch.images[number], int(batch.labels[number])
-        name = f" ({loader.class_names[label]})" if loader.class_names else ""
+        names = loader.facts.class_names
+        name = f" ({names[label]})" if names else ""
         print(
             f"  {batch.ids[number]}: shape {tuple(image.shape)}, {str(image.dtype)[6:]}, "
             f"range {int(image.min())}..{int(image.max())}, label {label}{name}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from utils.errors import UserError
@@ -53,6 +54,16 @@ class Batch:
         }
         if of_step is not None:
             changed["values"] = _apply(of_step, self.values)
+        return replace(self, **changed)
+
+    def append(self, other: Self) -> Self:
+        """The examples of both, in that order; values of the step are this batch's."""
+        theirs = {one.name: getattr(other, one.name) for one in fields(other)}
+        changed = {
+            name: _join(getattr(self, name), value)
+            for name, value in theirs.items()
+            if name != "values"
+        }
         return replace(self, **changed)
 
     def split(self, parts: int, blocks: int = 1) -> list[Self]:
@@ -127,6 +138,15 @@ def _apply(fn: Callable[[Tensor], Tensor], value: object) -> object:
     if isinstance(value, Mapping):
         return {name: fn(tensor) for name, tensor in value.items()}
     return value
+
+
+def _join(mine: object, theirs: object) -> object:
+    """A field of two batches: tensors and names of examples one after the other."""
+    if isinstance(mine, Tensor):
+        return torch.cat([mine, theirs])
+    if isinstance(mine, Mapping):
+        return {name: torch.cat([tensor, theirs[name]]) for name, tensor in mine.items()}
+    return mine + theirs if isinstance(mine, tuple) else mine
 
 
 def _cut(tensor: Tensor, part: int, size: int, blocks: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from big_vision.input.selection import ImageSelection
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
 from utils.storage import StorageError, is_remote, open_folder, to_path
@@ -32,16 +34,14 @@ class Segment:
     count: int
 
 
-@dataclass(frozen=True)
-class Selection:
-    """The examples that a split expression selects; example i is the i-th in this order."""
+@dataclass(frozen=True, kw_only=True)
+class RecordSelection(ImageSelection):
+    """The records that a split expression selects; example i is the i-th in this order."""
 
-    segments: tuple[Segment, ...]
-    num_examples: int
-    mean_record_bytes: float
-    num_classes: int | None
-    class_names: tuple[str, ...] | None
+    directory: str
     file_format: str
+    segments: tuple[Segment, ...]
+    mean_record_bytes: float
 
     @property
     def starts(self) -> np.ndarray:
@@ -54,6 +54,17 @@ class Selection:
         """What tells these files from others, wherever the root lies."""
         lines = (f"{PurePath(s.path).name} {s.first} {s.count}" for s in self.segments)
         return hash_files(lines, self.mean_record_bytes)
+
+    def count_common(self, other: RecordSelection) -> int:
+        """Records of the same files."""
+        by_path = defaultdict(list)
+        for segment in self.segments:
+            by_path[segment.path].append(segment)
+        pairs = ((a, b) for b in other.segments for a in by_path[b.path])
+        shared = (
+            min(a.first + a.count, b.first + b.count) - max(a.first, b.first) for a, b in pairs
+        )
+        return sum(max(0, count) for count in shared)
 
 
 def hash_files(lines: Iterable[str], mean_record_bytes: float) -> str:
@@ -80,7 +91,7 @@ class TfdsCatalog:
     splits: dict[str, StoredSplit]
     features: dict[str, Any]
 
-    def select(self, expression: str, label_key: str, key: str) -> Selection:
+    def select(self, expression: str, label_key: str, key: str) -> RecordSelection:
         """The records of a split expression; every file that they need exists."""
         lengths = {name: split.lengths for name, split in self.splits.items()}
         segments: list[Segment] = []
@@ -100,9 +111,15 @@ class TfdsCatalog:
                 )
         num_examples = sum(s.count for s in segments)
         num_classes, class_names = self._get_classes(label_key)
-        mean = num_bytes / num_examples
-        return Selection(
-            tuple(segments), num_examples, mean, num_classes, class_names, self.file_format
+        return RecordSelection(
+            num_examples=num_examples,
+            version=PurePath(self.directory).name,
+            num_classes=num_classes,
+            class_names=class_names,
+            directory=self.directory,
+            file_format=self.file_format,
+            segments=tuple(segments),
+            mean_record_bytes=num_bytes / num_examples,
         )
 
     def get_image_sides(self, image_key: str) -> tuple[int | None, ...] | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from big_vision.input.catalog import hash_files, open_root
+from big_vision.input.selection import ImageSelection
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
 from utils.storage import is_remote, to_path
@@ -19,36 +20,27 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"})
 _SIZED_FILES = 1000
 
 
-@dataclass(frozen=True)
-class FolderSelection:
+@dataclass(frozen=True, kw_only=True)
+class FolderSelection(ImageSelection):
     """The image files that a split expression selects, with their labels.
 
-    Attributes:
-      left_out: what else lies in the class folders: `3 .tiff`, `1 folder`.
+    A class is a class folder, also one without an image.
     """
 
     directory: Path
     paths: tuple[Path, ...]
     labels: np.ndarray
-    class_names: tuple[str, ...]
     mean_record_bytes: float
-    left_out: tuple[str, ...] = ()
-
-    @property
-    def num_examples(self) -> int:
-        """Files that are selected."""
-        return len(self.paths)
-
-    @property
-    def num_classes(self) -> int:
-        """Class folders, also those without an image."""
-        return len(self.class_names)
 
     @property
     def files_hash(self) -> str:
         """What tells these files from others, wherever the root lies."""
         start = len(str(self.directory))
         return hash_files((str(path)[start:] for path in self.paths), self.mean_record_bytes)
+
+    def count_common(self, other: FolderSelection) -> int:
+        """Files that are in both."""
+        return len(set(self.paths) & set(other.paths))
 
     def get_name(self, index: int) -> str:
         """The file's path below the root."""
@@ -82,7 +74,16 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
     mean = sum(p.stat().st_size for p in sampled) / len(sampled)
     counts = sum((lists.left_out[name] for name in names), Counter())
     left_out = tuple(f"{count} {what}" for what, count in sorted(counts.items()))
-    return FolderSelection(base, paths, labels, class_names, mean, left_out)
+    return FolderSelection(
+        num_examples=len(paths),
+        num_classes=len(class_names),
+        class_names=class_names,
+        directory=base,
+        paths=paths,
+        labels=labels,
+        mean_record_bytes=mean,
+        left_out=left_out,
+    )
 
 
 class _SplitLists(dict[str, tuple[int, ...]]):

@@ -1,6 +1,6 @@
 """The tf.data graph from positions to batches: order, source, preprocessing, batch.
 
-Each element carries `epoch` and `index`; a source turns it into features, the preprocessing string
+Each element carries `epoch` and `index`; records turn it into features, the preprocessing string
 turns those into one uint8 image and one label. Nothing here runs Python for an example.
 """
 
@@ -56,21 +56,21 @@ class PipelineSpec:
 
 
 class Pipeline:
-    """Builds datasets over one source; every method's result is a `tf.data.Dataset`."""
+    """Builds datasets over one kind of records; every method's result is a `tf.data.Dataset`."""
 
-    def __init__(self, source: Any, spec: PipelineSpec) -> None:
-        self.source = source
+    def __init__(self, records: Any, spec: PipelineSpec) -> None:
+        self.records = records
         self.spec = spec
-        self.streams = source.can_stream and not spec.tolerant
+        self.streams = records.can_stream and not spec.tolerant
 
     def exact_training(self, epoch: int, start: int) -> Any:
         """Elements of the exact order, from `start` global examples into `epoch`, for ever."""
-        return self.source.attach(self.exact_indices(epoch, start))
+        return self.records.attach(self.exact_indices(epoch, start))
 
     def exact_indices(self, epoch: int, start: int) -> Any:
         """Epoch and index of each element of the exact order; reads no example."""
         tf = _import()
-        spec, total = self.spec, self.source.num_examples
+        spec, total = self.spec, self.records.num_examples
 
         def get_order(now: np.ndarray) -> np.ndarray:
             begin = start if now == epoch else 0
@@ -92,7 +92,7 @@ class Pipeline:
         """Elements of the sharded order, from `start` global examples into `epoch`, for ever."""
         if self.streams:
             return self._shuffle_windows(order, epoch, start, self._stream_records)
-        return self.source.attach(self.sharded_indices(order, epoch, start))
+        return self.records.attach(self.sharded_indices(order, epoch, start))
 
     def sharded_indices(self, order: ShardedOrder, epoch: int, start: int) -> Any:
         """Epoch and index of each element of the sharded order; reads no example."""
@@ -100,11 +100,11 @@ class Pipeline:
 
     def evaluation_blocks(self) -> Any:
         """Elements of one ordered pass: this shard's block of each global batch."""
-        return self.load_indices(get_evaluation_blocks(self.source.num_examples, self.spec.shard))
+        return self.load_indices(get_evaluation_blocks(self.records.num_examples, self.spec.shard))
 
     def evaluation_range(self) -> Any:
         """Elements of one ordered pass: a range of this shard's own, read front to back."""
-        start, stop = get_evaluation_range(self.source.num_examples, self.spec.shard)
+        start, stop = get_evaluation_range(self.records.num_examples, self.spec.shard)
         if self.streams:
             return self._stream_range(start, stop)
         return self.load_indices(np.arange(start, stop, dtype=np.int64))
@@ -113,7 +113,7 @@ class Pipeline:
         """Elements of the given examples, by random access."""
         tf = _import()
         elements = {"epoch": np.full_like(indices, epoch), "index": indices}
-        return self.source.attach(tf.data.Dataset.from_tensor_slices(elements))
+        return self.records.attach(tf.data.Dataset.from_tensor_slices(elements))
 
     def batches(self, elements: Any) -> Any:
         """Preprocessed batches: `image`, `label`, `index`, and `ok` where examples may fail."""
@@ -144,7 +144,7 @@ class Pipeline:
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
         """The example's features as a string sees them: the image is `image`, whatever its key."""
-        data, spec = self.source.load(element), self.spec
+        data, spec = self.records.load(element), self.spec
         label = _take(data, spec.label_key)
         image = _take(data, spec.image_key)
         data.pop(spec.image_key, None)
@@ -194,14 +194,14 @@ class Pipeline:
 
     def _stream_records(self, unit: Any, index: Any, count: Any) -> Any:
         tf = _import()
-        records = self.source.stream(unit, index, count)
+        records = self.records.stream(unit, index, count)
         indices = tf.data.Dataset.range(index, index + count)
         return tf.data.Dataset.zip({"index": indices, "record": records})
 
     def stream_examples(self, indices: np.ndarray, epoch: int = 0) -> Any:
         """Elements of single examples, each read through its unit's stream: slow."""
         tf = _import()
-        units = np.searchsorted(self.source.unit_starts, indices, side="right") - 1
+        units = np.searchsorted(self.records.unit_starts, indices, side="right") - 1
         pieces = tf.data.Dataset.from_tensor_slices((units, indices, np.ones_like(indices)))
         records = pieces.flat_map(self._stream_records)
         return records.map(lambda element: element | {"epoch": tf.constant(epoch, tf.int64)})
@@ -209,7 +209,7 @@ class Pipeline:
     def _stream_range(self, start: int, stop: int) -> Any:
         """Elements [start, stop) read front to back."""
         tf = _import()
-        starts, counts = self.source.unit_starts, self.source.unit_counts
+        starts, counts = self.records.unit_starts, self.records.unit_counts
         first = np.maximum(starts, start)
         count = np.minimum(starts + counts, stop) - first
         units = np.flatnonzero(count > 0)

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from big_vision.input.batches import ImageBatch
 from big_vision.input.faults import create_record_error, create_string_error, get_reason
+from big_vision.input.images import ImageFacts, create_blank_images, create_image_batch
+from big_vision.input.labels import LabelRule
 from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_evaluation_range
 from big_vision.input.pipeline import Pipeline, PipelineSpec
+from big_vision.input.source import Reader
 from utils.errors import UserError
 from utils.log import get_logger
 
 _GIB = 1 << 30
 
 
-class TensorFlowReader:
-    """Reads one split for one shard.
+class TensorFlowReader(Reader):
+    """Reads one split of labelled images for one shard.
 
-    A batch is a dict: `image` (a uint8 TensorFlow tensor, which torch takes over without a copy),
-    `label` and `index` [b] int64 (numpy) and, where examples may fail, `ok` [b] bool.
+    Args:
+      records: loads an example from its index; see `big_vision/input/records.py`.
+      facts: as metadata tells them; what the traced string gives is put in.
     """
 
-    def __init__(self, source: Any, spec: PipelineSpec, order: str) -> None:
-        self.num_examples = source.num_examples
-        self.get_ids, self.describe = source.get_ids, source.describe
-        self._source, self._spec = source, spec
-        self._pipeline = Pipeline(source, spec)
+    def __init__(
+        self, records: Any, spec: PipelineSpec, order: str, facts: ImageFacts, labels: LabelRule
+    ) -> None:
+        self.num_examples = records.num_examples
+        self.get_ids, self.describe = records.get_ids, records.describe
+        self._records, self._spec = records, spec
+        self._pipeline = Pipeline(records, spec)
         self._sharded: ShardedOrder | None = None
         if order == "sharded":
-            units = (source.unit_starts, source.unit_counts)
+            units = (records.unit_starts, records.unit_counts)
             self._sharded = ShardedOrder(*units, spec.window, spec.shard, spec.seed)
         self._evaluation: Any = None
-        self.image_shape = self._find_image_shape()
+        self.facts = replace(facts, image_shape=self._find_image_shape())
+        self._labels = labels
 
     def _find_image_shape(self) -> tuple[int, ...]:
         """Traces the pipeline once: types, shapes and the record index are checked here."""
@@ -56,12 +65,12 @@ class TensorFlowReader:
         if self._sharded is None:
             return
         window, share = self._spec.window, self.num_examples // self._spec.shard.count
-        held = min(2 * window, share) * self._source.mean_record_bytes / _GIB
+        held = min(2 * window, share) * self._records.mean_record_bytes / _GIB
         get_logger().info(
             "order sharded: two shuffle windows of %d examples, %.2f GiB of memory", window, held
         )
 
-    def read_training(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+    def read_training(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         """Endless batches from `start` global examples into `epoch`."""
         pipeline, order = self._pipeline, self._sharded
         if order is None:
@@ -78,7 +87,7 @@ class TensorFlowReader:
 
         return self._iterate(pipeline.batches(elements), get_indices, epoch)
 
-    def read_evaluation(self) -> Iterator[dict[str, Any]]:
+    def read_evaluation(self) -> Iterator[ImageBatch]:
         """One ordered pass over this shard's examples; the last batch may be short."""
         pipeline, shard = self._pipeline, self._spec.shard
         if self._evaluation is None:
@@ -97,11 +106,15 @@ class TensorFlowReader:
 
         return self._iterate(self._evaluation, get_indices, 0)
 
-    def read_examples(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+    def read_examples(self, indices: np.ndarray, epoch: int) -> ImageBatch:
         """One batch of the given examples, as they look in that epoch."""
         examples = self._pipeline.process(self._open_examples(indices, epoch))
         batch = next(iter(examples.batch(len(indices))))
-        return {k: v if k == "image" else v.numpy() for k, v in batch.items()}
+        return self._create_batch(batch)
+
+    def create_blank(self, size: int) -> ImageBatch:
+        """Black images that the mask leaves out."""
+        return create_blank_images(size, self.facts.image_shape)
 
     def close(self) -> None:
         """Let go of the datasets."""
@@ -114,7 +127,7 @@ class TensorFlowReader:
 
     def _iterate(
         self, batches: Any, get_indices: Callable[[int], np.ndarray], epoch: int
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[ImageBatch]:
         iterator = iter(batches)
         number = 0
         while True:
@@ -128,8 +141,13 @@ class TensorFlowReader:
                 if found is None:
                     raise RuntimeError(f"the input failed: {get_reason(error)}") from error
                 raise found from error
-            yield {k: v if k == "image" else v.numpy() for k, v in batch.items()}
+            yield self._create_batch(batch)
             number += 1
+
+    def _create_batch(self, found: dict[str, Any]) -> ImageBatch:
+        """TensorFlow's tensors as torch's: images without a copy."""
+        raw = {name: value if name == "image" else value.numpy() for name, value in found.items()}
+        return create_image_batch(raw, self._labels)
 
     def _cut_batch(self, indices: Any, number: int) -> np.ndarray:
         """[b, 2]: epoch and index of each element of a batch."""
@@ -183,10 +201,10 @@ class TensorFlowReader:
             groups = self._sharded.get_epoch(later, 0).groups.reshape(-1, 3)
             units += groups[groups[:, 2] > 0, 0].tolist()
         for unit in dict.fromkeys(units):
-            start, count = self._source.unit_starts[unit], self._source.unit_counts[unit]
+            start, count = self._records.unit_starts[unit], self._records.unit_counts[unit]
             index = int(start)
             try:
-                for _ in self._source.stream(unit, start, count):
+                for _ in self._records.stream(unit, start, count):
                     index += 1
             except Exception as error:
                 return self._create_error(epoch, index, error)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from big_vision.input.order import ShardSpec, get_evaluation_blocks, get_exact_epoch
+from big_vision.input.batches import ImageBatch
+from big_vision.input.images import (
+    ImageFacts,
+    ImageSource,
+    check_channels,
+    create_blank_images,
+    create_image_batch,
+)
+from big_vision.input.labels import LabelRule
+from big_vision.input.order import get_evaluation_blocks, get_exact_epoch
+from big_vision.input.selection import ImageSelection
+from big_vision.input.source import Reader, Reading, Role
 from utils.errors import UserError
 
 _PATTERNS = 64
@@ -41,30 +51,72 @@ def parse_synthetic_name(name: str, **defaults: int) -> SyntheticShape:
     return SyntheticShape(**values)
 
 
-class SyntheticReader:
+@dataclass(frozen=True, kw_only=True)
+class SyntheticSelection(ImageSelection):
+    """What is made up.
+
+    Attributes:
+      image_shape: (H, W, C).
+    """
+
+    image_shape: tuple[int, int, int]
+
+
+class SyntheticSource(ImageSource):
+    """Examples out of nothing, described by data.name."""
+
+    shaped_by_name = True
+
+    def select(self, role: Role) -> SyntheticSelection:
+        """The same examples for every role and split."""
+        shape = parse_synthetic_name(self.data.name, **self.known)
+        return SyntheticSelection(
+            num_examples=shape.num_examples,
+            num_classes=shape.num_classes,
+            image_shape=(shape.image_size, shape.image_size, shape.channels),
+        )
+
+    def find_image_shape(self, selection: SyntheticSelection, role: Role) -> tuple[int, int, int]:
+        """As data.name says, whatever the preprocessing string."""
+        return selection.image_shape
+
+    def open(self, selection: SyntheticSelection, reading: Reading) -> SyntheticReader:
+        """A reader of the fixed pattern."""
+        facts = self.describe(selection, reading.role)
+        check_channels(facts, reading.role)
+        labels = self.create_label_rule(facts, _describe)
+        return SyntheticReader(selection.num_examples, facts, labels, reading)
+
+
+class SyntheticReader(Reader):
     """Reads the fixed pattern: image and label are functions of the example's index."""
 
-    def __init__(self, shape: SyntheticShape, shard: ShardSpec, seed: int) -> None:
-        self.num_examples = shape.num_examples
-        self.image_shape = (shape.image_size, shape.image_size, shape.channels)
-        self._shape, self._shard, self._seed = shape, shard, seed
-        patterns = np.random.RandomState(0).randint(0, 256, (_PATTERNS, *self.image_shape))
+    def __init__(
+        self, num_examples: int, facts: ImageFacts, labels: LabelRule, reading: Reading
+    ) -> None:
+        self.num_examples, self.facts = num_examples, facts
+        self._labels, self._shard, self._seed = labels, reading.shard, reading.seed
+        patterns = np.random.RandomState(0).randint(0, 256, (_PATTERNS, *facts.image_shape))
         self._patterns = torch.from_numpy(patterns.astype(np.uint8))
 
-    def read_training(self, epoch: int, start: int) -> Iterator[dict[str, Any]]:
+    def read_training(self, epoch: int, start: int) -> Iterator[ImageBatch]:
         """Endless batches from `start` global examples into `epoch`."""
         while True:
             order = get_exact_epoch(self.num_examples, self._shard, self._seed, epoch, start)
             yield from self._cut(order)
             epoch, start = epoch + 1, 0
 
-    def read_evaluation(self) -> Iterator[dict[str, Any]]:
+    def read_evaluation(self) -> Iterator[ImageBatch]:
         """One ordered pass over this shard's blocks; the last batch may be short."""
         yield from self._cut(get_evaluation_blocks(self.num_examples, self._shard))
 
-    def read_examples(self, indices: np.ndarray, epoch: int) -> dict[str, Any]:
+    def read_examples(self, indices: np.ndarray, epoch: int) -> ImageBatch:
         """One batch of the given examples; they look alike in every epoch."""
         return self._load(indices)
+
+    def create_blank(self, size: int) -> ImageBatch:
+        """Black images that the mask leaves out."""
+        return create_blank_images(size, self.facts.image_shape)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         """`synthetic__42`."""
@@ -72,25 +124,21 @@ class SyntheticReader:
 
     def describe(self, index: int) -> str:
         """The example's name, for messages."""
-        return f"synthetic example {index}"
+        return _describe(index)
 
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def try_first_example(self) -> None:
-        """Nothing can be wrong with it."""
-
-    def log_shuffle_memory(self) -> None:
-        """Nothing is buffered."""
-
-    def _cut(self, order: np.ndarray) -> Iterator[dict[str, Any]]:
+    def _cut(self, order: np.ndarray) -> Iterator[ImageBatch]:
         size = self._shard.rank_batch_size
         for begin in range(0, len(order), size):
             yield self._load(order[begin : begin + size])
 
-    def _load(self, indices: np.ndarray) -> dict[str, Any]:
-        return {
+    def _load(self, indices: np.ndarray) -> ImageBatch:
+        raw = {
             "image": self._patterns[torch.from_numpy(indices % _PATTERNS)],
-            "label": (indices % self._shape.num_classes).astype(np.int32),
+            "label": (indices % self.facts.num_classes).astype(np.int32),
             "index": indices,
         }
+        return create_image_batch(raw, self._labels)
+
+
+def _describe(index: int) -> str:
+    return f"synthetic example {index}"

@@ -99,3 +99,12 @@ def test_what_travels_is_put_in_by_replacing_alone():
         batch.draws = {}
     other = replace(batch, draws={**batch.draws, "box": ROWS})
     assert set(other.draws) == {"share", "box"} and set(batch.draws) == {"share"}
+
+
+@pytest.mark.parametrize("batch", KINDS, ids=lambda batch: type(batch).__name__)
+def test_the_examples_of_two_batches_stand_one_after_the_other(batch):
+    first, second = batch.split(2)
+    joined = first.append(replace(second, values={}))
+    assert list_examples(joined) == list_examples(batch)
+    assert joined.ids == batch.ids and torch.equal(joined.mask, batch.mask)
+    assert joined.values is first.values

@@ -179,8 +179,6 @@ REFUSED = [
      r"optim.warmup_steps \(99\) exceeds the run's 20 steps; lower it or raise train.epochs"),
     (("--optim.schedule=step",), r"optim.decay_epochs is empty"),
     (("--eval",), r"run.eval_only needs weights"),
-    (("--data.root=",), r"data.root is empty; name .* --data_path or --tfds_data_dir"),
-    (("--data.name=",), r"data.name is empty; .*--data_set"),
     (("--config=nowhere.yaml",), r"--config nowhere.yaml: No such file"),
     (("--config=a.yaml", "--config", "b.yaml"), r"--config is given twice"),
     (("--seed=99999999999999999999",), r"train.seed .*it must be less than 4294967296"),

@@ -70,8 +70,8 @@ class BareLoop:
             runtime.prepare_optimizer(self._optimizer)
         lrs, decays = parts.state.schedule.values(0, self._optimizer)
         runtime.set_hyperparameters(self._optimizer, lrs, decays)
-        loader = parts.train_loader
-        view = create_view(*loader.normalisation, channels=loader.image_shape[2])
+        images = parts.train_loader.facts
+        view = create_view(*images.normalisation, channels=images.image_shape[2])
         view.to(runtime.device)
         placed = [runtime.to_device(batch) for batch in batches]
         with torch.no_grad():

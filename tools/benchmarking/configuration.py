@@ -43,12 +43,13 @@ def create_measured_config(
 
 def count_classes(config: RunConfig) -> int:
     """Classes of the student: as given, as the dataset tells, or 1000 where there is none."""
-    from datasets import describe_dataset
+    from datasets import describe_dataset, require_images
 
     if config.model.num_classes:
         return config.model.num_classes
     try:
-        return describe_dataset(config.data, config.model.known_sizes).num_classes
+        facts = describe_dataset(config.data, config.model.known_sizes)
+        return require_images(facts.examples["train"], config.data.source).num_classes
     except UserError as error:
         get_logger().warning("%d classes are assumed: %s", FALLBACK_CLASSES, error)
         return FALLBACK_CLASSES

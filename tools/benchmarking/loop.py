@@ -358,6 +358,7 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, 
     """What was measured, and what its arithmetic weighs."""
     section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
+    image_shape = parts.train_loader.facts.image_shape
     return {
         "processes": runtime.ranks.size,
         "devices": runtime.device_count,
@@ -365,10 +366,10 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, 
         "global_batch_size": job.config.data.global_batch_size,
         "steps": pace.steps,
         "repeats": pace.repeats,
-        "image_shape": list(parts.train_loader.image_shape),
+        "image_shape": list(image_shape),
         "parameters": parts.count_parameters(),
         "flops_per_image": count_flops(
-            job.config, num_classes=job.num_classes, image_shape=parts.train_loader.image_shape
+            job.config, num_classes=job.num_classes, image_shape=image_shape
         ),
         "peak_tflops": get_peak_tflops(hardware, section.precision, tf32=section.tf32),
     }

@@ -105,10 +105,11 @@ def find_image_shape(config: RunConfig) -> tuple[int, int]:
 
 def find_classes(config: RunConfig) -> int:
     """Classes of the run's dataset: from its files, or as TFDS knows it by name."""
-    from datasets import describe_dataset
+    from datasets import describe_dataset, require_images
 
     try:
-        return describe_dataset(config.data, config.model.known_sizes).num_classes
+        facts = describe_dataset(config.data, config.model.known_sizes)
+        return require_images(facts.examples["train"], config.data.source).num_classes
     except UserError:
         if config.data.source != "tfds":
             raise

@@ -187,7 +187,7 @@ def _run_fit(runtime: Any, job: Job, parts: Parts) -> StepExport:
     export = taken[0]
     export.gradients_alive = alive
     export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
-    export.image_shape = tuple(parts.train_loader.image_shape)
+    export.image_shape = tuple(parts.train_loader.facts.image_shape)
     export.examples = job.config.data.global_batch_size
     export.parameters = parts.count_parameters()
     return export

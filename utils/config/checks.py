@@ -21,13 +21,6 @@ def check_config(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_runtime(config)
     _check_profile(config)
-    if config.data.source in ("tfds", "folder") and not config.data.root:
-        raise UserError(
-            "data.root is empty; name the dataset's directory by data.root, --data_path or "
-            "--tfds_data_dir"
-        )
-    if config.data.source == "tfds" and not config.data.name:
-        raise UserError("data.name is empty; name the TFDS dataset by data.name or --data_set")
     if config.run.eval_only and not (config.run.resume or config.model.weights):
         raise UserError(
             "run.eval_only needs weights to evaluate; add --resume auto, --resume PATH or "

@@ -49,7 +49,7 @@ class ModelSection(Section):
 class DataSection(Section):
     """What the model sees."""
 
-    source: Literal["tfds", "folder", "synthetic"] = Field(
+    source: str = Field(
         "tfds", description="tfds dataset, folder of class folders, or a fixed synthetic pattern"
     )
     name: str = Field("", description="TFDS dataset name, `name`, `name/config` or `name:version`")

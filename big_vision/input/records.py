@@ -1,8 +1,8 @@
-"""Where examples come from: TFDS in TFRecord and ArrayRecord files, and a folder of classes.
+"""Examples in files, for the TensorFlow pipeline: TFRecord, ArrayRecord, and one file each.
 
-A source knows three things: how to load an example from its index in the split (`attach` and
+Such records know three things: how to load an example from its index in the split (`attach` and
 `load`), what the example is called (`get_ids`), and which ranges of indices lie together
-(`unit_starts`). A source that can be read front to back faster than by index has `stream` too.
+(`unit_starts`). Those that can be read front to back faster than by index have `stream` too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from big_vision.input.catalog import Selection
+from big_vision.input.catalog import RecordSelection
 from big_vision.input.folder import FolderSelection
 from big_vision.input.record_index import load_record_index
 from utils.errors import UserError
@@ -24,12 +24,12 @@ _READ_AHEAD = 32
 _FOLDER_UNIT = 256
 
 
-class TfdsSource:
+class TfdsRecords:
     """What both TFDS file formats share: parsing, ids, units."""
 
     can_stream = False
 
-    def __init__(self, selection: Selection, directory: str, image_key: str) -> None:
+    def __init__(self, selection: RecordSelection, image_key: str) -> None:
         import tensorflow_datasets as tfds
 
         self.selection = selection
@@ -37,7 +37,7 @@ class TfdsSource:
         self.mean_record_bytes = selection.mean_record_bytes
         self.unit_starts = selection.starts
         self.unit_counts = np.array([s.count for s in selection.segments], np.int64)
-        self._features = tfds.builder_from_directory(directory).info.features
+        self._features = tfds.builder_from_directory(selection.directory).info.features
         groups = [] if image_key in self._features else image_key.split("/")
         feature = functools.reduce(operator.getitem, groups or [image_key], self._features)
         self._decoders: dict[str, Any] = {}
@@ -73,13 +73,13 @@ class TfdsSource:
         return first[segment] + indices - self.unit_starts[segment]
 
 
-class TfRecordSource(TfdsSource):
+class TfRecordFiles(TfdsRecords):
     """TFRecord files, read at a byte offset by TensorFlow itself."""
 
     can_stream = True
 
-    def __init__(self, selection: Selection, directory: str, image_key: str) -> None:
-        super().__init__(selection, directory, image_key)
+    def __init__(self, selection: RecordSelection, image_key: str) -> None:
+        super().__init__(selection, image_key)
         self._offsets: np.ndarray | None = None
         self._paths: Any = None
 
@@ -159,21 +159,21 @@ def _read_record(path: Any, offset: Any) -> Any:
     return tf.raw_ops.DatasetToSingleElement(dataset=one, **types)[0]
 
 
-class ArrayRecordSource(TfdsSource):
+class ArrayRecordFiles(TfdsRecords):
     """ArrayRecord files, through TFDS's data source; one Python call fetches many records."""
 
-    def __init__(self, selection: Selection, directory: str, image_key: str, split: str) -> None:
-        super().__init__(selection, directory, image_key)
+    def __init__(self, selection: RecordSelection, image_key: str, split: str) -> None:
+        super().__init__(selection, image_key)
         import tensorflow_datasets as tfds
 
-        builder = tfds.builder_from_directory(directory)
+        builder = tfds.builder_from_directory(selection.directory)
         # Its `data_source` gives the serialized records; parsing then happens in TensorFlow.
         self._records = builder.as_data_source(split=split).data_source
         if len(self._records) != self.num_examples:
             raise UserError(
-                f"data.root: the ArrayRecord files in {directory} hold {len(self._records)} "
-                f"examples of {split!r} but dataset_info.json promises {self.num_examples}; "
-                "prepare or copy the dataset again"
+                f"data.root: the ArrayRecord files in {selection.directory} hold "
+                f"{len(self._records)} examples of {split!r} but dataset_info.json promises "
+                f"{self.num_examples}; prepare or copy the dataset again"
             )
 
     def attach(self, elements: Any) -> Any:
@@ -206,7 +206,7 @@ class ArrayRecordSource(TfdsSource):
             return [self._read([index])[0] for index in indices]
 
 
-class FolderSource:
+class FolderFiles:
     """Image files in one folder per class, read by TensorFlow."""
 
     can_stream = False
