@@ -158,6 +158,8 @@ def test_a_dumped_configuration_reads_back_equal(tmp_path):
 REFUSED = [
     (("--train.epoch=3",), r"unknown flag --train.epoch; did you mean --train.epochs"),
     (("--optim.momentun=3",), r"unknown flag --optim.momentun; did you mean --optim.momentum"),
+    (("--opt-betas=0.9",), r"unknown flag --opt-betas; here it is --optim.betas$"),
+    (("--sched=cosine",), r"unknown flag --sched; here it is --optim.schedule$"),
     (("--epoch=3",), r"unknown flag --epoch; did you mean --epochs"),
     (("--qqq=3",), r"unknown flag --qqq; see python main.py --help"),
     (("train.epochs=3",), r"'train.epochs=3' belongs to no flag; write --KEY VALUE"),

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, get_args, get_origin
 
 import yaml
 
-from utils.config.aliases import ALIASES
+from utils.config.aliases import ALIASES, OF_TIMM
 from utils.config.explain import get_near_keys
 from utils.config.sections import RunConfig, iterate_keys
 from utils.errors import UserError
@@ -61,6 +61,8 @@ def refuse_unknown_flag(token: str) -> NoReturn:
     name = token.partition("=")[0].removeprefix("--")
     if not token.startswith("--"):
         raise UserError(f"command line: {token!r} belongs to no flag; write --KEY VALUE")
+    if name.replace("-", "_") in OF_TIMM:
+        raise UserError(f"unknown flag --{name}; here it is --{OF_TIMM[name.replace('-', '_')]}")
     hint = get_near_keys(name.replace("-", "_"), [*iterate_keys(), "config", *_KEY_OF])
     if hint.startswith("did you mean"):
         hint = hint.replace("'", "").replace("mean ", "mean --").replace(" or ", " or --")
