@@ -36,6 +36,7 @@ from tasks.rehearsal import (
     get_image_shapes,
 )
 from tasks.teacher_cache import describe_stream, open_cache
+from utils.config.checks import check_profiled_steps
 from utils.errors import UserError
 from utils.runtime import (
     choose_device,
@@ -65,6 +66,7 @@ def check(config: RunConfig) -> Job:
     classes = _choose_classes(config, facts)
     total_steps, steps_per_epoch = _count_steps(config, facts.num_examples["train"])
     create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    check_profiled_steps(config.profile.steps, total_steps)
     objective = create_objective(config.distill)
     _check_ranks(config, objective, facts.num_examples["train"])
     student = create_model(config.model, num_classes=classes, device="meta")

@@ -71,6 +71,8 @@ WRONG = [
     (("--batch_size=12", "--update_freq=4", "--mixup=1"), "leaves 3 examples", "switch mixing off"),
     (("--epochs=2", "--optim.warmup_steps=13"), "optim.warmup_steps (13) exceeds the run's 12",
      "raise train.epochs"),
+    (("--epochs=2", "--profile.steps=11-12"), "profile.steps ('11-12') lies beyond the run's 12",
+     "0 to 11"),
     (("--model.num_classes=5",), "model.num_classes (5) is less than the 10 classes",
      "leave it out"),
     (("--kd=kdd", "--teacher=vit_tiny_patch16_224"), "unknown loss 'kdd'", "kd"),
@@ -104,6 +106,14 @@ def test_a_dataset_root_that_is_not_there_names_the_flag(tmp_path, capsys):
     assert str(tmp_path / "gone") in line
     assert "data.root" in line
     assert "--data_path" in line or "--tfds_data_dir" in line
+
+
+def test_a_relative_root_is_told_as_the_working_directory_makes_it(tmp_path, capsys, monkeypatch):
+    config = Path("configs/digits_student.yaml").absolute()
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--config={config}", "--data.root=gone", "--run.output_dir=runs"]
+    line = refuse(capsys, flags, tmp_path / "runs")
+    assert f"data.root (gone) does not exist: it is {tmp_path / 'gone'} from here; set" in line
 
 
 @pytest.mark.parametrize("key", ["train_split", "eval_split", "test_split"])

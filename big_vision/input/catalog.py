@@ -225,7 +225,7 @@ def open_root(root: str) -> str:
     try:
         check_readable(root, "data.root")
     except UserError as error:
-        hint = f"; set it with {ROOT_FLAGS}" if str(error).endswith("does not exist") else ""
+        hint = f"; set it with {ROOT_FLAGS}" if "does not exist" in str(error) else ""
         raise UserError(f"{error}{hint}") from error.__cause__
     return root.rstrip("/") if is_remote(root) else str(to_path(root))
 

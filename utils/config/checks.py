@@ -160,6 +160,15 @@ def _check_profile(config: RunConfig) -> None:
         )
 
 
+def check_profiled_steps(steps: str, total_steps: int) -> None:
+    """Refuse a trace of steps that the run does not have."""
+    if steps and int(steps.split("-")[1]) >= total_steps:
+        raise UserError(
+            f"profile.steps ({steps!r}) lies beyond the run's {total_steps} steps, which are 0 to "
+            f"{total_steps - 1}; name earlier ones or raise train.epochs"
+        )
+
+
 def check_warmup(warmup_steps: int, total_steps: int) -> None:
     """Refuse a warm-up that is longer than the run."""
     if warmup_steps > total_steps:

@@ -26,8 +26,10 @@ def check_readable(place: str | Path, key: str) -> None:
       UserError: names the configuration's key, the place and the way out.
     """
     if not is_remote(place):
-        if not to_path(place).is_dir():
-            raise UserError(f"{key} ({place}) does not exist")
+        path = to_path(place)
+        if not path.is_dir():
+            where = "" if path.is_absolute() else f": it is {path.absolute()} from here"
+            raise UserError(f"{key} ({place}) does not exist{where}")
         return
     found: list[BaseException | None] = []
     # In a thread that nobody waits for at the end: clients know no limit for the whole of a call.
