@@ -134,9 +134,16 @@ def test_a_checkpoint_is_announced_when_it_stands_whole_and_one_that_failed_neve
     save(manager, 2)
     assert seen == [(1, 1), (2, 2)]
     manager.submit(3, lambda: ({"model": {"weight": "no tensor"}}, get_facts(3)), best=False)
-    with pytest.raises(CheckpointError, match="could be written"):
+    with pytest.raises(CheckpointError, match=r"could be written.*earlier ones stand: mend"):
         manager.wait()
     assert len(seen) == 2
+
+
+def test_nothing_is_said_to_stand_where_the_first_one_fails(tmp_path):
+    manager = CheckpointManager(tmp_path)
+    manager.submit(1, lambda: ({"model": {"weight": "no tensor"}}, get_facts(1)), best=False)
+    with pytest.raises(CheckpointError, match=r"there is no earlier one: mend .* start again$"):
+        manager.wait()
 
 
 def test_a_step_that_is_written_again_only_becomes_the_best(tmp_path, gate):

@@ -122,10 +122,21 @@ class CheckpointManager:
             raise error
         if error is not None:
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            ways_out = (
+                "earlier ones stand: mend the storage and continue with --resume auto",
+                "there is no earlier one: mend the storage and start again",
+            )
             raise CheckpointError(
-                f"no checkpoint could be written to {self.folder}: {reason}; earlier ones stand: "
-                "mend the storage and continue with --resume auto"
+                f"no checkpoint could be written to {self.folder}: {reason}; "
+                f"{ways_out[self._has_none()]}"
             ) from error
+
+    def _has_none(self) -> bool:
+        """Whether no checkpoint is there; a folder that cannot be listed may hold some."""
+        try:
+            return not self._whole and not list_steps(self.folder)
+        except OSError:
+            return False
 
     def wait(self, limit_s: float | None = None) -> bool:
         """Wait until nothing is being written; whether that is so. Raises as `check` does."""
