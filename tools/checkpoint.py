@@ -54,10 +54,16 @@ def create_parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="weights as timm safetensors or as one .pth")
     export.set_defaults(command=export_weights)
     export.add_argument("place", metavar="PLACE")
-    export.add_argument("--out", type=Path, required=True, help="FILE.safetensors or FILE.pth")
+    export.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        help="FILE.safetensors, or FILE.pth: a dictionary with state_dict, arch and step",
+    )
     export.add_argument(
         "--weights", choices=("best", "model", "ema"), default="best",
-        help="best: the average where there is one",
+        help="of that checkpoint: best is the average of the weights where there is one, else the "
+        "model (default best); the checkpoint with the best evaluation is named by list",
     )  # fmt: skip
     prune = commands.add_parser("prune", help="delete old checkpoints")
     prune.set_defaults(command=prune_checkpoints)
@@ -72,10 +78,11 @@ def create_parser() -> argparse.ArgumentParser:
 def list_checkpoints(options: argparse.Namespace) -> int:
     """A line for each checkpoint, newest last, after a look that reads no tensor."""
     from utils.checkpoint import CheckpointError, inspect_checkpoint
+    from utils.storage import ASIDE
 
     folders = _find_all(options.place)
     best = _read_best(folders[0].parent)
-    print(f"{'checkpoint':<16} {'MiB':>9} {'tensors':>8} {'best metric':>12}  state")
+    print(f"{'checkpoint':<16} {'MiB':>9} {'tensors':>8} {'best so far':>12}  state")
     for folder in reversed(folders):
         try:
             facts = inspect_checkpoint(folder)
@@ -87,6 +94,9 @@ def list_checkpoints(options: argparse.Namespace) -> int:
         metric = facts.get("best_metric", -1.0)
         row = f"{folder.name:<16} {size:>9.1f} {len(facts['tensors']):>8} {metric:>12.2f}  {state}"
         print(row.rstrip())
+    for name in sorted(folders[0].parent.list_names()):
+        if name.startswith(ASIDE):
+            print(f"{name}  set aside: no run reads it, prune leaves it; delete it by hand")
     return 0
 
 

@@ -55,6 +55,14 @@ def test_list_shows_steps_sizes_and_the_best(run, capsys):
     assert lines[5].split() == ["step_00000005", "0.0", "3", "50.00"]
 
 
+def test_list_shows_what_was_set_aside(run, capsys):
+    (run / "checkpoints" / "step_00000005").rename(run / "checkpoints" / "aside_step_00000005")
+    assert main(["list", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6 and "step_00000004" in lines[4]
+    assert lines[5].startswith("aside_step_00000005") and "set aside" in lines[5]
+
+
 def test_verify_reads_every_tensor_and_says_which_is_broken(run, capsys):
     assert main(["verify", str(run)]) == 1
     out = capsys.readouterr().out
