@@ -24,6 +24,7 @@ from tools.tpu.targets import Target, list_targets, parse_target  # noqa: E402
 from utils.config import load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
 from utils.programs import (  # noqa: E402
+    DefaultsHelp,
     ProgramParser,
     prepare_file,
     prepare_folder,
@@ -74,6 +75,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         epilog=f"Other flags are those of main.py, such as --optim.name=sgd. Targets: "
         f"{list_targets()}.",
         allow_abbrev=False,
+        formatter_class=DefaultsHelp,
     )
     add = parser.add_argument
     add("--config", type=Path, required=True, help="the run's YAML")

@@ -29,7 +29,7 @@ from store.runs import CONFIG_FILE  # noqa: E402
 from tools.kd_entries import ENTRIES, TEACHING, Entry  # noqa: E402
 from utils.config import RunConfig, dump_config, load_config  # noqa: E402
 from utils.errors import UserError  # noqa: E402
-from utils.programs import ProgramParser  # noqa: E402
+from utils.programs import DefaultsHelp, ProgramParser  # noqa: E402
 
 EXPERIMENT = "kd_table"
 BEGIN, END = "<!-- kd_table: begin -->", "<!-- kd_table: end -->"
@@ -74,13 +74,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The tool's flags."""
-    parser = ProgramParser(description=__doc__.splitlines()[0])
+    parser = ProgramParser(description=__doc__.splitlines()[0], formatter_class=DefaultsHelp)
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds (0 1 2)")
-    parser.add_argument("--epochs", type=int, default=20, help="epochs of each student (20)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds")
+    parser.add_argument("--epochs", type=int, default=20, help="epochs of each student")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="rows to run (all)")
-    parser.add_argument("--limit-s", type=int, default=60, help="processor seconds of a run (60)")
+    parser.add_argument("--limit-s", type=int, default=60, help="processor seconds of a run")
     parser.add_argument("--docs", type=Path, help="Markdown file that holds the table's marks")
     return parser.parse_args(argv)
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from tools.tpu.targets import GENERATIONS, Target, parse_target  # noqa: E402
 from utils.errors import UserError  # noqa: E402
-from utils.programs import ProgramParser, prepare_file, run_program  # noqa: E402
+from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program  # noqa: E402
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The tool's flags."""
-    parser = ProgramParser(description=" ".join(__doc__.split()), allow_abbrev=False)
+    parser = ProgramParser(
+        description=" ".join(__doc__.split()), allow_abbrev=False, formatter_class=DefaultsHelp
+    )
     add = parser.add_argument
     add("--model", default="vit_small_patch16_224", help="timm or own model name")
     add("--args", type=json.loads, default={}, help="its arguments as JSON")

@@ -18,6 +18,15 @@ class ProgramParser(argparse.ArgumentParser):
         self.exit(EXIT_USER_ERROR, f"error: {message}; see {self.prog} --help\n")
 
 
+class DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter):
+    """Says the default of each flag that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or action.default is False or action.default == {}:
+            return action.help
+        return super()._get_help_string(action)
+
+
 def create_program_parser(description: str | None, **options: Any) -> ProgramParser:
     """A parser whose help keeps the lines of a docstring; `options` are those of argparse."""
     formatter = argparse.RawDescriptionHelpFormatter

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 
 from utils.errors import UserError
@@ -21,6 +23,23 @@ def test_a_program_that_ends_well_gives_its_code_and_says_nothing(capsys, given,
 def test_what_a_user_can_mend_is_one_line_and_code_2(capsys):
     assert run_program(fail, UserError("a.key (3)\n  is wrong;\tuse 4 ")) == 2
     assert capsys.readouterr() == ("", "error: a.key (3) is wrong; use 4\n")
+
+
+@pytest.mark.parametrize(
+    ("tool", "shown", "without"),
+    [
+        ("shape_advisor", "images on each device (default: 64)", "write the table here"),
+        ("compile_for_tpu", "1: one device (default: 1)", "the run's YAML"),
+        ("kd_table", "epochs of each student (default: 20)", "rows to run (all)"),
+    ],
+)
+def test_help_tells_the_defaults_that_are_there(capsys, tool, shown, without):
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"tools.{tool}").main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert shown in text
+    assert without in text and f"{without} (default" not in text
+    assert "None" not in text
 
 
 def test_a_silent_rank_leaves_the_line_to_another(capsys):
