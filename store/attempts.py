@@ -27,6 +27,11 @@ def read_attempts(folder: Path) -> list[dict[str, Any]]:
     return [found[number] for number in sorted(found)]
 
 
+def format_utc(seconds: float) -> str:
+    """Seconds since 1970 as ISO 8601: 2026-11-22T08:53:03Z."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
 def begin_attempt(folder: Path, from_step: int, hardware: dict[str, Any]) -> int:
     """Note that a program goes on with a run; gives the attempt's number, 1 for the first.
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from store.attempts import format_utc
 from store.ids import check_name, create_id, create_run_name, is_id
 from store.lock import LOCK_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE, send_small
@@ -217,8 +218,9 @@ def begin(run: Run, config_text: str, facts: dict[str, Any], *, newest_id: str =
         "id": known["id"] if is_id(known.get("id")) else create_id(newest_id),
         "experiment": run.path.parent.name,
         "name": run.path.name,
-        "started": known.get("started", time.time()),
     }
+    started = known.get("started", time.time())
+    head |= {"started": started, "started_utc": format_utc(started)}
     run.update(**head, **facts)
 
 

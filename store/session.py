@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from store.artifacts import publish_artifacts
-from store.attempts import begin_attempt, end_attempt
+from store.attempts import begin_attempt, end_attempt, format_utc
 from store.lock import RunLock
 from store.mirror import Mirror, pull
 from store.runs import Run, begin, check_free, find_leftovers, has_facts, set_aside
@@ -104,7 +104,7 @@ class RunSession:
             self.mirror.flush()
         publish_artifacts(self.run.path, self.run.remote)
         end_attempt(self.run.path, self.attempt, step, "complete")
-        self.run.update(status="complete", ended=time.time(), final=final)
+        self.run.update(status="complete", **_get_end(), final=final)
 
     def end(self, step: int, status: str, reason: str) -> None:
         """Note that the attempt has ended another way; a disk that refuses is said, not raised."""
@@ -112,7 +112,7 @@ class RunSession:
             return
         try:
             end_attempt(self.run.path, self.attempt, step, status, reason)
-            self.run.update(status=status, reason=reason, ended=time.time())
+            self.run.update(status=status, reason=reason, **_get_end())
         except OSError as error:
             get_logger().error("%s: the run's end could not be noted: %s", self.run.place, error)
 
@@ -127,3 +127,9 @@ class RunSession:
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()
+
+
+def _get_end() -> dict[str, Any]:
+    """When a run ended: seconds since 1970, and for people."""
+    now = time.time()
+    return {"ended": now, "ended_utc": format_utc(now)}

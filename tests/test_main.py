@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,7 @@ def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
         "--runtime.device=xla", "--model_ema", "--model_ema_decay=0.9",
     ])  # fmt: skip
     assert done.returncode == 0, done.stderr
+    assert "oneDNN" not in done.stderr and "absl" not in done.stderr
     folder = tmp_path / "digits_kd" / "long"
     lines = get_training_lines(folder)
     assert [line["step"] for line in lines] == list(range(20, 201, 20))
@@ -313,6 +315,9 @@ def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_
     facts = Run(teacher_run).read()
     assert facts["status"] == "complete"
     assert facts["ended"] > facts["started"]
+    for name in ("started", "ended"):
+        told = datetime.strptime(facts[f"{name}_utc"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+        assert 0 <= facts[name] - told.timestamp() < 1
     assert {"python", "packages", "git_commit", "host", "device", "runtime"} <= facts[
         "environment"
     ].keys()

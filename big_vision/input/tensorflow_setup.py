@@ -14,6 +14,8 @@ def import_tensorflow() -> Any:
     Call it after the runtime exists: TensorFlow before torch_xla aborts the process.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Its kernels serve networks; where they are on, TensorFlow says so twice, at any log level.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     import tensorflow as tf
 
     for kind in _HIDDEN_DEVICES:
