@@ -12,7 +12,7 @@ CURVES_FILE = "curves.png"
 
 def draw_run(folder: Path) -> Path:
     """Draw one run's curves into its directory."""
-    return draw_curves({folder.parent.name: folder}, folder / CURVES_FILE)
+    return draw_curves({f"{folder.parent.name}/{folder.name}": folder}, folder / CURVES_FILE)
 
 
 def draw_curves(runs: Mapping[str, Path], path: Path) -> Path:

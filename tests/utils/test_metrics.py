@@ -164,6 +164,18 @@ def test_a_run_that_logged_nothing_still_has_a_picture(tmp_path):
     assert draw_run(tmp_path).stat().st_size > 1000
 
 
+def test_a_picture_names_the_run_and_its_experiment(tmp_path, monkeypatch):
+    folder = tmp_path / "digits" / "first"
+    folder.mkdir(parents=True)
+    writer = MetricWriter(folder)
+    writer.write(1, {"task": 1.0})
+    writer.close()
+    labels = []
+    monkeypatch.setattr("utils.curves.draw_curves", lambda runs, path: labels.extend(runs) or path)
+    draw_run(folder)
+    assert labels == ["digits/first"]
+
+
 def test_a_full_disk_is_told_in_one_line(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     writer = MetricWriter(tmp_path)
