@@ -29,7 +29,8 @@ from tests.tiny_parts import (
 from utils.config import load_config
 from utils.config.sections import ModelSection, RuntimeSection
 from utils.errors import UserError
-from utils.runtime import _has_tpu, choose_device, create_runtime
+from utils.runtime import choose_device, create_runtime
+from utils.runtime.choice import _has_tpu
 from utils.runtime.compile_cache import prepare_cache, shrink
 from utils.runtime.xla_ranks import check_collectives, join_hosts
 from utils.runtime.xla_spmd import get_mesh_shape

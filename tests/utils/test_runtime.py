@@ -14,11 +14,12 @@ from datasets import Batch
 from tests.tiny_parts import create_batch, create_batches, create_cpu_runtime, create_xla_runtime
 from utils.config.sections import RuntimeSection
 from utils.errors import UserError
-from utils.runtime import choose_device, create_runtime
+from utils.runtime import choose_device, create_runtime, launch
 from utils.runtime.base import DTYPES, derive_seed
 from utils.runtime.feeding import Feeder
+from utils.runtime.processes import run_on
 from utils.runtime.ranks import ProcessRanks
-from utils.runtime.xla import XlaRuntime, run_on_gloo
+from utils.runtime.xla import XlaRuntime
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
@@ -227,10 +228,10 @@ def test_a_launched_runtime_leaves_the_others_whatever_its_worker_did(monkeypatc
     kind, left = type(RUNTIMES[device]()), []
     monkeypatch.setattr(kind, "close", lambda self: left.append(self.name))
     section = RuntimeSection(device=device)
-    assert kind.launch(section, lambda runtime, code: code, 7) == 7
-    assert kind.launch(section, lambda runtime: None) == 0
+    assert launch(section, lambda runtime, code: code, 7) == 7
+    assert launch(section, lambda runtime: None) == 0
     with pytest.raises(OSError, match="disk"):
-        kind.launch(section, lambda runtime: (_ for _ in ()).throw(OSError("disk")))
+        launch(section, lambda runtime: (_ for _ in ()).throw(OSError("disk")))
     assert left == [device] * 3
 
 
@@ -309,11 +310,13 @@ def test_a_chip_finds_its_place_among_the_others(monkeypatch):
 
 def test_xla_processes_are_started_with_the_section_and_the_work(monkeypatch):
     told = []
-    monkeypatch.setattr("utils.runtime.xla.launch_processes", lambda *args: told.append(args) or 4)
+    monkeypatch.setattr(
+        "utils.runtime.launcher.launch_processes", lambda *args: told.append(args) or 4
+    )
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
     section = RuntimeSection(device="xla", num_processes=2, timeout_s=9)
-    assert XlaRuntime.launch(section, create_batch, "seed") == 4
-    assert told == [(2, 9, run_on_gloo, section, create_batch, ("seed",))]
+    assert launch(section, create_batch, "seed") == 4
+    assert told == [(2, 9, run_on, XlaRuntime, section, create_batch, ("seed",))]
 
 
 @pytest.mark.parametrize(("dtype", "told"), [("fp32", "f32"), ("bf16", "bf16")])
@@ -338,7 +341,7 @@ def test_a_device_that_is_not_there_is_refused():
 
 def test_auto_takes_xla_where_it_is_installed(monkeypatch):
     assert choose_device(RuntimeSection(device="auto")) == "xla"
-    monkeypatch.setattr("utils.runtime.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("utils.runtime.choice.importlib.util.find_spec", lambda name: None)
     assert choose_device(RuntimeSection(device="auto")) == "cpu"
     with pytest.raises(UserError, match="torch_xla is not installed"):
         choose_device(RuntimeSection(device="xla"))

@@ -14,6 +14,7 @@ from utils.config.sections import RuntimeSection
 from utils.errors import EXIT_PREEMPTED
 from utils.runtime.processes import Failure, GroupError, _judge, raise_cause
 from utils.runtime.xla import XlaRuntime
+from utils.runtime.xla_chips import launch_on_chips
 
 
 def test_the_earliest_primary_failure_is_the_cause_and_its_trace_is_shown(capsys):
@@ -115,7 +116,7 @@ def test_a_process_for_each_chip_gives_the_highest_code_or_the_cause(monkeypatch
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     # Of a process one cache can be made, before its first graph.
     section = RuntimeSection(device="xla", compile_cache="")
-    assert XlaRuntime.launch(section, end, [0, EXIT_PREEMPTED]) == EXIT_PREEMPTED
-    assert XlaRuntime.launch(section, end, [0, 0]) == 0
-    with pytest.raises(GroupError, match="rank 0 failed: ValueError: broken chip"):
-        XlaRuntime.launch(section, end, [-1, 0])
+    assert launch_on_chips(section, end, ([0, EXIT_PREEMPTED],)) == EXIT_PREEMPTED
+    assert launch_on_chips(section, end, ([0, 0],)) == 0
+    with pytest.raises(GroupError, match="rank 1 failed: ValueError: broken chip"):
+        launch_on_chips(section, end, ([-1, 0],))

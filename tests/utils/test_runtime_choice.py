@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from utils import runtime as room
 from utils.config.sections import RuntimeSection
 from utils.errors import UserError
+from utils.runtime import choice as room
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
 from utils.runtime.group import ProcessGroup

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import torch
 import torch.profiler
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class BatchLike(Protocol):
+    """What a runtime asks of a batch: that it can be moved and cut, and where a step ends."""
+
+    @property
+    def is_last(self) -> bool: ...
+
+    def map(
+        self, fn: Callable[[Tensor], Tensor], of_step: Callable[[Tensor], Tensor] | None = None
+    ) -> Self: ...
+
+    def split(self, parts: int, blocks: int = 1) -> list[Self]: ...
+
+
+B = TypeVar("B", bound=BatchLike)
+T = TypeVar("T")
 
 
 class Runtime(ABC):
@@ -48,7 +65,6 @@ class Runtime(ABC):
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[Any, ...], Tensor]] = []
         self._declared_reads = 0
-        self._profile: torch.profiler.profile | None = None
 
     @property
     def wants_patches(self) -> bool:
@@ -66,13 +82,9 @@ class Runtime(ABC):
         return self.ranks.size * self.local_devices
 
     @classmethod
-    def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
-        """Run `worker(runtime, *args)` on every replica of this runtime; gives the exit code."""
-        runtime = cls(section)
-        try:
-            return worker(runtime, *args) or 0
-        finally:
-            runtime.close()
+    def count_processes(cls, section: RuntimeSection) -> int:
+        """Processes that this host starts for a run."""
+        return section.num_processes or 1
 
     def close(self) -> None:
         """Leave the other ranks."""
@@ -96,11 +108,13 @@ class Runtime(ABC):
         """A placed model whose forward pass may be compiled or laid out for the device."""
         return module
 
-    def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
+    def prepare_objective(
+        self, objective: Callable[[nn.Module, B], T], model: nn.Module, extra: nn.Module
+    ) -> Callable[[nn.Module, B], T]:
         """The objective as the loop calls it: may begin to sum gradients in the backward pass."""
         return objective
 
-    def checkpoint_block(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a block of a model that is computed again in the backward pass."""
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
 
@@ -172,15 +186,15 @@ class Runtime(ABC):
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=DTYPES[self.section.precision])
 
-    def prefetch(self, batches: Iterable[Any], depth: int = 2) -> Feeder:
+    def prefetch(self, batches: Iterable[B], depth: int = 2) -> Feeder[B]:
         """Batches moved to the device by a thread, `depth` ahead; its errors reach the caller."""
         return Feeder(batches, self.to_device, depth)
 
-    def to_device(self, batch: Any) -> Any:
+    def to_device(self, batch: B) -> B:
         """A host batch on the device; its values of the step are whole on every device."""
-        return batch.map(self.tensor_to_device, self.replicate)
+        return batch.map(self.tensor_to_device, self._replicate)
 
-    def split(self, batch: Any, parts: int) -> list[Any]:
+    def split(self, batch: B, parts: int) -> list[B]:
         """Micro-batches of a placed batch, each on all devices that the batch is dealt to."""
         return batch.split(parts, self.local_devices)
 
@@ -188,7 +202,7 @@ class Runtime(ABC):
         """A host tensor on the device; its first axis is dealt out where there are several."""
         return tensor.to(self.device)
 
-    def replicate(self, tensor: Tensor) -> Tensor:
+    def _replicate(self, tensor: Tensor) -> Tensor:
         """A host tensor, alike on all ranks, as a whole on every device."""
         return self.tensor_to_device(tensor)
 
@@ -221,18 +235,14 @@ class Runtime(ABC):
         """A name in the trace for what happens inside."""
         return torch.profiler.record_function(name)
 
-    def start_trace(self, folder: Path) -> None:
-        """Begin to record what host and device do."""
-        self._profile = torch.profiler.profile(
-            on_trace_ready=torch.profiler.tensorboard_trace_handler(
-                str(folder), worker_name=f"rank_{self.ranks.index}"
-            )
+    @contextlib.contextmanager
+    def trace(self, folder: Path) -> Iterator[None]:
+        """Record what host and device do, readable by TensorBoard and Perfetto."""
+        handler = torch.profiler.tensorboard_trace_handler(
+            str(folder), worker_name=f"rank_{self.ranks.index}"
         )
-        self._profile.start()
-
-    def stop_trace(self) -> None:
-        """End the recording and write it, readable by TensorBoard and Perfetto."""
-        self._profile.stop()
+        with torch.profiler.profile(on_trace_ready=handler):
+            yield
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy in host memory: one declared host read, waits for the device."""

@@ -17,8 +17,8 @@ class CpuRuntime(NativeRuntime):
     """The host's cores: the reference that other runtimes are held against."""
 
     name = "cpu"
-    backend = "gloo"
-    overlaps = False
+    _backend = "gloo"
+    _overlaps = False
 
     def __init__(self, section: RuntimeSection) -> None:
         self.device = torch.device("cpu")

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
-from utils.runtime.group import get_planned_size
+from utils.runtime.base import B
+from utils.runtime.choice import get_planned_size
 from utils.runtime.native import NativeRuntime
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ class CudaRuntime(NativeRuntime):
     """A GPU; gradients are summed by NCCL while the backward pass runs."""
 
     name = "cuda"
-    backend = "cpu:gloo,cuda:nccl"
-    overlaps = True
+    _backend = "cpu:gloo,cuda:nccl"
+    _overlaps = True
 
     def __init__(self, section: RuntimeSection) -> None:
         index = int(os.environ.get("LOCAL_RANK", "0")) if get_planned_size() > 1 else 0
@@ -66,7 +67,7 @@ class CudaRuntime(NativeRuntime):
     def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
         return {"fused": True} if optimizer_name in _FUSED else {}
 
-    def to_device(self, batch: Any) -> Any:
+    def to_device(self, batch: B) -> B:
         """In the feeder's thread, which waits for the copies: the loop gets finished batches."""
         with self._copying():
             return super().to_device(batch)

@@ -20,12 +20,12 @@ class Feeder(Iterator[T]):
     thread, however many batches are left.
     """
 
-    def __init__(self, batches: Iterable[T], place: Callable[[Any], Any], depth: int = 2) -> None:
+    def __init__(self, batches: Iterable[T], to_device: Callable[[T], T], depth: int = 2) -> None:
         self.wait_s = 0.0
         self._queue: queue.Queue[Any] = queue.Queue(maxsize=depth)
         self._stop = threading.Event()
         self._thread = threading.Thread(
-            target=self._feed, args=(batches, place), name="feeder", daemon=True
+            target=self._feed, args=(batches, to_device), name="feeder", daemon=True
         )
         self._thread.start()
 
@@ -59,10 +59,10 @@ class Feeder(Iterator[T]):
                 self._queue.get_nowait()
             self._thread.join(timeout=0.05)
 
-    def _feed(self, batches: Iterable[T], place: Callable[[Any], Any]) -> None:
+    def _feed(self, batches: Iterable[T], to_device: Callable[[T], T]) -> None:
         try:
             for batch in batches:
-                if not self._put(place(batch)):
+                if not self._put(to_device(batch)):
                     return
             self._put(_END)
         except BaseException as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from utils.errors import UserError
+from utils.runtime.choice import get_planned_size
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
@@ -74,16 +73,6 @@ class ProcessGroup:
         """Close the connections."""
         if dist.is_initialized():
             dist.destroy_process_group()
-
-
-def get_planned_size() -> int:
-    """The group's size as torchrun's variables say; 1 without them."""
-    text = os.environ.get("WORLD_SIZE", "")
-    if text and not text.isdecimal():
-        raise UserError(
-            f"WORLD_SIZE ({text!r}) in the environment is no number; unset it or mend it"
-        )
-    return int(text) if text else 1
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:

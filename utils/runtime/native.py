@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.runtime.base import DTYPES, Runtime, derive_seed
-from utils.runtime.group import ProcessGroup, get_planned_size
-from utils.runtime.processes import launch_processes
+from utils.runtime.base import DTYPES, B, Runtime, T, derive_seed
+from utils.runtime.group import ProcessGroup
 from utils.runtime.ranks import ProcessRanks
 
 if TYPE_CHECKING:
@@ -22,14 +21,14 @@ if TYPE_CHECKING:
 class NativeRuntime(Runtime):
     """One process, or one rank of several."""
 
-    backend: str
-    overlaps: bool
+    _backend: str
+    _overlaps: bool
 
     def __init__(self, section: RuntimeSection) -> None:
         super().__init__(section)
         self._reduce_dtype = DTYPES[section.reduce_dtype]
-        group = ProcessGroup.join(section, self.backend)
-        overlaps = self.overlaps if section.overlap is None else section.overlap
+        group = ProcessGroup.join(section, self._backend)
+        overlaps = self._overlaps if section.overlap is None else section.overlap
         self._uses_ddp = overlaps and group is not None
         if group is not None:
             self.ranks = ProcessRanks(
@@ -37,19 +36,6 @@ class NativeRuntime(Runtime):
             )
         if section.precision == "fp16":
             self.scaler = torch.amp.GradScaler(self.device.type)
-
-    @classmethod
-    def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
-        count = 1 if get_planned_size() > 1 else cls.count_processes(section)
-        if count == 1:
-            return super().launch(section, worker, *args)
-        entry = (_run_native, cls, section, worker, args)
-        return launch_processes(count, section.timeout_s, *entry)
-
-    @classmethod
-    def count_processes(cls, section: RuntimeSection) -> int:
-        """Processes that this host starts."""
-        return section.num_processes or 1
 
     def make_deterministic(self) -> list[str]:
         # An operation without a deterministic form warns by its name where it is first used.
@@ -70,7 +56,9 @@ class NativeRuntime(Runtime):
             module.compile()
         return module
 
-    def prepare_objective(self, objective: Any, model: nn.Module, extra: nn.Module) -> Any:
+    def prepare_objective(
+        self, objective: Callable[[nn.Module, B], T], model: nn.Module, extra: nn.Module
+    ) -> Callable[[nn.Module, B], T]:
         if not self._uses_ddp:
             return objective
         return _OverlappedObjective(_Step(objective, model, extra), self._reduce_dtype)
@@ -98,11 +86,13 @@ class NativeRuntime(Runtime):
 class _Step(nn.Module):
     """All trainable modules behind one forward, as DistributedDataParallel wants them."""
 
-    def __init__(self, objective: Any, model: nn.Module, extra: nn.Module) -> None:
+    def __init__(
+        self, objective: Callable[[nn.Module, B], T], model: nn.Module, extra: nn.Module
+    ) -> None:
         super().__init__()
         self.objective, self.model, self.extra = objective, model, extra
 
-    def forward(self, batch: Any) -> Any:
+    def forward(self, batch: B) -> T:
         return self.objective(self.model, batch)
 
 
@@ -121,14 +111,8 @@ class _OverlappedObjective:
         if reduce_dtype == torch.bfloat16:
             self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
-    def __call__(self, model: nn.Module, batch: Any) -> Any:
+    def __call__(self, model: nn.Module, batch: B) -> T:
         if batch.is_last:
             return self._ddp(batch)
         with self._ddp.no_sync():
             return self._ddp(batch)
-
-
-def _run_native(
-    cls: type[NativeRuntime], section: RuntimeSection, worker: Callable[..., Any], args: tuple
-) -> int:
-    return super(NativeRuntime, cls).launch(section, worker, *args)

@@ -23,11 +23,15 @@ from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
+
+if TYPE_CHECKING:
+    from utils.config.sections import RuntimeSection
+    from utils.runtime.base import Runtime
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records
 _PARENT = "RUN_GROUP_PARENT"  # environment: the process that started the ranks
@@ -103,6 +107,24 @@ def launch_processes(
         if forwarded.terminated and -signal.SIGTERM in codes.values():
             return EXIT_PREEMPTED  # before that rank could save anything: nothing is wrong
         return _judge(read_failures(Path(folder)), codes, killed, timeout_s)
+
+
+def run_on(
+    create: Callable[[RuntimeSection], Runtime],
+    section: RuntimeSection,
+    worker: Callable[..., int | None],
+    args: tuple[Any, ...],
+) -> int:
+    """Make a replica's runtime, do its work there and leave the other ranks; gives the exit code.
+
+    Args:
+      create: a runtime's class; a process that is started finds it by name.
+    """
+    runtime = create(section)
+    try:
+        return worker(runtime, *args) or 0
+    finally:
+        runtime.close()
 
 
 def get_core_share(count: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,19 +23,19 @@ class Tracer:
     def __init__(self, runtime: Runtime, steps: str, folder: Path) -> None:
         self._runtime, self._folder = runtime, folder
         self._first, self._last = map(int, steps.split("-")) if steps else (-1, -2)
-        self._runs = False
+        self._trace: contextlib.AbstractContextManager[None] | None = None
 
     def begin_step(self, step: int) -> None:
         """Called before each step."""
         if step == self._first:
-            self._runtime.start_trace(self._folder)
-            self._runs = True
+            self._trace = self._runtime.trace(self._folder)
+            self._trace.__enter__()
         elif step == self._last + 1:
             self.close()
 
     def close(self) -> None:
         """End a trace that still runs, and say where it lies."""
-        if self._runs:
-            self._runs = False
-            self._runtime.stop_trace()
+        if self._trace is not None:
+            trace, self._trace = self._trace, None
+            trace.__exit__(None, None, None)
             get_logger().info("trace of steps %d-%d in %s", self._first, self._last, self._folder)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
-from utils.runtime.base import DTYPES, Runtime, derive_seed
+from utils.runtime.base import DTYPES, Runtime, T, derive_seed
+from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
-from utils.runtime.group import ProcessGroup, get_planned_size
-from utils.runtime.processes import (
-    RECORDS,
-    get_core_share,
-    launch_processes,
-    pass_on_sigterm,
-    raise_cause,
-    read_failures,
-    record_failure,
-    watch_records,
-)
+from utils.runtime.group import ProcessGroup
+from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
@@ -88,17 +79,6 @@ class XlaRuntime(Runtime):
         self.finish_step()
         return module
 
-    @classmethod
-    def launch(cls, section: RuntimeSection, worker: Callable[..., Any], *args: Any) -> int:
-        """In place on the CPU; by `torch_xla.launch`, a process for each chip, on a TPU."""
-        if section.parallel == "spmd":
-            from utils.runtime.xla_spmd import XlaSpmdRuntime
-
-            return super(XlaRuntime, XlaSpmdRuntime).launch(section, worker, *args)
-        if os.environ.get("PJRT_DEVICE") == "CPU":
-            return _launch_on_cpu(section, worker, args)
-        return _launch_on_chips(section, worker, args)
-
     def _seed(self, seed: int, step: int) -> None:
         # Every sync advances the device's generator, so it is set just before the step.
         self._xm.set_rng_state(derive_seed(seed, step, self.ranks.index), device=str(self.device))
@@ -130,7 +110,7 @@ class XlaRuntime(Runtime):
         for position, group in enumerate(optimizer.param_groups):
             group["lr"] = values[position]
 
-    def checkpoint_block(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         # Its optimisation barrier keeps the compiler from sharing the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
@@ -159,10 +139,10 @@ class XlaRuntime(Runtime):
         # Not `Trace`: its scope must not stand open across a sync.
         return self._xla._XLAC.profiler.TraceMe(name)
 
-    def start_trace(self, folder: Path) -> None:
+    @contextlib.contextmanager
+    def trace(self, folder: Path) -> Iterator[None]:
         self._profiler.start_trace(str(folder))
-
-    def stop_trace(self) -> None:
+        yield
         self._xm.wait_device_ops()
         self._profiler.stop_trace()
 
@@ -215,67 +195,3 @@ def _get_hardware(xr: Any) -> str:
             f"runtime.device 'xla' with PJRT_DEVICE={pjrt} cannot open its device "
             f"({reason}); set PJRT_DEVICE=CPU, or see which process holds the TPU"
         ) from error
-
-
-def _launch_on_cpu(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
-    """One process in place, or several that add up their gradients through gloo."""
-    if get_planned_size() > 1:
-        return run_on_gloo(section, worker, args)
-    count = section.num_processes or 1
-    if count > 1:
-        return launch_processes(count, section.timeout_s, run_on_gloo, section, worker, args)
-    runtime = XlaRuntime(section)
-    try:
-        return worker(runtime, *args) or 0
-    finally:
-        runtime.close()
-
-
-def run_on_gloo(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
-    """One rank of several XLA processes on the CPU."""
-    runtime = XlaRuntime(section)
-    try:
-        return worker(runtime, *args) or 0
-    finally:
-        runtime.close()
-
-
-def _launch_on_chips(section: RuntimeSection, worker: Callable[..., Any], args: tuple) -> int:
-    """A process for each chip of this host; a failed one ends the others and is named."""
-    import torch_xla
-
-    with tempfile.TemporaryDirectory(prefix="run-group-") as name:
-        folder = Path(name)
-        os.environ[RECORDS] = name
-        try:
-            with watch_records(folder), pass_on_sigterm():
-                torch_xla.launch(_run_on_chip, args=(section, worker, args))
-        except Exception as error:
-            failures = read_failures(folder)
-            if not failures:
-                raise
-            try:
-                raise_cause(failures)
-            except RuntimeError as cause:
-                raise cause from error
-        finally:
-            del os.environ[RECORDS]
-        codes = [int(path.read_text()) for path in folder.glob("code_*")]
-        return max(codes, default=0)
-
-
-def _run_on_chip(
-    index: int, section: RuntimeSection, worker: Callable[..., Any], args: Any
-) -> None:
-    runtime = None
-    try:
-        runtime = XlaRuntime(section)
-        code = worker(runtime, *args) or 0
-        if code and RECORDS in os.environ:
-            Path(os.environ[RECORDS], f"code_{index}").write_text(str(code))
-    except BaseException as error:
-        record_failure(index if runtime is None else runtime.ranks.index, error)
-        raise
-    finally:
-        if runtime is not None:
-            runtime.close()

@@ -50,6 +50,10 @@ class XlaSpmdRuntime(XlaRuntime):
         # The partitioner sums what a product gives, before it is cast to the weight's type.
         return self.section.reduce_dtype == "fp32"
 
+    @classmethod
+    def count_processes(cls, section: RuntimeSection) -> int:
+        return 1
+
     def _start_backend(self) -> None:
         import torch_xla.distributed.spmd as xs
 
@@ -57,7 +61,7 @@ class XlaSpmdRuntime(XlaRuntime):
         self._xr.use_spmd()
         super()._start_backend()
         count = self._xr.global_runtime_device_count()
-        self.mesh = xs.Mesh(np.arange(count), get_mesh_shape(self.section, count), (_DATA, _FSDP))
+        self._mesh = xs.Mesh(np.arange(count), get_mesh_shape(self.section, count), (_DATA, _FSDP))
 
     def _create_ranks(self) -> Ranks:
         hosts = self._xr.process_count()
@@ -68,7 +72,7 @@ class XlaSpmdRuntime(XlaRuntime):
     def prepare(self, module: nn.Module) -> nn.Module:
         module.to(self.device)
         for tensor in (*module.parameters(), *module.buffers()):
-            self._xs.mark_sharding(tensor, self.mesh, self.get_partition(tensor.shape))
+            self._xs.mark_sharding(tensor, self._mesh, self._get_partition(tensor.shape))
         self.finish_step()
         return module
 
@@ -79,23 +83,29 @@ class XlaSpmdRuntime(XlaRuntime):
                 if isinstance(value, Tensor) and value.device.type == self.device.type:
                     # Uploaded anew in its layout: what the zeroing step left lies in another one.
                     same = value.shape == parameter.shape
-                    partition = self.get_partition(value.shape) if same else (None,) * value.dim()
+                    partition = self._get_partition(value.shape) if same else (None,) * value.dim()
                     state[key] = self._upload(value.cpu(), partition)
         self.finish_step()
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
         return self._upload(tensor, ((_DATA, _FSDP), *[None] * (tensor.dim() - 1)), part=True)
 
-    def replicate(self, tensor: Tensor) -> Tensor:
+    def _replicate(self, tensor: Tensor) -> Tensor:
         return self._upload(tensor, (None,) * tensor.dim())
 
-    def _upload(self, tensor: Tensor, partition: Sequence[Any], *, part: bool = False) -> Tensor:
+    def _upload(
+        self,
+        tensor: Tensor,
+        partition: Sequence[str | tuple[str, str] | None],
+        *,
+        part: bool = False,
+    ) -> Tensor:
         """A host tensor as a global array; `part`: each host holds its share of the first axis."""
         minibatch = part and self.ranks.size > 1
-        spec = self._xs.ShardingSpec(self.mesh, tuple(partition), minibatch=minibatch)
+        spec = self._xs.ShardingSpec(self._mesh, tuple(partition), minibatch=minibatch)
         return self._xm.send_cpu_data_to_device([tensor], self.device, spec)[0]
 
-    def get_partition(self, shape: Sequence[int]) -> tuple[str | None, ...]:
+    def _get_partition(self, shape: Sequence[int]) -> tuple[str | None, ...]:
         """The mesh axis of each dimension: `fsdp` for the largest one that it divides.
 
         Vectors (biases, norms) stay whole: they weigh nothing.
@@ -119,5 +129,5 @@ class XlaSpmdRuntime(XlaRuntime):
         return tensor
 
     def describe(self) -> dict[str, Any]:
-        shape = dict(zip(self.mesh.axis_names, self.mesh.mesh_shape, strict=True))
+        shape = dict(zip(self._mesh.axis_names, self._mesh.mesh_shape, strict=True))
         return {**super().describe(), "mesh": shape}

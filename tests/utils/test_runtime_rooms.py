@@ -1,0 +1,112 @@
+"""The rooms of `utils/runtime`: one way down, and few doors that everybody has."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from utils.runtime.base import Runtime
+from utils.runtime.cpu import CpuRuntime
+from utils.runtime.cuda import CudaRuntime
+from utils.runtime.ranks import Alone, ProcessRanks, Ranks
+from utils.runtime.xla import XlaRuntime
+from utils.runtime.xla_ranks import ChipRanks, GlooRanks, MeshRanks
+from utils.runtime.xla_spmd import XlaSpmdRuntime
+
+PACKAGE = "utils.runtime"
+FOLDER = Path(__file__).resolve().parents[2] / "utils" / "runtime"
+# Each is a word that an author of a runtime, or of the engine, must know: raise them with a reason.
+MAX_METHODS = 37
+MAX_ATTRIBUTES = 5
+MAX_RANKS_METHODS = 13
+
+
+def read_sources() -> dict[str, str]:
+    """Text of each module of the package; the face stands under the package's own name."""
+    found = {f"{PACKAGE}.{path.stem}": path.read_text() for path in FOLDER.glob("*.py")}
+    return {name.removesuffix(".__init__"): text for name, text in found.items()}
+
+
+def list_imports(text: str, modules: set[str]) -> set[str]:
+    """Modules that a text imports at the top, in a function, for types, or by name in a string."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named & modules or {node.module}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+    return found & modules
+
+
+def order_modules(sources: dict[str, str]) -> list[str]:
+    """The modules, each behind all that it imports.
+
+    Raises:
+      CycleError: there is no such order.
+    """
+    modules = set(sources)
+    graph = {name: list_imports(text, modules) for name, text in sources.items()}
+    return list(TopologicalSorter(graph).static_order())
+
+
+def test_imports_of_the_rooms_go_one_way():
+    order = order_modules(read_sources())
+    assert order[-1] == PACKAGE  # nothing inside looks through the face
+    ways = [f"{PACKAGE}.{name}" for name in ("choice", "group", "ranks", "base", "xla", "xla_spmd")]
+    assert sorted(ways, key=order.index) == ways
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def f():\n    from utils.runtime.xla_spmd import XlaSpmdRuntime\n",
+        "def f():\n    import utils.runtime.xla_spmd\n",
+        "from utils.runtime import launch\n",
+        "from utils.runtime import xla_chips\n",
+        "LATER = 'utils.runtime.xla_spmd'\n",
+    ],
+)
+def test_a_circle_is_found_however_late_its_import_is(text):
+    sources = read_sources()
+    sources[f"{PACKAGE}.xla"] += text
+    with pytest.raises(CycleError):
+        order_modules(sources)
+
+
+def test_the_face_only_imports():
+    tree = ast.parse((FOLDER / "__init__.py").read_text())
+    docstring, *imports, names = tree.body
+    assert isinstance(docstring, ast.Expr)
+    assert all(isinstance(node, ast.ImportFrom) for node in imports)
+    assert names.targets[0].id == "__all__"
+
+
+def list_public(kind: type) -> set[str]:
+    """Public methods and properties that a class defines."""
+    found = {name for name, value in vars(kind).items() if _is_method(value)}
+    return {name for name in found if not name.startswith("_")}
+
+
+def _is_method(value: object) -> bool:
+    return callable(value) or isinstance(value, property | classmethod | staticmethod)
+
+
+def test_a_runtime_has_few_doors():
+    assert len(list_public(Runtime)) <= MAX_METHODS
+    assert len(list_public(Ranks)) <= MAX_RANKS_METHODS
+    assert len([name for name in Runtime.__annotations__ if name[0] != "_"]) <= MAX_ATTRIBUTES
+
+
+def test_no_device_has_a_door_of_its_own():
+    """What is asked of one runtime could not be asked of another."""
+    for kind in (CpuRuntime, CudaRuntime, XlaRuntime, XlaSpmdRuntime):
+        names = {name for one in kind.__mro__[:-1] for name in vars(one) if name[0] != "_"}
+        assert names <= list_public(Runtime) | set(Runtime.__annotations__), kind
+    for kind in (Alone, ProcessRanks, ChipRanks, GlooRanks, MeshRanks):
+        assert list_public(kind) <= list_public(Ranks), kind

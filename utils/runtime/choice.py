@@ -1,0 +1,201 @@
+"""Which runtime it is and how many ranks it has: decided before a device is touched."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config.sections import RuntimeSection
+
+# Keys that mean something on native PyTorch alone, with the value that switches them off.
+_NATIVE_KEYS = {"compile": False, "channels_last": False, "overlap": None}
+# Variables with which torch_xla narrows float32 tensors behind everybody's back.
+_NARROWING = (
+    "XLA_USE_BF16",
+    "XLA_DOWNCAST_BF16",
+    "XLA_USE_F16",
+    "XLA_USE_FP16",
+    "XLA_DOWNCAST_FP16",
+)
+_RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def choose_device(section: RuntimeSection) -> str:
+    """The runtime's name behind `runtime.device`, without touching a device.
+
+    Raises:
+      UserError: the runtime cannot work on this machine, or not with these keys.
+    """
+    name = section.device
+    has_xla = importlib.util.find_spec("torch_xla") is not None
+    if name == "auto":
+        name = "xla" if has_xla else "cuda" if _has_cuda() else "cpu"
+    elif name == "xla" and not has_xla:
+        raise UserError(
+            "runtime.device is 'xla' but torch_xla is not installed; pip install -r "
+            "requirements.txt, or use --runtime.device=cpu"
+        )
+    elif name == "cuda" and not _has_cuda():
+        raise UserError(
+            "runtime.device is 'cuda' but PyTorch sees no NVIDIA GPU here; use another device, or "
+            "a build of torch with CUDA on a machine that has one"
+        )
+    _check_environment(name)
+    _check_keys(section, name)
+    return name
+
+
+def count_planned_ranks(section: RuntimeSection, name: str) -> int:
+    """Input processes that are known before a device is touched; 1 where the device decides."""
+    return max(get_planned_size(), section.num_processes or 1) if section.parallel != "spmd" else 1
+
+
+def find_planned_ranks(section: RuntimeSection, name: str) -> int | None:
+    """Input processes as `count_planned_ranks`, but none where the device decides."""
+    has_gpus = name == "cuda" and get_planned_size() == 1 and section.num_processes is None
+    if section.parallel == "spmd" or has_chips(name) or has_gpus:
+        return None
+    return count_planned_ranks(section, name)
+
+
+def get_planned_size() -> int:
+    """The group's size as torchrun's variables say; 1 without them.
+
+    Raises:
+      UserError: they say no number.
+    """
+    text = os.environ.get("WORLD_SIZE", "")
+    if text and not text.isdecimal():
+        raise UserError(
+            f"WORLD_SIZE ({text!r}) in the environment is no number; unset it or mend it"
+        )
+    return int(text) if text else 1
+
+
+def has_chips(name: str) -> bool:
+    """Whether a runtime will run on the chips of a TPU."""
+    pjrt = os.environ.get("PJRT_DEVICE")
+    return name == "xla" and (pjrt == "TPU" or (pjrt is None and _has_tpu()))
+
+
+def describe_device(name: str) -> str:
+    """A runtime's name, with what xla stands for here."""
+    if name != "xla":
+        return name
+    return "xla on TPU" if has_chips(name) else "xla on the CPU, no TPU is used"
+
+
+def has_layer_loop(name: str) -> bool:
+    """Whether a runtime can compile equal blocks once and loop over them (train.scan_layers)."""
+    return name == "xla"
+
+
+def is_silent_rank() -> bool:
+    """Whether another process of the group says what is wrong with all of them alike."""
+    return os.environ.get("RANK", "0") not in ("", "0")
+
+
+def prepare_environment(name: str) -> None:
+    """Set what must stand in the environment before the backend is imported."""
+    if name != "xla":
+        return
+    # Forty warnings a run that GSPMD will be replaced one day help nobody; errors are shown.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if "PJRT_DEVICE" not in os.environ and not _has_tpu():
+        os.environ["PJRT_DEVICE"] = "CPU"
+
+
+def _check_environment(name: str) -> None:
+    pjrt = os.environ.get("PJRT_DEVICE")
+    if name == "xla":
+        _check_versions()
+        for variable in _NARROWING:
+            if os.environ.get(variable, "0") not in ("", "0"):
+                raise UserError(
+                    f"{variable} ({os.environ[variable]!r}) in the environment turns weights and "
+                    "moments into 16 bits, too; unset it and use runtime.precision=bf16"
+                )
+        if pjrt == "TPU" and not _has_tpu():
+            raise UserError(
+                "PJRT_DEVICE ('TPU') in the environment, but no TPU chip is here (/dev/accel*, "
+                "/dev/vfio/*); unset it to use XLA on the CPU, or ask python tools/doctor.py"
+            )
+        if pjrt not in (None, "CPU", "TPU"):
+            raise UserError(
+                f"PJRT_DEVICE ({pjrt!r}) contradicts runtime.device='xla'; unset it, or set it to "
+                "TPU or CPU"
+            )
+    elif pjrt == "TPU":
+        raise UserError(
+            f"PJRT_DEVICE ('TPU') contradicts runtime.device={name!r}; unset it, or set "
+            "runtime.device=xla"
+        )
+    if name != "xla" or not _has_tpu():  # chips find each other by themselves
+        _check_group()
+
+
+def _check_group() -> None:
+    """Whoever says that this is one of several processes must say where they meet."""
+    missing = [name for name in _RENDEZVOUS if not os.environ.get(name)]
+    if get_planned_size() > 1 and missing:
+        raise UserError(
+            f"WORLD_SIZE ({os.environ['WORLD_SIZE']}) in the environment says that this is one of "
+            f"several processes, but {' and '.join(missing)} is not set; start them with torchrun, "
+            "or unset WORLD_SIZE"
+        )
+
+
+def _check_versions() -> None:
+    """torch_xla is built against one torch: the other ones die with an undefined symbol."""
+    torch, xla = (importlib.metadata.version(name) for name in ("torch", "torch_xla"))
+    if torch.split(".")[:2] != xla.split(".")[:2]:
+        wanted = ".".join(xla.split("+")[0].split(".")[:3])
+        raise UserError(
+            f"torch {torch} does not pair with torch_xla {xla}; pip install torch=={wanted} "
+            f"torch_xla=={wanted}, or use runtime.device=cpu or cuda"
+        )
+
+
+def _check_keys(section: RuntimeSection, name: str) -> None:
+    """Keys that this runtime cannot honour are refused, not ignored."""
+    if section.parallel == "spmd" and name != "xla":
+        raise UserError(
+            f"runtime.parallel 'spmd' needs runtime.device=xla, not {name!r}; use process"
+        )
+    if name == "xla":
+        if section.precision == "fp16":
+            raise UserError(
+                "runtime.precision 'fp16' is not for xla, whose devices compute in bf16 with the "
+                "range of fp32; use bf16"
+            )
+        for key, off in _NATIVE_KEYS.items():
+            if getattr(section, key) != off:
+                raise UserError(
+                    f"runtime.{key} ({getattr(section, key)}) works on cpu and cuda, XLA compiles "
+                    "and lays out by itself; leave it out"
+                )
+        is_cpu = os.environ.get("PJRT_DEVICE") == "CPU" or not _has_tpu()
+        if (section.num_processes or 1) > 1 and not is_cpu:
+            raise UserError(
+                f"runtime.num_processes ({section.num_processes}) is not for a TPU, which has a "
+                "process for each chip; leave it out"
+            )
+    if section.tf32 and name != "cuda":
+        raise UserError(f"runtime.tf32 is a mode of NVIDIA GPUs, not of {name!r}; leave it out")
+
+
+def _has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _has_tpu() -> bool:
+    """Whether the kernel shows TPU chips; reads two directories, no driver."""
+    return any(Path("/dev").glob("accel[0-9]*")) or any(Path("/dev/vfio").glob("[0-9]*"))
