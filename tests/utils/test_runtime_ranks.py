@@ -1,0 +1,132 @@
+"""What processes of a run do together, by each way in which their tensors travel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
+from utils.runtime.ranks import Alone, ProcessRanks, Ranks, ReplicaError
+from utils.runtime.xla_ranks import GlooRanks, MeshRanks
+
+
+class Pair:
+    """A group seen from rank 1: rank 0 has half of every tensor, and a host object of its own.
+
+    Args:
+      other: rank 0's object, whatever is gathered.
+    """
+
+    rank, size = 1, 2
+
+    def __init__(self, other: Any = None) -> None:
+        self.other, self.calls = other, []
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        return tensor.mul_(1.5)
+
+    def broadcast_from_first(self, tensors: list[Tensor]) -> None:
+        for tensor in tensors:
+            tensor.detach().mul_(0.5)
+
+    def gather(self, value: Any) -> list[Any]:
+        return [self.other, value]
+
+    def barrier(self) -> None:
+        self.calls.append("barrier")
+
+    def leave(self) -> None:
+        self.calls.append("leave")
+
+
+def create_norm() -> nn.BatchNorm1d:
+    norm = nn.BatchNorm1d(2)
+    norm.running_mean.fill_(4.0)
+    norm.running_var.fill_(8.0)
+    return norm
+
+
+RANKS = {
+    "alone": lambda group: Alone(),
+    "processes": lambda group: ProcessRanks(create_cpu_runtime(), group, torch.float32),
+    "mesh": lambda group: MeshRanks(create_xla_runtime(), group, None),
+}
+
+
+@pytest.mark.parametrize(("name", "factor"), [("alone", 1.0), ("processes", 1.5), ("mesh", 1.0)])
+def test_a_sum_and_its_gradient_run_over_the_ranks_whose_tensors_differ(name, factor):
+    ranks = RANKS[name](Pair())
+    size = 2 if name == "processes" else 1
+    values = torch.tensor([1.0, 2.0], requires_grad=True)
+    assert ranks.sum(values.detach()).tolist() == [factor, 2 * factor]
+    assert ranks.mean(values.detach()).tolist() == [factor / size, 2 * factor / size]
+    assert values.tolist() == [1.0, 2.0]  # a sum leaves what it is given
+    total = ranks.sum_with_gradient(values)
+    total.sum().backward()
+    assert total.tolist() == [factor, 2 * factor]
+    assert values.grad.tolist() == [factor, factor]
+
+
+@pytest.mark.parametrize(("name", "mean"), [("alone", 4.0), ("processes", 3.0), ("mesh", 4.0)])
+def test_buffers_become_the_mean_where_each_rank_has_its_own(name, mean):
+    norm = create_norm()
+    RANKS[name](Pair()).average_buffers(norm)
+    assert norm.running_mean.tolist() == [mean, mean]
+    assert norm.running_var.tolist() == [2 * mean, 2 * mean]
+    assert norm.num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("name", ["processes", "mesh"])
+def test_host_objects_travel_wherever_there_are_other_processes(name):
+    group = Pair(other=True)
+    ranks = RANKS[name](group)
+    assert (ranks.index, ranks.size, ranks.is_writer) == (1, 2, False)
+    assert ranks.gather("mine") == [True, "mine"]
+    assert ranks.broadcast_value("mine") is True
+    assert ranks.any(False)
+    ranks.barrier("here")
+    ranks.leave()
+    assert group.calls == ["barrier", "leave"]
+
+
+@pytest.mark.parametrize("ranks", [Alone(), MeshRanks(create_cpu_runtime(), None, None)])
+def test_nobody_is_asked_where_there_is_nobody(ranks):
+    assert (ranks.index, ranks.size, ranks.is_writer) == (0, 1, True)
+    assert ranks.gather("mine") == ["mine"]
+    assert not ranks.any(False)
+    ranks.barrier("here")
+    ranks.check_replicas({"weight": torch.ones(1)}, "at the start")
+    ranks.leave()
+
+
+@pytest.mark.parametrize("name", ["processes", "mesh"])
+def test_replicas_are_compared_by_checksum(name):
+    mine = {"weight": torch.ones(2), "bias": torch.zeros(1)}
+    checksums = {}
+    group = Pair()
+    group.gather = lambda value: [checksums or value, value]
+    ranks = RANKS[name](group)
+    ranks.check_replicas(mine, "at the start")
+    checksums.update(weight=0, bias=0)
+    with pytest.raises(ReplicaError, match=r"rank 1 differ from the others' at the end.*weight"):
+        ranks.check_replicas(mine, "at the end")
+
+
+def test_what_gloo_copies_arrives_on_the_xla_device():
+    runtime = create_xla_runtime()
+    ranks = GlooRanks(runtime, Pair(), torch.float32)
+    weight = nn.Parameter(runtime.tensor_to_device(torch.tensor([2.0, 4.0])))
+    ranks.broadcast([weight])
+    assert runtime.fetch(weight).tolist() == [1.0, 2.0]
+    assert runtime.fetch(ranks.sum(weight)).tolist() == [1.5, 3.0]
+
+
+def test_ranks_that_forget_how_to_sum_cannot_be_made():
+    class Forgetful(Ranks):
+        broadcast = gather = barrier = reduce_gradients = Alone.gather
+
+    with pytest.raises(TypeError, match=r"abstract method '?sum"):
+        Forgetful(0, 2)
