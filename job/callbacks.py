@@ -11,6 +11,7 @@ from job.stream import iterate_batches
 from store.changes import hash_config
 from tasks.classify import predict
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
+from utils.config import get_resume_rules
 from utils.log import get_logger
 from utils.metrics import LostRunError, MetricWriter
 from utils.progress import Progress
@@ -235,6 +236,6 @@ def describe_course(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
         "model": job.model_facts,
         "teachers": job.teachers,
         "config": config,
-        "config_hash": hash_config(config),
+        "config_hash": hash_config(config, get_resume_rules()),
         "environment": describe_place(runtime),
     }

@@ -25,6 +25,7 @@ from utils.checkpoint import (
     read_weights,
     restore_state,
 )
+from utils.config import get_resume_rules
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
@@ -119,7 +120,8 @@ def check_course(job: Job, facts: dict[str, Any]) -> list[str]:
     if not isinstance(then, dict):
         return ["the checkpoint does not tell its configuration: nothing could be compared"]
     allowed = job.config.run.allow_changes
-    lines = check_changes(then, job.config.model_dump(mode="json"), allowed)
+    rules = get_resume_rules()
+    lines = check_changes(then, job.config.model_dump(mode="json"), allowed, rules)
     teachers = facts.get("teachers", job.teachers)
     if teachers != job.teachers and "distill.teacher_weights" not in allowed:
         raise UserError(
@@ -130,7 +132,7 @@ def check_course(job: Job, facts: dict[str, Any]) -> list[str]:
     if "stream" not in facts:
         return lines
     mid_epoch = facts["data"]["examples"] > 0
-    return lines + check_stream(facts["stream"], job.stream, allowed, mid_epoch=mid_epoch)
+    return lines + check_stream(facts["stream"], job.stream, allowed, rules, mid_epoch=mid_epoch)
 
 
 def start_weights(job: Job, student: nn.Module) -> None:

@@ -10,21 +10,9 @@ from typing import Any
 
 from utils.errors import UserError
 
-# Keys that leave the course of the run alone, or that a person changes on purpose. A teacher's
-# weights may have moved: their content is compared, not their path.
-MAY_CHANGE = (
-    "run.*", "runtime.*", "profile.*", "data.root", "data.threads", "data.prefetch_batches",
-    "data.shuffle_gib", "data.return_id", "data.skip_corrupt", "data.eval_batch_size",
-    "data.test_split", "train.epochs", "train.steps", "train.log_every_steps",
-    "train.eval_every_epochs", "train.checkpoint_every_epochs", "train.checkpoint_every_steps",
-    "train.keep_checkpoints", "train.keep_every_steps", "train.on_nonfinite",
-    "train.max_rollbacks", "train.stall_timeout_s", "train.deterministic", "train.remat",
-    "train.scan_layers",
-    "model.weights", "model.pretrained", "distill.teacher_weights", "distill.allow_weak_teacher",
-)  # fmt: skip
-# Of these a change is reported, because bits may then differ.
-NOT_EXACT = ("runtime.*", "train.epochs", "train.steps", "train.deterministic", "train.remat",
-             "train.scan_layers")  # fmt: skip
+# Key -> what its own field says of another value in a continuation: free, warns, between_epochs or
+# refused. A key without a rule is refused.
+Rules = Mapping[str, str]
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -37,9 +25,9 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hash_config(config: Mapping[str, Any]) -> str:
+def hash_config(config: Mapping[str, Any], rules: Rules) -> str:
     """A hash of what must not change between start and continuation."""
-    fixed = {k: v for k, v in flatten(config).items() if not _matches(k, MAY_CHANGE)}
+    fixed = {key: value for key, value in flatten(config).items() if _is_refused(key, rules)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -55,7 +43,7 @@ def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, t
 
 
 def check_changes(
-    then: Mapping[str, Any], now: Mapping[str, Any], allowed: Iterable[str]
+    then: Mapping[str, Any], now: Mapping[str, Any], allowed: Iterable[str], rules: Rules
 ) -> list[str]:
     """Refuse a continuation whose configuration would make it another run.
 
@@ -63,6 +51,7 @@ def check_changes(
       then: the configuration that the checkpoint was written under, as a dictionary.
       now: this run's.
       allowed: further keys that may change, by name or pattern.
+      rules: of all keys.
 
     Returns:
       A line for each change that is allowed and may change bits.
@@ -71,8 +60,8 @@ def check_changes(
       UserError: other keys have changed; all of them are named with both values.
     """
     changes = find_changes(then, now)
-    allowed = (*MAY_CHANGE, *allowed)
-    refused = {key: both for key, both in changes.items() if not _matches(key, allowed)}
+    fixed = {key: both for key, both in changes.items() if _is_refused(key, rules)}
+    refused = {key: both for key, both in fixed.items() if not _matches(key, allowed)}
     if refused:
         words = "; ".join(f"{k} was {_show(a)}, is {_show(b)}" for k, (a, b) in refused.items())
         keys = ",".join(f'"{key}"' for key in refused)
@@ -83,12 +72,17 @@ def check_changes(
     return [
         f"{key} was {_show(old)}, is {_show(new)}"
         for key, (old, new) in changes.items()
-        if not _matches(key, MAY_CHANGE) or _matches(key, NOT_EXACT)
+        if key in fixed or rules[key] == "warns"
     ]
 
 
 def check_stream(
-    then: Mapping[str, Any], now: Mapping[str, Any], allowed: Iterable[str], *, mid_epoch: bool
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    allowed: Iterable[str],
+    rules: Rules,
+    *,
+    mid_epoch: bool,
 ) -> list[str]:
     """Refuse a continuation that would show other examples than the run's epoch has left.
 
@@ -96,6 +90,8 @@ def check_stream(
       then: `describe_stream` when the checkpoint was written.
       now: the same of this run.
       allowed: keys that may change, by name or pattern.
+      rules: of all keys; those that may change between epochs stand in the description by their
+        last word.
       mid_epoch: whether part of an epoch has been consumed.
 
     Returns:
@@ -104,11 +100,13 @@ def check_stream(
     Raises:
       UserError: other examples, or in mid-epoch another order of them.
     """
-    order, window = ("data.order", "order"), ("data.shuffle_gib", "shuffle_gib")
     old, new = then["dataset"], now["dataset"]
     rows = [("data.name", "version", old[2], new[2], True)]
     rows += [("data.train_split", "examples", old[-1], new[-1], True)]
-    rows += [(key, name, then[name], now[name], mid_epoch) for key, name in (order, window)]
+    # The order is the one that was found: data.order may say auto.
+    keys = ["data.order", *(key for key, rule in rules.items() if rule == "between_epochs")]
+    names = [(key, key.rpartition(".")[2]) for key in keys]
+    rows += [(key, name, then[name], now[name], mid_epoch) for key, name in names if name in then]
     lines = []
     for key, name, old, new, refused in rows:
         # Where the order itself has changed its window says nothing.
@@ -127,6 +125,10 @@ def check_stream(
     if not lines and then["dataset_files"] != now["dataset_files"]:
         lines.append("data.train_split: the files are not those of the run's start")
     return lines
+
+
+def _is_refused(key: str, rules: Rules) -> bool:
+    return rules.get(key, "refused") == "refused"
 
 
 def _matches(key: str, patterns: Iterable[str]) -> bool:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from utils.config.keys import get_stream_values
 from utils.errors import UserError
 from utils.storage import Folder, open_folder
 
@@ -84,27 +85,24 @@ def describe_stream(
 ) -> dict[str, Any]:
     """All that decides which pixels the teacher is asked about, in which order.
 
-    Two runs with equal descriptions see the same examples in the same batches.
+    Two runs with equal descriptions see the same examples in the same batches. Keys come in by
+    what their fields say of the stream, beside what the dataset and the machine decide.
 
     Args:
       dataset: its version, and what tells its files from others wherever they lie.
       processes: input processes; none: the device decides, see `settle_processes`.
     """
-    data, train = config.data, config.train
+    values = get_stream_values(config)
     is_sharded = order == "sharded"
     version, files = dataset
+    source, name, split = values["dataset"]
     return {
-        "dataset": [data.source, data.name, version, data.train_split, num_examples],
+        **values,
+        "dataset": [source, name, version, split, num_examples],
         "dataset_files": files,
-        "train_pp": data.train_pp,
-        "image_key": data.image_key,
         "order": order,
         "input_processes": processes if is_sharded else 0,
-        "shuffle_gib": data.shuffle_gib if is_sharded else 0,
-        "seed": train.seed,
-        "global_batch_size": data.global_batch_size,
-        "random_erasing": data.random_erasing,
-        "mixing": [train.mixup_alpha, train.cutmix_alpha, train.mix_prob, train.cutmix_prob],
+        "shuffle_gib": values["shuffle_gib"] if is_sharded else 0,
         "num_classes": num_classes,
     }
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from utils.config import RunConfig
-from utils.config.sections import LossTerm, TeacherSection, iterate_keys
+from collections import Counter
+from typing import get_args
+
+from utils.config import RunConfig, get_resume_rules
+from utils.config.keys import get_keys, iterate_keys
+from utils.config.metadata import About, Resume, read_about
+from utils.config.sections import LossTerm, TeacherSection
 
 PREFIXES = {
     LossTerm: "distill.losses[]",
@@ -37,6 +42,40 @@ runtime.graph_budget runtime.num_threads profile.steps
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """
+# What may differ when a run goes on, pinned likewise; anything else would be another run.
+MAY_CHANGE = {
+    "free": """
+model.pretrained model.weights
+data.root data.test_split data.eval_batch_size data.threads data.prefetch_batches data.return_id
+data.skip_corrupt
+train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
+train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train.on_nonfinite
+train.max_rollbacks train.stall_timeout_s
+distill.teacher_weights distill.allow_weak_teacher profile.steps
+run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
+run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
+""",
+    "warns": """
+train.epochs train.steps train.deterministic train.remat train.scan_layers
+runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.mesh_fsdp
+runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
+runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
+runtime.graph_budget runtime.num_threads
+""",
+    "between_epochs": "data.shuffle_gib",
+}
+# Entries of the stream's description and the keys in them: they decide what a teacher is shown.
+STREAM = {
+    "dataset": "data.source data.name data.train_split",
+    "train_pp": "data.train_pp",
+    "image_key": "data.image_key",
+    "global_batch_size": "data.global_batch_size",
+    "order": "data.order",
+    "shuffle_gib": "data.shuffle_gib",
+    "random_erasing": "data.random_erasing",
+    "seed": "train.seed",
+    "mixing": "train.mixup_alpha train.cutmix_alpha train.mix_prob train.cutmix_prob",
+}
 
 
 def get_wanted() -> set[str]:
@@ -60,3 +99,55 @@ def test_every_key_has_a_description_and_says_its_unit():
         field = RunConfig.model_fields[section].annotation.model_fields[name]
         assert field.description, key
         assert not name.endswith(("_freq", "_interval", "_period")), key
+
+
+def test_what_may_change_on_resume_is_what_is_pinned():
+    found = {rule: [] for rule in get_args(Resume)}
+    for key, rule in get_resume_rules().items():
+        found[rule].append(key)
+    assert found.pop("refused")
+    assert found == {rule: keys.split() for rule, keys in MAY_CHANGE.items()}
+
+
+def test_what_decides_the_stream_is_what_is_pinned():
+    found: dict[str, list[str]] = {}
+    for key in get_keys().values():
+        if key.stream:
+            found.setdefault(key.stream, []).append(key.name)
+    assert found == {entry: keys.split() for entry, keys in STREAM.items()}
+
+
+def test_a_key_that_may_change_between_epochs_is_an_entry_of_the_stream():
+    """`store.changes.check_stream` finds its value there by the key's last word."""
+    for key in get_keys().values():
+        if key.resume == "between_epochs":
+            assert key.stream == key.name.rpartition(".")[2]
+
+
+def test_devices_and_their_values_are_choices_of_their_keys():
+    known = set(
+        get_args(RunConfig.model_fields["runtime"].annotation.model_fields["device"].annotation)
+    )
+    for key in get_keys().values():
+        if key.devices is None:
+            continue
+        section, name = key.name.split(".")
+        field = RunConfig.model_fields[section].annotation.model_fields[name]
+        assert set(key.devices.names) < known - {"auto"}, key.name
+        assert "; " in key.devices.why, key.name
+        if key.devices.value is not None:
+            assert key.devices.value in get_args(field.annotation), key.name
+            assert key.devices.value != field.default, key.name
+
+
+def test_a_short_flag_stands_for_one_key_and_hides_none():
+    flags = Counter(flag for key in get_keys().values() for flag in key.aliases)
+    assert {flag for flag, count in flags.items() if count > 1} == set()
+    assert not flags.keys() & (get_keys().keys() | {"config"})
+
+
+def test_keys_of_list_elements_say_nothing_of_their_own():
+    """A list is one key: what it says holds for all that stands in it."""
+    for section in (LossTerm, TeacherSection):
+        for name, field in section.model_fields.items():
+            assert read_about(field.json_schema_extra or {}) == About(), name

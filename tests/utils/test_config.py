@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.config.aliases import ALIASES
-from utils.config.sections import iterate_keys
+from utils.config.keys import iterate_keys
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

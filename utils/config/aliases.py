@@ -1,38 +1,12 @@
 """Short flags that people of this family of trainers know, and the keys they stand for."""
 
+from __future__ import annotations
+
+from utils.config.keys import get_keys
+
+# Key -> its other flags, as its field tells them.
 ALIASES: dict[str, list[str]] = {
-    "model.name": ["model"],
-    "model.drop_path_rate": ["drop_path"],
-    "data.name": ["data_set"],
-    "data.root": ["data_path", "tfds_data_dir"],
-    "data.train_split": ["tfds_train_split"],
-    "data.eval_split": ["tfds_eval_split"],
-    "data.global_batch_size": ["batch_size", "batch-size"],
-    "optim.name": ["opt"],
-    "optim.lr": ["lr"],
-    "optim.min_lr": ["min_lr"],
-    "optim.weight_decay": ["weight_decay"],
-    "optim.max_grad_norm": ["clip_grad"],
-    "optim.warmup_epochs": ["warmup_epochs"],
-    "optim.layer_decay": ["layer_decay"],
-    "train.epochs": ["epochs"],
-    "train.seed": ["seed"],
-    "train.accumulate_steps": ["update_freq"],
-    "train.label_smoothing": ["smoothing"],
-    "train.mixup_alpha": ["mixup"],
-    "train.cutmix_alpha": ["cutmix"],
-    "train.ema": ["model_ema"],
-    "train.ema_decay": ["model_ema_decay"],
-    "distill.teacher": ["teacher"],
-    "distill.teacher_weights": ["teacher_path"],
-    "distill.loss": ["kd"],
-    "distill.alpha": ["kd_alpha"],
-    "distill.temperature": ["kd_temperature"],
-    "run.output_dir": ["output_dir"],
-    "run.resume": ["resume"],
-    "run.init_from": ["init_from", "init-from"],
-    "run.eval_only": ["eval"],
-    "run.check_only": ["check"],
+    name: list(key.aliases) for name, key in get_keys().items() if key.aliases
 }
 # Flags of timm's trainer whose values are others here -> what to write in their place.
 OF_TIMM: dict[str, str] = {

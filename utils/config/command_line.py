@@ -10,7 +10,8 @@ import yaml
 
 from utils.config.aliases import ALIASES, OF_TIMM
 from utils.config.explain import get_near_keys
-from utils.config.sections import RunConfig, iterate_keys
+from utils.config.keys import iterate_keys
+from utils.config.sections import RunConfig
 from utils.errors import UserError
 
 # What means none for an optional key, and for a list or mapping its default.

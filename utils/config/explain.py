@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, in plain words: key, value, rule and way out."""
+"""The configuration in plain words: what is wrong with it, and what a key says of itself."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from utils.config.sections import find_keys, iterate_keys
+from utils.config.keys import Key, find_keys, iterate_keys
 from utils.errors import get_hint
 
 # pydantic's kinds of error -> the rule; its own numbers and choices are filled in.
@@ -51,6 +51,17 @@ def explain(error: ValidationError) -> str:
     rule = _OWN_RULES.get(key) or _get_rule(problem)
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}"
+
+
+def describe_key(key: Key) -> str:
+    """What the help adds to a key's meaning, in brackets; empty where nothing is special."""
+    parts = []
+    if key.resume != "refused":
+        parts.append("resume: " + key.resume.replace("_", " "))
+    if key.devices:
+        value = f"{key.devices.value}: " if key.devices.value else ""
+        parts.append(f"{value}{' and '.join(key.devices.names)} only")
+    return f"[{'; '.join(parts)}]" if parts else ""
 
 
 def get_near_keys(name: str, known: Iterable[str]) -> str:

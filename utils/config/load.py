@@ -20,7 +20,8 @@ from pydantic_settings import (
 from utils.config.aliases import ALIASES
 from utils.config.checks import check_config
 from utils.config.command_line import refuse_unknown_flag, spell_out
-from utils.config.explain import explain
+from utils.config.explain import describe_key, explain
+from utils.config.keys import get_keys
 from utils.config.sections import RunConfig
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError
@@ -31,6 +32,8 @@ the command line wins. --batch_size is the global batch of one optimizer step, -
 splits it into micro-batches; --kd, --kd_alpha and --kd_temperature fill one distillation term.
 none, null, ~ or nothing (--a.b=) sets a key that may be none back to it, and a list or mapping to
 its default; a mapping's entries join those of the file, --model.args.depth=2 gives a single one.
+Brackets tell what else holds for a key. On --resume another value is refused, unless it says
+resume: free, resume: warns (it goes on, but bits may differ) or resume: between epochs.
 """
 
 
@@ -161,9 +164,11 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 
 def _describe(action: argparse.Action) -> str | None:
     """The help text of a flag; `--model` is a section too, so its alias is told here."""
-    if "--model.name" in action.option_strings:
-        return f"{action.help}; also --model"
-    return action.help
+    name = next((word[2:] for word in action.option_strings if word[2:] in get_keys()), None)
+    if name is None:
+        return action.help
+    also = "; also --model" if name == "model.name" else ""
+    return f"{action.help}{also} {describe_key(get_keys()[name])}".rstrip()
 
 
 def _validate(values: dict[str, Any]) -> RunConfig:

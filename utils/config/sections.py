@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from utils.config.execution import ProfileSection, RunSection, RuntimeSection
+from utils.config.metadata import Devices, Section, about
 
-class Section(BaseModel):
-    """A frozen group of keys; unknown keys and infinite numbers are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+_LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
 
 
 class ModelSection(Section):
     """The student: the model that is trained and exported."""
 
-    name: str = Field("vit_small_patch16_224", description="timm or own model name")
+    name: str = Field(
+        "vit_small_patch16_224", description="timm or own model name", **about(aliases=("model",))
+    )
     num_classes: int | None = Field(None, ge=1, description="classes; none: the dataset's")
     image_size: int | None = Field(
         None, ge=1, description="input side in pixels, for models that are built for one size"
     )
-    pretrained: bool = Field(False, description="start from timm's hub weights (needs a network)")
+    pretrained: bool = Field(
+        False, description="start from timm's hub weights (needs a network)", **about(resume="free")
+    )
     weights: str = Field(
-        "", description="start from a local .safetensors, .pth or run directory (weights only)"
+        "",
+        description="start from a local .safetensors, .pth or run directory (weights only)",
+        **about(resume="free"),
     )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")
-    drop_path_rate: float = Field(0.0, ge=0, lt=1, description="stochastic depth rate, last block")
+    drop_path_rate: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="stochastic depth rate, last block",
+        **about(aliases=("drop_path",)),
+    )
     args: dict[str, Any] = Field(
         default_factory=dict, description="further keyword arguments of timm.create_model"
     )
@@ -50,62 +60,119 @@ class DataSection(Section):
     """What the model sees."""
 
     source: str = Field(
-        "tfds", description="tfds dataset, folder of class folders, or a fixed synthetic pattern"
+        "tfds",
+        description="tfds dataset, folder of class folders, or a fixed synthetic pattern",
+        **about(stream="dataset"),
     )
-    name: str = Field("", description="TFDS dataset name, `name`, `name/config` or `name:version`")
-    root: str = Field("", description="directory that holds the dataset (tfds data_dir)")
-    train_split: str = Field("train", description="split to train on, TFDS slicing allowed")
-    eval_split: str = Field("validation", description="split to evaluate on during the run")
-    test_split: str = Field("", description="split to evaluate once at the end; empty: none")
+    name: str = Field(
+        "",
+        description="TFDS dataset name, `name`, `name/config` or `name:version`",
+        **about(stream="dataset", aliases=("data_set",)),
+    )
+    root: str = Field(
+        "",
+        description="directory that holds the dataset (tfds data_dir)",
+        **about(resume="free", aliases=("data_path", "tfds_data_dir")),
+    )
+    train_split: str = Field(
+        "train",
+        description="split to train on, TFDS slicing allowed",
+        **about(stream="dataset", aliases=("tfds_train_split",)),
+    )
+    eval_split: str = Field(
+        "validation",
+        description="split to evaluate on during the run",
+        **about(aliases=("tfds_eval_split",)),
+    )
+    test_split: str = Field(
+        "", description="split to evaluate once at the end; empty: none", **about(resume="free")
+    )
     train_pp: str = Field(
         "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
         description="preprocessing string of the training split",
+        **about(stream="train_pp"),
     )
     eval_pp: str = Field(
         "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
         description="preprocessing string of evaluation",
     )
     image_key: str = Field(
-        "image", description="the image among the examples' features; strings call it image"
+        "image",
+        description="the image among the examples' features; strings call it image",
+        **about(stream="image_key"),
     )
     label_key: str = Field(
         "label", description="the integer label among the examples' features; in a group: group/key"
     )
     global_batch_size: int = Field(
-        1024, ge=1, description="examples of one optimizer step, over all ranks and micro-batches"
+        1024,
+        ge=1,
+        description="examples of one optimizer step, over all ranks and micro-batches",
+        **about(stream="global_batch_size", aliases=("batch_size", "batch-size")),
     )
     eval_batch_size: int | None = Field(
-        None, ge=1, description="examples of one global evaluation batch; none: global_batch_size"
+        None,
+        ge=1,
+        description="examples of one global evaluation batch; none: global_batch_size",
+        **about(resume="free"),
     )
     order: Literal["auto", "exact", "sharded"] = Field(
         "auto",
         description="exact: one seeded permutation by random access; sharded: files dealt to "
         "input processes and a shuffle buffer; auto: exact for local roots",
+        **about(stream="order"),
     )
     shuffle_gib: float = Field(
-        1.0, gt=0, description="memory bound of the shuffle buffer of order=sharded, in GiB"
+        1.0,
+        gt=0,
+        description="memory bound of the shuffle buffer of order=sharded, in GiB",
+        **about(resume="between_epochs", stream="shuffle_gib"),
     )
     threads: int = Field(
-        0, ge=0, description="threads of the input pipeline; 0: as many as the process has cores"
+        0,
+        ge=0,
+        description="threads of the input pipeline; 0: as many as the process has cores",
+        **about(resume="free"),
     )
-    prefetch_batches: int = Field(2, ge=1, description="batches prepared ahead of the loop")
-    return_id: bool = Field(False, description="carry the example's TFDS id along in Batch.ids")
+    prefetch_batches: int = Field(
+        2, ge=1, description="batches prepared ahead of the loop", **about(resume="free")
+    )
+    return_id: bool = Field(
+        False, description="carry the example's TFDS id along in Batch.ids", **about(resume="free")
+    )
     skip_corrupt: int = Field(
-        0, ge=0, description="unreadable records to skip and count before the run stops"
+        0,
+        ge=0,
+        description="unreadable records to skip and count before the run stops",
+        **about(resume="free"),
     )
     random_erasing: float = Field(
-        0.0, ge=0, le=1, description="probability of erasing a rectangle, on the device"
+        0.0,
+        ge=0,
+        le=1,
+        description="probability of erasing a rectangle, on the device",
+        **about(stream="random_erasing"),
     )
 
 
 class OptimSection(Section):
     """Optimizer and schedules; the schedule moves once per optimizer step."""
 
-    name: str = Field("adamw", description="timm optimizer name")
-    lr: float = Field(1e-3, gt=0, description="peak learning rate")
-    min_lr: float = Field(1e-5, ge=0, description="learning rate that the last step leads up to")
+    name: str = Field("adamw", description="timm optimizer name", **about(aliases=("opt",)))
+    lr: float = Field(1e-3, gt=0, description="peak learning rate", **about(aliases=("lr",)))
+    min_lr: float = Field(
+        1e-5,
+        ge=0,
+        description="learning rate that the last step leads up to",
+        **about(aliases=("min_lr",)),
+    )
     warmup_lr: float = Field(1e-6, ge=0, description="learning rate at step 0 of the warm-up")
-    warmup_epochs: float = Field(0.0, ge=0, description="length of the linear warm-up in epochs")
+    warmup_epochs: float = Field(
+        0.0,
+        ge=0,
+        description="length of the linear warm-up in epochs",
+        **about(aliases=("warmup_epochs",)),
+    )
     warmup_steps: int | None = Field(None, ge=0, description="the same in steps; wins over epochs")
     schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "constant"] = Field(
         "cosine", description="shape after the warm-up; wsd: warmup-stable-decay"
@@ -116,7 +183,12 @@ class OptimSection(Section):
     cooldown_fraction: float = Field(
         0.2, gt=0, le=1, description="share of the run, at its end, in which schedule=wsd decays"
     )
-    weight_decay: float = Field(0.05, ge=0, description="decoupled weight decay of matrices")
+    weight_decay: float = Field(
+        0.05,
+        ge=0,
+        description="decoupled weight decay of matrices",
+        **about(aliases=("weight_decay",)),
+    )
     weight_decay_end: float | None = Field(
         None,
         ge=0,
@@ -128,10 +200,17 @@ class OptimSection(Section):
     )
     eps: float | None = Field(None, gt=0, description="denominator epsilon; none: default")
     layer_decay: float | None = Field(
-        None, gt=0, le=1, description="learning-rate factor from each layer to the one below"
+        None,
+        gt=0,
+        le=1,
+        description="learning-rate factor from each layer to the one below",
+        **about(aliases=("layer_decay",)),
     )
     max_grad_norm: float | None = Field(
-        None, gt=0, description="global gradient norm to clip to, after the mean over ranks"
+        None,
+        gt=0,
+        description="global gradient norm to clip to, after the mean over ranks",
+        **about(aliases=("clip_grad",)),
     )
     args: dict[str, Any] = Field(default_factory=dict, description="further optimizer arguments")
 
@@ -139,61 +218,119 @@ class OptimSection(Section):
 class TrainSection(Section):
     """The loop."""
 
-    epochs: int = Field(90, ge=1, description="passes over the training split")
-    steps: int | None = Field(None, ge=1, description="optimizer steps; wins over epochs")
+    epochs: int = Field(
+        90,
+        ge=1,
+        description="passes over the training split",
+        **about(resume="warns", aliases=("epochs",)),
+    )
+    steps: int | None = Field(
+        None, ge=1, description="optimizer steps; wins over epochs", **about(resume="warns")
+    )
     accumulate_steps: int = Field(
-        1, ge=1, description="micro-batches that one optimizer step is split into"
+        1,
+        ge=1,
+        description="micro-batches that one optimizer step is split into",
+        **about(aliases=("update_freq",)),
     )
     seed: int = Field(
-        0, ge=0, lt=1 << 32, description="seed of weights, order, augmentation and dropout"
+        0,
+        ge=0,
+        lt=1 << 32,
+        description="seed of weights, order, augmentation and dropout",
+        **about(stream="seed", aliases=("seed",)),
     )
-    log_every_steps: int = Field(50, ge=1, description="steps between two lines of metrics.jsonl")
-    eval_every_epochs: float = Field(1.0, gt=0, description="epochs between evaluations")
-    checkpoint_every_epochs: float = Field(1.0, gt=0, description="epochs between checkpoints")
+    log_every_steps: int = Field(
+        50, ge=1, description="steps between two lines of metrics.jsonl", **about(resume="free")
+    )
+    eval_every_epochs: float = Field(
+        1.0, gt=0, description="epochs between evaluations", **about(resume="free")
+    )
+    checkpoint_every_epochs: float = Field(
+        1.0, gt=0, description="epochs between checkpoints", **about(resume="free")
+    )
     checkpoint_every_steps: int | None = Field(
-        None, ge=1, description="the same in steps; wins over epochs"
+        None, ge=1, description="the same in steps; wins over epochs", **about(resume="free")
     )
-    keep_checkpoints: int = Field(2, ge=1, description="newest checkpoints to keep, beside best")
+    keep_checkpoints: int = Field(
+        2, ge=1, description="newest checkpoints to keep, beside best", **about(resume="free")
+    )
     keep_every_steps: int | None = Field(
-        None, ge=1, description="keep the checkpoints at multiples of this step for good, too"
+        None,
+        ge=1,
+        description="keep the checkpoints at multiples of this step for good, too",
+        **about(resume="free"),
     )
     on_nonfinite: Literal["stop", "rollback"] = Field(
         "stop",
         description="a loss or gradient that is not finite: end the run, or go back to the last "
         "checkpoint and skip that batch",
+        **about(resume="free"),
     )
-    max_rollbacks: int = Field(3, ge=1, description="batches to skip before the run ends")
+    max_rollbacks: int = Field(
+        3, ge=1, description="batches to skip before the run ends", **about(resume="free")
+    )
     stall_timeout_s: float = Field(
         1800.0,
         ge=0,
         description="seconds without a step after which all stacks are printed and the run ends; "
         "0: never",
+        **about(resume="free"),
     )
     deterministic: bool = Field(
-        False, description="choose operations that give the same bits each time, at a cost"
+        False,
+        description="choose operations that give the same bits each time, at a cost",
+        **about(resume="warns"),
     )
-    label_smoothing: float = Field(0.0, ge=0, lt=1, description="mass spread over all classes")
-    mixup_alpha: float = Field(0.0, ge=0, description="Beta parameter of mixup; 0: off")
-    cutmix_alpha: float = Field(0.0, ge=0, description="Beta parameter of cutmix; 0: off")
-    mix_prob: float = Field(1.0, ge=0, le=1, description="share of pairs that are mixed")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=1, description="mass spread over all classes", **about(aliases=("smoothing",))
+    )
+    mixup_alpha: float = Field(
+        0.0,
+        ge=0,
+        description="Beta parameter of mixup; 0: off",
+        **about(stream="mixing", aliases=("mixup",)),
+    )
+    cutmix_alpha: float = Field(
+        0.0,
+        ge=0,
+        description="Beta parameter of cutmix; 0: off",
+        **about(stream="mixing", aliases=("cutmix",)),
+    )
+    mix_prob: float = Field(
+        1.0, ge=0, le=1, description="share of pairs that are mixed", **about(stream="mixing")
+    )
     cutmix_prob: float = Field(
-        0.5, ge=0, le=1, description="share of cutmix among mixed pairs where both are on"
+        0.5,
+        ge=0,
+        le=1,
+        description="share of cutmix among mixed pairs where both are on",
+        **about(stream="mixing"),
     )
     remat: bool = Field(
-        False, description="recompute each block in the backward pass instead of storing it"
+        False,
+        description="recompute each block in the backward pass instead of storing it",
+        **about(resume="warns"),
     )
     scan_layers: bool = Field(
-        False, description="compile the equal blocks of a ViT once and loop over them (xla)"
+        False,
+        description="compile the equal blocks of a ViT once and loop over them",
+        **about(resume="warns", devices=_LOOP),
     )
     sync_batchnorm: bool = Field(
         False, description="BatchNorm statistics over all ranks; spmd has them always"
     )
-    ema: bool = Field(False, description="keep an average of the weights and evaluate it")
+    ema: bool = Field(
+        False,
+        description="keep an average of the weights and evaluate it",
+        **about(aliases=("model_ema",)),
+    )
     ema_decay: float = Field(
         0.9998,
         gt=0,
         lt=1,
         description="decay of the average per step; it rises to it as (1 + step) / (10 + step)",
+        **about(aliases=("model_ema_decay",)),
     )
 
 
@@ -243,10 +380,14 @@ class DistillSection(Section):
     """Distillation: total = (1 - alpha) * task loss + alpha * sum of weighted terms."""
 
     teacher: str = Field(
-        "", description="model name of the only teacher; 'ema': the student's average (train.ema)"
+        "",
+        description="model name of the only teacher; 'ema': the student's average (train.ema)",
+        **about(aliases=("teacher",)),
     )
     teacher_weights: str = Field(
-        "", description="the teacher's .safetensors, .pth or run directory; empty: timm's hub"
+        "",
+        description="the teacher's .safetensors, .pth or run directory; empty: timm's hub",
+        **about(resume="free", aliases=("teacher_path",)),
     )
     teachers: tuple[TeacherSection, ...] = Field(
         (), description="several teachers, or one with its own view, dtype or classes"
@@ -263,11 +404,24 @@ class DistillSection(Section):
     cache_end: Literal["stop", "cycle"] = Field(
         "stop", description="epochs beyond those stored: refuse the run, or start over with them"
     )
-    loss: str = Field("", description="one registered loss name: short for a single term")
-    temperature: float = Field(
-        4.0, gt=0, description="temperature of terms whose args do not name one"
+    loss: str = Field(
+        "",
+        description="one registered loss name: short for a single term",
+        **about(aliases=("kd",)),
     )
-    alpha: float = Field(0.5, ge=0, le=1, description="share of distillation in the total loss")
+    temperature: float = Field(
+        4.0,
+        gt=0,
+        description="temperature of terms whose args do not name one",
+        **about(aliases=("kd_temperature",)),
+    )
+    alpha: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of distillation in the total loss",
+        **about(aliases=("kd_alpha",)),
+    )
     losses: tuple[LossTerm, ...] = Field(
         (), description="several terms: name, args, layers, weight, weight_end, warmup_epochs"
     )
@@ -275,115 +429,10 @@ class DistillSection(Section):
         16, ge=1, description="consecutive examples that losses between examples work on"
     )
     allow_weak_teacher: bool = Field(
-        False, description="go on although the teacher is no better than chance"
+        False,
+        description="go on although the teacher is no better than chance",
+        **about(resume="free"),
     )
-
-
-class RuntimeSection(Section):
-    """Where it runs."""
-
-    device: Literal["auto", "xla", "cpu", "cuda"] = Field(
-        "auto",
-        description="auto: XLA (a TPU if there is one, else the CPU) where torch_xla is installed, "
-        "else cuda where PyTorch sees a GPU, else cpu",
-    )
-    parallel: Literal["process", "spmd"] = Field(
-        "process",
-        description="process: a process for each device; spmd: a process for each host and one "
-        "mesh over all devices (xla)",
-    )
-    num_processes: int | None = Field(
-        None,
-        ge=1,
-        description="processes that main.py starts on this host; none: as torchrun says, one for "
-        "each GPU on cuda, else one",
-    )
-    mesh_data: int | None = Field(
-        None, ge=1, description="mesh devices along the batch; none: all that mesh_fsdp leaves"
-    )
-    mesh_fsdp: int = Field(
-        1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
-    )
-    timeout_s: float = Field(
-        600.0, gt=0, le=1e7, description="seconds after which a silent rank ends the whole group"
-    )
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32",
-        description="compute type of matmuls under autocast; weights stay float32; fp16 scales "
-        "the loss (cpu, cuda)",
-    )
-    reduce_dtype: Literal["fp32", "bf16"] = Field(
-        "fp32", description="type in which gradients are summed over devices"
-    )
-    overlap: bool | None = Field(
-        None,
-        description="sum gradients while the backward pass runs (DDP); none: on cuda",
-    )
-    compile: bool = Field(False, description="torch.compile of student and teachers (cpu, cuda)")
-    channels_last: bool = Field(False, description="weights in channels-last layout (cpu, cuda)")
-    tf32: bool = Field(False, description="let float32 matmuls and convolutions use TF32 (cuda)")
-    compile_cache: str = Field(
-        "auto",
-        description="directory of compiled XLA graphs, one below it for each rank; auto: "
-        "~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
-    )
-    compile_cache_gib: float = Field(
-        10.0, gt=0, description="size of a rank's compile cache above which old graphs are dropped"
-    )
-    graph_budget: int = Field(
-        8, ge=1, description="XLA graphs that the run may compile before it is stopped"
-    )
-    num_threads: int = Field(
-        0,
-        ge=0,
-        description="threads of PyTorch's CPU maths in each process; 0: the cores, shared out",
-    )
-
-
-class ProfileSection(Section):
-    """A trace of some steps, for TensorBoard and Perfetto."""
-
-    steps: str = Field(
-        "", pattern=r"^(\d+-\d+)?$", description="first-last step to trace, as 20-25; empty: none"
-    )
-
-
-class RunSection(Section):
-    """Where results go and what is done with earlier ones."""
-
-    output_dir: str = Field(
-        "runs", description="root of the run store, a directory or a URL such as gs://bucket/runs"
-    )
-    cache_dir: str = Field(
-        "",
-        description="where a run on a bucket is written first; empty: trainer/runs in the user's "
-        "cache",
-    )
-    experiment: str = Field("", description="directory below it; empty: the config's file name")
-    run_id: str = Field("", description="directory below that; empty: time, seed and six digits")
-    resume: str = Field(
-        "", description="auto: continue the newest run of the experiment; or a run or checkpoint"
-    )
-    allow_changes: tuple[str, ...] = Field(
-        (), description="keys, or patterns as optim.*, that may differ from the resumed run's"
-    )
-    init_from: str = Field(
-        "", description="start a new run from the weights of a checkpoint, run or .safetensors file"
-    )
-    init_tolerance: float = Field(
-        0.0, ge=0, le=1, description="share of the model's tensors that init_from may not fit"
-    )
-    checkpoint_root: str = Field(
-        "",
-        description="directory or URL such as gs://bucket/runs that checkpoints go below; empty: "
-        "the run's directory",
-    )
-    eval_only: bool = Field(False, description="evaluate a checkpoint (resume or model.weights)")
-    check_only: bool = Field(
-        False, description="make all checks that need no device, say what would run, and end"
-    )
-    overwrite: bool = Field(False, description="replace a run that has the same run_id")
-    tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
 
 
 class RunConfig(Section):
@@ -397,28 +446,3 @@ class RunConfig(Section):
     runtime: RuntimeSection = RuntimeSection()
     profile: ProfileSection = ProfileSection()
     run: RunSection = RunSection()
-
-
-def iterate_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """All keys of the configuration in order, as `section.key`."""
-    for name, field in section.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            yield from iterate_keys(field.annotation, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
-def find_keys(place: tuple[str | int, ...]) -> list[str]:
-    """The keys of the section or list element at a place such as ("distill", "teachers", 0)."""
-    section: Any = RunConfig
-    for part in place:
-        if isinstance(part, str):
-            section = section.model_fields[part].annotation
-        section = next((one for one in (section, *get_args(section)) if _is_section(one)), None)
-        if section is None:
-            return []
-    return list(section.model_fields)
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)

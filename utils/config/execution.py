@@ -1,0 +1,154 @@
+"""The sections of where a run executes and where its results go."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from utils.config.metadata import Devices, Resume, Section, about
+
+_NATIVE = Devices(("cpu", "cuda"), "XLA compiles and lays out by itself; leave it out")
+_NVIDIA = Devices(("cuda",), "it is a mode of NVIDIA GPUs; leave it out")
+_SCALED = Devices(
+    ("cpu", "cuda"), "its devices compute in bf16 with the range of fp32; use bf16", value="fp16"
+)
+_MESH = Devices(("xla",), "a mesh is of XLA's devices; use process", value="spmd")
+
+
+class RuntimeSection(Section):
+    """Where it runs."""
+
+    on_resume: ClassVar[Resume] = "warns"
+
+    device: Literal["auto", "xla", "cpu", "cuda"] = Field(
+        "auto",
+        description="auto: XLA (a TPU if there is one, else the CPU) where torch_xla is installed, "
+        "else cuda where PyTorch sees a GPU, else cpu",
+    )
+    parallel: Literal["process", "spmd"] = Field(
+        "process",
+        description="process: a process for each device; spmd: a process for each host and one "
+        "mesh over all devices",
+        **about(devices=_MESH),
+    )
+    num_processes: int | None = Field(
+        None,
+        ge=1,
+        description="processes that main.py starts on this host; none: as torchrun says, one for "
+        "each GPU on cuda, else one",
+    )
+    mesh_data: int | None = Field(
+        None, ge=1, description="mesh devices along the batch; none: all that mesh_fsdp leaves"
+    )
+    mesh_fsdp: int = Field(
+        1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
+    )
+    timeout_s: float = Field(
+        600.0, gt=0, le=1e7, description="seconds after which a silent rank ends the whole group"
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        "fp32",
+        description="compute type of matmuls under autocast; weights stay float32; fp16 scales "
+        "the loss",
+        **about(devices=_SCALED),
+    )
+    reduce_dtype: Literal["fp32", "bf16"] = Field(
+        "fp32", description="type in which gradients are summed over devices"
+    )
+    overlap: bool | None = Field(
+        None,
+        description="sum gradients while the backward pass runs (DDP); none: on cuda",
+        **about(devices=_NATIVE),
+    )
+    compile: bool = Field(
+        False,
+        description="torch.compile of student and teachers",
+        **about(devices=_NATIVE),
+    )
+    channels_last: bool = Field(
+        False, description="weights in channels-last layout", **about(devices=_NATIVE)
+    )
+    tf32: bool = Field(
+        False,
+        description="let float32 matmuls and convolutions use TF32",
+        **about(devices=_NVIDIA),
+    )
+    compile_cache: str = Field(
+        "auto",
+        description="directory of compiled XLA graphs, one below it for each rank; auto: "
+        "~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
+    )
+    compile_cache_gib: float = Field(
+        10.0, gt=0, description="size of a rank's compile cache above which old graphs are dropped"
+    )
+    graph_budget: int = Field(
+        8, ge=1, description="XLA graphs that the run may compile before it is stopped"
+    )
+    num_threads: int = Field(
+        0,
+        ge=0,
+        description="threads of PyTorch's CPU maths in each process; 0: the cores, shared out",
+    )
+
+
+class ProfileSection(Section):
+    """A trace of some steps, for TensorBoard and Perfetto."""
+
+    on_resume: ClassVar[Resume] = "free"
+
+    steps: str = Field(
+        "", pattern=r"^(\d+-\d+)?$", description="first-last step to trace, as 20-25; empty: none"
+    )
+
+
+class RunSection(Section):
+    """Where results go and what is done with earlier ones."""
+
+    on_resume: ClassVar[Resume] = "free"
+
+    output_dir: str = Field(
+        "runs",
+        description="root of the run store, a directory or a URL such as gs://bucket/runs",
+        **about(aliases=("output_dir",)),
+    )
+    cache_dir: str = Field(
+        "",
+        description="where a run on a bucket is written first; empty: trainer/runs in the user's "
+        "cache",
+    )
+    experiment: str = Field("", description="directory below it; empty: the config's file name")
+    run_id: str = Field("", description="directory below that; empty: time, seed and six digits")
+    resume: str = Field(
+        "",
+        description="auto: continue the newest run of the experiment; or a run or checkpoint",
+        **about(aliases=("resume",)),
+    )
+    allow_changes: tuple[str, ...] = Field(
+        (), description="keys, or patterns as optim.*, that may differ from the resumed run's"
+    )
+    init_from: str = Field(
+        "",
+        description="start a new run from the weights of a checkpoint, run or .safetensors file",
+        **about(aliases=("init_from", "init-from")),
+    )
+    init_tolerance: float = Field(
+        0.0, ge=0, le=1, description="share of the model's tensors that init_from may not fit"
+    )
+    checkpoint_root: str = Field(
+        "",
+        description="directory or URL such as gs://bucket/runs that checkpoints go below; empty: "
+        "the run's directory",
+    )
+    eval_only: bool = Field(
+        False,
+        description="evaluate a checkpoint (resume or model.weights)",
+        **about(aliases=("eval",)),
+    )
+    check_only: bool = Field(
+        False,
+        description="make all checks that need no device, say what would run, and end",
+        **about(aliases=("check",)),
+    )
+    overwrite: bool = Field(False, description="replace a run that has the same run_id")
+    tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")

@@ -1,0 +1,109 @@
+"""The keys of the configuration, read from its fields: names, and what each says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from utils.config.metadata import Devices, Resume, Section, read_about
+from utils.config.sections import RunConfig
+from utils.errors import UserError
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key as its field describes it; see `utils.config.metadata.About`."""
+
+    name: str  # section.key
+    resume: Resume
+    stream: str
+    devices: Devices | None
+    aliases: tuple[str, ...]
+
+
+def iterate_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
+    """All keys of the configuration in order, as `section.key`."""
+    for name, field in section.model_fields.items():
+        if _is_section(field.annotation):
+            yield from iterate_keys(field.annotation, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def find_keys(place: tuple[str | int, ...]) -> list[str]:
+    """The keys of the section or list element at a place such as ("distill", "teachers", 0)."""
+    section: Any = RunConfig
+    for part in place:
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+        section = next((one for one in (section, *get_args(section)) if _is_section(one)), None)
+        if section is None:
+            return []
+    return list(section.model_fields)
+
+
+@cache
+def get_keys() -> dict[str, Key]:
+    """What each key says of itself, in the configuration's order."""
+    keys = {}
+    for name in iterate_keys():
+        section, _, last = name.partition(".")
+        owner = RunConfig.model_fields[section].annotation
+        keys[name] = _read_key(name, owner, owner.model_fields[last])
+    return keys
+
+
+def get_resume_rules() -> dict[str, Resume]:
+    """What a changed value of each key means to a run that goes on."""
+    return {name: key.resume for name, key in get_keys().items()}
+
+
+def get_stream_values(config: RunConfig) -> dict[str, Any]:
+    """Entries of the stream's description, with the value of their key or a list of values."""
+    values = config.model_dump(mode="json")
+    entries: dict[str, list[Any]] = {}
+    for key in get_keys().values():
+        if key.stream:
+            section, _, name = key.name.partition(".")
+            entries.setdefault(key.stream, []).append(values[section][name])
+    return {entry: found if len(found) > 1 else found[0] for entry, found in entries.items()}
+
+
+def check_devices(device: str, **sections: Section) -> None:
+    """Refuse keys that a device cannot honour, instead of ignoring them.
+
+    Args:
+      device: a name of `runtime.device`, not auto.
+      sections: of the configuration, by name.
+
+    Raises:
+      UserError: the first such key.
+    """
+    for prefix, section in sections.items():
+        for name, field in type(section).model_fields.items():
+            devices = read_about(field.json_schema_extra or {}).devices
+            value = getattr(section, name)
+            if devices is None or device in devices.names or not _needs(devices, field, value):
+                continue
+            raise UserError(
+                f"{prefix}.{name} ({value!r}) works on {' and '.join(devices.names)}, not on "
+                f"{device!r}: {devices.why}"
+            )
+
+
+def _needs(devices: Devices, field: FieldInfo, value: Any) -> bool:
+    return value != field.default if devices.value is None else value == devices.value
+
+
+def _read_key(name: str, owner: type[Section], field: FieldInfo) -> Key:
+    said = read_about(field.json_schema_extra or {})
+    return Key(name, said.resume or owner.on_resume, said.stream, said.devices, said.aliases)
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, Section)

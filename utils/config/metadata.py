@@ -1,0 +1,74 @@
+"""What a key says of itself beside type, default and meaning: `Field(..., **about(...))`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.config import JsonDict
+
+# What a changed value means to a run that goes on from a checkpoint. free: nothing; warns: it is
+# reported, because bits may differ; between_epochs: free at an epoch's border, refused within an
+# epoch that it would show other examples of; refused: it would be another run.
+Resume = Literal["free", "warns", "between_epochs", "refused"]
+
+
+class Section(BaseModel):
+    """A frozen group of keys; unknown keys and infinite numbers are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # What holds for each key of the section that does not say its own.
+    on_resume: ClassVar[Resume] = "refused"
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The devices that a key, or one value of it, works on.
+
+    Attributes:
+      names: as in `runtime.device`.
+      why: the reason and the way out, the end of the sentence that refuses the key elsewhere.
+      value: the value that needs them; none: any but the default.
+    """
+
+    names: tuple[str, ...]
+    why: str
+    value: str | None = None
+
+
+@dataclass(frozen=True)
+class About:
+    """What a field carries as `json_schema_extra`.
+
+    Attributes:
+      resume: none: as its section says, `Section.on_resume`.
+      stream: the entry of the stream's description (`tasks.teacher_cache.describe_stream`) that
+        the key stands in, because it decides which examples come when and how they look; empty: it
+        decides nothing of them. Keys that share an entry make a list.
+      devices: none: all of them.
+      aliases: short flags that people of this family of trainers know.
+    """
+
+    resume: Resume | None = None
+    stream: str = ""
+    devices: Devices | None = None
+    aliases: tuple[str, ...] = ()
+
+
+def about(
+    *,
+    resume: Resume | None = None,
+    stream: str = "",
+    devices: Devices | None = None,
+    aliases: tuple[str, ...] = (),
+) -> dict[str, JsonDict]:
+    """The argument of pydantic's `Field` that holds an `About`."""
+    return {"json_schema_extra": asdict(About(resume, stream, devices, aliases))}
+
+
+def read_about(extra: JsonDict) -> About:
+    """The `About` of a field's `json_schema_extra`."""
+    values = dict(extra)
+    devices = values.pop("devices", None)
+    return About(**values, devices=Devices(**devices) if devices else None)
