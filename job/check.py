@@ -37,13 +37,9 @@ from tasks.rehearsal import (
 )
 from tasks.teacher_cache import describe_stream, open_cache
 from utils.config.checks import check_profiled_steps
+from utils.config.keys import check_devices
 from utils.errors import UserError
-from utils.runtime import (
-    choose_device,
-    count_planned_ranks,
-    find_planned_ranks,
-    has_layer_loop,
-)
+from utils.runtime import choose_device, count_planned_ranks, find_planned_ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,6 +53,7 @@ def check(config: RunConfig) -> Job:
     Raises:
       UserError: the first thing that is wrong.
     """
+    check_devices(choose_device(config.runtime), **dict(config))
     find_model_name(config.model.name)
     check_patch_names(config.model.skip_patches)
     require_valid_spec(config.data.train_pp, "data.train_pp")
@@ -201,8 +198,6 @@ def _check_blocks(config: RunConfig, student: nn.Module, objective: Objective) -
         recompute_blocks(deepcopy(student), lambda function, *args: function(*args))
     if not config.train.scan_layers:
         return
-    if not has_layer_loop(choose_device(config.runtime)):
-        raise UserError("train.scan_layers works on xla alone; leave it out or use that device")
     if objective.student_layers():
         raise UserError(
             "train.scan_layers hides the blocks' features from distill.losses with layers; drop "

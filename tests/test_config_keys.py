@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
+from fnmatch import filter as find_matching
+from pathlib import Path
 from typing import get_args
 
 from utils.config import RunConfig, get_resume_rules
@@ -10,6 +17,7 @@ from utils.config.keys import get_keys, iterate_keys
 from utils.config.metadata import About, Resume, read_about
 from utils.config.sections import LossTerm, TeacherSection
 
+ROOT = Path(__file__).resolve().parents[1]
 PREFIXES = {
     LossTerm: "distill.losses[]",
     TeacherSection: "distill.teachers[]",
@@ -151,3 +159,119 @@ def test_keys_of_list_elements_say_nothing_of_their_own():
     for section in (LossTerm, TeacherSection):
         for name, field in section.model_fields.items():
             assert read_about(field.json_schema_extra or {}) == About(), name
+
+
+def test_the_documents_say_of_each_key_what_its_field_says():
+    found = {}
+    for row in _find_rows("docs/checkpoints.md", "| there | means | keys |"):
+        rule = row[0].strip("`").removeprefix("resume: ").replace(" ", "_")
+        for pattern in re.findall(r"`(\w+\.[\w*]+)`", row[2]):
+            found |= dict.fromkeys(find_matching(get_keys(), pattern), rule)
+    rules = get_resume_rules().items()
+    assert found == {key: rule for key, rule in rules if rule != "refused"}
+
+
+def test_the_documents_say_which_devices_a_key_works_on():
+    found = {}
+    for key, where, _ in _find_rows("docs/runtimes.md", "| key | works on | what |"):
+        value, _, names = where.rpartition(": ")
+        if where != "all":
+            found[key.strip("`")] = (value.strip("`"), tuple(re.findall(r"`(\w+)`", names)))
+    limited = [key for key in get_keys().values() if key.devices]
+    assert found == {key.name: (key.devices.value or "", key.devices.names) for key in limited}
+
+
+def _find_rows(file: str, header: str) -> list[list[str]]:
+    """Cells of the table with that header."""
+    text = (ROOT / file).read_text(encoding="utf-8")
+    _, _, table = text.partition(f"{header}\n")
+    lines = table.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+# A key that says all that a key can say of itself, and is named nowhere but in its section.
+PLANTED = """
+    hue: float = Field(
+        0.0,
+        ge=0,
+        description="share of examples in shifted colours",
+        **about(
+            resume="between_epochs",
+            stream="hue",
+            devices=Devices(("xla",), "others shift no colours; leave it out"),
+            aliases=("hue_shift",),
+        ),
+    )
+"""
+PROGRAM = """
+import json, sys
+import main
+from store.changes import check_changes, check_stream, hash_config
+from tasks.teacher_cache import describe_stream
+from utils.config import get_resume_rules, load_config
+from utils.config.load import create_parser
+from utils.errors import UserError
+
+FLAGS = ["--data.source=synthetic", "--runtime.device=cpu", "--model=resnet18"]
+
+def load(*flags):
+    return load_config([*FLAGS, *flags])
+
+def describe(config):
+    return describe_stream(config, dataset=("1", "x"), num_examples=4, num_classes=2,
+                           order="exact", processes=1)
+
+old, new = load(), load("--hue-shift=0.5")
+then, now = (config.model_dump(mode="json") for config in (old, new))
+rules = get_resume_rules()
+refusal = ""
+try:
+    check_stream(describe(old), describe(new), (), rules, mid_epoch=True)
+except UserError as error:
+    refusal = str(error)
+print(json.dumps({
+    "help": create_parser().format_help(),
+    "value": new.data.hue,
+    "entry": describe(new)["hue"],
+    "config": check_changes(then, now, (), rules),
+    "same_hash": hash_config(then, rules) == hash_config(now, rules),
+    "border": check_stream(describe(old), describe(new), (), rules, mid_epoch=False),
+    "refusal": refusal,
+}))
+sys.stdout.flush()
+sys.exit(main.main([*FLAGS, "--hue_shift=0.5", "--check"]))
+"""
+
+
+def test_a_new_key_is_honoured_everywhere_by_what_its_field_says(tmp_path):
+    """The program's own files, with one field more in `DataSection` and no other edit."""
+    _link(ROOT, tmp_path, but="utils")
+    _link(ROOT / "utils", tmp_path / "utils", but="config")
+    _link(ROOT / "utils" / "config", tmp_path / "utils" / "config", but="sections.py")
+    head, name, tail = (
+        (ROOT / "utils/config/sections.py").read_text().partition('"""What the model sees."""\n')
+    )
+    assert name
+    (tmp_path / "utils/config/sections.py").write_text(head + name + PLANTED + tail)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "data.hue (0.5) works on xla, not on 'cpu': others shift no colours" in done.stderr
+    found = json.loads(done.stdout.splitlines()[0])
+    words = " ".join(found.pop("help").split())
+    assert "--hue_shift" in words
+    assert "in shifted colours (default: 0.0) [resume: between epochs; xla only]" in words
+    refusal = found.pop("refusal")
+    assert "data.hue: hue was 0.0, is 0.5" in refusal and "twice or never" in refusal
+    border = ["data.hue: hue was 0.0, is 0.5"]
+    assert found == {"value": 0.5, "entry": 0.5, "config": [], "same_hash": True, "border": border}
+
+
+def _link(source: Path, target: Path, *, but: str) -> None:
+    """A directory that shows the entries of another one, except for one of them."""
+    target.mkdir(exist_ok=True)
+    for entry in source.iterdir():
+        if entry.name != but and not entry.name.startswith("."):
+            (target / entry.name).symlink_to(entry)

@@ -74,12 +74,24 @@ def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"device": "xla", "precision": "fp16"}, "'fp16' is not for xla.*use bf16"),
-        ({"device": "xla", "compile": True}, r"runtime.compile \(True\) works on cpu and cuda"),
+        (
+            {"device": "xla", "precision": "fp16"},
+            r"precision \('fp16'\) works on cpu and cuda.*use bf16",
+        ),
+        (
+            {"device": "xla", "compile": True},
+            r"runtime.compile \(True\) works on cpu and cuda, not on 'xla': XLA compiles",
+        ),
         ({"device": "xla", "channels_last": True}, "runtime.channels_last"),
         ({"device": "xla", "overlap": False}, "runtime.overlap"),
-        ({"device": "cpu", "tf32": True}, "runtime.tf32 is a mode of NVIDIA GPUs"),
-        ({"device": "cpu", "parallel": "spmd"}, "needs runtime.device=xla"),
+        (
+            {"device": "cpu", "tf32": True},
+            "runtime.tf32 .*: it is a mode of NVIDIA GPUs; leave it out",
+        ),
+        (
+            {"device": "cpu", "parallel": "spmd"},
+            r"parallel \('spmd'\) works on xla, not on 'cpu'.*use process",
+        ),
     ],
 )
 def test_keys_that_a_runtime_cannot_honour_are_refused(keys, message):
@@ -148,7 +160,7 @@ def test_a_mesh_that_does_not_match_the_devices_is_refused():
         (("--runtime.num_processes=97",), "exceeds the 96 examples"),
         (("--runtime.num_processes=3",), r"\(16\) does not divide into 1 micro-batches.*on 3"),
         (("--runtime.num_processes=16", "--train.mixup_alpha=1"), "leaves 1 examples"),
-        (("--train.scan_layers",), "train.scan_layers works on xla alone"),
+        (("--train.scan_layers",), r"train.scan_layers \(True\) works on xla, not on 'cpu'"),
     ],
 )
 def test_ranks_and_blocks_are_checked_before_anything_starts(flags, message, tmp_path, capsys):

@@ -10,7 +10,6 @@ from utils.runtime.choice import (
     count_planned_ranks,
     describe_device,
     find_planned_ranks,
-    has_layer_loop,
     is_silent_rank,
     prepare_environment,
 )
@@ -22,7 +21,6 @@ __all__ = [
     "create_runtime",
     "describe_device",
     "find_planned_ranks",
-    "has_layer_loop",
     "is_silent_rank",
     "launch",
     "prepare_environment",

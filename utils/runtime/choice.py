@@ -8,13 +8,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from utils.config.keys import check_devices
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
 
-# Keys that mean something on native PyTorch alone, with the value that switches them off.
-_NATIVE_KEYS = {"compile": False, "channels_last": False, "overlap": None}
 # Variables with which torch_xla narrows float32 tensors behind everybody's back.
 _NARROWING = (
     "XLA_USE_BF16",
@@ -91,11 +90,6 @@ def describe_device(name: str) -> str:
     return "xla on TPU" if has_chips(name) else "xla on the CPU, no TPU is used"
 
 
-def has_layer_loop(name: str) -> bool:
-    """Whether a runtime can compile equal blocks once and loop over them (train.scan_layers)."""
-    return name == "xla"
-
-
 def is_silent_rank() -> bool:
     """Whether another process of the group says what is wrong with all of them alike."""
     return os.environ.get("RANK", "0") not in ("", "0")
@@ -164,30 +158,13 @@ def _check_versions() -> None:
 
 def _check_keys(section: RuntimeSection, name: str) -> None:
     """Keys that this runtime cannot honour are refused, not ignored."""
-    if section.parallel == "spmd" and name != "xla":
+    check_devices(name, runtime=section)
+    is_tpu = name == "xla" and os.environ.get("PJRT_DEVICE") != "CPU" and _has_tpu()
+    if (section.num_processes or 1) > 1 and is_tpu:
         raise UserError(
-            f"runtime.parallel 'spmd' needs runtime.device=xla, not {name!r}; use process"
+            f"runtime.num_processes ({section.num_processes}) is not for a TPU, which has a "
+            "process for each chip; leave it out"
         )
-    if name == "xla":
-        if section.precision == "fp16":
-            raise UserError(
-                "runtime.precision 'fp16' is not for xla, whose devices compute in bf16 with the "
-                "range of fp32; use bf16"
-            )
-        for key, off in _NATIVE_KEYS.items():
-            if getattr(section, key) != off:
-                raise UserError(
-                    f"runtime.{key} ({getattr(section, key)}) works on cpu and cuda, XLA compiles "
-                    "and lays out by itself; leave it out"
-                )
-        is_cpu = os.environ.get("PJRT_DEVICE") == "CPU" or not _has_tpu()
-        if (section.num_processes or 1) > 1 and not is_cpu:
-            raise UserError(
-                f"runtime.num_processes ({section.num_processes}) is not for a TPU, which has a "
-                "process for each chip; leave it out"
-            )
-    if section.tf32 and name != "cuda":
-        raise UserError(f"runtime.tf32 is a mode of NVIDIA GPUs, not of {name!r}; leave it out")
 
 
 def _has_cuda() -> bool:
