@@ -164,6 +164,15 @@ def test_a_training_loader_of_rows_puts_neighbours_in_and_keeps_the_order(rows):
     assert loader.load_examples([7, 9]).inputs.flatten().tolist() == [7.0, 9.0]
 
 
+def test_made_up_data_takes_what_is_known_where_its_name_is_silent():
+    data = DataSection(source="synthetic", name="channels=1", eval_pp="value_range(-1, 1)")
+    known = {"image_size": 6, "num_classes": 3, "vocab_size": 9}
+    loader = create_loader(data, "eval", seed=0, known=known)
+    assert (loader.facts.image_shape, loader.facts.num_classes) == ((6, 6, 1), 3)
+    named = data.model_copy(update={"name": "channels=1,image_size=4"})
+    assert create_loader(named, "eval", seed=0, known=known).facts.image_shape == (4, 4, 1)
+
+
 def test_one_unreadable_row_too_many_is_named(rows):
     data = create_line().model_copy(update={"skip_corrupt": 0})
     with pytest.raises(UserError, match="row 5 cannot be read"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from big_vision.input.catalog import RecordSelection, TfdsCatalog, load_tfds_catalog
 from big_vision.input.folder import FolderSelection, select_folder
@@ -19,6 +19,7 @@ from utils.storage import is_remote
 if TYPE_CHECKING:
     from big_vision.input.pipeline import PipelineSpec
     from big_vision.input.reader import TensorFlowReader
+    from big_vision.input.records import Records
 
 _AUGMENTATION_STRIDE = 1_000_003  # seeds of different augmentations do not meet
 _GIB = 1 << 30
@@ -36,8 +37,8 @@ class ImageFiles(ImageSource):
         """(H, W, C) of the encoded images, None for a side that varies; none: they are no files."""
 
     @abstractmethod
-    def open_records(self, selection: ImageSelection, role: Role) -> Any:
-        """What loads an example from its index; see `big_vision/input/records.py`."""
+    def open_records(self, selection: ImageSelection, role: Role) -> Records:
+        """What loads an example from its index."""
 
     def select(self, role: Role) -> ImageSelection:
         """The files of the role's split; every one of them exists."""
@@ -127,7 +128,7 @@ class TfdsSource(ImageFiles):
         """As the dataset's features tell."""
         return self.catalog.get_image_sides(self.data.image_key)
 
-    def open_records(self, selection: RecordSelection, role: Role) -> Any:
+    def open_records(self, selection: RecordSelection, role: Role) -> Records:
         """The class for the files' format."""
         from big_vision.input.records import ArrayRecordFiles, TfRecordFiles
 
@@ -148,7 +149,7 @@ class FolderSource(ImageFiles):
         """Nobody has looked into the files: they may be of any size."""
         return None, None, None
 
-    def open_records(self, selection: FolderSelection, role: Role) -> Any:
+    def open_records(self, selection: FolderSelection, role: Role) -> Records:
         """Image files, one by one."""
         from big_vision.input.records import FolderFiles
 

@@ -21,6 +21,7 @@ from big_vision.input.order import (
     get_evaluation_range,
     get_exact_epoch,
 )
+from big_vision.input.records import Records
 from utils.errors import UserError
 
 _FOREVER = np.iinfo(np.int64).max
@@ -58,7 +59,7 @@ class PipelineSpec:
 class Pipeline:
     """Builds datasets over one kind of records; every method's result is a `tf.data.Dataset`."""
 
-    def __init__(self, records: Any, spec: PipelineSpec) -> None:
+    def __init__(self, records: Records, spec: PipelineSpec) -> None:
         self.records = records
         self.spec = spec
         self.streams = records.can_stream and not spec.tolerant

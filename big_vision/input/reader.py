@@ -14,6 +14,7 @@ from big_vision.input.images import ImageFacts, create_blank_images, create_imag
 from big_vision.input.labels import LabelRule
 from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_evaluation_range
 from big_vision.input.pipeline import Pipeline, PipelineSpec
+from big_vision.input.records import Records
 from big_vision.input.source import Reader
 from utils.errors import UserError
 from utils.log import get_logger
@@ -25,15 +26,14 @@ class TensorFlowReader(Reader):
     """Reads one split of labelled images for one shard.
 
     Args:
-      records: loads an example from its index; see `big_vision/input/records.py`.
+      records: where the examples lie.
       facts: as metadata tells them; what the traced string gives is put in.
     """
 
     def __init__(
-        self, records: Any, spec: PipelineSpec, order: str, facts: ImageFacts, labels: LabelRule
+        self, records: Records, spec: PipelineSpec, order: str, facts: ImageFacts, labels: LabelRule
     ) -> None:
         self.num_examples = records.num_examples
-        self.get_ids, self.describe = records.get_ids, records.describe
         self._records, self._spec = records, spec
         self._pipeline = Pipeline(records, spec)
         self._sharded: ShardedOrder | None = None
@@ -115,6 +115,14 @@ class TensorFlowReader(Reader):
     def create_blank(self, size: int) -> ImageBatch:
         """Black images that the mask leaves out."""
         return create_blank_images(size, self.facts.image_shape)
+
+    def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
+        """Names of examples, as their records have them."""
+        return self._records.get_ids(indices)
+
+    def describe(self, index: int) -> str:
+        """File and record of an example, for messages."""
+        return self._records.describe(index)
 
     def close(self) -> None:
         """Let go of the datasets."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,37 @@ from utils.errors import UserError
 # Records that one call of the ArrayRecord reader fetches: amortises the call, keeps memory small.
 _READ_AHEAD = 32
 _FOLDER_UNIT = 256
+
+
+class Records(Protocol):
+    """Examples in files, each loaded by TensorFlow from its index.
+
+    Attributes:
+      can_stream: they also have `stream(unit, index, count)`, which reads front to back.
+      unit_starts, unit_counts: [U] int64, ranges of examples that lie together.
+    """
+
+    can_stream: bool
+    num_examples: int
+    mean_record_bytes: float
+    unit_starts: np.ndarray
+    unit_counts: np.ndarray
+
+    def attach(self, elements: Any) -> Any:
+        """Elements with what `load` needs beside their index."""
+        ...
+
+    def load(self, element: dict[str, Any]) -> dict[str, Any]:
+        """The example's features; the image stays encoded."""
+        ...
+
+    def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
+        """Names of examples."""
+        ...
+
+    def describe(self, index: int) -> str:
+        """Where an example lies, for messages."""
+        ...
 
 
 class TfdsRecords:

@@ -59,29 +59,29 @@ class Reader(Protocol):
     num_examples: int
     facts: object
 
+    @abstractmethod
     def read_training(self, epoch: int, start: int) -> Iterator[Batch]:
         """Endless full batches from `start` global examples into `epoch`."""
-        ...
 
+    @abstractmethod
     def read_evaluation(self) -> Iterator[Batch]:
         """One ordered pass over this shard's examples; the last batch may be short."""
-        ...
 
+    @abstractmethod
     def read_examples(self, indices: np.ndarray, epoch: int) -> Batch:
         """One batch of the given examples, as they look in that epoch."""
-        ...
 
+    @abstractmethod
     def create_blank(self, size: int) -> Batch:
         """Padding: as many examples that the mask leaves out, of index -1."""
-        ...
 
+    @abstractmethod
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         """Names of examples."""
-        ...
 
+    @abstractmethod
     def describe(self, index: int) -> str:
         """Where an example lies, for messages."""
-        ...
 
     def explain_example(self, epoch: int, index: int) -> UserError:
         """The error that says why an example cannot be read."""

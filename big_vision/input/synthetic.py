@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -69,7 +69,9 @@ class SyntheticSource(ImageSource):
 
     def select(self, role: Role) -> SyntheticSelection:
         """The same examples for every role and split."""
-        shape = parse_synthetic_name(self.data.name, **self.known)
+        names = {one.name for one in fields(SyntheticShape)}
+        known = {name: size for name, size in self.known.items() if name in names}
+        shape = parse_synthetic_name(self.data.name, **known)
         return SyntheticSelection(
             num_examples=shape.num_examples,
             num_classes=shape.num_classes,
