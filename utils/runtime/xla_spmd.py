@@ -125,7 +125,7 @@ class XlaSpmdRuntime(XlaRuntime):
     def _deal(self, tensor: Tensor) -> Tensor:
         """Mark a tensor of the graph as dealt along its first dimension."""
         partition = ((_DATA, _FSDP), *[None] * (tensor.dim() - 1))
-        self._xs.mark_sharding(tensor, self.mesh, partition)
+        self._xs.mark_sharding(tensor, self._mesh, partition)
         return tensor
 
     def describe(self) -> dict[str, Any]:
