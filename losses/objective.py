@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from losses.base import Loss, LossInputs, LossOutput, Shapes
 from losses.factory import create_loss
 from losses.logits import soft_cross_entropy
-from utils.errors import UserError
 
 
 class Objective(nn.Module):
@@ -73,16 +72,11 @@ def create_objective(distill: Any) -> Objective:
     """The objective of a `distill` section: its terms, or the task loss alone.
 
     Args:
-      distill: `teacher`, `loss`, `losses` (name, args, weight), `temperature`, `alpha`,
-        `group_size`.
+      distill: `loss` or `losses` (name, args, weight), `temperature`, `alpha`, `group_size`.
 
     Raises:
-      UserError: both `loss` and `losses`, or what `create_loss` refuses.
+      UserError: what `create_loss` refuses.
     """
-    if distill.loss and distill.losses:
-        raise UserError(
-            f"distill.loss ({distill.loss!r}) and distill.losses are both set; keep one of them"
-        )
     entries = [(term.name, _with_layers(term), term.weight) for term in distill.losses]
     if distill.loss:
         entries = [(distill.loss, {}, 1.0)]

@@ -18,7 +18,7 @@ from typing import Any
 
 from job.check import check
 from tests.documented_launches import find_launch, show_dry
-from utils.config import load_config
+from utils.config import change, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 _PLACES = ("data", "/data")
@@ -138,11 +138,10 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     # Stored answers belong to one teacher: tests/test_documented_runs.py makes and replays them.
     flags = [flag for flag in flags if not flag.startswith("--distill.teacher_cache=")]
     config = load_config([place_flag(flag, places) for flag in flags])
-    data = config.data
-    if data.source == "tfds" and data.root in _PLACES:
-        data = data.model_copy(update={"root": str(places.data_root)})
-    run = config.run.model_copy(update={"output_dir": str(places.scratch / "runs")})
-    check(config.model_copy(update={"data": data, "run": run}))
+    moves = config.data.source == "tfds" and config.data.root in _PLACES
+    root = str(places.data_root) if moves else config.data.root
+    run = {"output_dir": str(places.scratch / "runs")}
+    check(change(config, data={"root": root}, run=run))
     return "checked: all that main.py does before a device"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from job.check import check
 from tests.documented_commands import Places, place_flag, run_dry
-from utils.config import RunConfig, dump_config, load_config
+from utils.config import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -50,8 +50,7 @@ def load_on_digits(flags: list[str], digits_root: Path, output_dir: Path) -> Run
         changes |= {"name": "digits", "train_split": "train", "eval_split": "validation"}
         changes |= {"label_key": "label", "image_key": "image", "global_batch_size": 1024}
         changes["test_split"] = "test" if config.data.test_split else ""
-    data = config.data.model_copy(update=changes)
-    return config if data.source != "tfds" else config.model_copy(update={"data": data})
+    return config if config.data.source != "tfds" else change(config, data=changes)
 
 
 def test_there_are_configurations():

@@ -9,8 +9,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from utils.errors import UserError
-
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -73,15 +71,10 @@ class Batch:
           blocks: contiguous parts of the batch that lie on different devices; examples would move
             between devices if a micro-batch were not cut out of each of them.
 
-        Raises:
-          UserError: the examples do not divide.
+        The examples must divide: `job.check.check_split` has refused a batch that does not.
         """
         size, rest = divmod(len(self), parts * blocks)
-        if rest:
-            raise UserError(
-                f"train.accumulate_steps ({parts}) does not divide the rank's batch of "
-                f"{len(self)} examples; change it or data.global_batch_size"
-            )
+        assert not rest, f"{len(self)} examples for {parts} parts of {blocks} blocks"
         if parts == 1:
             return [self]
         return [

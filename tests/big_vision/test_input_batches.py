@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from datasets import Batch, ImageBatch, TokenBatch, VectorBatch
-from utils.errors import UserError
 
 SIZE = 8
 ROWS = torch.arange(SIZE)
@@ -86,10 +85,10 @@ def test_a_micro_batch_of_a_micro_batch_is_last_where_both_are():
     assert [part.is_last for part in parts] == [False, False, False, True]
 
 
-def test_a_batch_that_does_not_divide_is_refused():
-    with pytest.raises(UserError, match=r"train\.accumulate_steps \(3\) does not divide"):
+def test_a_batch_that_does_not_divide_is_never_cut():
+    with pytest.raises(AssertionError, match="8 examples for 3 parts of 1 blocks"):
         KINDS[0].split(3)
-    with pytest.raises(UserError, match=r"train\.accumulate_steps"):
+    with pytest.raises(AssertionError, match="4 parts of 4 blocks"):
         KINDS[0].split(4, blocks=4)
 
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 from losses import LossInputs, Objective, create_loss, create_objective
 from tests.losses.examples import create_example_loss, create_inputs
 from utils.config.sections import DistillSection, LossTerm
-from utils.errors import UserError
 
 
 def create_two_terms(alpha=0.3):
@@ -116,12 +114,6 @@ def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
     assert (third.inner.temperature, third.inner.beta) == (3.0, 2.0)
     assert objective.weights == (2.0, 1.0, 1.0)
     assert objective.group_sizes() == (4, 8)
-
-
-def test_loss_and_losses_together_are_refused():
-    section = DistillSection(teacher="x", loss="kd", losses=(LossTerm(name="kd"),))
-    with pytest.raises(UserError, match=r"distill\.loss \('kd'\) and distill\.losses"):
-        create_objective(section)
 
 
 def test_inputs_say_the_heaviest_class_of_mixed_targets():

@@ -101,14 +101,14 @@ def _use_random_teachers(config: RunConfig, scratch: Path, classes: int) -> RunC
     sections = get_teacher_sections(config.distill)
     if not sections:
         raise UserError("--random-teachers needs a teacher; set distill.teacher")
-    found = []
+    teachers = []
     for number, section in enumerate(sections):
+        teacher = section.model_dump()
         if section.model != EMA and not section.weights:
             path = scratch / f"teacher_{number}.safetensors"
             _save_random_weights(section, path, classes)
-            section = section.model_copy(update={"weights": str(path)})
-        found.append(section)
-    teachers = [section.model_dump() for section in found]
+            teacher["weights"] = str(path)
+        teachers.append(teacher)
     return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": teachers})
 
 

@@ -243,12 +243,9 @@ def _create_random_teacher(
     target.mkdir(parents=True)
     path = export_model(model.state_dict(), {"model": name}, target)
     (target / "student.json").unlink()
-    return section.model_copy(
-        update={
-            "model": name, "weights": str(path), "args": {**facts.get("args", {}), **section.args},
-            "num_classes": own,
-        }
-    )  # fmt: skip
+    given = {"model": name, "weights": str(path), "num_classes": own}
+    arguments = {**facts.get("args", {}), **section.args}
+    return type(section)(**{**section.model_dump(), **given, "args": arguments})
 
 
 def _read_top_k(cache: str) -> int:
