@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from tasks.counting import compute_ece, count_agreement, count_batch
+from utils.ema import get_ema_decay, update_ema
 from utils.log import get_logger
-from utils.metrics import LoopMeter
+from utils.metrics import Evaluation, LoopMeter
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -28,44 +28,61 @@ _NOT_FINITE = (
 )
 
 
-class Objective(Protocol):
-    """Model and micro-batch -> an output with `total` (scalar) and `terms` (scalars by name)."""
+class TaskLoss(Protocol):
+    """What a micro-batch costs.
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Any: ...
+    Attributes:
+      total: scalar on the device, which the backward pass begins at.
+      terms: detached scalars by name, to be logged.
+    """
+
+    total: Tensor
+    terms: Mapping[str, Tensor]
+
+
+class Task(Protocol):
+    """What is learnt: a batch becomes a loss, and sums over an evaluation become a verdict.
+
+    Attributes:
+      unit: what throughput counts, and how many of it one example holds.
+    """
+
+    unit: tuple[str, int]
+
+    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
+        """The loss of a micro-batch on the device."""
+
+    def count(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Float32 [C]: sums over the valid examples of an evaluation's batch, on the device."""
+
+    def summarise(self, sums: Tensor) -> Evaluation:
+        """The verdict from the sums over all batches and ranks, on the host."""
 
 
 @dataclass
 class TrainState:
-    """What a run has become: a checkpoint holds it, all but what the configuration says again.
-
-    That is the schedule and how a step is made: `ema_decay`, `accumulate_steps`, `max_grad_norm`.
-    `first_bad_step` is scratch: no checkpoint is written where it is set.
+    """What a run has become: exactly what a checkpoint holds.
 
     Args:
       model: the student.
-      extra: trainable and stateful modules of the losses; may be empty.
-      step: optimizer steps done.
-      best_metric: best evaluation so far, top-1 in percent.
-      input_processes: that the data position counts on; 0: any number may go on from it.
+      loss_modules: trainable and stateful modules of the losses; may be empty.
+      ema: the average of the student's weights, where one is kept.
       scaler: of the loss, where the runtime computes in float16.
+      step: optimizer steps done.
+      best_score: of the best evaluation so far, higher is better; none before the first one.
+      input_processes: that the data position counts on; 0: any number may go on from it.
       skipped_steps: whose batches are drawn and dropped, because they spoilt the run once.
-      first_bad_step: on the device: first step with a non-finite loss or gradient, else -1.
     """
 
     model: nn.Module
-    extra: nn.Module
+    loss_modules: nn.Module
     optimizer: torch.optim.Optimizer
-    schedule: Schedule
     ema: nn.Module | None = None
-    ema_decay: float = 0.0
-    accumulate_steps: int = 1
-    max_grad_norm: float | None = None
-    step: int = 0
-    best_metric: float = -1.0
-    input_processes: int = 0
     scaler: torch.amp.GradScaler | None = None
+    step: int = 0
+    best_score: float | None = None
+    input_processes: int = 0
     skipped_steps: tuple[int, ...] = ()
-    first_bad_step: Tensor | None = None
 
     @property
     def eval_model(self) -> nn.Module:
@@ -74,20 +91,28 @@ class TrainState:
 
     def parameters(self) -> list[nn.Parameter]:
         """All that is trained: the student's parameters and the losses' projections."""
-        return [*self.model.parameters(), *self.extra.parameters()]
+        return [*self.model.parameters(), *self.loss_modules.parameters()]
 
     def get_replicated(self) -> dict[str, Tensor]:
         """What must be the same on every rank: weights, average and projections."""
         found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
-        found |= {f"extra.{k}": v for k, v in self.extra.named_parameters()}
+        found |= {f"extra.{k}": v for k, v in self.loss_modules.named_parameters()}
         if self.ema is not None:
             found |= {f"ema.{k}": v for k, v in self.ema.state_dict().items()}
         return found
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """When things happen, in optimizer steps."""
+    """How a step is made and when things happen, in optimizer steps; the same for a whole run.
+
+    Args:
+      schedule: learning rate and weight decay of each step.
+      accumulate_steps: micro-batches of one optimizer step.
+      ema_decay: that the average reaches; its first steps forget faster.
+      max_grad_norm: to which gradients are scaled down; none: they stay as they are.
+      global_batch_size: examples of one optimizer step over all ranks.
+    """
 
     total_steps: int
     steps_per_epoch: int
@@ -96,39 +121,62 @@ class Plan:
     checkpoint_every: int
     seed: int
     graph_budget: int
+    schedule: Schedule
+    global_batch_size: int
+    accumulate_steps: int = 1
+    ema_decay: float = 0.0
+    max_grad_norm: float | None = None
 
 
-@dataclass
-class Hooks:
-    """What the loop calls: composition decides what is behind it.
+@dataclass(frozen=True)
+class StepResult:
+    """What one step leaves behind, its numbers still on the device.
 
     Args:
-      batches: step -> batches from that step on, on the host.
-      evaluate: state -> metrics by name, `top1` among them.
-      write: step, metrics of a log point or an evaluation -> written and shown.
-      save: state, whether it is the best so far -> checkpoint.
-      begin_step: step that is about to begin: a trace may start or end.
-      should_stop: steps done -> whether to save and end here; alike on all ranks.
-      roll_back: state, bad step -> whether the state went back to before that step.
-      global_batch_size: examples of one optimizer step over all ranks.
+      step: steps done, this one included.
+      names: of the scalars.
+      values: float32 [names + 1] on the device: the scalars' mean over ranks, and last the first
+        step of this loop that was not finite, or -1; none: the step was skipped.
+      wait_s: seconds that the step waited for its batch.
     """
 
-    batches: Callable[[int], Iterable[Batch]]
-    evaluate: Callable[[TrainState], dict[str, float]]
-    write: Callable[[int, dict[str, float]], None]
-    save: Callable[[TrainState, bool], None]
-    global_batch_size: int
-    begin_step: Callable[[int], None] = lambda step: None
-    should_stop: Callable[[int], bool] = lambda step: False
-    roll_back: Callable[[TrainState, int], bool] = lambda state, step: False
+    step: int
+    names: tuple[str, ...]
+    values: Tensor | None
+    wait_s: float
+
+
+class Callbacks:
+    """What the loop asks of whoever started it; a subclass gives what it needs."""
+
+    def get_batches(self, step: int) -> Iterable[Batch]:
+        """Batches from a step on, on the host."""
+        raise NotImplementedError
+
+    def evaluate(self, state: TrainState) -> Evaluation:
+        """The verdict on what has been learnt so far."""
+        return Evaluation({}, -math.inf)
+
+    def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
+        """Take a line of numbers: `train` at log points, `eval` after an evaluation."""
+
+    def save(self, state: TrainState, best: bool) -> None:
+        """Take a checkpoint; `best`: no evaluation has given a higher score."""
+
+    def begin_step(self, step: int) -> None:
+        """A step is about to begin: a trace may start or end."""
+
+    def should_stop(self, step: int) -> bool:
+        """Whether to save and end after this many steps; alike on all ranks."""
+        return False
+
+    def roll_back(self, state: TrainState, bad_step: int) -> bool:
+        """Whether the state went back to before a step that was not finite."""
+        return False
 
 
 class NonFiniteError(RuntimeError):
-    """A loss or gradient was not finite.
-
-    Attributes:
-      step: the first such step.
-    """
+    """A loss or gradient was not finite, first at `step`."""
 
     def __init__(self, step: int) -> None:
         super().__init__(
@@ -139,70 +187,35 @@ class NonFiniteError(RuntimeError):
 
 
 class NonFiniteEvaluationError(RuntimeError):
-    """A model that is evaluated, exported or taught by answers with numbers that are not finite."""
+    """A model that is evaluated gives answers that are not finite."""
 
 
 class PreemptedError(RuntimeError):
-    """The run was asked to end and has saved its state.
-
-    Attributes:
-      step: steps done.
-    """
+    """The run was asked to end and has saved its state, after `step` steps."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"asked to end; step {step} is saved")
         self.step = step
 
 
-def create_ema(model: nn.Module) -> nn.Module:
-    """A copy of a model that averages its weights; never trained, in eval mode."""
-    return deepcopy(model).requires_grad_(False).eval()
-
-
-def get_ema_decay(decay: float, step: int) -> float:
-    """The decay at a step: a short run's average forgets its start, (1 + step) / (10 + step)."""
-    return min(decay, (1.0 + step) / (10.0 + step))
-
-
-@torch.no_grad()
-def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
-    """ema += weight * (model - ema), for parameters and float buffers.
-
-    Integer buffers (BatchNorm's count of batches) are copied.
-
-    Args:
-      weight: 1 - decay, a scalar on the device. A Python number would be merged with any equal
-        number of the graph, such as 1 - beta1, and cost another graph when the two meet.
-    """
-    pairs = list(zip(ema.state_dict().values(), model.state_dict().values(), strict=True))
-    moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
-    if moving:
-        averages, values = (list(side) for side in zip(*moving, strict=True))
-        differences = torch._foreach_sub(values, averages)
-        torch._foreach_mul_(differences, weight)
-        torch._foreach_add_(averages, differences)
-    for mine, theirs in pairs:
-        if not mine.is_floating_point():
-            mine.copy_(theirs)
-
-
 def train_step(
-    state: TrainState, batch: Batch, objective: Objective, runtime: Runtime
+    state: TrainState, batch: Batch, task: Task, runtime: Runtime, plan: Plan
 ) -> dict[str, Tensor]:
     """Run one optimizer step; the returned scalars stay on the device."""
     totals: dict[str, Tensor] = {}
-    for micro_batch in runtime.split(batch, state.accumulate_steps):
+    for micro_batch in runtime.split(batch, plan.accumulate_steps):
         with runtime.autocast():
-            loss = objective(state.model, micro_batch)
-        runtime.backward(loss.total / state.accumulate_steps, last=micro_batch.is_last)
+            loss = task.loss(state.model, micro_batch)
+        runtime.backward(loss.total / plan.accumulate_steps, last=micro_batch.is_last)
         for name, value in loss.terms.items():
-            totals[name] = totals.get(name, 0.0) + value / state.accumulate_steps
+            totals[name] = totals.get(name, 0.0) + value / plan.accumulate_steps
+    # The mean over ranks comes before clipping, or the limit would be one for each rank.
     runtime.ranks.reduce_gradients(state.optimizer)
     runtime.unscale(state.optimizer)
-    grad_norm = _clip_gradients(state.parameters(), state.max_grad_norm)
+    grad_norm = _clip_gradients(state.parameters(), plan.max_grad_norm)
     runtime.optimizer_step(state.optimizer)
     if state.ema is not None:
-        weight = runtime.upload([1.0 - get_ema_decay(state.ema_decay, state.step)])[0]
+        weight = runtime.upload([1.0 - get_ema_decay(plan.ema_decay, state.step)])[0]
         update_ema(state.ema, state.model, weight)
     return {**totals, "grad_norm": grad_norm}
 
@@ -215,79 +228,128 @@ def _clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tens
     return clip_grad_norm_(parameters, limit, foreach=False)
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module,
+def run_steps(
+    state: TrainState,
     batches: Iterable[Batch],
-    predict: Callable[[nn.Module, Batch], Tensor],
+    task: Task,
     runtime: Runtime,
-) -> dict[str, float]:
-    """Accuracy, cross-entropy and calibration over every valid example once, for any split.
+    plan: Plan,
+    begin_step: Callable[[int], None] = lambda step: None,
+) -> Iterator[StepResult]:
+    """Train on one batch after the other; the caller decides what happens in between, and when.
+
+    Whoever leaves the loop early closes it (`contextlib.closing`), so that the feeder's thread ends
+    with it.
+
+    Args:
+      batches: on the host, from `state.step` on.
+      begin_step: is told the number of each step before it begins.
+    """
+    return _Stepper(state, task, runtime, plan).iterate(batches, begin_step)
+
+
+class _Stepper:
+    """Makes steps and remembers, on the device, which was the first one that was not finite."""
+
+    def __init__(self, state: TrainState, task: Task, runtime: Runtime, plan: Plan) -> None:
+        self.state, self.task, self.runtime, self.plan = state, task, runtime, plan
+        self._first_bad_step = runtime.upload([-1.0])[0]
+        runtime.finish_step()  # a graph of its own, and no part of the first step's
+
+    def iterate(
+        self, batches: Iterable[Batch], begin_step: Callable[[int], None]
+    ) -> Iterator[StepResult]:
+        """As `run_steps`."""
+        state = self.state
+        with self.runtime.prefetch(batches) as feeder:
+            state.model.train()
+            state.loss_modules.train()
+            while True:
+                begin_step(state.step)
+                with self.runtime.span("input"):
+                    batch = next(feeder, None)
+                if batch is None:
+                    return
+                names, values = self.make_step(batch)
+                state.step += 1
+                yield StepResult(state.step, names, values, feeder.wait_s)
+
+    def make_step(self, batch: Batch) -> tuple[tuple[str, ...], Tensor | None]:
+        """One step: names of its scalars and their values; none of a step that is skipped."""
+        state, runtime = self.state, self.runtime
+        if state.step in state.skipped_steps:
+            return (), None
+        with runtime.span("step"), runtime.step(self.plan.seed, state.step):
+            lrs, decays = self.plan.schedule.values(state.step, state.optimizer)
+            runtime.set_hyperparameters(state.optimizer, lrs, decays)
+            scalars = train_step(state, batch, self.task, runtime, self.plan)
+            # One vector, made in every step: the same graph whether or not it is read.
+            values = torch.stack([v.detach().float().reshape(()) for v in scalars.values()])
+            values = runtime.ranks.mean(values)
+            self._note_bad_step(values)
+            values = torch.cat([values, self._first_bad_step.reshape(1)])
+        return tuple(scalars), values
+
+    def _note_bad_step(self, values: Tensor) -> None:
+        """Look for a number that is not finite on the device, where nobody reads it yet."""
+        step = self.runtime.upload([float(self.state.step)])[0]
+        # A scaled loss overflows now and then; its gradients are then dropped, not used.
+        watched = values if self.state.scaler is None else values[:-1]
+        is_new = (self._first_bad_step < 0) & ~torch.isfinite(watched).all()
+        self._first_bad_step = torch.where(is_new, step, self._first_bad_step)
+
+
+def evaluate(
+    model: nn.Module, batches: Iterable[Batch], task: Task, runtime: Runtime
+) -> Evaluation:
+    """The task's verdict over every valid example once, exact for any split.
 
     Args:
       batches: host batches of one static shape, the last one padded and masked.
-      predict: model, device batch -> logits [B, K].
-
-    Returns:
-      `top1` and `top5` in percent, `loss` in nats and `ece` (0 to 1), over all examples of all
-      ranks; `examples` counted.
     """
     was_training = model.training
     model.eval()
-    sums = _sum_batches(lambda batch: count_batch(predict(model, batch), batch), batches, runtime)
+    sums = sum_batches(lambda batch: task.count(model, batch), batches, runtime)
     model.train(was_training)
-    top1, top5, loss, examples = sums[:4].tolist()
-    share = 1.0 / max(examples, 1.0)
-    return {
-        "top1": 100.0 * top1 * share,
-        "top5": 100.0 * top5 * share,
-        "loss": loss * share,
-        "ece": compute_ece(sums[4:]),
-        "examples": examples,
-    }
-
-
-def is_finite(metrics: Mapping[str, float]) -> bool:
-    """Whether all answers that were evaluated were finite numbers."""
-    return math.isfinite(metrics.get("loss", 0.0))
+    return task.summarise(sums)
 
 
 @torch.no_grad()
-def compute_agreement(
-    predict: Callable[[Batch], Tensor],
-    predict_other: Callable[[Batch], Tensor],
-    batches: Iterable[Batch],
-    runtime: Runtime,
-) -> float:
-    """Percent of valid examples for which two models name the same class."""
-
-    def count(batch: Batch) -> Tensor:
-        return count_agreement(predict(batch), predict_other(batch), batch.mask)
-
-    same, examples = _sum_batches(count, batches, runtime).tolist()
-    return 100.0 * same / max(examples, 1.0)
-
-
-def _sum_batches(
+def sum_batches(
     count: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
 ) -> Tensor:
     """Sum of `count` over all batches of all ranks, on the host. # host read: one in all"""
     sums = None
-    with runtime.prefetch(batches) as feeder:
-        for batch in feeder:
-            with runtime.autocast():
-                counted = count(batch)
-            if sums is None:
-                # Uploaded zeros are data: every batch is the same graph.
-                sums = runtime.upload([0.0] * counted.numel())
-            sums = counted + sums
-            runtime.finish_step()
+
+    def add(batch: Batch) -> Tensor:
+        nonlocal sums
+        counted = count(batch)
+        if sums is None:
+            # Uploaded zeros are data: every batch is the same graph.
+            sums = runtime.upload([0.0] * counted.numel())
+        sums = counted + sums
+        return sums
+
+    for _ in map_batches(add, batches, runtime):
+        pass
     return runtime.fetch(runtime.ranks.sum(sums))
 
 
+def map_batches(
+    function: Callable[[Batch], Tensor], batches: Iterable[Batch], runtime: Runtime
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Device batches and what a function makes of each, dispatched one after the other."""
+    with runtime.prefetch(batches) as feeder:
+        for batch in feeder:
+            with runtime.autocast():
+                result = function(batch)
+            runtime.finish_step()
+            yield batch, result
+
+
 def fit(
-    state: TrainState, plan: Plan, hooks: Hooks, objective: Objective, runtime: Runtime
-) -> dict[str, float]:
+    state: TrainState, plan: Plan, callbacks: Callbacks, task: Task, runtime: Runtime
+) -> Evaluation:
     """Train from `state.step` to the plan's end.
 
     The order: [batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier.
@@ -295,166 +357,140 @@ def fit(
     ended between the two.
 
     Returns:
-      The metrics of the last evaluation.
+      The last evaluation.
 
     Raises:
       PreemptedError: the run was asked to end; its state is saved.
       NonFiniteError: a loss or gradient was not finite, and the run does not go back.
       NonFiniteEvaluationError: the last evaluation was not finite; nothing is saved of it.
     """
-    _clear_bad_step(state, runtime)  # before the meter: its graph is no step's
     runtime.ranks.check_replicas(state.get_replicated(), "at the start")
-    meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch)
+    loop = _Loop(state, plan, callbacks, task, runtime)
     while True:
         try:
-            metrics = _run_steps(state, plan, hooks, objective, runtime=runtime, meter=meter)
+            evaluation = loop.run()
             break
         except NonFiniteError as error:
-            if not hooks.roll_back(state, error.step):
+            if not callbacks.roll_back(state, error.step):
                 raise
-    if not is_finite(metrics):
+    if not evaluation.is_finite:
         raise NonFiniteEvaluationError(
             f"the evaluation after step {state.step} was not finite: {_NOT_FINITE}"
         )
-    _save(state, hooks, runtime)
+    loop.save()
     runtime.ranks.check_replicas(state.get_replicated(), "at the end")
     runtime.ranks.barrier("end of training")
-    return metrics
+    return evaluation
 
 
-def _run_steps(
-    state: TrainState,
-    plan: Plan,
-    hooks: Hooks,
-    objective: Objective,
-    *,
-    runtime: Runtime,
-    meter: LoopMeter,
-) -> dict[str, float]:
-    """All steps that are left, with what happens between them; the last evaluation's metrics."""
-    _clear_bad_step(state, runtime)
-    metrics: dict[str, float] = {}
-    if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
-        metrics = _evaluate(state, meter, hooks, runtime)
-    with runtime.prefetch(hooks.batches(state.step)) as feeder:
+class _Loop:
+    """What happens between the steps of a run."""
+
+    def __init__(
+        self, state: TrainState, plan: Plan, callbacks: Callbacks, task: Task, runtime: Runtime
+    ) -> None:
+        self.state, self.plan, self.callbacks = state, plan, callbacks
+        self.task, self.runtime = task, runtime
+        unit, per_example = task.unit
+        self.units_per_step = plan.global_batch_size * per_example
+        self.meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch, unit)
+        self.last: StepResult | None = None  # that has values
+
+    def run(self) -> Evaluation:
+        """All steps that are left, with what happens between them; the last evaluation."""
+        state, plan, runtime = self.state, self.plan, self.runtime
+        self.last = None
+        evaluation = Evaluation({}, -math.inf)
+        if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
+            evaluation = self.evaluate()
+        if state.step >= plan.total_steps:
+            return evaluation
+        batches = self.callbacks.get_batches(state.step)
+        steps = run_steps(
+            state, batches, self.task, runtime, plan, begin_step=self.callbacks.begin_step
+        )
+        self.meter.end_setup()
+        with contextlib.closing(steps):
+            for result in steps:
+                self.last = self.last if result.values is None else result
+                self.meter.end_step(result.step, self.units_per_step, result.wait_s)
+                # A log line is read one step late: the device has the next step to work on then.
+                runtime.flush_deferred()
+                is_end = result.step == plan.total_steps
+                if result.step % plan.log_every == 0 or is_end:
+                    self.log(result)
+                if result.step % plan.checkpoint_every == 0 and not is_end:
+                    # What is logged is written before what is saved: a checkpoint counts on it.
+                    runtime.flush_deferred()
+                    self.save()
+                # Between checkpoint and evaluation: whoever asks waits for a save, not for both.
+                if not is_end and self.callbacks.should_stop(result.step):
+                    runtime.flush_deferred()
+                    self.save()
+                    raise PreemptedError(result.step)
+                if result.step % plan.eval_every == 0 or is_end:
+                    runtime.flush_deferred()
+                    evaluation = self.evaluate()
+                if is_end:
+                    return evaluation
+        raise RuntimeError(f"the batches ended at step {state.step} of {plan.total_steps}")
+
+    def log(self, result: StepResult) -> None:
+        """Hand a log line over; its values are read one step behind the device.
+
+        A skipped step has no values: its line says nothing of the loss.
+        """
+        facts = {"lr": self.plan.schedule.lr_at(result.step - 1), **self.meter.take(result.step)}
+        if result.values is None:
+            self.callbacks.write(result.step, "train", facts)
+            return
+
+        def write(host: Tensor) -> None:
+            *values, bad_step = host.tolist()
+            scalars = dict(zip(result.names, values, strict=True))
+            self.callbacks.write(result.step, "train", {**scalars, **facts})
+            if bad_step >= 0:
+                raise NonFiniteError(int(bad_step))
+
+        self.runtime.defer(write, scalars=result.values)
+
+    def evaluate(self) -> Evaluation:
+        """Judge the state; the best one so far is saved as such before its line is written."""
+        state, runtime = self.state, self.runtime
+        self._average_buffers()
+        with runtime.span("evaluation"), self.meter.phase("eval", state.step):
+            runtime.ranks.check_replicas(state.get_replicated(), f"after step {state.step}")
+            evaluation = self.callbacks.evaluate(state)
         state.model.train()
-        state.extra.train()
-        while state.step < plan.total_steps:
-            hooks.begin_step(state.step)
-            with runtime.span("input"):
-                batch = next(feeder)
-            scalars = None
-            if state.step not in state.skipped_steps:
-                with runtime.span("step"):
-                    scalars = _run_step(state, batch, objective, runtime, plan.seed)
-            state.step += 1
-            meter.end_step(state.step, hooks.global_batch_size, feeder.wait_s)
-            runtime.flush_deferred()
-            is_end = state.step == plan.total_steps
-            if state.step % plan.log_every == 0 or is_end:
-                _log(state, scalars, meter, hooks, runtime)
-            if state.step % plan.checkpoint_every == 0 and not is_end:
-                runtime.flush_deferred()
-                _save(state, hooks, runtime)
-            if not is_end and hooks.should_stop(state.step):
-                runtime.flush_deferred()
-                _save(state, hooks, runtime)
-                raise PreemptedError(state.step)
-            if state.step % plan.eval_every == 0 or is_end:
-                runtime.flush_deferred()
-                metrics = _evaluate(state, meter, hooks, runtime)
-    return metrics
+        if not evaluation.is_finite:
+            get_logger().warning(
+                "the evaluation after step %d was not finite: %s", state.step, _NOT_FINITE
+            )
+        elif evaluation.score > (-math.inf if state.best_score is None else state.best_score):
+            self._require_finite()
+            state.best_score = evaluation.score
+            self.callbacks.save(state, True)
+        line = {**evaluation.metrics, **self.meter.get_graphs()}
+        self.callbacks.write(state.step, "eval", line)
+        return evaluation
 
+    def save(self) -> None:
+        """Have a checkpoint taken of a state that is finite."""
+        self._require_finite()
+        self._average_buffers()
+        with self.runtime.span("checkpoint"):
+            self.callbacks.save(self.state, False)
 
-def _clear_bad_step(state: TrainState, runtime: Runtime) -> None:
-    state.first_bad_step = runtime.upload([-1.0])[0]
-    runtime.finish_step()
-
-
-def _run_step(
-    state: TrainState, batch: Batch, objective: Objective, runtime: Runtime, seed: int
-) -> tuple[tuple[str, ...], Tensor]:
-    """One step between seeding and dispatch: names and values of its scalars, on the device."""
-    with runtime.step(seed, state.step):
-        lrs, decays = state.schedule.values(state.step, state.optimizer)
-        runtime.set_hyperparameters(state.optimizer, lrs, decays)
-        scalars = train_step(state, batch, objective, runtime)
-        # One vector, made in every step: the same graph whether or not it is read.
-        vector = torch.stack([value.detach().float().reshape(()) for value in scalars.values()])
-        vector = runtime.ranks.mean(vector)
-        step = runtime.upload([float(state.step)])[0]
-        # A scaled loss overflows now and then; its gradients are then dropped, not used.
-        watched = vector if state.scaler is None else vector[:-1]
-        is_new = (state.first_bad_step < 0) & ~torch.isfinite(watched).all()
-        state.first_bad_step = torch.where(is_new, step, state.first_bad_step)
-        vector = torch.cat([vector, state.first_bad_step.reshape(1)])
-    return (*scalars, "first_bad_step"), vector
-
-
-def _log(
-    state: TrainState,
-    scalars: tuple[tuple[str, ...], Tensor] | None,
-    meter: LoopMeter,
-    hooks: Hooks,
-    runtime: Runtime,
-) -> None:
-    """Hand a log line over; its values are read one step behind the device.
-
-    A skipped step has no values: its line says nothing of the loss.
-    """
-    facts = {"lr": state.schedule.lr_at(state.step - 1), **meter.take(state.step)}
-    if scalars is None:
-        hooks.write(state.step, facts)
-        return
-    names, vector = scalars
-
-    def write(step: int, host: Tensor) -> None:
-        values = dict(zip(names, host.tolist(), strict=True))
-        bad_step = int(values.pop("first_bad_step"))
-        hooks.write(step, {**values, **facts})
+    def _require_finite(self) -> None:
+        """Refuse to save what came of a bad step. # host read: checkpoints only"""
+        if self.last is None:
+            return
+        bad_step = int(self.runtime.fetch(self.last.values)[-1])
         if bad_step >= 0:
             raise NonFiniteError(bad_step)
 
-    runtime.defer(write, state.step, scalars=vector)
-
-
-def _evaluate(
-    state: TrainState, meter: LoopMeter, hooks: Hooks, runtime: Runtime
-) -> dict[str, float]:
-    _average_buffers(state, runtime)
-    with runtime.span("evaluation"), meter.phase("eval", state.step):
-        runtime.ranks.check_replicas(state.get_replicated(), f"after step {state.step}")
-        metrics = hooks.evaluate(state)
-    state.model.train()
-    if not is_finite(metrics):
-        get_logger().warning(
-            "the evaluation after step %d was not finite: %s", state.step, _NOT_FINITE
-        )
-    elif metrics["top1"] > state.best_metric:
-        _require_finite(state, runtime)
-        state.best_metric = metrics["top1"]
-        hooks.save(state, True)
-    line = {f"eval_{name}": value for name, value in metrics.items()}
-    hooks.write(state.step, {**line, **meter.get_graphs()})
-    return metrics
-
-
-def _save(state: TrainState, hooks: Hooks, runtime: Runtime) -> None:
-    _require_finite(state, runtime)
-    _average_buffers(state, runtime)
-    with runtime.span("checkpoint"):
-        hooks.save(state, False)
-
-
-def _require_finite(state: TrainState, runtime: Runtime) -> None:
-    """Refuse to save what came of a bad step. # host read: checkpoints only"""
-    bad_step = int(runtime.fetch(state.first_bad_step))
-    if bad_step >= 0:
-        raise NonFiniteError(bad_step)
-
-
-def _average_buffers(state: TrainState, runtime: Runtime) -> None:
-    """BatchNorm's running statistics are of each rank's examples: evaluate and save their mean."""
-    for model in (state.model, state.ema):
-        if model is not None:
-            runtime.ranks.average_buffers(model)
+    def _average_buffers(self) -> None:
+        """BatchNorm's running statistics are of each rank's examples: their mean is the state's."""
+        for model in (self.state.model, self.state.ema):
+            if model is not None:
+                self.runtime.ranks.average_buffers(model)

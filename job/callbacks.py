@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from engine import Hooks, evaluate
+from engine import Callbacks, evaluate
 from job.resume import describe_place, go_back
 from job.stream import iterate_batches
 from store.changes import hash_config
-from tasks.classify import predict
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.config import get_resume_rules
 from utils.log import get_logger
@@ -20,12 +19,14 @@ from utils.stall import StallWatch
 from utils.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
+    from datasets import Batch
     from engine import TrainState
     from job.build import Parts
     from job.spec import Job
     from store.session import RunSession
+    from utils.metrics import Evaluation
     from utils.runtime.base import Runtime
 
 # Steps between two questions to all ranks whether one was asked to end.
@@ -34,7 +35,7 @@ AGREE_EVERY = 8
 LOOK_EVERY_S = 10.0
 
 
-class RunCallbacks:
+class RunCallbacks(Callbacks):
     """Metrics, checkpoints, requests to end, going back and the stall watch of one replica.
 
     As a context it makes sure that a checkpoint that is being written ends whole.
@@ -64,7 +65,8 @@ class RunCallbacks:
             step,
             parts.plan.total_steps,
             enabled=runtime.ranks.is_writer,
-            terms=parts.objective.losses.names,
+            unit=parts.task.unit[0],
+            terms=getattr(parts.task.losses, "names", ()),
         )
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
         self._watch = StallWatch(
@@ -97,30 +99,25 @@ class RunCallbacks:
             if self.writer is not None:
                 self.writer.close()
 
-    def create_hooks(self) -> Hooks:
-        """What the engine calls back."""
-        return Hooks(
-            batches=partial(iterate_batches, self.parts),
-            evaluate=self.evaluate,
-            write=self.write,
-            save=self.save,
-            begin_step=self.begin_step,
-            should_stop=self.should_stop,
-            roll_back=self.roll_back,
-            global_batch_size=self.job.config.data.global_batch_size,
-        )
+    def get_batches(self, step: int) -> Iterator[Batch]:
+        """Training batches from a step on, with all that travels with them."""
+        state = self.parts.state
+        begun_with = state.input_processes
+        # From here on positions count on this run's processes.
+        state.input_processes = self.parts.train_loader.shard[1]
+        return iterate_batches(self.parts, step, begun_with)
 
     def begin_step(self, step: int) -> None:
         """A sign of life, and a trace that may start or end."""
         self._watch.beat()
         self._tracer.begin_step(step)
 
-    def evaluate(self, state: TrainState) -> dict[str, float]:
-        """Exact metrics of the evaluated weights over the evaluation split."""
+    def evaluate(self, state: TrainState) -> Evaluation:
+        """The task's verdict on the evaluated weights over the evaluation split."""
         batches = self._watch.follow(self.parts.eval_loader.batches())
-        return evaluate(state.eval_model, batches, partial(predict, self.parts.view), self.runtime)
+        return evaluate(state.eval_model, batches, self.parts.task, self.runtime)
 
-    def write(self, step: int, scalars: dict[str, float]) -> None:
+    def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
         """A line of metrics, written and shown; what the checkpoint thread met is raised here."""
         self._watch.beat()
         if self.session is not None and self.session.is_lost:
@@ -130,12 +127,20 @@ class RunCallbacks:
             )
         if self.runtime.ranks.size == 1:
             self.manager.check()  # several ranks look at it together: should_stop, save
+        line = {**self._name(kind, scalars), **self.parts.train_loader.counters}
+        if kind == "train":
+            line["checkpoint_held_s"] = self.manager.take_held_s()
+            self._progress.show(step, scalars)
+        else:
+            self._progress.tell(step, f"{kind} {self.parts.task.describe(scalars)}")
         if self.writer is not None:
-            line = {**scalars, **self.parts.train_loader.counters}
-            if "eval_top1" not in scalars:
-                line["checkpoint_held_s"] = self.manager.take_held_s()
             self.writer.write(step, line)
-        self._progress.show(step, scalars)
+
+    def _name(self, kind: str, scalars: dict[str, float]) -> dict[str, float]:
+        if kind == "train":
+            return scalars
+        graphs = ("graphs", "graphs_train", "graphs_eval")
+        return {n if n in graphs else f"{kind}_{n}": v for n, v in scalars.items()}
 
     def save(self, state: TrainState, best: bool) -> None:
         """Take the state to the host and have it written beside the loop, by rank zero."""
@@ -229,12 +234,12 @@ def describe_course(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
         "schedule": {
             "total_steps": plan.total_steps,
             "steps_per_epoch": plan.steps_per_epoch,
-            "lr": state.schedule.lr_at(state.step),
+            "lr": plan.schedule.lr_at(state.step),
         },
         # Host and device are seeded from (seed, step, rank) before each step.
         "rng": {"seed": plan.seed, "step": state.step, "device": runtime.rng_state},
-        "model": job.model_facts,
-        "teachers": job.teachers,
+        "model": job.facts.export,
+        "teachers": job.facts.teachers,
         "config": config,
         "config_hash": hash_config(config, get_resume_rules()),
         "environment": describe_place(runtime),

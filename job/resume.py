@@ -122,8 +122,8 @@ def check_course(job: Job, facts: dict[str, Any]) -> list[str]:
     allowed = job.config.run.allow_changes
     rules = get_resume_rules()
     lines = check_changes(then, job.config.model_dump(mode="json"), allowed, rules)
-    teachers = facts.get("teachers", job.teachers)
-    if teachers != job.teachers and "distill.teacher_weights" not in allowed:
+    teachers = facts.get("teachers", job.facts.teachers)
+    if teachers != job.facts.teachers and "distill.teacher_weights" not in allowed:
         raise UserError(
             "distill.teacher_weights: the teachers' weights are not those of the run's start; "
             "give the same files, or allow it by "

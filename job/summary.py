@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from datasets import create_source
-from models import get_teacher_sections
 from utils.checkpoint import CheckpointError, read_best_step
-from utils.runtime import choose_device, describe_device, find_planned_ranks
+from utils.runtime import describe_device, find_planned_ranks
 from utils.storage import open_folder
 
 if TYPE_CHECKING:
+    from engine import TrainState
     from job.spec import Job
 
 
@@ -24,19 +24,21 @@ def describe_job(job: Job, devices: int | None = None) -> list[str]:
             _describe_directory(job)]  # fmt: skip
 
 
-def describe_end(job: Job, score: float, step: int, last: float | None) -> list[str]:
+def describe_end(job: Job, score_name: str, state: TrainState, last: float) -> list[str]:
     """The best evaluation and where what the run has made lies.
 
     Args:
-      score: the best top-1 in percent; below 0: there was no evaluation.
-      step: the run's last one.
-      last: top-1 of the last evaluation.
+      score_name: what a score is called.
+      last: score of the last evaluation.
     """
     lines = []
-    if score >= 0:
+    if state.best_score is not None:
         best = _read_best_step(job)
         when = "" if best is None else f" at step {best}"
-        lines.append(f"best top-1 {score:.2f}{when}; at the end, step {step}, {last:.2f}")
+        lines.append(
+            f"best {score_name} {state.best_score:.2f}{when}; at the end, step {state.step}, "
+            f"{last:.2f}"
+        )
     places = f"checkpoints in {job.run.checkpoints}, student and metrics in {job.run.place}"
     return [*lines, places, f"complete: {job.run.place}"]
 
@@ -50,7 +52,7 @@ def _read_best_step(job: Job) -> int | None:
 
 def _describe_device(job: Job, devices: int | None) -> str:
     runtime = job.config.runtime
-    name = choose_device(runtime)
+    name = job.device
     devices = devices or find_planned_ranks(runtime, name)
     count = "as many ranks as there are devices"
     if devices is not None:
@@ -60,24 +62,12 @@ def _describe_device(job: Job, devices: int | None) -> str:
 
 
 def _describe_model(job: Job) -> str:
-    config = job.config
-    line = (
-        f"model: {config.model.name}, {job.num_parameters:,} parameters, {job.num_classes} classes"
-    )
-    shape = job.image_shapes["train"]
-    if shape is not None:
-        line += f", images of {' x '.join(map(str, shape))}"
-    teachers = [one.weights or one.model for one in get_teacher_sections(config.distill)]
-    if config.distill.teacher_cache:
-        teachers = [config.distill.teacher_cache]
-    if teachers:
-        losses = [config.distill.loss, *(term.name for term in config.distill.losses)]
-        line += f"; {', '.join(filter(None, losses))} from {', '.join(teachers)}"
-    return line
+    name = job.config.model.name
+    return f"model: {name}, {job.num_parameters:,} parameters, {job.facts.description}"
 
 
 def _describe_data(job: Job) -> str:
-    config, sizes = job.config, job.num_examples
+    config, sizes = job.config, job.facts.dataset.num_examples
     title = create_source(config.data).title
     line = f"data: {title}, {sizes['train']:,} examples to train on, {sizes['eval']:,} to evaluate"
     if config.run.eval_only:

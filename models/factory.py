@@ -46,12 +46,13 @@ def find_model_name(name: str, key: str = "model.name") -> str:
     raise UserError(f"{key} {name!r} is no model of timm or of models/; {hint}")
 
 
-def create_model(section: ModelSection, *, num_classes: int, device: str = "cpu") -> nn.Module:
-    """The student of a run, float32; logits [B, num_classes].
+def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) -> nn.Module:
+    """The student of a run, float32.
 
     Initial values come from PyTorch's generator: seed it first.
 
     Args:
+      of_task: what the task makes it answer: `num_classes` gives logits [B, num_classes].
       device: "cpu", or "meta" to check names, arguments and weights at no cost.
 
     Raises:
@@ -66,7 +67,7 @@ def create_model(section: ModelSection, *, num_classes: int, device: str = "cpu"
         arguments["drop_rate"] = section.drop_rate
     model = build_model(
         section.name,
-        {**arguments, "num_classes": num_classes},
+        {**arguments, **of_task},
         pretrained=section.pretrained and device != "meta",
         key="model",
         device=device,

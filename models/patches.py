@@ -7,6 +7,7 @@ it costs in precision and what it gains: docs/tpu_compiler.md. Written against t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from timm.layers import (
@@ -43,6 +44,10 @@ from models.patches_conv import (
 from models.patches_dense import XlaGelu, XlaLayerNorm, XlaLinear
 from utils.errors import UserError, get_hint
 
+if TYPE_CHECKING:
+    from utils.config.sections import ModelSection
+    from utils.runtime.base import Runtime
+
 # Their weights are cast to the compute type wherever they are used.
 _CASTS = (XlaLinear, HwioWeight)
 
@@ -75,6 +80,25 @@ def apply_patches(
         if frozen_dtype is not None and isinstance(module, _CASTS):
             module.to(frozen_dtype)
     return model
+
+
+def patch_for(
+    runtime: Runtime, section: ModelSection, model: nn.Module, *, frozen: bool = False
+) -> None:
+    """Rewrite a model for the runtime's compiler, where it has one and nobody objects.
+
+    Args:
+      frozen: whether the model is never trained: it may then hold its weights in bf16.
+    """
+    if not section.xla_patches or not runtime.wants_patches:
+        return
+    is_bf16 = runtime.section.precision == "bf16"
+    apply_patches(
+        model,
+        skip=section.skip_patches,
+        fp32_weight_gradients=runtime.fp32_weight_gradients,
+        frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
+    )
 
 
 def check_patch_names(names: Iterable[str]) -> None:

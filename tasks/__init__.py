@@ -1,0 +1,9 @@
+"""What is learnt. A task is one class with its `check`, and one row in `TASKS`."""
+
+from tasks.classify import Classify
+from tasks.facts import TaskFacts
+from tasks.registry import TASKS
+
+TASKS.register("classify")(Classify)
+
+__all__ = ["TASKS", "Classify", "TaskFacts"]

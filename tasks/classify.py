@@ -1,4 +1,4 @@
-"""Classification of images, with or without teachers: a batch becomes a loss.
+"""Classification of images, with or without teachers.
 
 Models give outputs and losses turn outputs into one number; they meet here, so that the engine
 knows of neither.
@@ -6,67 +6,270 @@ knows of neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from datasets import ImageBatch, Loader
-from losses import LossInputs, LossOutput, Objective, SparseTeacher
-from models import FeatureTap, Teacher, View, combine_answers
+from datasets import ImageBatch, Loader, require_images
+from losses import LossInputs, LossOutput, SparseTeacher, create_objective
+from models import (
+    EMA,
+    FeatureTap,
+    Teacher,
+    combine_answers,
+    create_model,
+    create_teachers,
+    create_view,
+    get_teacher_sections,
+)
+from models.patches import patch_for
 from models.views import to_pixels
+from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
+from tasks.counting import compute_ece, count_agreement, count_batch
 from tasks.erasing import Erasing
 from tasks.mixing import Mixing
-from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL
+from tasks.rehearsal import FeatureShapes, check_images, find_feature_shapes
+from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
+from tasks.term_weights import TermWeights
+from utils.errors import UserError
+from utils.log import get_logger
+from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
+    from engine import Plan, TrainState
     from utils.config import RunConfig
+    from utils.runtime.base import Runtime
 
 # Names of what travels with a batch beside mixing coefficients.
 TEACHER_IMAGES, TERM_SCALES = "teacher_images", "term_scales"
+# Goes over the evaluation split: a count of each batch -> its sum over all batches and ranks.
+SumOver = Callable[[Callable[[ImageBatch], Tensor]], Tensor]
 
 
 class Classify:
-    """A micro-batch on the device -> mixed images -> student and teachers -> one loss."""
+    """A micro-batch on the device -> mixed images -> student and teachers -> one loss.
 
-    def __init__(self, view: View, config: RunConfig, losses: Objective, classes: int) -> None:
-        self.view = view
+    Args:
+      loaders: by role; `train` is missing where nothing is trained.
+
+    Attributes:
+      losses: what is trained beside the student.
+      teachers: that run in the step; the student's average may be among them.
+    """
+
+    unit = ("img", 1)
+    score_name = "top-1"
+    check = ClassifyCheck
+    reads = frozenset({
+        "distill", "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
+        "data.random_erasing", "model.num_classes", "model.image_size", "train.mixup_alpha",
+        "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
+    })  # fmt: skip
+
+    def __init__(
+        self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
+    ) -> None:
+        self.config, self.facts, self._loaders = config, facts, loaders
+        self._images = {
+            role: require_images(loader.facts, config.data.source)
+            for role, loader in loaders.items()
+        }
+        seen = self._images.get("train", self._images["eval"])
+        self.view = create_view(*seen.normalisation, channels=seen.image_shape[2])
         self.mixing = Mixing(config.train)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
-        self.losses = losses
-        self.num_classes = classes
-        self.ensemble = config.distill.ensemble
+        self.losses = create_objective(config.distill)
         self.teachers: list[Teacher] = []
-        self.student_tap: FeatureTap | None = None
-        self.teacher_tap: FeatureTap | None = None
+        self.own_teachers: list[Teacher] = []
+        self._student_tap: FeatureTap | None = None
+        self._teacher_tap: FeatureTap | None = None
+        self._cache: TeacherCache | None = None
+        self._term_weights: TermWeights | None = None
 
-    def __call__(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
+    @staticmethod
+    def count_streams(config: RunConfig) -> int:
+        """How many augmentations of the same examples a step needs."""
+        return 2 if config.distill.views == "independent" else 1
+
+    # The engine's protocol.
+
+    def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
+        """The weighted loss of student and teachers on mixed images."""
         pixels = self.augment(batch.images, batch.draws)
         outputs = model(self.view(pixels))
         logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
         inputs = LossInputs(
             student_logits=logits,
-            targets=self.mixing.mix_targets(batch.labels, self.num_classes, batch.draws),
+            targets=self.mixing.mix_targets(batch.labels, self.facts.num_classes, batch.draws),
             labels=batch.labels,
             mask=batch.mask,
             teacher_logits=self.ask_teachers(pixels, batch),
             sparse_teacher=_get_stored_answers(batch),
             student_distill_logits=distill_logits,
-            student_features=self.student_tap.take() if self.student_tap else {},
-            teacher_features=self.teacher_tap.take() if self.teacher_tap else {},
+            student_features=self._student_tap.take() if self._student_tap else {},
+            teacher_features=self._teacher_tap.take() if self._teacher_tap else {},
             example_indices=batch.indices,
             term_scales=batch.values.get(TERM_SCALES),
         )
         return self.losses(inputs)
+
+    def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
+        """What `count_batch` sums of a model's answers to normalised images."""
+        return count_batch(self.predict(model, batch), batch)
+
+    def summarise(self, sums: Tensor) -> Evaluation:
+        """`top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples` counted.
+
+        The score is top-1.
+        """
+        top1, top5, loss, examples = sums[:4].tolist()
+        share = 1.0 / max(examples, 1.0)
+        metrics = {
+            "top1": 100.0 * top1 * share,
+            "top5": 100.0 * top5 * share,
+            "loss": loss * share,
+            "ece": compute_ece(sums[4:]),
+            "examples": examples,
+        }
+        return Evaluation(metrics, metrics["top1"])
+
+    # Before the first step.
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples that pairs or groups do not divide; see the function."""
+        check_micro_batch(self.config, self.losses, examples, devices)
+
+    def prepare(self, student: nn.Module) -> None:
+        """Make what is trained beside the student, which learns whether it has a second head."""
+        self.losses.build(*self._find_feature_shapes())
+        if hasattr(student, "set_distilled_training"):
+            student.set_distilled_training(self.losses.needs_distill_token())
+
+    def attach(self, runtime: Runtime, state: TrainState) -> None:
+        """Put the live teachers on the device and their taps, and the student's, in place."""
+        section, losses = self.config.distill, self.losses
+        if losses.student_layers():
+            self._student_tap = FeatureTap(state.model, losses.student_layers(), "student")
+        if not section.teacher_cache:
+            self._attach_teachers(runtime, state)
+        self.place(runtime)
+
+    def place(self, runtime: Runtime) -> None:
+        """Put what stands before the student on the device."""
+        self.view.to(runtime.device)
+
+    def start(self, plan: Plan, stream: Mapping[str, Any], shard: tuple[int, int]) -> None:
+        """Make ready what travels with the batches of a rank.
+
+        Args:
+          stream: the run's, the number of input processes certain.
+          shard: (index, count) of this rank.
+        """
+        config = self.config
+        if config.distill.teacher_cache:
+            self._cache = open_cache(config, stream, self.facts.teachers, shard)
+        self._term_weights = TermWeights.create(
+            config.distill.losses, plan.total_steps, plan.steps_per_epoch
+        )
+
+    def create_inputs(self, examples: int) -> Tensor:
+        """Host inputs of the student, for a trace."""
+        height, width, channels = self._images["train"].image_shape
+        return torch.zeros(examples, channels, height, width)
+
+    # What travels with a batch.
+
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs after which the stream starts over; none: it never does."""
+        return None if self._cache is None else self._cache.epochs
+
+    def draw(self, step: int, batch: ImageBatch, *others: ImageBatch) -> ImageBatch:
+        """A host batch with this rank's share of what is drawn and stored for its examples.
+
+        Args:
+          step: of the stream, which a cache may start over.
+          others: the same examples, augmented otherwise.
+        """
+        drawn = self._sample(step)
+        if self._cache is not None:
+            drawn |= self._cache.read(step, batch.indices)
+        for other in others:
+            drawn[TEACHER_IMAGES] = other.images
+        return replace(batch, draws={**batch.draws, **drawn})
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole."""
+        if self._term_weights is None:
+            return {}
+        return {TERM_SCALES: self._term_weights.get_scales(step)}
+
+    def close(self) -> None:
+        """Let the stored answers go."""
+        if self._cache is not None:
+            self._cache.close()
+
+    # In the step.
 
     def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
         pixels = self.erasing.erase_pixels(to_pixels(images), draws, self.view.mean)
         return self.mixing.mix_pixels(pixels, draws)
 
-    def sample(self, step: int, loader: Loader) -> dict[str, Tensor]:
+    def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
+        """Answers of the teachers to mixed pixels, or to their own view of the same examples."""
+        if TEACHER_IMAGES in batch.draws:
+            pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
+        answers = [teacher(pixels) for teacher in self.teachers]
+        weights = [teacher.weight for teacher in self.teachers]
+        return combine_answers(answers, weights, self.config.distill.ensemble)
+
+    def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
+        """Logits [B, K] of a device batch of evaluation."""
+        return model(self.view(to_pixels(batch.images)))
+
+    # Around the run.
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        """An evaluation's numbers, for a person."""
+        return (
+            f"top-1 {metrics['top1']:.2f}, top-5 {metrics['top5']:.2f}, loss "
+            f"{metrics['loss']:.4f}, ECE {metrics['ece']:.4f}, {metrics['examples']:.0f} examples"
+        )
+
+    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+        """Metrics of the teachers on the evaluation split, before the run begins.
+
+        Raises:
+          UserError: a teacher knows nothing, or answers what is no number.
+        """
+        sections = [one for one in get_teacher_sections(self.config.distill) if one.model != EMA]
+        found = []
+        # With stored answers there is none to ask.
+        for section, teacher in zip(sections, self.own_teachers, strict=False):
+            name = section.weights or section.model
+            evaluation = self.summarise(sum_over(partial(_count_teacher, teacher)))
+            self._refuse_weak(evaluation, name)
+            found.append(evaluation.metrics)
+        return found
+
+    def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
+        """Percent of the evaluation split on which the model names each teacher's class."""
+        found = {}
+        for number, teacher in enumerate(self.own_teachers):
+            name = "agreement" if number == 0 else f"agreement_{number + 1}"
+            same, examples = sum_over(partial(self._count_agreement, model, teacher)).tolist()
+            found[name] = 100.0 * same / max(examples, 1.0)
+        return found
+
+    def _sample(self, step: int) -> dict[str, Tensor]:
         """This rank's share of what is drawn on the host for a step."""
-        size, image_size = loader.global_batch_size, loader.facts.image_shape[:2]
+        loader = self._loaders["train"]
+        size, image_size = loader.global_batch_size, self._images["train"].image_shape[:2]
         drawn: dict[str, Tensor] = {}
         for kind in (self.mixing, self.erasing):
             if kind.active:
@@ -75,23 +278,70 @@ class Classify:
         block = slice(start, start + loader.rank_batch_size)
         return {name: value[block] for name, value in drawn.items()}
 
-    def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Answers of the teachers to mixed pixels, or to their own view of the same examples."""
-        if TEACHER_IMAGES in batch.draws:
-            pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
-        answers = [teacher(pixels) for teacher in self.teachers]
-        weights = [teacher.weight for teacher in self.teachers]
-        return combine_answers(answers, weights, self.ensemble)
+    def _count_agreement(self, model: nn.Module, teacher: Teacher, batch: ImageBatch) -> Tensor:
+        answers = teacher(to_pixels(batch.images))
+        return count_agreement(self.predict(model, batch), answers, batch.mask)
+
+    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
+        split, top1 = self.config.data.eval_split, evaluation.metrics["top1"]
+        if not evaluation.is_finite:
+            raise UserError(
+                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
+                "check its weights, its mean and std, and its dtype"
+            )
+        get_logger().info("teacher top-1 %.2f on %s", top1, split)
+        chance = 1.0 / self.facts.num_classes
+        spread = (chance * (1 - chance) / max(evaluation.metrics["examples"], 1)) ** 0.5
+        limit = 100 * (chance + 3 * spread)
+        if top1 <= limit and not self.config.distill.allow_weak_teacher:
+            raise UserError(
+                f"distill.teacher has top-1 {top1:.2f} on data.eval_split, no better than chance "
+                f"({limit:.2f}); check its weights and the preprocessing, or set "
+                "distill.allow_weak_teacher"
+            )
+
+    def _attach_teachers(self, runtime: Runtime, state: TrainState) -> None:
+        config, layers = self.config, self.losses.teacher_layers()
+        teachers = create_teachers(
+            config.distill, num_classes=self.facts.num_classes, student_view=self.view
+        )
+        for teacher in teachers:
+            patch_for(runtime, config.model, teacher.model, frozen=True)
+        self.own_teachers = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
+        if layers:
+            self._teacher_tap = FeatureTap(teachers[0].model, layers, "teacher")
+        averages = [
+            Teacher(state.ema, self.view, weight=section.weight)
+            for section in get_teacher_sections(config.distill)
+            if section.model == EMA
+        ]
+        self.teachers = [*self.own_teachers, *averages]
+
+    def _find_feature_shapes(self) -> FeatureShapes:
+        """Of the layers that losses look at; tries what only the run's own images could tell."""
+        shapes = {role: images.image_shape for role, images in self._images.items()}
+        is_known = shapes == dict(self.facts.image_shapes)
+        if is_known and self.facts.feature_shapes is not None:
+            return self.facts.feature_shapes
+        if is_known and not self.losses.student_layers() and not self.losses.teacher_layers():
+            return {}, {}
+        config = self.config
+        student = create_model(config.model, **self.facts.model_arguments, device="meta")
+        teachers = create_teachers(
+            config.distill,
+            num_classes=self.facts.num_classes,
+            student_view=self.view,
+            device="meta",
+        )
+        if not is_known:
+            live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
+            check_images(config, student, list(live), shapes)
+        return find_feature_shapes(student, teachers, self.losses, shapes["train"])
 
 
-def predict(view: View, model: nn.Module, batch: ImageBatch) -> Tensor:
-    """Logits [B, K] of a device batch of evaluation."""
-    return model(view(to_pixels(batch.images)))
-
-
-def ask_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:
-    """A teacher's logits [B, K] of a device batch of evaluation, through its own view."""
-    return teacher(to_pixels(batch.images))
+def _count_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:
+    """What `count_batch` sums of a teacher, which sees the images in its own way."""
+    return count_batch(teacher(to_pixels(batch.images)), batch)
 
 
 def _get_stored_answers(batch: ImageBatch) -> SparseTeacher | None:

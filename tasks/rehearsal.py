@@ -1,4 +1,4 @@
-"""Tries a run's parts on the meta device: do images, models, projections and optimizer fit?"""
+"""Tries images and models on the meta device: do they fit each other?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
 from models import EMA, Teacher, View, create_view, get_feature_shapes, get_teacher_sections
-from optim_factory import create_optimizer
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 # (H, W, C) of the images of `train` and `eval`; None where only a run can tell.
 ImageShapes = Mapping[str, tuple[int, int, int] | None]
+# Shapes of the layers of student and teacher, by their paths.
+FeatureShapes = tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]
 _PP_KEYS = {"train": "train_pp", "eval": "eval_pp"}
 _PHOTO_CHANNELS = 3
 
@@ -72,46 +73,28 @@ def check_images(
                 )
 
 
-def build_projections(
+def find_feature_shapes(
     student: nn.Module,
     teachers: list[Teacher],
     losses: Objective,
     image_shape: tuple[int, int, int],
-) -> None:
-    """Make the projections of feature losses from shapes found on the meta device.
+) -> FeatureShapes:
+    """Shapes of the layers that losses look at: what their projections are made from.
 
     Args:
       student: on the meta device, as the teachers.
       image_shape: (H, W, C).
-
-    Raises:
-      UserError: two layers that no projection joins.
     """
     if not losses.student_layers() and not losses.teacher_layers():
-        losses.build({}, {})
-        return
+        return {}, {}
     height, width, channels = image_shape
     size = teachers[0].view.size
     seen = (height, width) if size is None else (size, size)
     student_layers, teacher_layers = losses.student_layers(), losses.teacher_layers()
-    losses.build(
+    return (
         get_feature_shapes(student, student_layers, (channels, height, width), "student"),
         get_feature_shapes(teachers[0].model.float(), teacher_layers, (channels, *seen), "teacher"),
     )
-
-
-def check_optimizer(
-    config: RunConfig,
-    student: nn.Module,
-    teachers: list[Teacher],
-    losses: Objective,
-    shapes: ImageShapes,
-) -> None:
-    """Refuse projections or an optimizer that cannot be made; all are on the meta device."""
-    if shapes["train"] is not None and not config.distill.teacher_cache:
-        with torch.device("meta"):
-            build_projections(student, teachers, losses, shapes["train"])
-    create_optimizer(config.optim, student, extra=losses)
 
 
 def _find_misfit(model: nn.Module, view: View, shape: tuple[int, int, int]) -> str:

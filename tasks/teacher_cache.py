@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from utils.config.keys import get_stream_values
 from utils.errors import UserError
 from utils.storage import Folder, open_folder
 
@@ -72,45 +71,6 @@ class CacheShape:
         """Size of all rows."""
         examples = self.epochs * self.steps_per_epoch * self.global_batch_size
         return examples * self.row_dtype.itemsize
-
-
-def describe_stream(
-    config: RunConfig,
-    *,
-    dataset: tuple[str, str],
-    num_examples: int,
-    num_classes: int,
-    order: str,
-    processes: int | None,
-) -> dict[str, Any]:
-    """All that decides which pixels the teacher is asked about, in which order.
-
-    Two runs with equal descriptions see the same examples in the same batches. Keys come in by
-    what their fields say of the stream, beside what the dataset and the machine decide.
-
-    Args:
-      dataset: its version, and what tells its files from others wherever they lie.
-      processes: input processes; none: the device decides, see `settle_processes`.
-    """
-    values = get_stream_values(config)
-    is_sharded = order == "sharded"
-    version, files = dataset
-    source, name, split = values["dataset"]
-    return {
-        **values,
-        "dataset": [source, name, version, split, num_examples],
-        "dataset_files": files,
-        "order": order,
-        "input_processes": processes if is_sharded else 0,
-        "shuffle_gib": values["shuffle_gib"] if is_sharded else 0,
-        "num_classes": num_classes,
-    }
-
-
-def settle_processes(stream: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """The description once the number of input processes is certain."""
-    count = processes if stream["order"] == "sharded" else 0
-    return {**stream, "input_processes": count}
 
 
 def pack_answers(logits: Tensor, shape: CacheShape, examples: Tensor | None = None) -> np.ndarray:

@@ -7,6 +7,7 @@ is the message that names the key.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,13 @@ def _describe_plan(config: RunConfig) -> dict[str, Any]:
 def _describe_job(job: Job) -> list[Any]:
     run = job.run
     places = [run.place, str(run.path), str(run.checkpoints), job.checkpoint]
-    return [places, job.teachers, job.num_examples, job.image_shapes, job.total_steps]
+    return [
+        places,
+        job.facts.teachers,
+        job.facts.dataset.num_examples,
+        job.facts.image_shapes,
+        job.total_steps,
+    ]
 
 
 def _describe_reader(config: RunConfig) -> list[Any]:
@@ -147,7 +154,7 @@ def _describe_reader(config: RunConfig) -> list[Any]:
 
 def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
     parts = build_parts(runtime, job)
-    state, schedule = parts.state, parts.state.schedule
+    state, schedule = parts.state, parts.plan.schedule
     steps = range(parts.plan.total_steps)
     found = {
         "model": str(state.model),
@@ -157,12 +164,12 @@ def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
         "weights": [p.double().sum().item() for p in state.model.parameters()],
         "optimizer": _describe_optimizer(state.optimizer),
         "schedule": [(schedule.lr_at(step), schedule.decay_at(step)) for step in steps],
-        "plan": repr(parts.plan),
-        "state": [state.ema is not None, state.ema_decay, state.accumulate_steps,
-                  state.max_grad_norm],
+        "plan": repr(dataclasses.replace(parts.plan, schedule=None)),
+        "state": [state.ema is not None, parts.plan.ema_decay, parts.plan.accumulate_steps,
+                  parts.plan.max_grad_norm],
         "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.facts.normalisation],
         "teachers": [(one.dtype, one.weight, one.view.size, one.view.mean.flatten().tolist(),
-                      one.view.std.flatten().tolist()) for one in parts.objective.teachers],
+                      one.view.std.flatten().tolist()) for one in parts.task.teachers],
         "callbacks": _describe_callbacks(runtime, job, parts),
     }  # fmt: skip
     batches = iterate_batches(parts, 0)
@@ -171,7 +178,7 @@ def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
     if choose_device(job.config.runtime) == "cpu":
         torch.manual_seed(0)
         with runtime.autocast():
-            found["loss"] = parts.objective(state.model, first).total.item()
+            found["loss"] = parts.task.loss(state.model, first).total.item()
     parts.close()
     return found
 
@@ -314,7 +321,8 @@ _PLAIN_ROWS: list[Row] = [
     ("optim.cooldown_fraction", ("--optim.schedule=wsd",), "--optim.cooldown_fraction=0.5",
      "schedule"),
     ("optim.momentum", ("--opt=sgd",), "--optim.momentum=0.5", "optimizer"),
-    *_rows("", "train", [("epochs", "2", "plan"), ("steps", "7", "plan"),
+    *_rows("", "train", [("task", "language", "refused"),
+                         ("epochs", "2", "plan"), ("steps", "7", "plan"),
                          ("accumulate_steps", "2", "state"), ("seed", "1", "batch"),
                          ("log_every_steps", "3", "plan"), ("eval_every_epochs", "2", "plan"),
                          ("checkpoint_every_epochs", "2", "plan"),

@@ -34,7 +34,7 @@ optim.name optim.lr optim.min_lr optim.warmup_lr optim.warmup_epochs optim.warmu
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
 optim.max_grad_norm optim.args
-train.epochs train.steps train.accumulate_steps train.seed train.log_every_steps
+train.task train.epochs train.steps train.accumulate_steps train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
 train.stall_timeout_s train.deterministic
@@ -207,7 +207,8 @@ PROGRAM = """
 import json, sys
 import main
 from store.changes import check_changes, check_stream, hash_config
-from tasks.teacher_cache import describe_stream
+from datasets import DatasetFacts
+from job.spec import describe_stream
 from utils.config import get_resume_rules, load_config
 from utils.config.load import create_parser
 from utils.errors import UserError
@@ -218,8 +219,8 @@ def load(*flags):
     return load_config([*FLAGS, *flags])
 
 def describe(config):
-    return describe_stream(config, dataset=("1", "x"), num_examples=4, num_classes=2,
-                           order="exact", processes=1)
+    dataset = DatasetFacts({"train": 4}, {}, "1", "x")
+    return describe_stream(config, dataset, {"num_classes": 2}, processes=1)
 
 old, new = load(), load("--hue-shift=0.5")
 then, now = (config.model_dump(mode="json") for config in (old, new))

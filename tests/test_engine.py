@@ -12,22 +12,24 @@ import torch
 from torch import nn
 
 from datasets import Batch
-from engine import Hooks, NonFiniteError, Plan, create_ema, evaluate, fit, train_step
+from engine import Callbacks, NonFiniteError, evaluate, fit, train_step
 from losses import LossOutput
 from tests.tiny_parts import (
     CLASSES,
-    ClassifyObjective,
     TinyConvNet,
+    TinyTask,
     create_batch,
     create_batches,
     create_cpu_runtime,
+    create_plan,
     create_state,
     create_vit,
     create_xla_runtime,
     predict,
 )
 from utils.config.sections import OptimSection, RuntimeSection
-from utils.metrics import GraphBudgetError, LoopMeter
+from utils.ema import create_ema
+from utils.metrics import Evaluation, GraphBudgetError, LoopMeter
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.ranks import Alone
 
@@ -38,26 +40,21 @@ ADAMW = OptimSection(lr=1e-2, min_lr=1e-4, warmup_steps=2, warmup_lr=0.0, max_gr
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
-def create_plan(total_steps: int, **changes: int) -> Plan:
-    values = {"log_every": 1, "eval_every": total_steps, "checkpoint_every": total_steps}
-    return Plan(
-        total_steps=total_steps,
-        steps_per_epoch=total_steps,
-        seed=0,
-        **{"graph_budget": 8, **values, **changes},
-    )
+class TestCallbacks(Callbacks):
+    """Callbacks of which a test gives what it looks at."""
+
+    def __init__(self, batches, lines: list | None = None, **given) -> None:
+        written = [] if lines is None else lines
+        evaluate = given.pop("evaluate", lambda state: {"top1": 0.0})
+        self.get_batches = batches
+        self.evaluate = lambda state: judge(evaluate(state))
+        self.write = lambda step, kind, scalars: written.append((step, scalars))
+        for name, function in given.items():
+            setattr(self, name, function)
 
 
-def create_hooks(batches, lines: list | None = None, **changes) -> Hooks:
-    written = [] if lines is None else lines
-    values = {
-        "batches": batches,
-        "evaluate": lambda state: {"top1": 0.0},
-        "write": lambda step, scalars: written.append((step, scalars)),
-        "save": lambda state, best: None,
-        "global_batch_size": 16,
-    }
-    return Hooks(**{**values, **changes})
+def judge(metrics: dict[str, float]) -> Evaluation:
+    return Evaluation(metrics, metrics["top1"])
 
 
 class TwoRanks(Alone):
@@ -80,13 +77,14 @@ def test_gradients_are_clipped_after_the_mean_over_ranks():
     nn.init.zeros_(model.weight)
     runtime = create_cpu_runtime()
     runtime.ranks = TwoRanks(torch.tensor([[0.0, 4.0]]))
-    state = create_state(runtime, model, SGD.model_copy(update={"max_grad_norm": 1.0}))
+    state = create_state(runtime, model, SGD)
     own = torch.tensor([[3.0, 0.0]])
 
-    def objective(network, batch):
+    def loss(network, batch):
         return LossOutput((network.weight * own).sum(), {})
 
-    scalars = train_step(state, create_batch(2), objective, runtime)
+    plan = create_plan(1, SGD, max_grad_norm=1.0)
+    scalars = train_step(state, create_batch(2), TinyTask(loss), runtime, plan)
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[-0.6, -0.8]]))
     assert float(scalars["grad_norm"]) == pytest.approx(2.5)
 
@@ -95,12 +93,13 @@ def test_a_gradient_below_the_limit_is_left_alone():
     model = nn.Linear(2, 1, bias=False)
     nn.init.zeros_(model.weight)
     runtime = create_cpu_runtime()
-    state = create_state(runtime, model, SGD.model_copy(update={"max_grad_norm": 10.0}))
+    state = create_state(runtime, model, SGD)
 
-    def objective(network, batch):
+    def loss(network, batch):
         return LossOutput((network.weight * torch.tensor([[3.0, 4.0]])).sum(), {})
 
-    scalars = train_step(state, create_batch(2), objective, runtime)
+    plan = create_plan(1, SGD, max_grad_norm=10.0)
+    scalars = train_step(state, create_batch(2), TinyTask(loss), runtime, plan)
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[-3.0, -4.0]]))
     assert float(scalars["grad_norm"]) == pytest.approx(5.0)
 
@@ -114,16 +113,17 @@ def test_ema_equals_a_float64_reference_over_30_steps(device):
     """
     torch.manual_seed(0)
     runtime, decay, steps = RUNTIMES[device](), 0.9, 30
-    state = create_state(runtime, TinyConvNet(), ADAMW, total_steps=steps, ema_decay=decay)
+    state = create_state(runtime, TinyConvNet(), ADAMW, ema=True)
+    plan = create_plan(steps, ADAMW, ema_decay=decay)
     names = list(state.model.state_dict())
     reference = {n: v.cpu().double().numpy() for n, v in state.model.state_dict().items()}
-    objective = ClassifyObjective()
+    task = TinyTask()
     for step in range(steps):
-        lrs, decays = state.schedule.values(step, state.optimizer)
+        lrs, decays = plan.schedule.values(step, state.optimizer)
         runtime.set_hyperparameters(state.optimizer, lrs, decays)
         batch = create_batch(seed=step).map(runtime.tensor_to_device)
         state.step = 60 + step
-        train_step(state, batch, objective, runtime)
+        train_step(state, batch, task, runtime, plan)
         runtime.finish_step()
         now = {n: v.cpu().double().numpy() for n, v in state.model.state_dict().items()}
         keep = min(decay, (61 + step) / (70 + step))
@@ -158,7 +158,7 @@ def test_evaluation_is_exact_where_the_batch_does_not_divide_the_split(device):
     own = logits[np.arange(37), labels]
     loss = np.mean(np.log(np.exp(logits).sum(axis=1)) - own)
     model.train()
-    found = evaluate(runtime.prepare(model), batches, predict, runtime)
+    found = evaluate(runtime.prepare(model), batches, TinyTask(), runtime).metrics
     assert found["examples"] == 37
     assert found["top1"] == pytest.approx(100 * np.mean(order[:, 0] == labels), rel=1e-6)
     top5 = 100 * np.mean((order[:, :5] == labels[:, None]).any(axis=1))
@@ -172,7 +172,7 @@ def test_equal_logits_do_not_count_as_correct():
         def forward(self, images):
             return torch.zeros(len(images), CLASSES)
 
-    found = evaluate(Constant(), [create_batch(16)], predict, create_cpu_runtime())
+    found = evaluate(Constant(), [create_batch(16)], TinyTask(), create_cpu_runtime()).metrics
     assert found["top1"] == found["top5"] == 0.0
 
 
@@ -180,7 +180,7 @@ def test_evaluation_gives_no_gradient_and_reads_the_device_once():
     runtime = create_xla_runtime()
     model = runtime.prepare(create_vit(seed=4, embed_dim=18))
     before = runtime.counters()
-    evaluate(model, list(create_batches(5)), predict, runtime)
+    evaluate(model, list(create_batches(5)), TinyTask(), runtime)
     after = runtime.counters()
     assert after["host_reads"] == before["host_reads"]
     assert after["host_ops"] == before["host_ops"]
@@ -190,13 +190,12 @@ def test_evaluation_gives_no_gradient_and_reads_the_device_once():
 
 def test_accumulating_four_micro_batches_equals_the_undivided_batch():
     runtime, model = create_cpu_runtime(), create_vit()
-    batch, objective = create_batch(16), ClassifyObjective()
+    batch, task = create_batch(16), TinyTask()
     results = []
     for parts in (1, 4):
-        state = create_state(
-            runtime, copy.deepcopy(model), SGD, accumulate_steps=parts, ema_decay=0.5
-        )
-        scalars = train_step(state, batch, objective, runtime)
+        state = create_state(runtime, copy.deepcopy(model), SGD, ema=True)
+        plan = create_plan(8, SGD, accumulate_steps=parts, ema_decay=0.5)
+        scalars = train_step(state, batch, task, runtime, plan)
         results.append((state, scalars))
     (whole, whole_scalars), (divided, divided_scalars) = results
     start = dict(model.named_parameters())
@@ -211,19 +210,20 @@ def test_accumulating_four_micro_batches_equals_the_undivided_batch():
 def test_terms_are_the_means_of_the_micro_batches():
     values = iter([1.0, 2.0, 6.0, 7.0])
 
-    def objective(network, batch):
+    def loss(network, batch):
         value = torch.tensor(next(values))
         return LossOutput(network.weight.sum(), {"kd": value, "twice": 2 * value})
 
     runtime = create_cpu_runtime()
-    state = create_state(runtime, nn.Linear(2, 1), SGD, accumulate_steps=4)
-    scalars = train_step(state, create_batch(8), objective, runtime)
+    state = create_state(runtime, nn.Linear(2, 1), SGD)
+    plan = create_plan(1, SGD, accumulate_steps=4)
+    scalars = train_step(state, create_batch(8), TinyTask(loss), runtime, plan)
     assert (float(scalars["kd"]), float(scalars["twice"])) == (4.0, 8.0)
 
 
 def test_micro_batches_say_which_one_is_the_last():
     runtime, told = create_cpu_runtime(), []
-    state = create_state(runtime, create_vit(), SGD, accumulate_steps=4)
+    state = create_state(runtime, create_vit(), SGD)
     backward = runtime.backward
 
     def record(loss, *, last):
@@ -231,7 +231,8 @@ def test_micro_batches_say_which_one_is_the_last():
         backward(loss, last=last)
 
     runtime.backward = record
-    train_step(state, create_batch(16), ClassifyObjective(), runtime)
+    plan = create_plan(1, SGD, accumulate_steps=4)
+    train_step(state, create_batch(16), TinyTask(), runtime, plan)
     assert told == [False, False, False, True]
 
 
@@ -239,34 +240,32 @@ def test_fit_keeps_its_order_of_operations():
     """[batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier."""
     calls: list[str] = []
     runtime = create_cpu_runtime()
-    state = create_state(runtime, TinyConvNet(), SGD, total_steps=6)
-    objective = ClassifyObjective()
+    state = create_state(runtime, TinyConvNet(), SGD)
+    task = TinyTask()
 
-    def counted_objective(model, batch):
+    def counted(model, batch):
         calls.append(f"step {state.step}")
-        return objective(model, batch)
+        return task.loss(model, batch)
 
     def batches(first: int) -> Iterator[Batch]:
         assert first == 0
         yield from create_batches(6)
 
     runtime.ranks.barrier = lambda name: calls.append(f"barrier: {name}")
-    hooks = create_hooks(
+    callbacks = TestCallbacks(
         batches,
         evaluate=lambda s: calls.append(f"evaluate {s.step}") or {"top1": float(-s.step)},
-        write=lambda step, scalars: calls.append(
-            f"{'write evaluation' if 'eval_top1' in scalars else 'log'} {step}"
-        ),
+        write=lambda step, kind, scalars: calls.append(f"write {kind} {step}"),
         save=lambda s, best: calls.append(f"save{' best' if best else ''} {s.step}"),
     )
-    plan = create_plan(6, log_every=2, checkpoint_every=2, eval_every=4)
-    metrics = fit(state, plan, hooks, counted_objective, runtime)
-    assert metrics == {"top1": -6.0}
+    plan = create_plan(6, SGD, log_every=2, checkpoint_every=2, eval_every=4)
+    evaluation = fit(state, plan, callbacks, TinyTask(counted), runtime)
+    assert evaluation == judge({"top1": -6.0})
     # A log line is read one step behind the device, and before a checkpoint or an evaluation.
     assert calls == [
-        "step 0", "step 1", "log 2", "save 2",
-        "step 2", "step 3", "log 4", "save 4", "evaluate 4", "write evaluation 4",
-        "step 4", "step 5", "log 6", "evaluate 6", "write evaluation 6",
+        "step 0", "step 1", "write train 2", "save 2",
+        "step 2", "step 3", "write train 4", "save 4", "evaluate 4", "save best 4", "write eval 4",
+        "step 4", "step 5", "write train 6", "evaluate 6", "write eval 6",
         "save 6", "barrier: end of training",
     ]  # fmt: skip
 
@@ -275,26 +274,26 @@ def test_the_meter_counts_the_examples_of_each_step(monkeypatch):
     told = []
     monkeypatch.setattr(LoopMeter, "end_step", lambda meter, *facts: told.append(facts))
     runtime = create_cpu_runtime()
-    state = create_state(runtime, TinyConvNet(), SGD, total_steps=3)
-    hooks = create_hooks(lambda first: create_batches(3, size=8), global_batch_size=32)
-    fit(state, create_plan(3), hooks, ClassifyObjective(), runtime)
+    state = create_state(runtime, TinyConvNet(), SGD)
+    callbacks = TestCallbacks(lambda first: create_batches(3, size=8))
+    fit(state, create_plan(3, SGD, global_batch_size=32), callbacks, TinyTask(), runtime)
     assert [facts[:2] for facts in told] == [(1, 32), (2, 32), (3, 32)]
     assert all(0.0 <= waited < 32 for *_, waited in told)
 
 
 def test_an_evaluation_leaves_the_model_in_training_mode():
-    modes, objective = [], ClassifyObjective()
+    modes, task = [], TinyTask()
 
     def watched(model, batch):
         modes.append(model.training)
-        return objective(model, batch)
+        return task.loss(model, batch)
 
     runtime = create_cpu_runtime()
-    state = create_state(runtime, TinyConvNet(), SGD, total_steps=3)
-    hooks = create_hooks(
+    state = create_state(runtime, TinyConvNet(), SGD)
+    callbacks = TestCallbacks(
         lambda first: create_batches(3), evaluate=lambda s: s.model.eval() and {"top1": 0.0}
     )
-    fit(state, create_plan(3, eval_every=1), hooks, watched, runtime)
+    fit(state, create_plan(3, SGD, eval_every=1), callbacks, TinyTask(watched), runtime)
     assert modes == [True, True, True]
 
 
@@ -302,39 +301,39 @@ def test_the_best_evaluation_so_far_is_saved_as_such():
     """The older one of two equals stays the best."""
     saved, scores = [], iter([10.0, 30.0, 30.0, 20.0])
     runtime = create_cpu_runtime()
-    hooks = create_hooks(
+    callbacks = TestCallbacks(
         lambda step: create_batches(8),
         evaluate=lambda state: {"top1": next(scores)},
         save=lambda state, best: saved.append((state.step, best)),
     )
-    plan = create_plan(8, eval_every=2, checkpoint_every=100)
+    plan = create_plan(8, SGD, eval_every=2, checkpoint_every=100)
     state = create_state(runtime, TinyConvNet(), SGD)
-    fit(state, plan, hooks, ClassifyObjective(), runtime)
+    fit(state, plan, callbacks, TinyTask(), runtime)
     assert saved == [(2, True), (4, True), (8, False)]
-    assert state.best_metric == 30.0
+    assert state.best_score == 30.0
 
 
 def test_a_state_restored_at_an_evaluations_step_is_evaluated_first():
     seen = []
     runtime = create_cpu_runtime()
-    hooks = create_hooks(
+    callbacks = TestCallbacks(
         lambda step: seen.append(f"batches from {step}") or create_batches(6),
         evaluate=lambda state: seen.append(f"evaluate {state.step}") or {"top1": 0.0},
     )
     state = create_state(runtime, TinyConvNet(), SGD)
     state.step = 4
-    fit(state, create_plan(6, eval_every=4), hooks, ClassifyObjective(), runtime)
+    fit(state, create_plan(6, SGD, eval_every=4), callbacks, TinyTask(), runtime)
     assert seen == ["evaluate 4", "batches from 4", "evaluate 6"]
 
 
 def test_a_finished_run_of_any_length_is_evaluated_when_it_is_continued():
     """Five steps with evaluations at 2 and 4: the end's own may have been lost."""
     runtime = create_cpu_runtime()
-    hooks = create_hooks(lambda step: iter(()), evaluate=lambda state: {"top1": 7.0})
+    callbacks = TestCallbacks(lambda step: iter(()), evaluate=lambda state: {"top1": 7.0})
     state = create_state(runtime, TinyConvNet(), SGD)
     state.step = 5
-    metrics = fit(state, create_plan(5, eval_every=2), hooks, ClassifyObjective(), runtime)
-    assert metrics == {"top1": 7.0}
+    evaluation = fit(state, create_plan(5, SGD, eval_every=2), callbacks, TinyTask(), runtime)
+    assert evaluation == judge({"top1": 7.0})
 
 
 def test_a_scaled_gradient_that_overflows_drops_its_step_and_no_more():
@@ -344,13 +343,13 @@ def test_a_scaled_gradient_that_overflows_drops_its_step_and_no_more():
     nn.init.zeros_(model.weight)
     lines: list = []
 
-    def objective(network, batch):
+    def loss(network, batch):
         return LossOutput((network.weight * next(factors)).sum(), {})
 
     state = create_state(runtime, model, SGD)
     state.scaler = runtime.scaler
-    hooks = create_hooks(lambda step: create_batches(3), lines)
-    fit(state, create_plan(3), hooks, objective, runtime)
+    callbacks = TestCallbacks(lambda step: create_batches(3), lines)
+    fit(state, create_plan(3, SGD), callbacks, TinyTask(loss), runtime)
     assert model.weight.item() == pytest.approx(-2.0)
     norms = [line["grad_norm"] for _, line in lines if "grad_norm" in line]
     assert norms == [1.0, float("inf"), 1.0]
@@ -362,18 +361,18 @@ def test_an_evaluation_after_a_bad_step_makes_no_best_checkpoint():
     runtime = create_cpu_runtime()
     losses = iter([1.0, 1.0, 1.0, float("nan"), 1.0])
 
-    def objective(network, batch):
+    def loss(network, batch):
         return LossOutput((network.weight * next(losses)).sum(), {})
 
-    hooks = create_hooks(
+    callbacks = TestCallbacks(
         lambda step: create_batches(9),
         evaluate=lambda state: {"top1": next(scores)},
         save=lambda state, best: saved.append((state.step, best)),
     )
     state = create_state(runtime, nn.Linear(1, 1), SGD)
-    plan = create_plan(9, log_every=9, eval_every=2, checkpoint_every=100)
+    plan = create_plan(9, SGD, log_every=9, eval_every=2, checkpoint_every=100)
     with pytest.raises(NonFiniteError, match="step 3 was not finite"):
-        fit(state, plan, hooks, objective, runtime)
+        fit(state, plan, callbacks, TinyTask(loss), runtime)
     assert saved == [(2, True)]
 
 
@@ -389,7 +388,7 @@ def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
     with pytest.raises(RuntimeError, match="cannot read batch 2") as caught:
-        fit(state, create_plan(6), create_hooks(batches, lines), ClassifyObjective(), runtime)
+        fit(state, create_plan(6, SGD), TestCallbacks(batches, lines), TinyTask(), runtime)
     assert isinstance(caught.value.__cause__, OSError)
     assert state.step == 2
 
@@ -397,9 +396,9 @@ def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():
 def test_a_loader_that_ends_early_is_no_quiet_end_of_the_run():
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
-    hooks = create_hooks(lambda step: create_batches(3))
-    with pytest.raises((StopIteration, RuntimeError)):
-        fit(state, create_plan(6), hooks, ClassifyObjective(), runtime)
+    callbacks = TestCallbacks(lambda step: create_batches(3))
+    with pytest.raises(RuntimeError, match="the batches ended at step 3 of 6"):
+        fit(state, create_plan(6, SGD), callbacks, TinyTask(), runtime)
 
 
 @pytest.mark.parametrize("device", RUNTIMES)
@@ -407,10 +406,10 @@ def test_a_loader_that_ends_early_is_no_quiet_end_of_the_run():
 def test_a_non_finite_loss_stops_the_run_and_names_the_step(device, checkpoint_every, logged):
     """Step 3 is bad; the next log point or checkpoint stops, and no checkpoint holds what came."""
     runtime, saved, lines = RUNTIMES[device](), [], []
-    objective = ClassifyObjective()
+    task = TinyTask()
 
     def poisoned(model, batch):
-        loss = objective(model, batch)
+        loss = task.loss(model, batch)
         bad = (batch.indices[0] == -7).float()
         return SimpleNamespace(total=loss.total / (1.0 - bad), terms=loss.terms)
 
@@ -420,11 +419,12 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_step(device, checkpoint_e
                 batch.indices.fill_(-7)
             yield batch
 
-    hooks = create_hooks(batches, lines, save=lambda state, best: saved.append(state.step))
-    state = create_state(runtime, TinyConvNet(6), SGD.model_copy(update={"lr": 0.1}))
-    plan = create_plan(10, log_every=5, checkpoint_every=checkpoint_every)
+    callbacks = TestCallbacks(batches, lines, save=lambda state, best: saved.append(state.step))
+    slow = SGD.model_copy(update={"lr": 0.1})
+    state = create_state(runtime, TinyConvNet(6), slow)
+    plan = create_plan(10, slow, log_every=5, checkpoint_every=checkpoint_every)
     with pytest.raises(NonFiniteError, match="step 3 was not finite"):
-        fit(state, plan, hooks, poisoned, runtime)
+        fit(state, plan, callbacks, TinyTask(poisoned), runtime)
     assert [step for step, _ in lines] == logged
     assert saved == ([1, 2, 3] if checkpoint_every == 1 else [])
 
@@ -437,9 +437,9 @@ def test_a_run_that_exceeds_its_graph_budget_ends_and_names_the_step():
         state = create_state(runtime, TinyConvNet(5), SGD)
         runtime.finish_step()
         budget = runtime.counters()["graphs"] + more_graphs
-        hooks = create_hooks(lambda step: (create_batch(size) for size in sizes))
-        plan = create_plan(len(sizes), graph_budget=budget)
-        fit(state, plan, hooks, ClassifyObjective(), runtime)
+        callbacks = TestCallbacks(lambda step: (create_batch(size) for size in sizes))
+        plan = create_plan(len(sizes), SGD, graph_budget=budget)
+        fit(state, plan, callbacks, TinyTask(), runtime)
 
     run((12, 12), more_graphs=4)
     with pytest.raises(GraphBudgetError, match=r"^train of step 3 compiled graph .*graph_budget"):

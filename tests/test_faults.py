@@ -63,8 +63,9 @@ def poisoned(monkeypatch):
     """Makes the batches of some steps give a loss that is not a number."""
 
     def poison(*steps: int) -> None:
-        def spoilt(parts, first_step: int) -> Iterator:
-            for step, batch in enumerate(iterate_batches(parts, first_step), start=first_step):
+        def spoilt(parts, first_step: int, *more) -> Iterator:
+            batches = iterate_batches(parts, first_step, *more)
+            for step, batch in enumerate(batches, start=first_step):
                 yield spoil(batch) if step in steps else batch
 
         monkeypatch.setattr("job.callbacks.iterate_batches", spoilt)
@@ -282,8 +283,8 @@ def test_a_disk_that_takes_nothing_more_gives_one_reason(tmp_path, monkeypatch, 
 
 
 def test_a_run_whose_directory_is_removed_ends_and_says_so(tmp_path, monkeypatch, capsys):
-    def remove(parts, first_step: int) -> Iterator:
-        for step, batch in enumerate(iterate_batches(parts, first_step)):
+    def remove(*where) -> Iterator:
+        for step, batch in enumerate(iterate_batches(*where)):
             if step == 5:
                 shutil.rmtree(tmp_path / "tiny")
             yield batch
@@ -386,8 +387,8 @@ def test_a_run_goes_on_from_a_store_on_a_new_machine(tmp_path):
 _STAND_STILL = """
 import sys, threading, main, job.callbacks
 from job.stream import iterate_batches
-def stuck(parts, first_step):
-    for step, batch in enumerate(iterate_batches(parts, first_step)):
+def stuck(*where):
+    for step, batch in enumerate(iterate_batches(*where)):
         if step == 3:
             threading.Event().wait()
         yield batch

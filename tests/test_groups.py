@@ -78,6 +78,16 @@ def give_rank_sums(folder: str) -> int:
     return 0
 
 
+class MeanOfImages:
+    """What DistributedDataParallel needs of a task."""
+
+    unit = ("img", 1)
+    count = summarise = None
+
+    def loss(self, model, batch):
+        return model(batch.images).mean()
+
+
 def sum_gradients(folder: str) -> None:
     """Gradients of 1 + 2^-10, which bfloat16 rounds to 1, by each way of summing."""
     import torch
@@ -97,14 +107,12 @@ def sum_gradients(folder: str) -> None:
             section = RuntimeSection(device="cpu", reduce_dtype=dtype, overlap=overlap)
             runtime = create_runtime(section)
             layer = torch.nn.Linear(1, 1, bias=False)
-            objective = runtime.prepare_objective(
-                lambda model, batch: model(batch.images).mean(), layer, torch.nn.Module()
-            )
+            task = runtime.prepare_task(MeanOfImages(), layer, torch.nn.Module())
             optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
-            runtime.backward(objective(layer, batch), last=True)
+            runtime.backward(task.loss(layer, batch), last=True)
             runtime.ranks.reduce_gradients(optimizer)
             found[f"{overlap} {dtype}"] = layer.weight.grad.item()
-            del objective  # DDP must be gone before the group that it speaks by
+            del task  # DDP must be gone before the group that it speaks by
     runtime.close()
     Path(folder, f"rank_{os.environ['RANK']}").write_text(json.dumps(found))
 

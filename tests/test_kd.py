@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from engine import _run_step
+from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
@@ -69,16 +70,13 @@ def build(*args, **kwargs):
     runtime = create_xla_runtime() if kwargs.get("device") == "xla" else create_cpu_runtime()
     job = check(config)
     parts = build_parts(runtime, job)
-    parts.state.first_bad_step = runtime.upload([-1.0])[0]
     return runtime, job, parts
 
 
 def take_steps(runtime, parts, count: int) -> None:
-    with runtime.prefetch(iterate_batches(parts, 0)) as feeder:
-        parts.state.model.train()
-        for _ in range(count):
-            _run_step(parts.state, next(feeder), parts.objective, runtime, 0)
-            parts.state.step += 1
+    batches = itertools.islice(iterate_batches(parts, 0), count)
+    for _ in run_steps(parts.state, batches, parts.task, runtime, parts.plan):
+        pass
     runtime.finish_step()
 
 
@@ -240,9 +238,9 @@ def test_consistent_teachers_see_the_crop_and_independent_ones_another(
     assert is_same < 0.5  # 9 places for a crop: one in nine falls alike
     means = torch.stack([x.float().mean(dim=(1, 2, 3)) for x in (other, batch.images)])
     assert torch.corrcoef(means)[0, 1] > 0.5  # the same examples in the same order
-    mixed = parts.objective.mixing.mix_pixels(to_pixels(other), batch.draws)
-    (answer,) = parts.objective.ask_teachers(to_pixels(batch.images), batch)
-    torch.testing.assert_close(answer, parts.objective.teachers[0](mixed))
+    mixed = parts.task.mixing.mix_pixels(to_pixels(other), batch.draws)
+    (answer,) = parts.task.ask_teachers(to_pixels(batch.images), batch)
+    torch.testing.assert_close(answer, parts.task.teachers[0](mixed))
 
 
 # ---- what is trained, and what is not
@@ -252,10 +250,10 @@ def test_consistent_teachers_see_the_crop_and_independent_ones_another(
 def test_projections_are_trained_and_the_teacher_is_not(digits_root, teacher_run, tmp_path, device):
     flags = get_terms(teacher_run, {"name": "fitnet", "layers": POOLED})
     runtime, _, parts = build(digits_root, tmp_path, *flags, device=device)
-    (projection,) = parts.state.extra.parameters()
+    (projection,) = parts.state.loss_modules.parameters()
     width = json.loads((teacher_run / "student.json").read_text())["args"]["embed_dim"]
     assert projection.shape == (width, NARROW["embed_dim"])
-    teacher = parts.objective.teachers[0]
+    teacher = parts.task.teachers[0]
     start = projection.detach().cpu().clone()
     known = {name: value.cpu().clone() for name, value in teacher.state_dict().items()}
     take_steps(runtime, parts, 3)

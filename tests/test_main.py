@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from engine import _run_step
+from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
@@ -62,21 +63,15 @@ def build(output_dir: Path, *flags: str, device: str = "cpu"):
     config = create_config(output_dir, *flags, device=device)
     job, runtime = check(config), RUNTIMES[device]()
     parts = build_parts(runtime, job)
-    parts.state.first_bad_step = runtime.upload([-1.0])[0]
     runtime.finish_step()
     return runtime, job, parts
 
 
 def take_steps(runtime, job, parts, count: int) -> list[int]:
     """Run steps; gives the graphs compiled after each."""
-    graphs = []
-    with runtime.prefetch(iterate_batches(parts, parts.state.step)) as feeder:
-        parts.state.model.train()
-        for _ in range(count):
-            _run_step(parts.state, next(feeder), parts.objective, runtime, job.config.train.seed)
-            parts.state.step += 1
-            graphs.append(runtime.counters()["graphs"])
-    return graphs
+    batches = itertools.islice(iterate_batches(parts, parts.state.step), count)
+    steps = run_steps(parts.state, batches, parts.task, runtime, parts.plan)
+    return [runtime.counters()["graphs"] for _ in steps]
 
 
 def get_lines(folder: Path) -> list[dict]:
@@ -107,7 +102,7 @@ def test_a_teacher_is_untouched_after_20_steps(tmp_path, device):
     flags = (*get_distill_flags(folder), "--model_ema")
     steps = 20
     runtime, job, parts = build(tmp_path, *flags, device=device)
-    (taught,) = parts.objective.teachers
+    (taught,) = parts.task.teachers
     start = parts.state.model.state_dict()
     start = {name: value.detach().cpu().clone() for name, value in start.items()}
     take_steps(runtime, job, parts, steps)
@@ -122,7 +117,9 @@ def test_a_teacher_is_untouched_after_20_steps(tmp_path, device):
     owned |= {id(p) for group in state.optimizer.param_groups for p in group["params"]}
     assert not owned & {id(p) for p in taught.parameters()}
     names = (
-        set(state.model.state_dict()) | set(state.ema.state_dict()) | set(state.extra.state_dict())
+        set(state.model.state_dict())
+        | set(state.ema.state_dict())
+        | set(state.loss_modules.state_dict())
     )
     assert names == set(start)
     moved = {n: not torch.equal(v.cpu(), start[n]) for n, v in state.model.state_dict().items()}
@@ -414,8 +411,8 @@ def test_a_run_over_its_graph_budget_fails_and_says_so(tmp_path, capsys):
 
 
 def test_a_broken_loader_ends_the_run_with_its_cause(tmp_path, monkeypatch):
-    def broken(parts, first_step):
-        whole = iterate_batches(parts, first_step)
+    def broken(*where):
+        whole = iterate_batches(*where)
         yield next(whole)
         yield next(whole)
         raise OSError("the disk is gone")

@@ -11,18 +11,20 @@ import torch
 from torch import nn
 
 import main
-from engine import NonFiniteEvaluationError, compute_agreement, evaluate, fit
+from engine import NonFiniteEvaluationError, evaluate, fit, sum_batches
 from models import export_model
-from tests.test_engine import RUNTIMES, SGD, create_hooks, create_plan
+from tasks.counting import count_agreement, count_batch
+from tests.test_engine import RUNTIMES, SGD, TestCallbacks
 from tests.tiny_parts import (
     CLASSES,
     VIT_ARGS,
-    ClassifyObjective,
     TinyConvNet,
+    TinyTask,
     create_argv,
     create_batch,
     create_batches,
     create_cpu_runtime,
+    create_plan,
     create_state,
     create_vit,
 )
@@ -45,8 +47,15 @@ def create_right_logits(labels: torch.Tensor, scale: float = 2.0) -> torch.Tenso
     return scale * nn.functional.one_hot(labels.long(), CLASSES).float()
 
 
-def get_answer(model: nn.Module, batch) -> torch.Tensor:
-    return model(batch.images)
+class FixedTask(TinyTask):
+    """Counts what a model answers to images as they travel."""
+
+    def count(self, model: nn.Module, batch) -> torch.Tensor:
+        return count_batch(model(batch.images), batch)
+
+
+def evaluate_fixed(model: nn.Module, batch, runtime) -> dict[str, float]:
+    return evaluate(model, [batch], FixedTask(), runtime).metrics
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -59,7 +68,7 @@ def test_an_answer_that_is_no_number_is_wrong_and_seen(device, value):
     logits[1, batch.labels[1]] = value
     logits[2, (batch.labels[2] + 1) % CLASSES] = value
     logits[16:] = math.nan
-    found = evaluate(runtime.prepare(Fixed(logits)), [batch], get_answer, runtime)
+    found = evaluate_fixed(runtime.prepare(Fixed(logits)), batch, runtime)
     assert found["top1"] == found["top5"] == pytest.approx(100 * 13 / 16)
     assert math.isnan(found["loss"])
     assert math.isnan(found["ece"])
@@ -69,9 +78,9 @@ def test_an_answer_that_is_no_number_is_wrong_and_seen(device, value):
 def test_padding_that_is_no_number_spoils_nothing():
     runtime, batch = create_cpu_runtime(), create_batch(20, valid=16)
     logits = create_right_logits(batch.labels)
-    clean = evaluate(Fixed(logits.clone()), [batch], get_answer, runtime)
+    clean = evaluate_fixed(Fixed(logits.clone()), batch, runtime)
     logits[16:] = math.nan
-    assert evaluate(Fixed(logits), [batch], get_answer, runtime) == clean
+    assert evaluate_fixed(Fixed(logits), batch, runtime) == clean
     confidence = math.exp(2) / (math.exp(2) + CLASSES - 1)
     assert clean["ece"] == pytest.approx(1 - confidence, rel=1e-5)
 
@@ -80,7 +89,7 @@ def test_a_class_that_is_ruled_out_is_no_fault():
     batch = create_batch(16)
     logits = create_right_logits(batch.labels)
     logits[torch.arange(16), (batch.labels.long() + 1) % CLASSES] = -math.inf
-    found = evaluate(Fixed(logits), [batch], get_answer, create_cpu_runtime())
+    found = evaluate_fixed(Fixed(logits), batch, create_cpu_runtime())
     assert found["top1"] == 100
     assert math.isfinite(found["loss"])
     assert math.isfinite(found["ece"])
@@ -95,13 +104,14 @@ def test_answers_that_are_no_numbers_agree_with_nobody(device):
     spoilt[:3] = math.nan
     models = [runtime.prepare(Fixed(logits)) for logits in (zeros, spoilt)]
     for one, other in (models, models[::-1]):
-        share = compute_agreement(
-            lambda batch, one=one: get_answer(one, batch),
-            lambda batch, other=other: get_answer(other, batch),
+        same, examples = sum_batches(
+            lambda batch, one=one, other=other: count_agreement(
+                one(batch.images), other(batch.images), batch.mask
+            ),
             [batch],
             runtime,
-        )
-        assert share == pytest.approx(100 * 9 / 12)
+        ).tolist()
+        assert (same, examples) == (9, 12)
 
 
 # ---- in a run
@@ -109,16 +119,16 @@ def test_answers_that_are_no_numbers_agree_with_nobody(device):
 
 def run_fit(scores: list[dict[str, float]]) -> tuple[list, object]:
     saved, found = [], iter(scores)
-    hooks = create_hooks(
+    callbacks = TestCallbacks(
         lambda step: create_batches(6),
         evaluate=lambda state: next(found),
         save=lambda state, best: saved.append((state.step, best)),
     )
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
-    plan = create_plan(6, eval_every=2, checkpoint_every=100)
+    plan = create_plan(6, SGD, eval_every=2, checkpoint_every=100)
     try:
-        fit(state, plan, hooks, ClassifyObjective(), runtime)
+        fit(state, plan, callbacks, TinyTask(), runtime)
     except NonFiniteEvaluationError as error:
         return saved, error
     return saved, None

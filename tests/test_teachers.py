@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import main
-from engine import _run_step, get_ema_decay
+from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
@@ -34,6 +34,7 @@ from tests.tiny_parts import (
 )
 from tools import checkpoint
 from utils.config.sections import DistillSection, TeacherSection
+from utils.ema import get_ema_decay
 from utils.errors import EXIT_USER_ERROR, UserError
 
 WEAK = ("--distill.allow_weak_teacher=true",)
@@ -78,7 +79,6 @@ def build(tmp_path: Path, *flags: str, runtime=None):
     """Runtime and parts of a synthetic run."""
     runtime = runtime or create_cpu_runtime()
     parts = build_parts(runtime, check(create_config(tmp_path, *flags, device=runtime.name)))
-    parts.state.first_bad_step = runtime.upload([-1.0])[0]
     return runtime, parts
 
 
@@ -118,9 +118,9 @@ def test_both_teachers_of_a_run_reach_the_loss(folders, tmp_path):
     _, parts = build(tmp_path, *flags)
     batch = next(iter(iterate_batches(parts, 0)))
     pixels = to_pixels(batch.images)
-    first, second = (teacher(pixels) for teacher in parts.objective.teachers)
+    first, second = (teacher(pixels) for teacher in parts.task.teachers)
     assert not torch.equal(first, second)
-    (answer,) = parts.objective.ask_teachers(pixels, batch)
+    (answer,) = parts.task.ask_teachers(pixels, batch)
     wanted = 0.75 * first.softmax(-1) + 0.25 * second.softmax(-1)
     torch.testing.assert_close(answer.softmax(-1), wanted)
 
@@ -235,20 +235,19 @@ def test_a_hash_tells_weights_views_and_label_maps_apart(folders, tmp_path):
 def test_an_ema_teacher_is_the_average_of_the_student(tmp_path):
     flags = ("--distill.teacher=ema", "--kd=kd", "--model_ema", "--model_ema_decay=0.9")
     runtime, parts = build(tmp_path, *flags)
-    (teacher,) = parts.objective.teachers
+    (teacher,) = parts.task.teachers
     assert teacher.model is parts.state.ema
-    assert parts.own_teachers() == []
+    assert parts.task.own_teachers == []
     start = {name: value.clone() for name, value in parts.state.ema.state_dict().items()}
-    stream = iter(iterate_batches(parts, 0))
-    parts.state.model.train()
+    steps = run_steps(parts.state, iterate_batches(parts, 0), parts.task, runtime, parts.plan)
     for step in range(3):
         before = {n: v.clone() for n, v in parts.state.ema.state_dict().items()}
-        _run_step(parts.state, next(stream), parts.objective, runtime, seed=0)
-        parts.state.step += 1
+        next(steps)
         for name, value in parts.state.model.state_dict().items():
             decay = get_ema_decay(0.9, step)
             wanted = decay * before[name] + (1 - decay) * value
             torch.testing.assert_close(parts.state.ema.state_dict()[name], wanted)
+    steps.close()
     moved = parts.state.ema.state_dict()
     assert any(not torch.equal(start[name], moved[name]) for name in start)
     assert not any(p.requires_grad for p in teacher.parameters())
@@ -259,8 +258,8 @@ def test_an_average_may_teach_beside_a_teacher_of_its_own_weights(folders, tmp_p
     sections = [{"weights": str(folders[0])}, {"model": EMA, "weight": 0.5}]
     flags = (*get_flags(sections, [{"name": "kd"}]), "--model_ema")
     _, parts = build(tmp_path, *flags)
-    assert [teacher.weight for teacher in parts.objective.teachers] == [1.0, 0.5]
-    assert len(parts.own_teachers()) == 1
+    assert [teacher.weight for teacher in parts.task.teachers] == [1.0, 0.5]
+    assert len(parts.task.own_teachers) == 1
 
 
 # ---- what is refused before a device is touched

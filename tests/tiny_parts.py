@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 from torch import nn
 
 from datasets import ImageBatch
-from engine import TrainState, create_ema
+from engine import Plan, TrainState
 from losses import LossInputs, Objective
 from models import create_model
 from optim_factory import create_optimizer, create_schedule
+from tasks import Classify
+from tasks.counting import count_batch
 from utils.config import RunConfig, load_config
 from utils.config.sections import ModelSection, OptimSection, RuntimeSection
+from utils.ema import create_ema
+from utils.metrics import Evaluation
 from utils.runtime import create_runtime
 from utils.runtime.base import Runtime
 
@@ -92,30 +96,34 @@ def predict(model: nn.Module, batch: ImageBatch) -> torch.Tensor:
     return model(batch.images.permute(0, 3, 1, 2).float() / 255)
 
 
-class ClassifyObjective:
-    """Cross-entropy against hard labels."""
+class TinyTask:
+    """Classification by cross-entropy against hard labels, or by a loss of a test's own."""
 
-    def __init__(self) -> None:
+    unit = ("img", 1)
+
+    def __init__(self, loss: Callable[[nn.Module, ImageBatch], object] | None = None) -> None:
         self.losses = Objective()
+        if loss is not None:
+            self.loss = loss
 
-    def __call__(self, model: nn.Module, batch: ImageBatch) -> object:
+    def loss(self, model: nn.Module, batch: ImageBatch) -> object:
         logits = predict(model, batch)
         targets = nn.functional.one_hot(batch.labels.long(), CLASSES).float()
         return self.losses(LossInputs(logits, targets, batch.labels, batch.mask))
 
+    def count(self, model: nn.Module, batch: ImageBatch) -> torch.Tensor:
+        return count_batch(predict(model, batch), batch)
+
+    def summarise(self, sums: torch.Tensor) -> Evaluation:
+        return Classify.summarise(self, sums)
+
 
 def create_state(
-    runtime: Runtime,
-    model: nn.Module,
-    section: OptimSection,
-    *,
-    total_steps: int = 8,
-    ema_decay: float | None = None,
-    accumulate_steps: int = 1,
+    runtime: Runtime, model: nn.Module, section: OptimSection, *, ema: bool = False
 ) -> TrainState:
     """A train state on the runtime's device, its optimizer state made beforehand."""
-    ema = None if ema_decay is None else create_ema(model)
-    for module in (model, ema):
+    average = create_ema(model) if ema else None
+    for module in (model, average):
         if module is not None:
             runtime.prepare(module)
     device_arguments = runtime.optimizer_arguments(section.name)
@@ -123,13 +131,28 @@ def create_state(
     runtime.prepare_optimizer(optimizer)
     return TrainState(
         model=model,
-        extra=nn.Module(),
+        loss_modules=nn.Module(),
         optimizer=optimizer,
+        ema=average,
+    )
+
+
+def create_plan(total_steps: int, section: OptimSection, **changes: object) -> Plan:
+    """A plan that logs each step, and evaluates and saves at the end."""
+    values: dict[str, object] = {
+        "log_every": 1,
+        "eval_every": total_steps,
+        "checkpoint_every": total_steps,
+        "graph_budget": 8,
+        "global_batch_size": 16,
+        "max_grad_norm": section.max_grad_norm,
+    }
+    return Plan(
+        total_steps=total_steps,
+        steps_per_epoch=total_steps,
+        seed=0,
         schedule=create_schedule(section, total_steps=total_steps, steps_per_epoch=total_steps),
-        ema=ema,
-        ema_decay=ema_decay or 0.0,
-        accumulate_steps=accumulate_steps,
-        max_grad_norm=section.max_grad_norm,
+        **{**values, **changes},
     )
 
 

@@ -10,6 +10,7 @@ machine and decides the exit code. Further flags go to main.py's configuration. 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import statistics
@@ -30,7 +31,9 @@ from utils.programs import create_program_parser, run_program  # noqa: E402
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from engine import StepResult
     from job.callbacks import RunCallbacks
+    from utils.runtime.base import Runtime
 
 _MIB = 1 << 20
 _WARM_UP = 5
@@ -83,10 +86,10 @@ def measure(config: Any, windows: int) -> dict[str, Any]:
     from utils.runtime import create_runtime
 
     runtime = create_runtime(config.runtime)
+    from engine import run_steps
     from job.build import build_parts
     from job.callbacks import RunCallbacks
     from job.check import check
-    from job.stream import iterate_batches
     from store.session import RunSession
 
     job = check(config)
@@ -95,11 +98,10 @@ def measure(config: Any, windows: int) -> dict[str, Any]:
     parts = build_parts(runtime, job)
     session.begin("", {}, from_step=0)
     with RunCallbacks(runtime, job, parts, session) as callbacks:
-        parts.state.first_bad_step = runtime.upload([-1.0])[0]
-        parts.state.model.train()
-        with runtime.prefetch(iterate_batches(parts, 0)) as feeder:
-            time_steps(callbacks, feeder, _WARM_UP)
-            facts = _time_windows(callbacks, feeder, windows)
+        steps = run_steps(parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan)
+        with contextlib.closing(steps):
+            time_steps(runtime, steps, _WARM_UP)
+            facts = _time_windows(callbacks, steps, windows)
     parts.close()
     session.close()
     return {
@@ -110,34 +112,31 @@ def measure(config: Any, windows: int) -> dict[str, Any]:
     }
 
 
-def time_steps(callbacks: RunCallbacks, batches: Iterator[Any], count: int) -> float:
+def time_steps(runtime: Runtime, steps: Iterator[StepResult], count: int) -> float:
     """Seconds of that many steps, until the device has done them."""
-    from engine import _run_step
-
-    state, runtime = callbacks.parts.state, callbacks.runtime
     began = time.perf_counter()
     for _ in range(count):
-        _run_step(
-            state, next(batches), callbacks.parts.objective, runtime, callbacks.parts.plan.seed
-        )
-        state.step += 1
-    runtime.fetch(state.first_bad_step)
+        result = next(steps)
+    runtime.fetch(result.values)
     return time.perf_counter() - began
 
 
-def _time_windows(callbacks: RunCallbacks, batches: Iterator[Any], count: int) -> dict[str, Any]:
-    step_s = time_steps(callbacks, batches, 10) / 10
+def _time_windows(
+    callbacks: RunCallbacks, steps: Iterator[StepResult], count: int
+) -> dict[str, Any]:
+    runtime = callbacks.runtime
+    step_s = time_steps(runtime, steps, 10) / 10
     callbacks.save(callbacks.parts.state, False)
     callbacks.manager.wait()
-    steps = max(20, math.ceil(_ROOM * callbacks.manager.written_s / step_s))
+    window = max(20, math.ceil(_ROOM * callbacks.manager.written_s / step_s))
     callbacks.manager.take_held_s()
     plain, costs, held, writes, cpus = [], [], [], [], []
     for _ in range(count):
-        plain.append(time_steps(callbacks, batches, steps))
+        plain.append(time_steps(runtime, steps, window))
         began = time.perf_counter()
         callbacks.save(callbacks.parts.state, False)
         held.append(callbacks.manager.take_held_s())
-        time_steps(callbacks, batches, steps)
+        time_steps(runtime, steps, window)
         costs.append(time.perf_counter() - began - plain[-1])
         callbacks.manager.wait()
         writes.append(callbacks.manager.written_s)
@@ -146,8 +145,8 @@ def _time_windows(callbacks: RunCallbacks, batches: Iterator[Any], count: int) -
     newest = folder.child(folder.list_names()[-1])
     cost_s = statistics.median(costs)
     return {
-        "step_s": statistics.median(plain) / steps,
-        "window_steps": steps,
+        "step_s": statistics.median(plain) / window,
+        "window_steps": window,
         "held_s": statistics.median(held),
         "write_s": statistics.median(writes),
         "write_cpu_s": statistics.median(cpus),

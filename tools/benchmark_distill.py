@@ -25,6 +25,9 @@ from utils.config import load_config  # noqa: E402
 from utils.programs import ProgramParser, run_program  # noqa: E402
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
 _SHAPE = re.compile(r"\w+\[([\d,]*)\]")
@@ -98,7 +101,7 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> Any:
     flags = [
         "--data.source=synthetic", f"--data.name={name}", "--data.train_pp=value_range(-1, 1)",
         "--data.eval_pp=value_range(-1, 1)", f"--batch_size={options.batch}", "--mixup=0.8",
-        f"--model={options.student}", f"--model.image_size={size}", "--epochs=1",
+        f"--model={options.student}", f"--model.image_size={size}", "--train.steps=1000000",
         f"--model.num_classes={options.classes}", f"--runtime.device={options.device}",
         f"--run.output_dir={folder}", "--distill.allow_weak_teacher",
     ]  # fmt: skip
@@ -110,7 +113,7 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> Any:
         teacher["weights"] = str(weights)
         flags += [f"--distill.teachers={json.dumps([teacher])}", "--distill.loss=kd"]
     if kind == "stored":
-        flags.append(f"--distill.teacher_cache={folder}/cache")
+        flags += [f"--distill.teacher_cache={folder}/cache", "--distill.cache_end=cycle"]
     return load_config(flags)
 
 
@@ -131,52 +134,39 @@ def store_answers(options: argparse.Namespace, folder: str) -> None:
     import torch
 
     from job.check import check
-    from tasks.teacher_cache import (
-        CacheShape,
-        CacheWriter,
-        pack_answers,
-        settle_processes,
-        write_manifest,
-    )
+    from job.spec import settle_processes
+    from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
 
     job = check(create_config(options, folder, "live"))
     shape = CacheShape(options.top_k, options.classes, 1, 64, options.batch)
     target = Path(folder) / "cache"
-    write_manifest(target, settle_processes(job.stream, 1), job.teachers, shape, 1)
+    write_manifest(target, settle_processes(job.stream, 1), job.facts.teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(options.batch, options.classes), shape))
 
 
 class StepRunner:
-    """The engine's step of one configuration, fed by the run's own input."""
+    """The engine's steps of one configuration, fed by the run's own input."""
 
-    def __init__(self, runtime: Runtime, config: Any) -> None:
+    def __init__(self, runtime: Runtime, config: RunConfig) -> None:
+        from engine import run_steps
         from job.build import build_parts
         from job.check import check
         from job.stream import iterate_batches
 
         self.runtime = runtime
-        self.parts = build_parts(runtime, check(config))
-        self.parts.state.model.train()
-        self._feeder = runtime.prefetch(self._repeat(iterate_batches))
-
-    def _repeat(self, iterate: Any) -> Any:
-        while True:
-            for count, batch in enumerate(iterate(self.parts, 0), start=1):
-                yield batch
-                if count == self.parts.train_loader.batches_per_epoch:
-                    break
+        self.parts = parts = build_parts(runtime, check(config))
+        self._steps = run_steps(
+            parts.state, iterate_batches(parts, 0), parts.task, runtime, parts.plan
+        )
 
     def run(self, steps: int) -> float:
         """Seconds of some steps, the device waited for."""
         began = time.perf_counter()
         for _ in range(steps):
-            with self.runtime.step(0, self.parts.state.step):
-                self._set_rates()
-                scalars = self._step()
-            self.parts.state.step += 1
-        self.runtime.fetch(scalars["total"])
+            result = next(self._steps)
+        self.runtime.fetch(result.values)
         return time.perf_counter() - began
 
     def count_flops(self) -> float:
@@ -184,7 +174,7 @@ class StepRunner:
         if self.runtime.name == "xla":
             import torch_xla
 
-            scalars = self._step()
+            scalars = self._make_step()
             state = self.parts.state
             outputs = [*state.model.parameters(), *scalars.values()]
             text = torch_xla._XLAC._get_xla_tensors_hlo(outputs)
@@ -193,23 +183,22 @@ class StepRunner:
         from torch.utils.flop_counter import FlopCounterMode
 
         with FlopCounterMode(display=False) as counter:
-            self._step()
+            self._make_step()
         return float(counter.get_total_flops())
 
     def close(self) -> None:
         """End the input."""
-        self._feeder.close()
+        self._steps.close()
         self.parts.close()
 
-    def _set_rates(self) -> None:
-        state = self.parts.state
-        lrs, decays = state.schedule.values(state.step % 64, state.optimizer)
-        self.runtime.set_hyperparameters(state.optimizer, lrs, decays)
-
-    def _step(self) -> dict[str, Any]:
+    def _make_step(self) -> dict[str, Tensor]:
+        """A step that is recorded and not dispatched."""
         from engine import train_step
+        from job.stream import iterate_batches
 
-        return train_step(self.parts.state, next(self._feeder), self.parts.objective, self.runtime)
+        parts = self.parts
+        batch = self.runtime.to_device(next(iterate_batches(parts, 0)))
+        return train_step(parts.state, batch, parts.task, self.runtime, parts.plan)
 
 
 def count_dot_flops(text: str) -> float:

@@ -7,6 +7,7 @@ stored answers are those that a live teacher would give. `--plan` says what it w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 import time
@@ -113,14 +114,14 @@ def get_shape(options: argparse.Namespace, job: Job) -> CacheShape:
     from tasks.teacher_cache import CacheShape
 
     epochs = job.config.train.epochs if options.epochs is None else options.epochs
-    top_k = min(16, job.num_classes) if options.top_k is None else options.top_k
-    if not 1 <= top_k <= job.num_classes:
-        raise UserError(f"--top-k ({top_k}) must lie between 1 and {job.num_classes}")
+    top_k = min(16, job.facts.num_classes) if options.top_k is None else options.top_k
+    if not 1 <= top_k <= job.facts.num_classes:
+        raise UserError(f"--top-k ({top_k}) must lie between 1 and {job.facts.num_classes}")
     if epochs < 1:
         raise UserError(f"--epochs ({epochs}) must be at least 1")
     batch = job.config.data.global_batch_size
     steps = job.stream["dataset"][-1] // batch
-    return CacheShape(top_k, job.num_classes, epochs, steps, batch)
+    return CacheShape(top_k, job.facts.num_classes, epochs, steps, batch)
 
 
 def print_plan(shape: CacheShape, folder: Path) -> None:
@@ -145,14 +146,15 @@ def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
     from tqdm import tqdm
 
     from job.build import build_parts
-    from tasks.teacher_cache import CacheWriter, settle_processes, write_manifest
+    from job.spec import settle_processes
+    from tasks.teacher_cache import CacheWriter, write_manifest
 
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     shard = (runtime.ranks.index, runtime.ranks.size)
     parts = build_parts(runtime, job)
     if runtime.ranks.is_writer:
         stream = settle_processes(job.stream, runtime.ranks.size)
-        write_manifest(folder, stream, job.teachers, shape, runtime.ranks.size)
+        write_manifest(folder, stream, job.facts.teachers, shape, runtime.ranks.size)
     runtime.ranks.barrier("manifest")
     total = shape.epochs * shape.steps_per_epoch
     bar = tqdm(
@@ -177,20 +179,21 @@ def store_epoch(
     runtime: Runtime, parts: Any, writer: Any, shape: CacheShape, epoch: int, bar: Any
 ) -> None:
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
-    from job.stream import iterate_stream_steps
+    from engine import map_batches
+    from job.stream import iterate_batches
     from tasks.teacher_cache import pack_answers
 
+    def ask(batch: Any) -> Any:
+        pixels = parts.task.augment(batch.images, batch.draws)
+        return parts.task.ask_teachers(pixels, batch)[0]
+
     first = epoch * shape.steps_per_epoch + writer.steps_done
-    stream = iterate_stream_steps(parts, first)
+    asked = map_batches(ask, iterate_batches(parts, first), runtime)
     try:
-        with runtime.prefetch(batch for _, batch in stream) as feeder:
+        with contextlib.closing(asked):
             while not writer.is_complete:
-                batch = next(feeder)
-                pixels = parts.objective.augment(batch.images, batch.draws)
-                with runtime.autocast():
-                    answers = parts.objective.ask_teachers(pixels, batch)
-                runtime.finish_step()
-                logits, examples = runtime.fetch(answers[0]), runtime.fetch(batch.indices)
+                batch, answers = next(asked)
+                logits, examples = runtime.fetch(answers), runtime.fetch(batch.indices)
                 writer.append(pack_answers(logits, shape, examples))
                 bar.update(1)
     finally:

@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -31,27 +32,53 @@ class LostRunError(RuntimeError):
     """What the run has written is gone."""
 
 
+@dataclass(frozen=True)
+class Evaluation:
+    """A task's verdict on a model.
+
+    Args:
+      metrics: numbers by name, as they are logged.
+      score: higher is better; decides which checkpoint is the best one.
+    """
+
+    metrics: dict[str, float]
+    score: float
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every number is one."""
+        return all(math.isfinite(value) for value in self.metrics.values())
+
+
 class LoopMeter:
     """Counts what steps and evaluations cost: time, graphs, host reads, waiting for input.
+
+    Args:
+      unit: what throughput counts: `img` gives `img_per_s`.
 
     Raises:
       GraphBudgetError: as soon as a step or an evaluation exceeds the budget; names it.
     """
 
-    def __init__(self, runtime: Runtime, graph_budget: int, steps_per_epoch: int) -> None:
-        self._runtime = runtime
+    def __init__(
+        self, runtime: Runtime, graph_budget: int, steps_per_epoch: int, unit: str
+    ) -> None:
+        self._runtime, self._unit = runtime, unit
         self._budget = graph_budget
         self._steps_per_epoch = steps_per_epoch
         self._start = self._window = time.perf_counter()
         self._seen = runtime.counters()
         self._graphs = {"setup": self._seen["graphs"], "train": 0, "eval": 0}
-        self._images = self._steps = 0
+        self._units = 0
         self._wait_s = self._reads = self._outside_s = 0
 
-    def end_step(self, step: int, images: int, wait_s: float) -> None:
-        """Take one optimizer step into account."""
-        self._images += images
-        self._steps += 1
+    def end_setup(self) -> None:
+        """What has been compiled until now is no step's."""
+        self._note("setup", 0)
+
+    def end_step(self, step: int, units: int, wait_s: float) -> None:
+        """Take one optimizer step into account, and how much it has worked through."""
+        self._units += units
         self._wait_s += wait_s
         self._reads += self._note("train", step)
 
@@ -70,14 +97,14 @@ class LoopMeter:
         facts = {
             "epoch": step / self._steps_per_epoch,
             "time_s": now - self._start,
-            "img_per_s": self._images / elapsed,
+            f"{self._unit}_per_s": self._units / elapsed,
             "input_wait_s": self._wait_s,
             "host_reads": self._reads,
             "host_rss_gib": psutil.Process().memory_info().rss / 2**30,
             **self.get_graphs(),
         }
         self._window = now
-        self._images = self._steps = 0
+        self._units = 0
         self._wait_s = self._reads = self._outside_s = 0
         return facts
 

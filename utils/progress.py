@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 from utils.log import get_logger
 
-_BEFORE_TERMS, _AFTER_TERMS = ("total", "task"), ("lr", "grad_norm", "img_per_s")
+_BEFORE_TERMS, _AFTER_TERMS = ("total", "task"), ("lr", "grad_norm")
 
 
 class Progress:
@@ -17,12 +17,14 @@ class Progress:
 
     Args:
       terms: names of the distillation terms, which stand between the task's loss and the rest.
+      unit: what throughput counts.
     """
 
     def __init__(
-        self, step: int, total_steps: int, *, enabled: bool, terms: Sequence[str] = ()
-    ) -> None:
-        self._shown = (*_BEFORE_TERMS, *terms, *_AFTER_TERMS)
+        self, step: int, total_steps: int, *, enabled: bool, terms: Sequence[str] = (),
+        unit: str = "img",
+    ) -> None:  # fmt: skip
+        self._shown = (*_BEFORE_TERMS, *terms, *_AFTER_TERMS, f"{unit}_per_s")
         self._enabled = enabled
         self._total_steps = total_steps
         self._bar = None
@@ -30,23 +32,25 @@ class Progress:
             self._bar = tqdm(total=total_steps, initial=step, unit="step", dynamic_ncols=True)
 
     def show(self, step: int, scalars: dict[str, float]) -> None:
-        """A log point's or an evaluation's numbers."""
+        """A log point's numbers."""
         if not self._enabled:
             return
-        if "eval_top1" in scalars:
-            text = f"step {step}: eval top-1 {scalars['eval_top1']:.2f}, "
-            text += f"loss {scalars['eval_loss']:.4f}"
-        else:
-            shown = [f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars]
-            text = f"step {step}/{self._total_steps}: {', '.join(shown)}"
+        shown = ", ".join(f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars)
         if self._bar is None:
-            get_logger().info("%s", text)
+            get_logger().info("step %d/%d: %s", step, self._total_steps, shown)
             return
         self._bar.update(step - self._bar.n)
-        if "eval_top1" in scalars:
-            self._bar.write(text, file=sys.stderr)
-        else:
-            self._bar.set_postfix_str(", ".join(shown))
+        self._bar.set_postfix_str(shown)
+
+    def tell(self, step: int, text: str) -> None:
+        """What an evaluation has found."""
+        if not self._enabled:
+            return
+        if self._bar is None:
+            get_logger().info("step %d: %s", step, text)
+            return
+        self._bar.update(step - self._bar.n)
+        self._bar.write(f"step {step}: {text}", file=sys.stderr)
 
     def close(self) -> None:
         """Leave the terminal as it was."""

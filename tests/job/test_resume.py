@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from datasets import DatasetFacts
 from job.resume import check_resume, describe_place, restore
 from job.spec import Job
 from store.runs import Run
+from tasks import TaskFacts
 from tests.tiny_parts import TinyConvNet, create_config, create_cpu_runtime, create_state
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state, find_checkpoint
 from utils.errors import UserError
@@ -27,10 +29,13 @@ def job(tmp_path) -> Job:
     facts |= {"config": config.model_dump(mode="json"), "environment": describe_place(runtime)}
     run = Run(tmp_path / "run")
     CheckpointManager(run.checkpoints).save(3, tensors, facts, best=False)
+    facts_of_task = TaskFacts(
+        dataset=DatasetFacts({}, 10, None), model_arguments={}, export={}, stream={}, teachers=[],
+        description="",
+    )  # fmt: skip
     return Job(
-        config=config, run=run, checkpoint=find_checkpoint(run.checkpoints), num_classes=10,
-        model_facts={}, stream={}, teachers=[], image_shapes={}, num_examples={},
-        num_parameters=1, total_steps=8,
+        config=config, device="cpu", run=run, checkpoint=find_checkpoint(run.checkpoints),
+        facts=facts_of_task, stream={}, total_steps=8, steps_per_epoch=8, num_parameters=1,
     )  # fmt: skip
 
 
@@ -78,6 +83,8 @@ def test_another_place_is_told_and_refused_where_bits_must_not_differ(job, caplo
 
 def test_ranks_that_read_other_checkpoints_are_named(job, monkeypatch):
     runtime = create_cpu_runtime()
-    monkeypatch.setattr(runtime, "gather", lambda value: [value, 2] if value == 3 else [value])
+    monkeypatch.setattr(
+        runtime.ranks, "gather", lambda value: [value, 2] if value == 3 else [value]
+    )
     with pytest.raises(CheckpointError, match=r"different steps: \[3, 2\]"):
         restore_here(job, runtime)

@@ -92,10 +92,13 @@ def test_an_evaluation_and_a_continuation_say_where_they_begin(tmp_path, capsys)
 
 
 def test_without_an_evaluation_there_is_no_best(tmp_path):
+    from types import SimpleNamespace
+
     from job.check import check as check_config
     from tests.tiny_parts import create_config
 
     job = check_config(create_config(tmp_path, "--run.run_id=a"))
-    assert [line.partition(" ")[0] for line in describe_end(job, -1.0, 3, None)] == [
+    state = SimpleNamespace(best_score=None, step=3)
+    assert [line.partition(" ")[0] for line in describe_end(job, "top-1", state, 0.0)] == [
         "checkpoints", "complete:"
     ]  # fmt: skip

@@ -5,13 +5,14 @@ All terms of one pair of models stand in one objective: one start and one graph 
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from pathlib import Path
 
 import pytest
 
-from engine import _run_step
+from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
@@ -91,16 +92,11 @@ def take_steps(folder: Path, kind: str, teachers: list[Path], runtime) -> list[d
     if kind == "token":
         flags += ["--model=deit_tiny_distilled_patch16_224"]
     parts = build_parts(runtime, check(load_config(flags)))
-    parts.state.first_bad_step = runtime.upload([-1.0])[0]
+    batches = itertools.islice(iterate_batches(parts, 0), 2)
     found = []
-    stream = iterate_batches(parts, 0)
-    with runtime.prefetch(stream) as feeder:
-        parts.state.model.train()
-        for _ in range(2):
-            names, vector = _run_step(parts.state, next(feeder), parts.objective, runtime, 0)
-            runtime.finish_step()
-            found.append(dict(zip(names, runtime.fetch(vector).tolist(), strict=True)))
-            parts.state.step += 1
+    for result in run_steps(parts.state, batches, parts.task, runtime, parts.plan):
+        values = runtime.fetch(result.values).tolist()
+        found.append(dict(zip(result.names, values, strict=False)))
     parts.close()
     return found
 

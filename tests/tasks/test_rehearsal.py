@@ -51,7 +51,7 @@ def test_the_datasets_own_channels_are_known(digits_root, tmp_path):
     job = check_digits(
         digits_root, tmp_path, "--data.train_pp=decode(channels=0)|value_range(-1, 1)"
     )
-    assert job.image_shapes == {"train": (8, 8, 1), "eval": (8, 8, 1)}
+    assert job.facts.image_shapes == {"train": (8, 8, 1), "eval": (8, 8, 1)}
 
 
 def teach(tmp_path, *flags, **teacher):

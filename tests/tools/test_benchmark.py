@@ -82,16 +82,15 @@ def test_a_report_holds_figures_environment_and_configuration(tmp_path, device, 
 
 def test_every_measured_step_is_the_engines_own(tmp_path, monkeypatch):
     steps = []
-    own = engine._run_step
+    own = engine.train_step
 
     def spy(state, *args):
         steps.append(state.step)
         return own(state, *args)
 
-    monkeypatch.setattr(engine, "_run_step", spy)
+    monkeypatch.setattr(engine, "train_step", spy)
     (result,) = measure(tmp_path)["results"]
-    # One more step ends the loop.
-    assert steps == list(range(result["warmup_steps"] + 2 * 3 + 1))
+    assert steps == list(range(result["warmup_steps"] + 2 * 3))
 
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
@@ -162,11 +161,8 @@ def test_the_bare_loop_trains_the_same_model_with_the_same_optimizer(tmp_path):
     bare = BareLoop(runtime, job, parts, batches)
     start = {n: v.clone() for n, v in parts.state.model.state_dict().items()}
     bare.run(4)
-    parts.state.model.train()
-    parts.state.first_bad_step = runtime.upload([-1.0])[0]
-    for step in range(4):
-        engine._run_step(parts.state, batches[step % 2], parts.objective, runtime, 0)
-        parts.state.step += 1
+    steps = engine.run_steps(parts.state, 2 * batches, parts.task, runtime, parts.plan)
+    assert [result.step for result in steps] == [1, 2, 3, 4]
     for name, value in parts.state.model.state_dict().items():
         torch.testing.assert_close(bare.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
         assert not torch.equal(value, start[name]), name

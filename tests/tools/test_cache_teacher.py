@@ -161,8 +161,8 @@ def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cach
     _, live = build_rank(check(config), 0, 1)
     right = total = 0
     for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
-        pixels = live.objective.augment(batch.images, batch.draws)
-        (logits,) = live.objective.ask_teachers(pixels, batch)
+        pixels = live.task.augment(batch.images, batch.draws)
+        (logits,) = live.task.ask_teachers(pixels, batch)
         right += int((logits.argmax(1) == batch.draws["cache_indices"][:, 0]).sum())
         total += len(logits)
     parts.close()

@@ -13,10 +13,11 @@ import torch
 
 from optim_factory import PROVEN
 from tests.tiny_parts import (
-    ClassifyObjective,
     TinyConvNet,
+    TinyTask,
     create_batch,
     create_cpu_runtime,
+    create_plan,
     create_state,
     create_vit,
     create_xla_runtime,
@@ -42,20 +43,20 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 def train(runtime, state, first: int, last: int) -> None:
     from engine import train_step
 
-    objective = ClassifyObjective()
+    plan = create_plan(8, ADAMW, ema_decay=0.9)
     for step in range(first, last):
         with runtime.step(0, step):
-            values = state.schedule.values(step, state.optimizer)
+            values = plan.schedule.values(step, state.optimizer)
             runtime.set_hyperparameters(state.optimizer, *values)
             batch = create_batch(seed=step).map(runtime.tensor_to_device)
-            train_step(state, batch, objective, runtime)
+            train_step(state, batch, TinyTask(), runtime, plan)
         state.step = step + 1
 
 
 def create_trained(runtime, model=None, name: str = "adamw", steps: int = 2):
     torch.manual_seed(1)
     section = ADAMW.model_copy(update={"name": name})
-    state = create_state(runtime, model or TinyConvNet(), section, ema_decay=0.9)
+    state = create_state(runtime, model or TinyConvNet(), section, ema=True)
     train(runtime, state, 0, steps)
     return state
 
@@ -82,13 +83,13 @@ def saved(tmp_path):
 def test_a_restored_state_goes_on_bit_for_bit(tmp_path, device, name):
     runtime = RUNTIMES[device]()
     state = create_trained(runtime, name=name)
-    state.best_metric = 12.5
+    state.best_score = 12.5
     path = save(tmp_path, state, runtime)
     torch.manual_seed(99)
     section = ADAMW.model_copy(update={"name": name})
-    other = create_state(runtime, TinyConvNet(), section, ema_decay=0.9)
+    other = create_state(runtime, TinyConvNet(), section, ema=True)
     restore_state(other, *load_checkpoint(path), path)
-    assert (other.step, other.best_metric) == (2, 12.5)
+    assert (other.step, other.best_score) == (2, 12.5)
     for each in (state, other):
         train(runtime, each, 2, 4)
     for module in ("model", "ema"):
@@ -101,13 +102,13 @@ def test_a_state_comes_back_with_all_that_it_counts(tmp_path):
     """Without run.json, as on a new machine, the checkpoint alone tells it."""
     runtime = create_cpu_runtime()
     state = create_trained(runtime)
-    state.skipped_steps, state.input_processes, state.best_metric = (3, 7), 4, 12.5
+    state.skipped_steps, state.input_processes, state.best_score = (3, 7), 4, 12.5
     folder = save(tmp_path, state, runtime)
     other = create_trained(runtime, steps=0)
     parts, facts = load_checkpoint(folder)
     restore_state(other, parts, facts, folder, runtime.load)
     assert (other.step, other.skipped_steps) == (2, (3, 7))
-    assert (other.input_processes, other.best_metric) == (4, 12.5)
+    assert (other.input_processes, other.best_score) == (4, 12.5)
 
 
 @pytest.mark.parametrize(("origin", "target"), [("xla", "cpu"), ("cpu", "xla")])

@@ -60,7 +60,7 @@ class BareLoop:
         config = job.config
         torch.manual_seed(config.train.seed)
         self._runtime = runtime
-        self.model = create_model(config.model, num_classes=job.num_classes)
+        self.model = create_model(config.model, **job.facts.model_arguments)
         runtime.accelerate(runtime.prepare(self.model)).train()
         name = config.optim.name.lower()
         self._optimizer = create_optimizer(
@@ -68,7 +68,7 @@ class BareLoop:
         )
         if name in PREPARABLE:
             runtime.prepare_optimizer(self._optimizer)
-        lrs, decays = parts.state.schedule.values(0, self._optimizer)
+        lrs, decays = parts.plan.schedule.values(0, self._optimizer)
         runtime.set_hyperparameters(self._optimizer, lrs, decays)
         images = parts.train_loader.facts
         view = create_view(*images.normalisation, channels=images.image_shape[2])

@@ -1,4 +1,4 @@
-"""Measures the engine's own loop on one replica: `fit` runs, its hooks hold the watch.
+"""Measures the engine's own steps on one replica.
 
 A block of steps lies between two moments at which the device has finished all that it was given,
 so nothing is left out of a block's time: input, step, log points, dispatch.
@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import json
 import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -24,11 +23,11 @@ from tools.benchmarking.flops import count_flops, get_peak_tflops, name_hardware
 
 if TYPE_CHECKING:
     from datasets import Batch
+    from engine import StepResult
     from job.build import Parts
     from job.spec import Job
     from tools.benchmarking.bare import BareLoop
     from utils.runtime.base import Runtime
-    from utils.runtime.feeding import Feeder
 
 MAX_WARMUP_STEPS = 200
 _QUIET_STEPS = 3  # without a new graph, before graphs count as stable
@@ -106,9 +105,9 @@ def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
             prepared = list(itertools.islice(batches(0), _PREPARED_BATCHES))
             batches = partial(_repeat, prepared)
             bare = _warm_bare_loop(runtime, job, parts, prepared) if pace.bare else None
-        recorder = Recorder(runtime, parts, pace, bare)
+        recorder = Recorder(runtime, pace, bare)
         recorder.exclude(before)
-        run_engine(runtime, job, parts, recorder=recorder, batches=batches)
+        run_engine(runtime, parts, recorder, batches)
         records = runtime.ranks.gather(recorder.finish())
     finally:
         parts.close()
@@ -120,43 +119,42 @@ def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
 
 
 def run_engine(
-    runtime: Runtime,
-    job: Job,
-    parts: Parts,
-    *,
-    recorder: Recorder,
-    batches: Callable[[int], Iterable[Batch]],
+    runtime: Runtime, parts: Parts, recorder: Recorder, batches: Callable[[int], Iterable[Batch]]
 ) -> None:
-    """The engine's `fit` with hooks that evaluate and save nothing."""
-    from engine import Hooks, fit
+    """The engine's steps and log points, without evaluations and checkpoints."""
+    from engine import run_steps
+    from utils.metrics import LoopMeter
 
-    plan = parts.plan
-    # The recorder ends the loop; the run's own log points stay.
-    plan.total_steps = plan.eval_every = plan.checkpoint_every = sys.maxsize
-    hooks = Hooks(
-        batches=batches,
-        evaluate=lambda state: {"top1": 0.0},
-        write=lambda step, scalars: None,
-        save=lambda state, best: None,
-        global_batch_size=job.config.data.global_batch_size,
-        begin_step=recorder.begin_step,
-    )
-    state = parts.state
-    objective = runtime.prepare_objective(parts.objective, state.model, state.extra)
-    with recorder.watch_input():
-        fit(state, plan, hooks, objective, runtime)
+    state, plan = parts.state, parts.plan
+    task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
+    steps = run_steps(state, batches(state.step), task, runtime, plan)
+    budget = plan.graph_budget + recorder.foreign_graphs
+    meter = LoopMeter(runtime, budget, plan.steps_per_epoch, task.unit[0])
+    recorder.begin(state.step)
+    with contextlib.closing(steps):
+        for result in steps:
+            meter.end_step(result.step, plan.global_batch_size, result.wait_s)
+            runtime.flush_deferred()
+            if result.step % plan.log_every == 0:
+                meter.take(result.step)
+                runtime.defer(lambda values: None, scalars=result.values)
+            if recorder.end_step(result):
+                break
 
 
 class Recorder:
-    """Called before each step: waits for stable graphs, then times blocks of steps."""
+    """Told of each step: waits for stable graphs, then times blocks of steps.
 
-    def __init__(
-        self, runtime: Runtime, parts: Parts, pace: Pace, bare: BareLoop | None = None
-    ) -> None:
-        self._runtime, self._parts, self._pace, self._bare = runtime, parts, pace, bare
+    Attributes:
+      foreign_graphs: that the bare loop has compiled, and the run's budget does not count.
+    """
+
+    def __init__(self, runtime: Runtime, pace: Pace, bare: BareLoop | None = None) -> None:
+        self._runtime, self._pace, self._bare = runtime, pace, bare
         self._record = Record()
         self._clock = _create_clock(runtime)
-        self._feeder: Feeder | None = None
+        self._last_result: StepResult | None = None
+        self.foreign_graphs = 0
         self._counted = (0, 0.0)
         self._seen_graphs, self._quiet = -1, 0
         self._last = time.perf_counter()
@@ -171,32 +169,24 @@ class Recorder:
         if self._bare is not None:
             graphs, seconds = self._bare.compiled
             self._counted = (before[0] + graphs, before[1] + seconds)
-            self._parts.plan.graph_budget += graphs
+            self.foreign_graphs = graphs
 
-    @contextlib.contextmanager
-    def watch_input(self) -> Iterator[None]:
-        """See the feeder that the loop makes: it knows how long a step waited for its batch."""
-        original = self._runtime.prefetch
+    def begin(self, step: int) -> None:
+        """The first step is about to begin."""
+        self._warm_up(step)
 
-        def prefetch(batches: Iterable[Any], depth: int = 2) -> Feeder:
-            self._feeder = original(batches, depth)
-            return self._feeder
-
-        self._runtime.prefetch = prefetch
-        yield
-        del self._runtime.prefetch
-
-    def begin_step(self, step: int) -> None:
-        """The hook of the loop."""
+    def end_step(self, result: StepResult) -> bool:
+        """A step was dispatched, and the next one may begin; whether all is measured."""
+        self._last_result = result
         if not self._is_measuring:
-            self._warm_up(step)
-        elif len(self._record.blocks) < self._pace.repeats:
-            self._wait_s += self._feeder.wait_s
-            if len(self._clock) < self._pace.steps:
-                self._clock.stamp()
-            else:
-                self._end_block()
-                self._start_block(step)
+            self._warm_up(result.step)
+            return False
+        self._wait_s += result.wait_s
+        if len(self._clock) < self._pace.steps:
+            self._clock.stamp()
+            return False
+        self._end_block()
+        return self._start_block()
 
     def finish(self) -> Record:
         """Everything, with what is known at the end alone."""
@@ -219,7 +209,7 @@ class Recorder:
             self._is_measuring = True
             self._wait_for_device()
             self._at_start = (graphs, self._runtime.counters()["host_reads"])
-            self._start_block(step)
+            self._start_block()
         elif step >= self._pace.warmup_steps + MAX_WARMUP_STEPS:
             raise UnstableGraphsError(
                 f"graphs are not stable after {step} steps: {graphs} so far; a shape or a Python "
@@ -227,10 +217,11 @@ class Recorder:
             )
         self._last = time.perf_counter()
 
-    def _start_block(self, step: int) -> None:
+    def _start_block(self) -> bool:
+        """Set the watch, unless all blocks are measured; whether they are."""
         if len(self._record.blocks) == self._pace.repeats:
-            self._close(step)
-            return
+            self._close()
+            return True
         if self._bare is not None:
             self._bare_times = self._bare.run(self._pace.steps)
         if not self._record.blocks:
@@ -239,6 +230,7 @@ class Recorder:
         self._cpu_began = time.process_time()
         self._began = time.perf_counter()
         self._clock.start()
+        return False
 
     def _end_block(self) -> None:
         self._wait_for_device()
@@ -247,8 +239,8 @@ class Recorder:
         block = Block(wall, cpu, self._wait_s, self._clock.take(), self._bare_times)
         self._record.blocks.append(block)
 
-    def _close(self, step: int) -> None:
-        """Note what was compiled and held, and let the loop end after this step."""
+    def _close(self) -> None:
+        """Note what was compiled and held."""
         record, runtime = self._record, self._runtime
         graphs, seconds = count_compiles(runtime)
         record.graphs = graphs - self._counted[0]
@@ -257,11 +249,11 @@ class Recorder:
         record.host_reads_measured = runtime.counters()["host_reads"] - self._at_start[1]
         record.host_rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         record.device_gib = get_peak_device_gib(runtime)
-        self._parts.plan.total_steps = step + 1
 
     def _wait_for_device(self) -> None:
         """A number that the last step has made: reading it waits for that step."""
-        self._runtime.fetch(self._parts.state.first_bad_step)
+        if self._last_result is not None:
+            self._runtime.fetch(self._last_result.values)
 
 
 class _HostClock:
@@ -358,7 +350,6 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, 
     """What was measured, and what its arithmetic weighs."""
     section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
-    image_shape = parts.train_loader.facts.image_shape
     return {
         "processes": runtime.ranks.size,
         "devices": runtime.device_count,
@@ -366,10 +357,12 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, 
         "global_batch_size": job.config.data.global_batch_size,
         "steps": pace.steps,
         "repeats": pace.repeats,
-        "image_shape": list(image_shape),
+        "image_shape": list(parts.train_loader.facts.image_shape),
         "parameters": parts.count_parameters(),
         "flops_per_image": count_flops(
-            job.config, num_classes=job.num_classes, image_shape=image_shape
+            job.config,
+            num_classes=job.facts.num_classes,
+            image_shape=parts.train_loader.facts.image_shape,
         ),
         "peak_tflops": get_peak_tflops(hardware, section.precision, tf32=section.tf32),
     }

@@ -223,7 +223,7 @@ def find_faults(
 ) -> list[Fault]:
     """Known faults of training steps on TPUs, each with its size."""
     found = [*_find_copies(steps), *_find_wide(steps, batch, is_bf16=is_bf16)]
-    large = [name for name in export.undonated if name != "first_bad_step"]
+    large = export.undonated
     for kind, names, text in (
         ("undonated state", large, "tensors are replaced without giving their memory back"),
         ("gradients alive", export.gradients_alive, "gradients are held across the step"),

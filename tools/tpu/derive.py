@@ -262,13 +262,8 @@ def _write_answers(live: Any, top_k: int, target: Path) -> None:
     import torch
 
     from job.check import describe_answers
-    from tasks.teacher_cache import (
-        CacheShape,
-        CacheWriter,
-        pack_answers,
-        settle_processes,
-        write_manifest,
-    )
+    from job.spec import settle_processes
+    from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
 
     stream, teachers, classes = describe_answers(live)
     size = live.data.global_batch_size

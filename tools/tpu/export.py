@@ -1,7 +1,7 @@
 """Traces the very step that the engine runs and exports it as StableHLO, on a host without a TPU.
 
-`engine.fit` runs on the XLA runtime; where the first step would be dispatched, its graph is taken
-instead and the loop is left. Weights are random: a compiler does not look at them.
+`engine.run_steps` runs on the XLA runtime; where its first step would be dispatched, its graph is
+taken instead. Weights are random: a compiler does not look at them.
 """
 
 from __future__ import annotations
@@ -61,10 +61,6 @@ class StepExport:
     parameters: int = 0
 
 
-class StepTracedError(Exception):
-    """Leaves the engine's loop with the step's graph in hand."""
-
-
 def prepare_tracing(devices: int = 1) -> None:
     """Set the environment that tracing needs; before torch_xla is imported."""
     os.environ["PJRT_DEVICE"] = "CPU"
@@ -84,22 +80,19 @@ def trace_step(config: RunConfig) -> StepExport:
     parts = build_parts(runtime, job)
     runtime.prepare_optimizer(parts.state.optimizer)
     try:
-        return _run_fit(runtime, job, parts)
+        return _run_step(runtime, job, parts)
     finally:
         parts.close()
 
 
 def _create_tracing_runtime(config: RunConfig) -> Any:
-    """The configuration's own runtime, whose step is recorded and never dispatched."""
-    from utils.runtime import create_runtime
+    """A runtime of the configuration's own kind, whose step is recorded and never dispatched."""
+    from utils.runtime import find_runtime_class
 
-    created = create_runtime(config.runtime)
-
-    class TracingRuntime(type(created)):
-        """Hands the recorded step over instead of dispatching it."""
+    class TracingRuntime(find_runtime_class(config.runtime)):
+        """Labels the phases of the step, and tells of its end instead of dispatching it."""
 
         on_dispatch: Callable[[], None] | None = None
-        on_log: Callable[[Any], None] | None = None
         label: Callable[[str], None] | None = None
         _in_step = False
 
@@ -119,72 +112,62 @@ def _create_tracing_runtime(config: RunConfig) -> Any:
             else:
                 super().finish_step()
 
-        def defer(self, function: Any, *args: Any, scalars: Any) -> None:
-            self.on_log(scalars)
-            raise StepTracedError
-
         def backward(self, loss: Any, *, last: bool) -> None:
             self.label("loss")
             super().backward(loss, last=last)
+            if last:
+                self.label("gradients")
 
         def optimizer_step(self, optimizer: Any) -> None:
             self.label("optimizer")
             super().optimizer_step(optimizer)
 
-    class TracingRanks(type(created.ranks)):
-        """Says where the sum of the gradients begins."""
-
-        def reduce_gradients(self, optimizer: Any) -> None:
-            created.label("gradients")
-            super().reduce_gradients(optimizer)
-
-    created.__class__, created.ranks.__class__ = TracingRuntime, TracingRanks
-    return created
+    return TracingRuntime(config.runtime)
 
 
-def _run_fit(runtime: Any, job: Job, parts: Parts) -> StepExport:
-    """Call the engine's loop; where its first step would be logged, its graph is taken."""
-    from engine import Hooks, fit
+class _TracedTask:
+    """A run's task whose loss notes what lies in which memory before the step."""
+
+    def __init__(self, task: Any, before: Callable[[Any], None]) -> None:
+        self.unit, self.count, self.summarise = task.unit, task.count, task.summarise
+        self._task, self._before = task, before
+
+    def loss(self, model: Any, batch: Any) -> Any:
+        self._before(batch)
+        return self._task.loss(model, batch)
+
+
+def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
+    """Let the engine make one step, and take its graph where it would be dispatched."""
+    from engine import run_steps
     from job.stream import iterate_batches
 
-    labels, before = ScopeLabels(parts), {}
+    labels = ScopeLabels(parts)
     numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
-    taken: list[StepExport] = []
+    batch_ids: dict[str, int] = {}
+    state_ids: dict[str, int] = {}
     alive: list[str] = []
 
-    def objective(model: Any, batch: Any) -> Any:
+    def note(batch: Any) -> None:
         labels.enter("loss", "forward")
-        before.update(_get_data_ids(_name_batch(batch)))
-        if not alive_state:
-            alive_state.update(_get_data_ids(_collect_state(parts)))
-        return parts.objective(model, batch)
-
-    alive_state: dict[str, int] = {}
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("a traced step has no checkpoint or evaluation")
+        batch_ids.update(_get_data_ids(_name_batch(batch)))
+        if not state_ids:
+            state_ids.update(_get_data_ids(_collect_state(parts)))
 
     def check_gradients() -> None:
         named = parts.state.model.named_parameters()
         alive.extend(name for name, parameter in named if parameter.grad is not None)
 
-    def take(vector: Any) -> None:
-        labels.leave()
-        taken.append(_take_graph(parts, {**before, **alive_state}, vector, numbers))
-
-    runtime.on_dispatch, runtime.on_log = check_gradients, take
+    runtime.on_dispatch = check_gradients
     runtime.label = lambda role: labels.enter(role, "forward")
     host_ops = runtime.counters()["host_ops"]
-    hooks = Hooks(
-        batches=lambda step: itertools.islice(iterate_batches(parts, step), 1),
-        evaluate=refuse,
-        write=refuse,
-        save=refuse,
-        global_batch_size=job.config.data.global_batch_size,
-    )
-    with contextlib.suppress(StepTracedError), labels:
-        fit(parts.state, parts.plan, hooks, objective, runtime)
-    export = taken[0]
+    batches = itertools.islice(iterate_batches(parts, 0), 1)
+    task = _TracedTask(parts.task, note)
+    steps = run_steps(parts.state, batches, task, runtime, parts.plan)
+    with contextlib.closing(steps), labels:
+        result = next(steps)
+        labels.leave()
+        export = _take_graph(parts, {**batch_ids, **state_ids}, result.values, numbers)
     export.gradients_alive = alive
     export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
     export.image_shape = tuple(parts.train_loader.facts.image_shape)
@@ -226,7 +209,6 @@ def _take_graph(
         arguments = _name_by_numbers(arguments, values, numbers)
         places = {name: position for position, name in enumerate(arguments)}
         donations = {places[n]: r for r, n in enumerate(names) if n in places}
-        donations = {a: r for a, r in donations.items() if names[r] != "first_bad_step"}
     kept = set(donations.values())
     bytecode = bindings._get_stablehlo(outputs, str(vector.device), [], True)
     digest = compute_digest(bindings._get_xla_tensors_hlo(outputs))
@@ -287,8 +269,8 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
     state = parts.state
     found = dict(state.model.named_parameters(prefix="model"))
     found |= dict(state.model.named_buffers(prefix="model"))
-    found |= dict(state.extra.named_parameters(prefix="extra"))
-    found |= dict(state.extra.named_buffers(prefix="extra"))
+    found |= dict(state.loss_modules.named_parameters(prefix="extra"))
+    found |= dict(state.loss_modules.named_buffers(prefix="extra"))
     if state.ema is not None:
         found |= dict(state.ema.named_parameters(prefix="ema"))
         found |= dict(state.ema.named_buffers(prefix="ema"))
@@ -297,11 +279,10 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
         for key, value in values.items():
             if hasattr(value, "device") and value.device.type == "xla":
                 found[f"optimizer/{names[id(parameter)]}|{key}"] = value
-    found["first_bad_step"] = state.first_bad_step
-    for number, teacher in enumerate(parts.own_teachers()):
+    for number, teacher in enumerate(parts.task.own_teachers):
         found |= dict(teacher.named_parameters(prefix=f"teacher{number or ''}"))
         found |= dict(teacher.named_buffers(prefix=f"teacher{number or ''}"))
-    found |= dict(parts.view.named_buffers(prefix="view"))
+    found |= dict(parts.task.view.named_buffers(prefix="view"))
     return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}
 
 

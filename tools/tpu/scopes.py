@@ -65,7 +65,7 @@ class ScopeLabels:
 
     def __enter__(self) -> ScopeLabels:
         self._watch(self._parts.state.model, "student")
-        for number, teacher in enumerate(self._parts.objective.teachers):
+        for number, teacher in enumerate(self._parts.task.teachers):
             self._watch(teacher.model, f"teacher{number or ''}")
         return self
 

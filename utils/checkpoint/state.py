@@ -74,11 +74,11 @@ def collect_state(
     """Parts and facts of a train state, as host tensors.
 
     Args:
-      state: has model, ema, extra, optimizer, scaler, step, best_metric and the like.
+      state: has model, ema, loss_modules, optimizer, scaler, step, best_score and the like.
       fetch_all: dict of device tensors -> dict of host tensors, in one read.
     """
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
-    flat |= {f"extra/{k}": v for k, v in state.extra.state_dict().items()}
+    flat |= {f"extra/{k}": v for k, v in state.loss_modules.state_dict().items()}
     if state.ema is not None:
         flat |= {f"ema/{k}": v for k, v in state.ema.state_dict().items()}
     tensors, scalars = _flatten_optimizer(state)
@@ -89,7 +89,7 @@ def collect_state(
         parts.setdefault(part, {})[name] = value
     facts = {
         "step": state.step,
-        "best_metric": state.best_metric,
+        "best_metric": state.best_score,
         "input_processes": state.input_processes,
         "skipped_steps": list(state.skipped_steps),
         "optimizer": scalars,
@@ -120,7 +120,7 @@ def restore_state(
     Raises:
       UserError: the checkpoint is of another model, optimizer or EMA setting; names the misfits.
     """
-    modules = {"model": state.model, "extra": state.extra, "ema": state.ema}
+    modules = {"model": state.model, "extra": state.loss_modules, "ema": state.ema}
     own: Parts = {
         part: {} if module is None else module.state_dict() for part, module in modules.items()
     }
@@ -131,7 +131,7 @@ def restore_state(
     _restore_scalars(state, facts["optimizer"])
     if state.scaler is not None and facts.get("scaler"):
         state.scaler.load_state_dict(facts["scaler"])
-    state.step, state.best_metric = facts["step"], facts["best_metric"]
+    state.step, state.best_score = facts["step"], facts["best_metric"]
     state.input_processes = facts.get("input_processes", 0)
     state.skipped_steps = tuple(facts.get("skipped_steps", ()))
 
@@ -191,7 +191,7 @@ def _check_fit(own: Parts, found: Parts, place: Place) -> None:
 
 def _names_of(state: Any) -> dict[nn.Parameter, str]:
     names = {p: name for name, p in state.model.named_parameters()}
-    return names | {p: f"extra.{name}" for name, p in state.extra.named_parameters()}
+    return names | {p: f"extra.{name}" for name, p in state.loss_modules.named_parameters()}
 
 
 def _file_orders_of(state: Any) -> dict[str, tuple[int, ...]]:

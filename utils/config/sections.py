@@ -218,6 +218,7 @@ class OptimSection(Section):
 class TrainSection(Section):
     """The loop."""
 
+    task: str = Field("classify", description="what is learnt: a name in tasks/, here classify")
     epochs: int = Field(
         90,
         ge=1,

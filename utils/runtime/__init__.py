@@ -13,7 +13,7 @@ from utils.runtime.choice import (
     is_silent_rank,
     prepare_environment,
 )
-from utils.runtime.launcher import create_runtime, launch
+from utils.runtime.launcher import create_runtime, find_runtime_class, launch
 
 __all__ = [
     "choose_device",
@@ -21,6 +21,7 @@ __all__ = [
     "create_runtime",
     "describe_device",
     "find_planned_ranks",
+    "find_runtime_class",
     "is_silent_rank",
     "launch",
     "prepare_environment",

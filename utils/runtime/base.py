@@ -35,6 +35,18 @@ class BatchLike(Protocol):
     def split(self, parts: int, blocks: int = 1) -> list[Self]: ...
 
 
+class LossTask(Protocol):
+    """What a runtime asks of a task: that its loss can be called in another way."""
+
+    unit: tuple[str, int]
+
+    def loss(self, model: nn.Module, batch: Any) -> Any: ...
+
+    def count(self, model: nn.Module, batch: Any) -> Tensor: ...
+
+    def summarise(self, sums: Tensor) -> Any: ...
+
+
 B = TypeVar("B", bound=BatchLike)
 T = TypeVar("T")
 
@@ -108,11 +120,9 @@ class Runtime(ABC):
         """A placed model whose forward pass may be compiled or laid out for the device."""
         return module
 
-    def prepare_objective(
-        self, objective: Callable[[nn.Module, B], T], model: nn.Module, extra: nn.Module
-    ) -> Callable[[nn.Module, B], T]:
-        """The objective as the loop calls it: may begin to sum gradients in the backward pass."""
-        return objective
+    def prepare_task(self, task: LossTask, model: nn.Module, loss_modules: nn.Module) -> LossTask:
+        """The task as the loop calls it: may begin to sum gradients in the backward pass."""
+        return task
 
     def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Call a block of a model that is computed again in the backward pass."""

@@ -44,9 +44,14 @@ def launch(section: RuntimeSection, worker: Callable[..., int | None], *args: An
 
 def create_runtime(section: RuntimeSection) -> Runtime:
     """The runtime of this process, for tests and tools that run one replica in place."""
+    return find_runtime_class(section)(section)
+
+
+def find_runtime_class(section: RuntimeSection) -> type[Runtime]:
+    """The class of runtime that a section asks for, the environment prepared for it."""
     name = choose_device(section)
     prepare_environment(name)
-    return _find_class(name, section)(section)
+    return _find_class(name, section)
 
 
 def _start(

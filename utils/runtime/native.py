@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.runtime.base import DTYPES, B, Runtime, T, derive_seed
+from utils.runtime.base import DTYPES, B, LossTask, Runtime, derive_seed
 from utils.runtime.group import ProcessGroup
 from utils.runtime.ranks import ProcessRanks
 
@@ -56,12 +55,10 @@ class NativeRuntime(Runtime):
             module.compile()
         return module
 
-    def prepare_objective(
-        self, objective: Callable[[nn.Module, B], T], model: nn.Module, extra: nn.Module
-    ) -> Callable[[nn.Module, B], T]:
+    def prepare_task(self, task: LossTask, model: nn.Module, loss_modules: nn.Module) -> LossTask:
         if not self._uses_ddp:
-            return objective
-        return _OverlappedObjective(_Step(objective, model, extra), self._reduce_dtype)
+            return task
+        return _OverlappedTask(task, model, loss_modules, self._reduce_dtype)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
@@ -86,32 +83,37 @@ class NativeRuntime(Runtime):
 class _Step(nn.Module):
     """All trainable modules behind one forward, as DistributedDataParallel wants them."""
 
-    def __init__(
-        self, objective: Callable[[nn.Module, B], T], model: nn.Module, extra: nn.Module
-    ) -> None:
+    def __init__(self, task: LossTask, model: nn.Module, loss_modules: nn.Module) -> None:
         super().__init__()
-        self.objective, self.model, self.extra = objective, model, extra
+        self.task, self.model, self.loss_modules = task, model, loss_modules
 
-    def forward(self, batch: B) -> T:
-        return self.objective(self.model, batch)
+    def forward(self, batch: B) -> Any:
+        return self.task.loss(self.model, batch)
 
 
-class _OverlappedObjective:
-    """An objective whose backward pass sums gradients over ranks bucket by bucket.
+class _OverlappedTask:
+    """A task whose backward pass sums gradients over ranks bucket by bucket.
 
     Only the last micro-batch of a step communicates.
     """
 
-    def __init__(self, step: _Step, reduce_dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        task: LossTask,
+        model: nn.Module,
+        loss_modules: nn.Module,
+        reduce_dtype: torch.dtype,
+    ) -> None:
+        self.unit, self.count, self.summarise = task.unit, task.count, task.summarise
         # find_unused_parameters: buckets are then never rebuilt after the first step, which would
         # add up in another order than a resumed run does.
         self._ddp = DistributedDataParallel(
-            step, broadcast_buffers=False, find_unused_parameters=True
+            _Step(task, model, loss_modules), broadcast_buffers=False, find_unused_parameters=True
         )
         if reduce_dtype == torch.bfloat16:
             self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
-    def __call__(self, model: nn.Module, batch: B) -> T:
+    def loss(self, model: nn.Module, batch: B) -> Any:
         if batch.is_last:
             return self._ddp(batch)
         with self._ddp.no_sync():

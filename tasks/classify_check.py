@@ -1,0 +1,249 @@
+"""What can be found wrong with a classification before a device is touched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from big_vision.pp.checks import require_valid_spec
+from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
+from datasets import DatasetFacts, describe_dataset, require_images
+from losses import LossInputs, Objective, SparseTeacher, create_objective
+from models import (
+    FeatureTap,
+    Teacher,
+    View,
+    combine_answers,
+    create_teachers,
+    get_teacher_sections,
+    hash_teacher,
+)
+from tasks.facts import TaskFacts
+from tasks.rehearsal import (
+    FeatureShapes,
+    ImageShapes,
+    check_images,
+    create_student_view,
+    find_feature_shapes,
+    get_image_shapes,
+)
+from tasks.teacher_cache import open_cache
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyFacts(TaskFacts):
+    """What is known of a classification of images.
+
+    Args:
+      num_classes: of student, teachers and dataset.
+      image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
+      feature_shapes: of the layers that losses look at; none: only a run can tell.
+    """
+
+    num_classes: int
+    image_shapes: ImageShapes
+    feature_shapes: FeatureShapes | None
+
+
+class ClassifyCheck:
+    """Looks at a configuration, then at the student on the meta device.
+
+    Attributes:
+      dataset: sizes and classes of the splits.
+      model_arguments: what the student must be created with.
+      losses: what is trained beside the student, and what its blocks are asked for.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        require_valid_spec(config.data.train_pp, "data.train_pp")
+        require_valid_spec(config.data.eval_pp, "data.eval_pp")
+        _check_ranges(config)
+        self.dataset = describe_dataset(config.data, config.model.known_sizes)
+        self.num_classes = _choose_classes(config, self.dataset)
+        self.model_arguments = {"num_classes": self.num_classes}
+        self.losses = create_objective(config.distill)
+        self._shapes: ImageShapes = {}
+        self._feature_shapes: FeatureShapes | None = None
+
+    @property
+    def stream(self) -> dict[str, Any]:
+        """What beside keys decides which answers a teacher gives."""
+        return {"num_classes": self.num_classes}
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples that pairs or groups do not divide; see the function."""
+        check_micro_batch(self.config, self.losses, examples, devices)
+
+    def rehearse(self, student: nn.Module) -> None:
+        """Try images, teachers, losses and projections on a student on the meta device."""
+        config = self.config
+        if config.train.scan_layers and self.losses.student_layers():
+            raise UserError(
+                "train.scan_layers hides the blocks' features from distill.losses with layers; "
+                "drop one of them"
+            )
+        self._shapes = get_image_shapes(self.dataset)
+        view = create_student_view(config, self._shapes)
+        teachers = self._create_teachers(student, view)
+        _rehearse_losses(config, self.num_classes, student, self.losses)
+        live = [] if config.distill.teacher_cache else teachers
+        check_images(config, student, live, self._shapes)
+        if self._shapes["train"] is not None and not config.distill.teacher_cache:
+            shapes = find_feature_shapes(student, teachers, self.losses, self._shapes["train"])
+            with torch.device("meta"):
+                self.losses.build(*shapes)
+            self._feature_shapes = shapes
+
+    def find_facts(self) -> ClassifyFacts:
+        """All that was found, once the student has been tried."""
+        return ClassifyFacts(
+            dataset=self.dataset,
+            model_arguments=self.model_arguments,
+            export=_describe_export(self.config, self.num_classes),
+            stream=self.stream,
+            teachers=identify_teachers(self.config),
+            description=self._describe(),
+            num_classes=self.num_classes,
+            image_shapes=self._shapes,
+            feature_shapes=self._feature_shapes,
+        )
+
+    def check_stream(self, stream: dict[str, Any], teachers: list[str]) -> None:
+        """Refuse stored answers to another stream of examples or of other teachers."""
+        if self.config.distill.teacher_cache:
+            open_cache(self.config, stream, teachers, shard=(0, 1))
+
+    def _create_teachers(self, student: nn.Module, view: View) -> list[Teacher]:
+        """The teachers on the meta device, their names, weights, classes and layers looked at."""
+        config = self.config
+        teachers = create_teachers(
+            config.distill, num_classes=self.num_classes, student_view=view, device="meta"
+        )
+        FeatureTap(student, self.losses.student_layers(), "student")
+        layers = self.losses.teacher_layers()
+        if layers and (not teachers or config.distill.teacher_cache):
+            raise UserError(
+                "distill.losses names layers of a teacher, but no teacher with weights of its own "
+                "runs in the step; drop distill.teacher_cache or name a teacher"
+            )
+        if layers:
+            FeatureTap(teachers[0].model, layers, "teacher")
+        return teachers
+
+    def _describe(self) -> str:
+        text, distill = f"{self.num_classes} classes", self.config.distill
+        if self._shapes["train"] is not None:
+            text += f", images of {' x '.join(map(str, self._shapes['train']))}"
+        teachers = [one.weights or one.model for one in get_teacher_sections(distill)]
+        if distill.teacher_cache:
+            teachers = [distill.teacher_cache]
+        if teachers:
+            losses = [distill.loss, *(term.name for term in distill.losses)]
+            text += f"; {', '.join(filter(None, losses))} from {', '.join(teachers)}"
+        return text
+
+
+def check_micro_batch(config: RunConfig, losses: Objective, examples: int, devices: int) -> None:
+    """Refuse a device's micro-batch that does not hold whole pairs and whole groups.
+
+    Mixing mixes pairs, and some losses compare the examples of a group.
+
+    Args:
+      examples: of one device's micro-batch.
+      devices: that the global batch is dealt to.
+    """
+    batch, parts = config.data.global_batch_size, config.train.accumulate_steps
+    if examples % 2 and (config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0):
+        raise UserError(
+            f"data.global_batch_size ({batch}) leaves {examples} examples for the micro-batch of "
+            f"each of {devices} devices, but mixup and cutmix mix pairs; make it a multiple of "
+            f"{2 * parts * devices} or switch mixing off"
+        )
+    for size in losses.group_sizes():
+        if examples % size:
+            raise UserError(
+                f"distill.group_size ({size}) does not divide the micro-batch of {examples} "
+                f"examples on each of {devices} devices; choose a divisor"
+            )
+
+
+def identify_teachers(config: RunConfig) -> list[str]:
+    """Hashes of the teachers, and how several become one answer."""
+    hashes = [hash_teacher(one) for one in get_teacher_sections(config.distill)]
+    return [*hashes, config.distill.ensemble] if len(hashes) > 1 else hashes
+
+
+def _check_ranges(config: RunConfig) -> None:
+    """Pixels reach the model on one scale, in training and in evaluation."""
+    if config.run.eval_only:
+        require_range(config.data.eval_pp, "data.eval_pp")
+    else:
+        require_equal_ranges(config.data.train_pp, config.data.eval_pp)
+
+
+def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
+    images = require_images(dataset.examples["train"], config.data.source)
+    dataset_classes = images.num_classes
+    classes = config.model.num_classes or dataset_classes
+    if classes < dataset_classes:
+        raise UserError(
+            f"model.num_classes ({classes}) is less than the {dataset_classes} classes of "
+            f"{config.data.name or config.data.source}; raise it or leave it out"
+        )
+    return classes
+
+
+def _describe_export(config: RunConfig, classes: int) -> dict[str, Any]:
+    """How to create the student again, and what its input looks like."""
+    arguments = dict(config.model.args)
+    if config.model.image_size is not None:
+        arguments["img_size"] = config.model.image_size
+    mean, std = split_device_ops(config.data.eval_pp)[1]
+    return {
+        "model": config.model.name,
+        "args": arguments,
+        "num_classes": classes,
+        "mean": list(mean),
+        "std": list(std),
+    }
+
+
+def _rehearse_losses(
+    config: RunConfig, classes: int, student: nn.Module, losses: Objective
+) -> None:
+    """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.
+
+    That is the number of teachers it gets, stored answers, or a distillation token.
+    """
+    examples = math.lcm(2, *losses.group_sizes())
+    logits = torch.empty((examples, classes), device="meta")
+    sections, cached = get_teacher_sections(config.distill), bool(config.distill.teacher_cache)
+    answers = combine_answers(
+        [logits] * (0 if cached else len(sections)),
+        [section.weight for section in sections],
+        config.distill.ensemble,
+    )
+    rank, index = logits[:, :1], torch.zeros((examples, 1), dtype=torch.int32, device="meta")
+    inputs = LossInputs(
+        student_logits=logits,
+        targets=logits,
+        labels=index[:, 0],
+        teacher_logits=answers,
+        sparse_teacher=SparseTeacher(rank, index, rank[:, 0]) if cached else None,
+        student_distill_logits=logits if hasattr(student, "set_distilled_training") else None,
+    )
+    for loss in losses.losses:
+        if not loss.student_layers():
+            loss.compute(inputs)  # autocast does not know the meta device

@@ -1,0 +1,30 @@
+"""`TaskFacts`: what a task has found out about a run before a device is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from datasets import DatasetFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFacts:
+    """What every replica is told of the task; it travels to other processes.
+
+    Args:
+      dataset: sizes and kinds of the splits.
+      model_arguments: what the student is created with: `{"num_classes": 10}`.
+      export: how the exported student is created again, and what its input looks like.
+      stream: what of the task decides which examples, in which form, come when.
+      teachers: hashes of the teachers that the run names, and how several become one.
+      description: for a person, of the student's answers and of who teaches them.
+    """
+
+    dataset: DatasetFacts
+    model_arguments: dict[str, Any]
+    export: dict[str, Any]
+    stream: dict[str, Any]
+    teachers: list[str]
+    description: str

@@ -1,0 +1,40 @@
+"""The exponential moving average of a model's weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+
+def create_ema(model: nn.Module) -> nn.Module:
+    """A copy of a model that averages its weights; never trained, in eval mode."""
+    return deepcopy(model).requires_grad_(False).eval()
+
+
+def get_ema_decay(decay: float, step: int) -> float:
+    """The decay at a step: a short run's average forgets its start, (1 + step) / (10 + step)."""
+    return min(decay, (1.0 + step) / (10.0 + step))
+
+
+@torch.no_grad()
+def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
+    """ema += weight * (model - ema), for parameters and float buffers.
+
+    Integer buffers (BatchNorm's count of batches) are copied.
+
+    Args:
+      weight: 1 - decay, a scalar on the device. A Python number would be merged with any equal
+        number of the graph, such as 1 - beta1, and cost another graph when the two meet.
+    """
+    pairs = list(zip(ema.state_dict().values(), model.state_dict().values(), strict=True))
+    moving = [(mine, theirs) for mine, theirs in pairs if mine.is_floating_point()]
+    if moving:
+        averages, values = (list(side) for side in zip(*moving, strict=True))
+        differences = torch._foreach_sub(values, averages)
+        torch._foreach_mul_(differences, weight)
+        torch._foreach_add_(averages, differences)
+    for mine, theirs in pairs:
+        if not mine.is_floating_point():
+            mine.copy_(theirs)
