@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from losses.base import Loss, LossInputs, LossOutput, Shapes
 from losses.factory import create_loss
 from losses.logits import soft_cross_entropy
+
+if TYPE_CHECKING:
+    from utils.config.sections import DistillSection, LossTerm
 
 
 class Objective(nn.Module):
@@ -68,11 +71,8 @@ class Objective(nn.Module):
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
 
 
-def create_objective(distill: Any) -> Objective:
+def create_objective(distill: DistillSection) -> Objective:
     """The objective of a `distill` section: its terms, or the task loss alone.
-
-    Args:
-      distill: `loss` or `losses` (name, args, weight), `temperature`, `alpha`, `group_size`.
 
     Raises:
       UserError: what `create_loss` refuses.
@@ -91,10 +91,9 @@ def create_objective(distill: Any) -> Objective:
     return Objective(terms, distill.alpha)
 
 
-def _with_layers(term: Any) -> dict[str, Any]:
+def _with_layers(term: LossTerm) -> dict[str, Any]:
     """A term's arguments; its `layers` are one of them."""
-    layers = getattr(term, "layers", None)
-    return {**term.args, "layers": layers} if layers else dict(term.args)
+    return {**term.args, "layers": term.layers} if term.layers else dict(term.args)
 
 
 def _scale(value: Tensor, term_scales: Tensor | None, index: int) -> Tensor:

@@ -148,6 +148,18 @@ def test_devices_and_their_values_are_choices_of_their_keys():
             assert key.devices.value != field.default, key.name
 
 
+def test_the_schema_of_the_configuration_tells_what_keys_say_of_themselves():
+    schema = json.loads(json.dumps(RunConfig.model_json_schema()))
+    assert schema["$defs"]["TrainSection"]["properties"]["epochs"]["resume"] == "warns"
+    assert schema["$defs"]["DataSection"]["properties"]["shuffle_gib"]["stream"] == "shuffle_gib"
+    tf32 = schema["$defs"]["RuntimeSection"]["properties"]["tf32"]
+    assert (tf32["devices"]["names"], "resume" in tf32, "stream" in tf32) == (
+        ["cuda"],
+        False,
+        False,
+    )
+
+
 def test_a_short_flag_stands_for_one_key_and_hides_none():
     flags = Counter(flag for key in get_keys().values() for flag in key.aliases)
     assert {flag for flag, count in flags.items() if count > 1} == set()

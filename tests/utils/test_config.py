@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from tests.test_floors import list_sources
 from utils.config import RunConfig, change, dump_config, load_config
-from utils.config.aliases import ALIASES
+from utils.config.aliases import ALIASES, OF_TIMM
 from utils.config.keys import iterate_keys
 from utils.errors import UserError
 
@@ -80,6 +80,11 @@ def test_help_imports_no_framework(help_run):
 def test_every_short_flag_of_the_family_is_an_alias():
     assert sorted(SHORT_FLAGS) == sorted(alias for names in ALIASES.values() for alias in names)
     assert set(ALIASES) <= set(iterate_keys())
+
+
+def test_other_flags_of_timm_are_no_flags_here_and_name_a_key():
+    assert {hint.partition("=")[0] for hint in OF_TIMM.values()} <= set(iterate_keys())
+    assert not OF_TIMM.keys() & set(SHORT_FLAGS)
 
 
 VALUES = {

@@ -63,8 +63,9 @@ def about(
     devices: Devices | None = None,
     aliases: tuple[str, ...] = (),
 ) -> dict[str, JsonDict]:
-    """The argument of pydantic's `Field` that holds an `About`."""
-    return {"json_schema_extra": asdict(About(resume, stream, devices, aliases))}
+    """The argument of pydantic's `Field` that holds an `About`, without what it leaves out."""
+    said = asdict(About(resume, stream, devices, aliases))
+    return {"json_schema_extra": {name: value for name, value in said.items() if value}}
 
 
 def read_about(extra: JsonDict) -> About:
