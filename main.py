@@ -13,7 +13,7 @@ import job
 from utils.config import load_config
 from utils.log import setup_logging
 from utils.programs import run_program
-from utils.runtime import choose_device, is_silent_rank
+from utils.runtime import is_silent_rank
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,16 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup_logging()
     words = sys.argv[1:] if argv is None else argv
     return run_program(
-        lambda: start(words), is_silent=is_silent_rank(),
+        lambda: job.start(load_config(words)), is_silent=is_silent_rank(),
         interrupted="interrupted; --resume auto goes on from the last checkpoint, if there is one",
     )  # fmt: skip
-
-
-def start(words: Sequence[str]) -> int:
-    """Run what the words of a command line say; gives the exit code."""
-    config = load_config(words)
-    choose_device(config.runtime)  # a device that is not here is said before PyTorch is imported
-    return job.start(config)
 
 
 if __name__ == "__main__":

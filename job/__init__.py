@@ -8,13 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from utils.runtime import choose_device
+
 if TYPE_CHECKING:
     from utils.config import RunConfig
 
 
 def start(config: RunConfig) -> int:
     """Check a configuration on the host, then run it on its runtime; gives the exit code."""
-    # PyTorch is imported behind this door: who asks for help or mistypes a flag waits for nothing.
+    device = choose_device(config.runtime)
+    # PyTorch is imported behind this door: who asks for help, mistypes a flag or names a device
+    # that is not here waits for nothing.
     from job.entry import start
 
-    return start(config)
+    return start(config, device)

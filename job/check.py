@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
 
 
-def check(config: RunConfig) -> Job:
+def check(config: RunConfig, device: str | None = None) -> Job:
     """All that can be found wrong without a device; nothing is written.
+
+    Args:
+      device: that has been chosen already; none: it is chosen here.
 
     Raises:
       UserError: the first thing that is wrong.
     """
-    device = choose_device(config.runtime)
+    device = device or choose_device(config.runtime)
     check_devices(device, **dict(config))
     kind = TASKS.get(config.train.task)
     _refuse_unread_keys(config, kind)

@@ -29,14 +29,14 @@ _STOPS = (
 )  # fmt: skip
 
 
-def start(config: RunConfig) -> int:
-    """Check a configuration on the host, then run it on its runtime; gives the exit code."""
-    job = check(config)
+def start(config: RunConfig, device: str) -> int:
+    """Check a configuration on the host, then run it on a runtime; gives the exit code."""
+    job = check(config, device)
     if config.run.check_only:
         return _show_check(job)
     logging.captureWarnings(True)
     try:
-        return launch(config.runtime, run, job)
+        return launch(config.runtime, run, job, device=job.device)
     except _STOPS as error:
         sys.stderr.write(f"the run was stopped: {error}\n")
         return EXIT_FAILED

@@ -24,13 +24,18 @@ _RUNTIMES = {
 _SPMD = ("utils.runtime.xla_spmd", "XlaSpmdRuntime")
 
 
-def launch(section: RuntimeSection, worker: Callable[..., int | None], *args: Any) -> int:
+def launch(
+    section: RuntimeSection, worker: Callable[..., int | None], *args: Any, device: str = ""
+) -> int:
     """Run `worker(runtime, *args)` on every replica; gives the exit code.
 
     `worker` must be a module-level function: replicas may be processes of their own. It gives its
     exit code, or none for 0.
+
+    Args:
+      device: that has been chosen already; empty: it is chosen here.
     """
-    name = choose_device(section)
+    name = device or choose_device(section)
     prepare_environment(name)
     try:
         return _start(name, section, worker, args)
