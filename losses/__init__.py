@@ -15,8 +15,8 @@ from losses import (
 )
 from losses.base import LOSSES, Loss, LossInputs, LossOutput
 from losses.factory import create_loss
-from losses.objective import Objective, create_objective
 from losses.sparse import SparseTeacher
+from losses.weighted import WeightedLoss, create_weighted_loss
 
 FAMILIES = (
     cached,
@@ -38,8 +38,8 @@ __all__ = [
     "Loss",
     "LossInputs",
     "LossOutput",
-    "Objective",
     "SparseTeacher",
+    "WeightedLoss",
     "create_loss",
-    "create_objective",
+    "create_weighted_loss",
 ]

@@ -36,7 +36,7 @@ class LossInputs:
       example_indices: int [B], positions in the training split (`crd`).
       contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, where they are
         given with reference values; in a run `crd` draws them on the device.
-      term_scales: float [terms], scheduled factors on the objective's weights, as data.
+      term_scales: float [terms], scheduled factors on the weights of the terms, as data.
     """
 
     student_logits: Tensor
@@ -61,7 +61,7 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """One step's objective.
+    """One step's loss.
 
     Attributes:
       total: scalar that carries the gradient; float32, or float64 for float64 inputs.

@@ -1,4 +1,4 @@
-"""Models by name: `create_model` for students, `Teacher` for teachers, views of their input."""
+"""Models by name: `create_model` for students, `Teacher` for teachers, their `InputTransform`."""
 
 from models import cifar_resnet as cifar_resnet
 from models.batch_norm import synchronise_batch_norm
@@ -14,19 +14,19 @@ from models.teacher import (
     get_teacher_sections,
     hash_teacher,
 )
-from models.views import View, create_view
+from models.transforms import InputTransform, create_input_transform
 
 __all__ = [
     "EMA",
     "FeatureTap",
+    "InputTransform",
     "Teacher",
-    "View",
     "apply_patches",
     "check_patch_names",
     "combine_answers",
+    "create_input_transform",
     "create_model",
     "create_teachers",
-    "create_view",
     "export_model",
     "find_model_name",
     "get_feature_shapes",

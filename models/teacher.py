@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
-from models.views import View, spread_channels
+from models.transforms import InputTransform, spread_channels
 from models.weights import load_into, load_weights, open_weights, read_facts
 from utils.config.sections import TeacherSection
 from utils.errors import UserError
@@ -31,17 +31,22 @@ class Teacher(nn.Module):
 
     Args:
       model: logits [B, Kt] of its normalised input.
-      view: pixels [B, C, H, W] of 0..255 -> that input.
+      transform: pixels [B, C, H, W] of 0..255 -> that input.
       classes: int [K], the teacher's class for each class of the student; none: the same.
       weight: share in an ensemble.
     """
 
     def __init__(
-        self, model: nn.Module, view: View, *, classes: Tensor | None = None, weight: float = 1.0
+        self,
+        model: nn.Module,
+        transform: InputTransform,
+        *,
+        classes: Tensor | None = None,
+        weight: float = 1.0,
     ) -> None:
         super().__init__()
         self.model = model.requires_grad_(False)
-        self.view = view
+        self.transform = transform
         self.weight = weight
         self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
         self.register_buffer("classes", classes, persistent=False)
@@ -54,7 +59,7 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
         """Float32 logits [B, K] of raw pixels [B, C, H, W]."""
-        logits = self.model(self.view(pixels).to(self.dtype)).float()
+        logits = self.model(self.transform(pixels).to(self.dtype)).float()
         return logits if self.classes is None else logits.index_select(1, self.classes)
 
 
@@ -66,7 +71,7 @@ def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
 
 
 def hash_teacher(section: TeacherSection) -> str:
-    """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and view."""
+    """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and transform."""
     digest = hashlib.sha256()
     if section.weights:
         facts = read_facts(section.weights, _WEIGHTS_KEY)
@@ -83,7 +88,11 @@ def hash_teacher(section: TeacherSection) -> str:
 
 
 def create_teachers(
-    section: DistillSection, *, num_classes: int, student_view: View, device: str = "cpu"
+    section: DistillSection,
+    *,
+    num_classes: int,
+    student_transform: InputTransform,
+    device: str = "cpu",
 ) -> list[Teacher]:
     """The teachers that have weights of their own; empty without distillation.
 
@@ -92,7 +101,7 @@ def create_teachers(
 
     Args:
       num_classes: the student's.
-      student_view: what a teacher sees that has no view of its own.
+      student_transform: the input of a teacher that has no normalisation of its own.
       device: "cpu", or "meta" to check names, classes and weights at no cost.
 
     Raises:
@@ -100,7 +109,7 @@ def create_teachers(
     """
     _check_shares(section)
     sections = [one for one in get_teacher_sections(section) if one.model != EMA]
-    return [_create_teacher(one, num_classes, student_view, device) for one in sections]
+    return [_create_teacher(one, num_classes, student_transform, device) for one in sections]
 
 
 def combine_answers(
@@ -126,7 +135,7 @@ def combine_answers(
 
 
 def _create_teacher(
-    section: TeacherSection, num_classes: int, student_view: View, device: str
+    section: TeacherSection, num_classes: int, student_transform: InputTransform, device: str
 ) -> Teacher:
     _check_normalisation(section)
     facts = read_facts(section.weights, _WEIGHTS_KEY) if section.weights else {}
@@ -157,8 +166,8 @@ def _create_teacher(
         load_into(model, tensors, _WEIGHTS_KEY, section.weights)
     if section.dtype == "bf16":
         model = model.to(torch.bfloat16)
-    view = _create_view(section, facts, model, student_view)
-    return Teacher(model, view, classes=classes, weight=section.weight)
+    transform = _create_transform(section, facts, model, student_transform)
+    return Teacher(model, transform, classes=classes, weight=section.weight)
 
 
 def _choose_name(section: TeacherSection, facts: dict[str, Any]) -> str:
@@ -176,9 +185,12 @@ def _choose_name(section: TeacherSection, facts: dict[str, Any]) -> str:
     return find_model_name(name, "distill.teacher")
 
 
-def _create_view(
-    section: TeacherSection, facts: dict[str, Any], model: nn.Module, student_view: View
-) -> View:
+def _create_transform(
+    section: TeacherSection,
+    facts: dict[str, Any],
+    model: nn.Module,
+    student_transform: InputTransform,
+) -> InputTransform:
     """Its own size and normalisation where the section, its run or timm's hub tells them."""
     mean, std = section.mean, section.std
     if mean is None:
@@ -187,9 +199,14 @@ def _create_view(
     if mean is None and hub.get("mean"):
         mean, std = [255 * v for v in hub["mean"]], [255 * v for v in hub["std"]]
     if mean is None or std is None:
-        mean, std = student_view.mean.flatten().tolist(), student_view.std.flatten().tolist()
-    channels = student_view.mean.shape[1]
-    return View(spread_channels(mean, channels), spread_channels(std, channels), section.size)
+        mean, std = (
+            student_transform.mean.flatten().tolist(),
+            student_transform.std.flatten().tolist(),
+        )
+    channels = student_transform.mean.shape[1]
+    return InputTransform(
+        spread_channels(mean, channels), spread_channels(std, channels), section.size
+    )
 
 
 def _check_shares(section: DistillSection) -> None:

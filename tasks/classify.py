@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from datasets import ImageBatch, Loader, require_images
-from losses import LossInputs, LossOutput, SparseTeacher, create_objective
+from losses import LossInputs, LossOutput, SparseTeacher, create_weighted_loss
 from models import (
     EMA,
     FeatureTap,
     Teacher,
     combine_answers,
+    create_input_transform,
     create_model,
     create_teachers,
-    create_view,
     get_teacher_sections,
 )
 from models.patches import patch_for
-from models.views import to_pixels
+from models.transforms import to_pixels
 from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
 from tasks.counting import compute_ece, count_agreement, count_batch
 from tasks.erasing import Erasing
@@ -79,10 +79,10 @@ class Classify:
             for role, loader in loaders.items()
         }
         seen = self._images.get("train", self._images["eval"])
-        self.view = create_view(*seen.normalisation, channels=seen.image_shape[2])
+        self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
         self.mixing = Mixing(config.train)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
-        self.losses = create_objective(config.distill)
+        self.losses = create_weighted_loss(config.distill)
         self.teachers: list[Teacher] = []
         self.own_teachers: list[Teacher] = []
         self._student_tap: FeatureTap | None = None
@@ -100,7 +100,7 @@ class Classify:
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
         """The weighted loss of student and teachers on mixed images."""
         pixels = self.augment(batch.images, batch.draws)
-        outputs = model(self.view(pixels))
+        outputs = model(self.transform(pixels))
         logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
         inputs = LossInputs(
             student_logits=logits,
@@ -160,7 +160,7 @@ class Classify:
 
     def place(self, runtime: Runtime) -> None:
         """Put what stands before the student on the device."""
-        self.view.to(runtime.device)
+        self.transform.to(runtime.device)
 
     def start(self, plan: Plan, stream: Mapping[str, Any], shard: tuple[int, int]) -> None:
         """Make ready what travels with the batches of a rank.
@@ -217,11 +217,11 @@ class Classify:
 
     def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
-        pixels = self.erasing.erase_pixels(to_pixels(images), draws, self.view.mean)
+        pixels = self.erasing.erase_pixels(to_pixels(images), draws, self.transform.mean)
         return self.mixing.mix_pixels(pixels, draws)
 
     def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
-        """Answers of the teachers to mixed pixels, or to their own view of the same examples."""
+        """Answers of the teachers to mixed pixels, or to their own crop of the same examples."""
         if TEACHER_IMAGES in batch.draws:
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         answers = [teacher(pixels) for teacher in self.teachers]
@@ -230,7 +230,7 @@ class Classify:
 
     def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         """Logits [B, K] of a device batch of evaluation."""
-        return model(self.view(to_pixels(batch.images)))
+        return model(self.transform(to_pixels(batch.images)))
 
     # Around the run.
 
@@ -303,7 +303,7 @@ class Classify:
     def _attach_teachers(self, runtime: Runtime, state: TrainState) -> None:
         config, layers = self.config, self.losses.teacher_layers()
         teachers = create_teachers(
-            config.distill, num_classes=self.facts.num_classes, student_view=self.view
+            config.distill, num_classes=self.facts.num_classes, student_transform=self.transform
         )
         for teacher in teachers:
             patch_for(runtime, config.model, teacher.model, frozen=True)
@@ -311,7 +311,7 @@ class Classify:
         if layers:
             self._teacher_tap = FeatureTap(teachers[0].model, layers, "teacher")
         averages = [
-            Teacher(state.ema, self.view, weight=section.weight)
+            Teacher(state.ema, self.transform, weight=section.weight)
             for section in get_teacher_sections(config.distill)
             if section.model == EMA
         ]
@@ -330,7 +330,7 @@ class Classify:
         teachers = create_teachers(
             config.distill,
             num_classes=self.facts.num_classes,
-            student_view=self.view,
+            student_transform=self.transform,
             device="meta",
         )
         if not is_known:

@@ -12,11 +12,11 @@ from torch import nn
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, describe_dataset, require_images
-from losses import LossInputs, Objective, SparseTeacher, create_objective
+from losses import LossInputs, SparseTeacher, WeightedLoss, create_weighted_loss
 from models import (
     FeatureTap,
+    InputTransform,
     Teacher,
-    View,
     combine_answers,
     create_teachers,
     get_teacher_sections,
@@ -27,7 +27,7 @@ from tasks.rehearsal import (
     FeatureShapes,
     ImageShapes,
     check_images,
-    create_student_view,
+    create_student_transform,
     find_feature_shapes,
     get_image_shapes,
 )
@@ -73,7 +73,7 @@ class ClassifyCheck:
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.num_classes = _choose_classes(config, self.dataset)
         self.model_arguments = {"num_classes": self.num_classes}
-        self.losses = create_objective(config.distill)
+        self.losses = create_weighted_loss(config.distill)
         self._shapes: ImageShapes = {}
         self._feature_shapes: FeatureShapes | None = None
 
@@ -95,8 +95,8 @@ class ClassifyCheck:
                 "drop one of them"
             )
         self._shapes = get_image_shapes(self.dataset)
-        view = create_student_view(config, self._shapes)
-        teachers = self._create_teachers(student, view)
+        transform = create_student_transform(config, self._shapes)
+        teachers = self._create_teachers(student, transform)
         _rehearse_losses(config, self.num_classes, student, self.losses)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
@@ -125,11 +125,11 @@ class ClassifyCheck:
         if self.config.distill.teacher_cache:
             open_cache(self.config, stream, teachers, shard=(0, 1))
 
-    def _create_teachers(self, student: nn.Module, view: View) -> list[Teacher]:
+    def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
         """The teachers on the meta device, their names, weights, classes and layers looked at."""
         config = self.config
         teachers = create_teachers(
-            config.distill, num_classes=self.num_classes, student_view=view, device="meta"
+            config.distill, num_classes=self.num_classes, student_transform=transform, device="meta"
         )
         FeatureTap(student, self.losses.student_layers(), "student")
         layers = self.losses.teacher_layers()
@@ -155,7 +155,7 @@ class ClassifyCheck:
         return text
 
 
-def check_micro_batch(config: RunConfig, losses: Objective, examples: int, devices: int) -> None:
+def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, devices: int) -> None:
     """Refuse a device's micro-batch that does not hold whole pairs and whole groups.
 
     Mixing mixes pairs, and some losses compare the examples of a group.
@@ -221,7 +221,7 @@ def _describe_export(config: RunConfig, classes: int) -> dict[str, Any]:
 
 
 def _rehearse_losses(
-    config: RunConfig, classes: int, student: nn.Module, losses: Objective
+    config: RunConfig, classes: int, student: nn.Module, losses: WeightedLoss
 ) -> None:
     """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.
 

@@ -10,12 +10,19 @@ from torch import nn
 
 from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
-from models import EMA, Teacher, View, create_view, get_feature_shapes, get_teacher_sections
+from models import (
+    EMA,
+    InputTransform,
+    Teacher,
+    create_input_transform,
+    get_feature_shapes,
+    get_teacher_sections,
+)
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import DatasetFacts
-    from losses import Objective
+    from losses import WeightedLoss
     from utils.config import RunConfig
 
 # (H, W, C) of the images of `train` and `eval`; None where only a run can tell.
@@ -31,11 +38,11 @@ def get_image_shapes(facts: DatasetFacts) -> ImageShapes:
     return {role: facts.examples[role].image_shape for role in _PP_KEYS}
 
 
-def create_student_view(config: RunConfig, shapes: ImageShapes) -> View:
+def create_student_transform(config: RunConfig, shapes: ImageShapes) -> InputTransform:
     """What the student sees of its images, as its training string says."""
     channels = shapes["train"][2] if shapes["train"] else _PHOTO_CHANNELS
     _, normalisation = split_device_ops(config.data.train_pp)
-    return create_view(*normalisation, channels=channels)
+    return create_input_transform(*normalisation, channels=channels)
 
 
 def check_images(
@@ -51,20 +58,20 @@ def check_images(
     """
     roles = [role for role in shapes if not (config.run.eval_only and role == "train")]
     sections = [one for one in get_teacher_sections(config.distill) if one.model != EMA]
-    view = create_student_view(config, shapes).to("meta")
+    transform = create_student_transform(config, shapes).to("meta")
     for role in roles:
         shape = shapes[role]
         if shape is None or (role == "eval" and shape == shapes["train"] and len(roles) > 1):
             continue
         given = f"{_name_source(config, role, shapes)} gives images of {_show(shape)}"
-        reason = _find_misfit(student.eval(), view, shape)
+        reason = _find_misfit(student.eval(), transform, shape)
         if reason:
             raise UserError(
                 f"{given}, which model.name {config.model.name!r} does not take: {reason}; "
                 f"{_get_way_out(config, reason, shape)}"
             )
         for section, teacher in zip(sections, teachers, strict=False):
-            reason = _find_misfit(teacher.model, teacher.view.to("meta"), shape)
+            reason = _find_misfit(teacher.model, teacher.transform.to("meta"), shape)
             if reason:
                 raise UserError(
                     f"{given}, which distill.teacher {section.model or section.weights!r} does not "
@@ -76,7 +83,7 @@ def check_images(
 def find_feature_shapes(
     student: nn.Module,
     teachers: list[Teacher],
-    losses: Objective,
+    losses: WeightedLoss,
     image_shape: tuple[int, int, int],
 ) -> FeatureShapes:
     """Shapes of the layers that losses look at: what their projections are made from.
@@ -88,7 +95,7 @@ def find_feature_shapes(
     if not losses.student_layers() and not losses.teacher_layers():
         return {}, {}
     height, width, channels = image_shape
-    size = teachers[0].view.size
+    size = teachers[0].transform.size
     seen = (height, width) if size is None else (size, size)
     student_layers, teacher_layers = losses.student_layers(), losses.teacher_layers()
     return (
@@ -97,14 +104,14 @@ def find_feature_shapes(
     )
 
 
-def _find_misfit(model: nn.Module, view: View, shape: tuple[int, int, int]) -> str:
+def _find_misfit(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:
     """Why a model on the meta device does not take such images; empty if it does."""
     height, width, channels = shape
-    sides = (height, width) if view.size is None else (view.size, view.size)
+    sides = (height, width) if transform.size is None else (transform.size, transform.size)
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     seen = channels
     try:
-        inputs = view(torch.empty((2, channels, *sides), device="meta")).to(dtype)
+        inputs = transform(torch.empty((2, channels, *sides), device="meta")).to(dtype)
         seen = inputs.shape[1]
         with torch.no_grad():
             model(inputs)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TermWeights:
-    """Factors on the objective's weights at a step: a linear rise, then a cosine to the end."""
+    """Factors on the weights of the terms at a step: a linear rise, then a cosine to the end."""
 
     def __init__(self, terms: Sequence[LossTerm], total_steps: int, steps_per_epoch: int) -> None:
         self._terms = tuple(terms)

@@ -168,8 +168,8 @@ def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
         "state": [state.ema is not None, parts.plan.ema_decay, parts.plan.accumulate_steps,
                   parts.plan.max_grad_norm],
         "eval": [parts.eval_loader.rank_batch_size, parts.eval_loader.facts.normalisation],
-        "teachers": [(one.dtype, one.weight, one.view.size, one.view.mean.flatten().tolist(),
-                      one.view.std.flatten().tolist()) for one in parts.task.teachers],
+        "teachers": [(t.dtype, t.weight, t.transform.size, t.transform.mean.flatten().tolist(),
+                      t.transform.std.flatten().tolist()) for t in parts.task.teachers],
         "callbacks": _describe_callbacks(runtime, job, parts),
     }  # fmt: skip
     batches = iterate_batches(parts, 0)

@@ -17,7 +17,7 @@ from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from models.views import to_pixels
+from models.transforms import to_pixels
 from store import Run, read_metrics
 from tasks.classify import TEACHER_IMAGES
 from tests.tiny_parts import create_cpu_runtime, create_xla_runtime

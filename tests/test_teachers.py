@@ -1,4 +1,4 @@
-"""Teachers: views, ensembles, label maps, dtypes, averages, and what is refused before a device."""
+"""Teachers: their input, ensembles, label maps, dtypes, averages; what a device never sees."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from job.check import check
 from job.stream import iterate_batches
 from models import (
     EMA,
-    View,
+    InputTransform,
     combine_answers,
+    create_input_transform,
     create_teachers,
-    create_view,
     export_model,
     hash_teacher,
 )
-from models.views import to_pixels
+from models.transforms import to_pixels
 from tests.tiny_parts import (
     VIT_ARGS,
     create_argv,
@@ -38,7 +38,7 @@ from utils.ema import get_ema_decay
 from utils.errors import EXIT_USER_ERROR, UserError
 
 WEAK = ("--distill.allow_weak_teacher=true",)
-VIEW = ((127.5,), (127.5,))
+NORMALISATION = ((127.5,), (127.5,))
 
 
 def export(folder: Path, seed: int, num_classes: int = 10, **facts: object) -> Path:
@@ -65,8 +65,8 @@ def folders(tmp_path_factory) -> list[Path]:
 def create(sections: list[dict], device: str = "cpu"):
     """Teachers of a student of 10 classes that sees -1..1."""
     distill = DistillSection(teachers=tuple(TeacherSection(**one) for one in sections))
-    view = create_view(*VIEW, channels=1)
-    return create_teachers(distill, num_classes=10, student_view=view, device=device)
+    transform = create_input_transform(*NORMALISATION, channels=1)
+    return create_teachers(distill, num_classes=10, student_transform=transform, device=device)
 
 
 def get_flags(sections: list[dict], losses: list[dict], **distill: object) -> list[str]:
@@ -125,7 +125,7 @@ def test_both_teachers_of_a_run_reach_the_loss(folders, tmp_path):
     torch.testing.assert_close(answer.softmax(-1), wanted)
 
 
-# ---- views
+# ---- input transforms
 
 
 @pytest.mark.parametrize("create_runtime", [create_cpu_runtime, create_xla_runtime])
@@ -133,9 +133,9 @@ def test_both_teachers_of_a_run_reach_the_loss(folders, tmp_path):
 def test_a_view_resizes_like_torch_and_stays_on_the_device(create_runtime, side):
     runtime = create_runtime()
     pixels = 255 * torch.rand(2, 3, 20, 20, generator=torch.Generator().manual_seed(1))
-    view = View((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), size=side).to(runtime.device)
+    transform = InputTransform((1.0, 2.0, 3.0), (4.0, 5.0, 6.0), size=side).to(runtime.device)
     before = runtime.counters()["host_ops"]
-    found = runtime.fetch(view(runtime.tensor_to_device(pixels)))
+    found = runtime.fetch(transform(runtime.tensor_to_device(pixels)))
     assert runtime.counters()["host_ops"] == before
     resized = pixels
     if side != 20:
@@ -146,7 +146,7 @@ def test_a_view_resizes_like_torch_and_stays_on_the_device(create_runtime, side)
 
 def test_a_view_squares_what_is_not_square():
     pixels = 255 * torch.rand(1, 1, 8, 12)
-    found = View((0.0,), (1.0,), size=8)(pixels)
+    found = InputTransform((0.0,), (1.0,), size=8)(pixels)
     wanted = functional.interpolate(pixels, size=(8, 8), mode="bilinear", antialias=True)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-3)
 
@@ -155,15 +155,15 @@ def test_a_run_directory_tells_its_normalisation_and_a_section_overrides_it(tmp_
     folder = export(tmp_path / "own", 3, mean=[10.0], std=[20.0])
     pixels = 255 * torch.rand(2, 1, 8, 8)
     (told,) = create([{"weights": str(folder)}])
-    torch.testing.assert_close(told.view(pixels), (pixels - 10) / 20)
+    torch.testing.assert_close(told.transform(pixels), (pixels - 10) / 20)
     (overridden,) = create([{"weights": str(folder), "mean": (1.0,), "std": (2.0,)}])
-    torch.testing.assert_close(overridden.view(pixels), (pixels - 1) / 2)
+    torch.testing.assert_close(overridden.transform(pixels), (pixels - 1) / 2)
 
 
 def test_a_teacher_without_a_view_sees_what_the_student_sees(folders):
     (teacher,) = create([{"weights": str(folders[0])}])
     pixels = 255 * torch.rand(2, 1, 8, 8)
-    torch.testing.assert_close(teacher.view(pixels), (pixels - 127.5) / 127.5)
+    torch.testing.assert_close(teacher.transform(pixels), (pixels - 127.5) / 127.5)
 
 
 # ---- dtype, classes, hashes
@@ -187,7 +187,7 @@ def test_a_label_map_picks_the_students_classes(tmp_path):
     labels.write_text(json.dumps(classes))
     (teacher,) = create([{"weights": str(folder), "label_map": str(labels)}])
     pixels = 255 * torch.rand(2, 1, 8, 8)
-    assert torch.equal(teacher(pixels), teacher.model(teacher.view(pixels))[:, classes])
+    assert torch.equal(teacher(pixels), teacher.model(teacher.transform(pixels))[:, classes])
 
 
 @pytest.mark.parametrize(
@@ -325,7 +325,7 @@ def test_a_checkpoint_that_is_exported_teaches_as_its_run_does(folders, tmp_path
     assert checkpoint.main(["export", str(tmp_path / "tiny/a"), f"--out={exported}"]) == 0
     mine, theirs = create([{"weights": str(exported)}, {"weights": str(tmp_path / "tiny/a")}])
     pixels = 255 * torch.rand(2, 1, 8, 8)
-    torch.testing.assert_close(mine.view(pixels), pixels / 255)
+    torch.testing.assert_close(mine.transform(pixels), pixels / 255)
     assert torch.equal(mine(pixels), theirs(pixels))
 
 

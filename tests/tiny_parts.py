@@ -11,7 +11,7 @@ from torch import nn
 
 from datasets import ImageBatch
 from engine import Plan, TrainState
-from losses import LossInputs, Objective
+from losses import LossInputs, WeightedLoss
 from models import create_model
 from optim_factory import create_optimizer, create_schedule
 from tasks import Classify
@@ -102,7 +102,7 @@ class TinyTask:
     unit = ("img", 1)
 
     def __init__(self, loss: Callable[[nn.Module, ImageBatch], object] | None = None) -> None:
-        self.losses = Objective()
+        self.losses = WeightedLoss()
         if loss is not None:
             self.loss = loss
 

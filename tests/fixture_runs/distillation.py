@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses import Loss, LossInputs, Objective, SparseTeacher, create_loss
+from losses import Loss, LossInputs, SparseTeacher, WeightedLoss, create_loss
 
 # hundreds of tiny graphs that run once each: the same XLA program, less of LLVM's work on it
 QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -248,11 +248,11 @@ def _run_deit(case: Case) -> Result:
     if base not in ("ce", "soft_ce"):
         raise KeyError(f"base {base!r}")
     args = {"temperature": hyper["tau"], "reduction": "numel"} if "tau" in hyper else {}
-    objective = Objective([(name, create_loss(name, args), 1.0)], alpha=alpha)
+    weighted = WeightedLoss([(name, create_loss(name, args), 1.0)], alpha=alpha)
     inputs = _get_inputs(
         case, teacher_logits=(case.tensor("t"),), student_distill_logits=case.tensor("s_dist")
     )
-    return objective(inputs).total, {}
+    return weighted(inputs).total, {}
 
 
 def _run_mlkd(case: Case) -> Result:

@@ -1,6 +1,6 @@
 """Every loss that the documents name, on the layers that they name, through the loop and XLA.
 
-All terms of one pair of models stand in one objective: one start and one graph serve them all.
+All terms of one pair of models stand in one weighted loss: one start and one graph serve them all.
 """
 
 from __future__ import annotations

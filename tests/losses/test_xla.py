@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from losses import Objective
+from losses import WeightedLoss
 from tests.losses.examples import NO_GRADIENT, create_example_loss, create_inputs, map_examples
 
 pytestmark = pytest.mark.xla
@@ -38,7 +38,7 @@ def test_steps_after_the_first_compile_nothing_and_read_nothing(names):
     device = torch_xla.device()
     weights = [0.0 if name in NO_GRADIENT else 1.0 for name in names]
     losses = [create_example_loss(name) for name in names]
-    objective = Objective(list(zip(names, losses, weights, strict=True))).to(device)
+    weighted = WeightedLoss(list(zip(names, losses, weights, strict=True))).to(device)
     inputs = replace(create_inputs(names[0]), mask=torch.tensor([True, True, True, False]))
     values = []
     torch_xla.sync()
@@ -46,9 +46,9 @@ def test_steps_after_the_first_compile_nothing_and_read_nothing(names):
         if step == 1:
             torch_xla.sync(wait=True)
             metrics.clear_all()
-        objective.zero_grad(set_to_none=True)
+        weighted.zero_grad(set_to_none=True)
         moved = move(inputs, device, 1.0 + step / 8)
-        total = objective(moved).total
+        total = weighted(moved).total
         total.backward()
         values.append(total.detach())
         torch_xla.sync(wait=True)

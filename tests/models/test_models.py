@@ -1,4 +1,4 @@
-"""Models by name, weights by path, views and teachers."""
+"""Models by name, weights by path, transforms and teachers."""
 
 from __future__ import annotations
 
@@ -10,8 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from models import create_model, create_teachers, create_view, export_model, find_model_name
-from models.views import to_pixels
+from models import (
+    create_input_transform,
+    create_model,
+    create_teachers,
+    export_model,
+    find_model_name,
+)
+from models.transforms import to_pixels
 from models.weights import load_into, load_weights, read_facts
 from tests.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
 from utils.config.sections import DistillSection, ModelSection
@@ -170,20 +176,20 @@ def test_an_export_goes_back_into_plain_timm(tmp_path):
     assert torch.equal(plain.eval()(pixels), model(pixels))
 
 
-# ---- views
+# ---- input transforms
 
 
 def test_a_view_normalises_by_channel():
-    view = create_view([10.0, 20.0], [2.0, 4.0], channels=2)
+    transform = create_input_transform([10.0, 20.0], [2.0, 4.0], channels=2)
     pixels = torch.full((1, 2, 3, 3), 30.0)
-    found = view(pixels)
+    found = transform(pixels)
     assert found[0, 0].unique().tolist() == [10.0]
     assert found[0, 1].unique().tolist() == [2.5]
 
 
 def test_one_number_serves_all_channels():
-    view = create_view([127.5], [127.5], channels=3)
-    found = view(torch.tensor([0.0, 127.5, 255.0]).view(1, 3, 1, 1))
+    transform = create_input_transform([127.5], [127.5], channels=3)
+    found = transform(torch.tensor([0.0, 127.5, 255.0]).view(1, 3, 1, 1))
     assert found.flatten().tolist() == [-1.0, 0.0, 1.0]
 
 
@@ -196,15 +202,17 @@ def test_pixels_come_as_channels_first_floats_of_the_same_values():
 
 
 def test_a_view_has_nothing_that_is_saved():
-    assert create_view([0.0], [1.0], channels=3).state_dict() == {}
+    assert create_input_transform([0.0], [1.0], channels=3).state_dict() == {}
 
 
 # ---- teachers
 
 
 def create_one(section: DistillSection, **arguments):
-    view = create_view([0.0], [255.0], channels=1)
-    (teacher,) = create_teachers(section, num_classes=CLASSES, student_view=view, **arguments)
+    transform = create_input_transform([0.0], [255.0], channels=1)
+    (teacher,) = create_teachers(
+        section, num_classes=CLASSES, student_transform=transform, **arguments
+    )
     return teacher
 
 
@@ -227,8 +235,8 @@ def test_a_teacher_gets_no_gradient_and_keeps_its_mode(tmp_path):
 
 
 def test_without_distillation_there_is_no_teacher():
-    view = create_view([0.0], [255.0], channels=1)
-    assert create_teachers(DistillSection(), num_classes=CLASSES, student_view=view) == []
+    transform = create_input_transform([0.0], [255.0], channels=1)
+    assert create_teachers(DistillSection(), num_classes=CLASSES, student_transform=transform) == []
 
 
 def test_a_teacher_is_checked_on_the_meta_device(tmp_path):
@@ -236,9 +244,9 @@ def test_a_teacher_is_checked_on_the_meta_device(tmp_path):
     section = DistillSection(teacher_weights=str(tmp_path / "run"), loss="kd")
     teacher = create_one(section, device="meta")
     assert all(p.is_meta for p in teacher.parameters())
-    view = create_view([0.0], [255.0], channels=1)
+    transform = create_input_transform([0.0], [255.0], channels=1)
     with pytest.raises(UserError, match=r"10 classes, the student 7"):
-        create_teachers(section, num_classes=7, student_view=view, device="meta")
+        create_teachers(section, num_classes=7, student_transform=transform, device="meta")
 
 
 def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):

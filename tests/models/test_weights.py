@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import create_model, create_teachers, create_view, hash_teacher
+from models import create_input_transform, create_model, create_teachers, hash_teacher
 from models.weights import load_weights, read_facts, write_weights
 from tests.tiny_parts import CLASSES, VIT_ARGS, create_vit
 from utils.config.sections import DistillSection, ModelSection, TeacherSection
@@ -29,14 +29,14 @@ def get_facts(num_classes: int = CLASSES, **more: object) -> dict:
 
 def create_one(**section: object):
     distill = DistillSection(teachers=(TeacherSection(**section),))
-    view = create_view([0.0], [255.0], channels=1)
-    (teacher,) = create_teachers(distill, num_classes=CLASSES, student_view=view)
+    transform = create_input_transform([0.0], [255.0], channels=1)
+    (teacher,) = create_teachers(distill, num_classes=CLASSES, student_transform=transform)
     return teacher
 
 
 @pytest.fixture
 def two(tmp_path) -> Path:
-    """Two exports in one folder, of other classes and views."""
+    """Two exports in one folder, of other classes and normalisations."""
     folder = tmp_path / "two"
     folder.mkdir()
     write_weights(folder / "a.safetensors", create_vit().state_dict(), get_facts())
@@ -53,7 +53,7 @@ def test_weights_tell_their_own_facts_and_never_a_neighbours(two, missing):
     for name in missing:
         (two / name).unlink()
     teacher = create_one(weights=str(two / "a.safetensors"))
-    assert teacher.view.mean.item() == teacher.view.std.item() == 127.5
+    assert teacher.transform.mean.item() == teacher.transform.std.item() == 127.5
     assert read_facts(str(two), KEY)["num_classes"] == 3
 
 

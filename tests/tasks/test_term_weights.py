@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from losses import LossInputs, create_objective
+from losses import LossInputs, create_weighted_loss
 from tasks.term_weights import TermWeights
 from utils.config.sections import DistillSection, LossTerm
 
@@ -65,7 +65,7 @@ def test_each_term_has_its_own_scale_and_it_multiplies_the_weight_in_the_total()
         student, torch.softmax(teacher, -1), teacher.argmax(-1), teacher_logits=(teacher,),
         term_scales=scales,
     )  # fmt: skip
-    out = create_objective(distill)(inputs)
+    out = create_weighted_loss(distill)(inputs)
     parts = out.terms
     wanted = 0.5 * parts["task"] + 0.5 * (2.0 * 0.5 * parts["kd"] + 0.5 * parts["hard"])
     assert out.total.item() == pytest.approx(wanted.item(), rel=1e-6)

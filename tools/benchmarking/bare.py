@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from models import create_model, create_view, get_teacher_sections
-from models.views import to_pixels
+from models import create_input_transform, create_model, get_teacher_sections
+from models.transforms import to_pixels
 from optim_factory import PREPARABLE, create_optimizer
 from utils.errors import UserError
 
@@ -71,11 +71,11 @@ class BareLoop:
         lrs, decays = parts.plan.schedule.values(0, self._optimizer)
         runtime.set_hyperparameters(self._optimizer, lrs, decays)
         images = parts.train_loader.facts
-        view = create_view(*images.normalisation, channels=images.image_shape[2])
-        view.to(runtime.device)
+        transform = create_input_transform(*images.normalisation, channels=images.image_shape[2])
+        transform.to(runtime.device)
         placed = [runtime.to_device(batch) for batch in batches]
         with torch.no_grad():
-            self._inputs = [(view(to_pixels(b.images)), b.labels.long()) for b in placed]
+            self._inputs = [(transform(to_pixels(b.images)), b.labels.long()) for b in placed]
         runtime.finish_step()
 
     def run(self, steps: int) -> tuple[float, float]:

@@ -74,7 +74,13 @@ def count_flops(
     Returns:
       `student`, `teachers` and `total`; none for a model that does not run without data.
     """
-    from models import EMA, create_model, create_teachers, create_view, get_teacher_sections
+    from models import (
+        EMA,
+        create_input_transform,
+        create_model,
+        create_teachers,
+        get_teacher_sections,
+    )
 
     height, width, channels = image_shape
     student = create_model(config.model, num_classes=num_classes, device="meta").train()
@@ -84,12 +90,12 @@ def count_flops(
     try:
         found = {"student": _count(student, shape, backward=True), "teachers": 0.0}
         if not config.distill.teacher_cache:
-            view = create_view((0.0,), (1.0,), channels=channels)
+            transform = create_input_transform((0.0,), (1.0,), channels=channels)
             teachers = create_teachers(
-                config.distill, num_classes=num_classes, student_view=view, device="meta"
+                config.distill, num_classes=num_classes, student_transform=transform, device="meta"
             )
             for one in teachers:
-                size = one.view.size
+                size = one.transform.size
                 own = shape if size is None else (channels, size, size)
                 found["teachers"] += _count(one.model.float(), own, backward=False)
             averages = [one for one in get_teacher_sections(config.distill) if one.model == EMA]

@@ -217,7 +217,7 @@ def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None
 def _create_random_teacher(
     section: TeacherSection, classes: int, image: tuple[int, int] | None, target: Path
 ) -> TeacherSection:
-    """The same teacher with random weights in a file; its view as the run would choose it.
+    """The same teacher with random weights in a file; its transform as the run would choose it.
 
     Args:
       image: side and channels of what the student sees; none: the step does not ask the teacher.

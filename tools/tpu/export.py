@@ -282,7 +282,7 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
     for number, teacher in enumerate(parts.task.own_teachers):
         found |= dict(teacher.named_parameters(prefix=f"teacher{number or ''}"))
         found |= dict(teacher.named_buffers(prefix=f"teacher{number or ''}"))
-    found |= dict(parts.task.view.named_buffers(prefix="view"))
+    found |= dict(parts.task.transform.named_buffers(prefix="transform"))
     return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}
 
 

@@ -1,4 +1,4 @@
-"""The objective: the task loss and weighted distillation terms as one total."""
+"""The weighted loss: the task loss and weighted distillation terms as one total."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from utils.config.sections import DistillSection, LossTerm
 
 
-class Objective(nn.Module):
+class WeightedLoss(nn.Module):
     """total = (1 - alpha) * task + alpha * sum of weight * term; without terms, the task alone.
 
     Args:
@@ -71,8 +71,8 @@ class Objective(nn.Module):
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
 
 
-def create_objective(distill: DistillSection) -> Objective:
-    """The objective of a `distill` section: its terms, or the task loss alone.
+def create_weighted_loss(distill: DistillSection) -> WeightedLoss:
+    """The loss of a `distill` section: its terms, or the task loss alone.
 
     Raises:
       UserError: what `create_loss` refuses.
@@ -88,7 +88,7 @@ def create_objective(distill: DistillSection) -> Objective:
         )
         for name, args, weight in entries
     ]
-    return Objective(terms, distill.alpha)
+    return WeightedLoss(terms, distill.alpha)
 
 
 def _with_layers(term: LossTerm) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import torch
 
-from losses import LossInputs, Objective, create_loss, create_objective
+from losses import LossInputs, WeightedLoss, create_loss, create_weighted_loss
 from tests.losses.examples import create_example_loss, create_inputs
 from utils.config.sections import DistillSection, LossTerm
 
 
 def create_two_terms(alpha=0.3):
     terms = [("kd", create_loss("kd"), 2.0), ("dist", create_loss("dist"), 0.5)]
-    return Objective(terms, alpha=alpha)
+    return WeightedLoss(terms, alpha=alpha)
 
 
 def test_total_is_the_weighted_sum_of_the_logged_terms():
@@ -28,7 +28,7 @@ def test_total_is_the_weighted_sum_of_the_logged_terms():
 
 def test_without_terms_the_total_is_the_task_whatever_alpha_is():
     inputs = create_inputs("kd")
-    output = Objective(alpha=0.9)(inputs)
+    output = WeightedLoss(alpha=0.9)(inputs)
     want = torch.nn.functional.cross_entropy(inputs.student_logits, inputs.targets)
     torch.testing.assert_close(output.total, want)
     assert list(output.terms) == ["task", "total"]
@@ -37,7 +37,7 @@ def test_without_terms_the_total_is_the_task_whatever_alpha_is():
 def test_task_is_the_mean_over_valid_examples():
     inputs = create_inputs("kd")
     mask = torch.tensor([True, False, True, False])
-    output = Objective()(replace(inputs, mask=mask))
+    output = WeightedLoss()(replace(inputs, mask=mask))
     want = torch.nn.functional.cross_entropy(inputs.student_logits[mask], inputs.targets[mask])
     torch.testing.assert_close(output.total, want)
 
@@ -51,17 +51,19 @@ def test_an_infinite_task_does_not_spread_at_alpha_one():
 
 
 def test_a_metric_of_weight_zero_is_logged_and_leaves_the_total_alone():
-    plain = Objective([("kd", create_loss("kd"), 1.0)])
-    both = Objective([("kd", create_loss("kd"), 1.0), ("bv_agree", create_loss("bv_agree"), 0.0)])
+    plain = WeightedLoss([("kd", create_loss("kd"), 1.0)])
+    both = WeightedLoss(
+        [("kd", create_loss("kd"), 1.0), ("bv_agree", create_loss("bv_agree"), 0.0)]
+    )
     inputs = create_inputs("kd")
     assert torch.equal(plain(inputs).total, both(inputs).total)
     assert 0 <= both(inputs).terms["bv_agree"] <= 1
 
 
 def test_scheduled_scales_multiply_the_weights():
-    objective, inputs = create_two_terms(), create_inputs("kd")
-    terms = objective(inputs).terms
-    scaled = objective(replace(inputs, term_scales=torch.tensor([0.5, 0.0])))
+    weighted, inputs = create_two_terms(), create_inputs("kd")
+    terms = weighted(inputs).terms
+    scaled = weighted(replace(inputs, term_scales=torch.tensor([0.5, 0.0])))
     torch.testing.assert_close(
         scaled.total.detach(), 0.7 * terms["task"] + 0.3 * 0.5 * 2.0 * terms["kd"]
     )
@@ -69,7 +71,7 @@ def test_scheduled_scales_multiply_the_weights():
 
 def test_a_repeated_loss_is_logged_under_its_number():
     term = ("kd", create_loss("kd"), 1.0)
-    assert list(Objective([term, term])(create_inputs("kd")).terms) == [
+    assert list(WeightedLoss([term, term])(create_inputs("kd")).terms) == [
         "task",
         "kd",
         "kd_2",
@@ -77,27 +79,27 @@ def test_a_repeated_loss_is_logged_under_its_number():
     ]
 
 
-def test_projections_are_parameters_and_memories_are_buffers_of_the_objective():
-    objective = Objective([("fitnet", create_loss("fitnet", {"layers": {"a.1": "b.2"}}), 1.0)])
-    assert objective.student_layers() == ("a.1",) and objective.teacher_layers() == ("b.2",)
-    objective.build({"a.1": (1, 3, 4, 4)}, {"b.2": (1, 6, 4, 4)})
-    assert [p.shape for p in objective.parameters()] == [(6, 3, 1, 1)]
-    crd = Objective([("crd", create_example_loss("crd"), 1.0)])
+def test_projections_are_parameters_and_memories_are_buffers_of_the_weighted_loss():
+    weighted = WeightedLoss([("fitnet", create_loss("fitnet", {"layers": {"a.1": "b.2"}}), 1.0)])
+    assert weighted.student_layers() == ("a.1",) and weighted.teacher_layers() == ("b.2",)
+    weighted.build({"a.1": (1, 3, 4, 4)}, {"b.2": (1, 6, 4, 4)})
+    assert [p.shape for p in weighted.parameters()] == [(6, 3, 1, 1)]
+    crd = WeightedLoss([("crd", create_example_loss("crd"), 1.0)])
     assert "losses.0.student_memory" in dict(crd.named_buffers())
 
 
 def test_the_short_form_of_the_section_makes_one_term():
     inputs = create_inputs("kd")
     section = DistillSection(teacher="resnet18", loss="soft", temperature=2.0, alpha=1.0)
-    total = create_objective(section)(inputs).total
+    total = create_weighted_loss(section)(inputs).total
     torch.testing.assert_close(total, create_loss("kd", {"temperature": 2.0})(inputs))
 
 
 def test_a_teacher_without_a_loss_teaches_nothing():
     """The configuration refuses it before."""
-    assert create_objective(DistillSection(teacher="resnet18")).names == ()
-    assert create_objective(DistillSection()).names == ()
-    assert create_objective(DistillSection(teacher="resnet18")).group_sizes() == ()
+    assert create_weighted_loss(DistillSection(teacher="resnet18")).names == ()
+    assert create_weighted_loss(DistillSection()).names == ()
+    assert create_weighted_loss(DistillSection(teacher="resnet18")).group_sizes() == ()
 
 
 def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
@@ -107,13 +109,13 @@ def test_terms_take_the_sections_temperature_and_group_unless_args_name_one():
         LossTerm(name="lskd", args={"loss": "dkd", "loss_args": {"beta": 2.0}}),
     )
     section = DistillSection(teacher="resnet18", losses=terms, temperature=3.0, group_size=4)
-    objective = create_objective(section)
-    first, second, third = objective.losses
+    weighted = create_weighted_loss(section)
+    first, second, third = weighted.losses
     assert (first.temperature, first.group_size) == (3.0, 4)
     assert (second.temperature, second.group_size) == (1.0, 8)
     assert (third.inner.temperature, third.inner.beta) == (3.0, 2.0)
-    assert objective.weights == (2.0, 1.0, 1.0)
-    assert objective.group_sizes() == (4, 8)
+    assert weighted.weights == (2.0, 1.0, 1.0)
+    assert weighted.group_sizes() == (4, 8)
 
 
 def test_inputs_say_the_heaviest_class_of_mixed_targets():

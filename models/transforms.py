@@ -1,4 +1,4 @@
-"""What a model sees of a batch: `View` turns raw pixels into its normalised input."""
+"""What a model sees of a batch: `InputTransform` turns raw pixels into its normalised input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class View(nn.Module):
+class InputTransform(nn.Module):
     """Raw pixels [B, C, H, W] of 0..255 as a model's input, on the device.
 
     Args:
@@ -50,9 +50,11 @@ class View(nn.Module):
         return self._resamplers[key]
 
 
-def create_view(mean: Sequence[float], std: Sequence[float], channels: int) -> View:
-    """A view with one mean and std for each channel; a single value serves all."""
-    return View(spread_channels(mean, channels), spread_channels(std, channels))
+def create_input_transform(
+    mean: Sequence[float], std: Sequence[float], channels: int
+) -> InputTransform:
+    """A transform with one mean and std for each channel; a single value serves all."""
+    return InputTransform(spread_channels(mean, channels), spread_channels(std, channels))
 
 
 def to_pixels(images: Tensor) -> Tensor:
