@@ -142,7 +142,7 @@ run_doctor() {
   if [[ ! -x "$python" ]]; then
     python="$(command -v "${PYTHON:-python3.11}" || command -v python3)"
   fi
-  (cd "$ROOT" && "$python" tools/doctor.py "$@")
+  (cd "$ROOT" && "$python" -m tools.doctor "$@")
 }
 
 run_train() {
@@ -188,11 +188,11 @@ main() {
       ;;
     demo)
       setup
-      run_python tools/demo.py --data-dir "$DATA_DIR" --output-dir "$OUTPUT_DIR" "$@"
+      run_python -m tools.demo --data-dir "$DATA_DIR" --output-dir "$OUTPUT_DIR" "$@"
       ;;
     demo-seeds)
       setup
-      run_python tools/demo.py --data-dir "$DATA_DIR" --output-dir "$OUTPUT_DIR" --seeds 0 1 2 "$@"
+      run_python -m tools.demo --data-dir "$DATA_DIR" --output-dir "$OUTPUT_DIR" --seeds 0 1 2 "$@"
       ;;
     train) run_train "$@" ;;
     supervise)

@@ -187,7 +187,7 @@ def read_manifest(place: str | Path | Folder) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(
             f"distill.teacher_cache ({str(folder)!r}): no readable {MANIFEST} ({error}); make the "
-            "cache by tools/cache_teacher.py"
+            "cache by python -m tools.cache_teacher"
         ) from error
     if manifest.get("format_version") != FORMAT_VERSION:
         raise UserError(
@@ -287,7 +287,7 @@ class TeacherCache:
                 if found != f"{wanted} bytes":
                     raise UserError(
                         f"distill.teacher_cache: {self._folder}/{name} is {found} instead of "
-                        f"{wanted} bytes; finish it by tools/cache_teacher.py"
+                        f"{wanted} bytes; finish it by python -m tools.cache_teacher"
                     )
 
     def _measure(self, name: str) -> str:

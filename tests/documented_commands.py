@@ -6,7 +6,6 @@ and, for main.py, makes all checks that need no device. A command without one is
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from job.check import check
-from tests.documented_launches import find_launch, show_dry
+from tests.documented_launches import find_launch, import_program, show_dry
 from utils.config import change, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -76,8 +75,8 @@ def run_dry(command: str, places: Places) -> str:
         return _check_run(tokens[2:], places)
     if program == "torchrun":
         return _check_run(tokens[tokens.index("main.py") + 1 :], places)
-    if program in ("python", "python3", "python3.11") and tokens[1].startswith("tools/"):
-        return _parse_tool(tokens[1], tokens[2:], places)
+    if program in ("python", "python3", "python3.11") and _find_tool(tokens[1:]):
+        return _parse_tool(tokens[1:], places)
     if tokens[:2] == ["bash", "run_commands.sh"]:
         return _show_script(tokens[2:], places)
     if tokens in (["source", ".venv/bin/activate"],):
@@ -145,9 +144,20 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     return "checked: all that main.py does before a device"
 
 
-def _parse_tool(path: str, flags: Sequence[str], places: Places) -> str:
-    assert (ROOT / path).is_file(), f"{path} is not there"
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+def _find_tool(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
+    """The module and the flags of a tool, started as a module or by its path; none: no tool."""
+    if words[0] == "-m" and words[1].startswith("tools."):
+        return words[1], words[2:]
+    if words[0].startswith("tools/"):
+        return words[0].removesuffix(".py").replace("/", "."), words[1:]
+    return None
+
+
+def _parse_tool(words: Sequence[str], places: Places) -> str:
+    found = _find_tool(words)
+    assert found is not None, f"{words} is no tool"
+    name, flags = found
+    module = import_program(name)
     flags = [place_flag(flag, places) for flag in flags]
     parse: Callable[..., Any]
     if hasattr(module, "create_parser"):
@@ -157,11 +167,11 @@ def _parse_tool(path: str, flags: Sequence[str], places: Places) -> str:
     try:
         parsed = parse(flags)
     except SystemExit as error:
-        assert error.code == 0, f"{path} does not take {flags}"
+        assert error.code == 0, f"{name} does not take {flags}"
         return "help"
     if isinstance(parsed, tuple):
         load_config(["--config", str(parsed[0].config), *parsed[1]])
-    return f"parsed: by {path}"
+    return f"parsed: by {name}"
 
 
 def _show_script(arguments: Sequence[str], places: Places) -> str:
@@ -178,4 +188,4 @@ def _show_script(arguments: Sequence[str], places: Places) -> str:
         return run_dry(shlex.join(["python", *call]), places)
     if call[0] == "main.py":
         return _check_run(call[1:], places)
-    return _parse_tool(call[0], call[1:], places)
+    return _parse_tool(call, places)

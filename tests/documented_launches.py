@@ -4,32 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import re
 import shlex
+from types import ModuleType
 
 _WIDTH = 96
 # A program that a document may call -> the module whose dry run it is, and words put before.
 _SCRIPTS = {
     "train/sky/launch_tpu.sh": ("train.sky.cluster", ["launch"]),
     "train/sky/sync_code.sh": ("train.sky.cluster", ["sync"]),
-    "tools/doctor.py": ("tools.doctor", []),
 }
 
 
 def find_launch(command: str) -> tuple[str, list[str]] | None:
     """(module, its words) of a launch command; none: it is another one."""
     tokens = shlex.split(command)
-    if tokens[:2] == ["python", "-m"] and tokens[2].startswith("train."):
+    if tokens[:2] == ["python", "-m"] and (tokens[2].startswith("train.") or _asks_a_pod(tokens)):
         return tokens[2], tokens[3:]
-    if tokens[0] in ("bash", "python") and len(tokens) > 1 and tokens[1] in _SCRIPTS:
+    if tokens[0] == "bash" and len(tokens) > 1 and tokens[1] in _SCRIPTS:
         module, words = _SCRIPTS[tokens[1]]
-        return (
-            (module, [*words, *tokens[2:]])
-            if module.startswith("train") or _is_pod(tokens)
-            else None
-        )
+        return module, [*words, *tokens[2:]]
     return None
+
+
+def import_program(name: str) -> ModuleType:
+    """The module that `python -m NAME` runs: a package keeps its program in `__main__`.
+
+    Raises:
+      AssertionError: it is not there.
+    """
+    try:
+        spec = importlib.util.find_spec(name)
+    except ModuleNotFoundError:
+        spec = None
+    assert spec is not None, f"{name} is not there"
+    is_package = spec.submodule_search_locations is not None
+    return importlib.import_module(f"{name}.__main__" if is_package else name)
 
 
 def show_dry(command: str) -> list[str]:
@@ -45,7 +57,7 @@ def show_dry(command: str) -> list[str]:
     words = [*words[:place], "--dry-run", *words[place:]]
     output, errors = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
-        code = importlib.import_module(module).main(words)
+        code = import_program(module).main(words)
     assert code == 0, f"{command}: {errors.getvalue()}"
     return output.getvalue().splitlines()
 
@@ -62,5 +74,5 @@ def wrap(line: str) -> str:
     return "\n".join(lines)
 
 
-def _is_pod(tokens: list[str]) -> bool:
-    return any(token.startswith("--tpu") for token in tokens)
+def _asks_a_pod(tokens: list[str]) -> bool:
+    return tokens[2] == "tools.doctor" and any(token.startswith("--tpu") for token in tokens)

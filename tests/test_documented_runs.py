@@ -47,11 +47,11 @@ SHORTENED = {
     ),
     r"bash run_commands\.sh doctor": (),
     r"python tools/test_tfds_loader_multihost\.py ": (),
-    r"python tools/prepare_dataset\.py ": (),
+    r"python -m tools\.prepare_dataset ": (),
     r"python tools/test_tfds_loader\.py ": ("--num-loops=1", "--loop-batches=4"),
-    r"python tools/checkpoint\.py ": (),
-    r"python tools/cache_teacher\.py ": (*_CPU, "--train.epochs=3"),
-    r"python tools/kd_report\.py ": (),
+    r"python -m tools\.checkpoint ": (),
+    r"python -m tools\.cache_teacher ": (*_CPU, "--train.epochs=3"),
+    r"python -m tools\.kd_report ": (),
 }  # fmt: skip
 # Programs that start others, run by a slow test.
 SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.py "
@@ -59,17 +59,17 @@ SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.p
 NOT_RUN = {
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
-    r"python -m train\.|python tools/doctor\.py --tpu ": "a cloud: tests/test_tpu_docs.py",
-    r"python tools/compile_for_tpu\.py ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
-    r"python tools/chaos\.py ": "minutes: tests/test_chaos.py",
-    r"python tools/benchmark_checkpoint\.py ": "a measurement: tests/test_readme.py",
-    r"python tools/benchmark_input\.py ": "a measurement: tests/tools/test_benchmark_input.py",
-    r"python tools/kd_table\.py ": "an hour of runs: tests/test_readme.py",
+    r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
+    r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
+    r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
+    r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
+    r"python -m tools\.benchmark_input ": "a measurement: tests/tools/test_benchmark_input.py",
+    r"python -m tools\.proofs\.kd_table ": "an hour of runs: tests/test_readme.py",
     r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
-    r"python tools/mutants\.py ": "minutes: tests/tools/test_mutants.py",
-    r"python tools/benchmark\.py ": "a measurement: tests/tools/test_benchmark.py",
+    r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
+    r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark",
     r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",
-    r"python tools/shape_advisor\.py ": "TPU compiler: tests/tools/test_shape_advisor.py",
+    r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
 }
 # The documents leave the name of a run open; these are there by then.
@@ -80,7 +80,7 @@ PLACEHOLDERS = {
 }
 # One run is ended by SIGTERM, so that `--resume auto` has something to go on with.
 BROKEN_OFF = "python main.py --config configs/digits_student.yaml --run.run_id=first"
-DIFF = "python tools/checkpoint.py diff runs/digits_student/first runs/digits_student/second"
+DIFF = "python -m tools.checkpoint diff runs/digits_student/first runs/digits_student/second"
 EXIT_CODES = {BROKEN_OFF: 75, DIFF: 1}
 REACHABLE = ("configs", "tools", "train", "run_commands.sh", "requirements.txt")
 # The first column of the README's table of a run's files.
@@ -287,7 +287,7 @@ def test_a_run_of_the_readme_lies_where_it_says(name, readme):
 
 
 def test_the_dataset_lies_below_data_and_nothing_else_is_made(readme):
-    new = readme.done["python tools/prepare_dataset.py digits --out data"].new
+    new = readme.done["python -m tools.prepare_dataset digits --out data"].new
     folders = {path.rpartition("/")[0] for path in new}
     assert folders == {"data/digits/1.0.0"}
 
@@ -342,8 +342,8 @@ def test_a_run_that_was_broken_off_went_on_in_its_directory(checkpoints):
 
 def test_exports_lie_where_out_says_and_other_looks_write_nothing(checkpoints):
     looks = {
-        command.split()[2]: one.new for command, one in checkpoints.done.items()
-        if "tools/checkpoint.py" in command and "export" not in command
+        command.split()[3]: one.new for command, one in checkpoints.done.items()
+        if "tools.checkpoint " in command and "export" not in command
     }  # fmt: skip
     assert looks == {"list": set(), "verify": set(), "diff": set(), "prune": set()}
     exports = [one.new for command, one in checkpoints.done.items() if " export " in command]

@@ -18,7 +18,7 @@ NAMES = {*KEYS, "place", "base_place", "cache", "url", "checkpoint"}
 CALLS = {"Path", "PurePath", "open", "exists", "isdir", "isfile", "listdir", "makedirs"}
 OPENER = "utils/storage/"
 # train/ builds command lines for other machines, the doctor runs where fsspec is not installed yet.
-OTHERS = ("tests/", "train/", "tools/doctoring/")
+OTHERS = ("tests/", "train/", "tools/doctor/")
 
 
 def find_paths(name: str, text: str) -> list[str]:

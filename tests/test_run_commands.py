@@ -45,17 +45,17 @@ def test_a_wrong_command_is_refused_with_code_2(arguments):
 
 
 CALLS = [
-    (("demo",), ["tools/demo.py", "--data-dir", f"{ROOT}/data", "--output-dir", f"{ROOT}/runs"]),
-    (("demo", "--seeds", "3"), ["tools/demo.py", "--data-dir", f"{ROOT}/data", "--output-dir",
+    (("demo",), ["-m", "tools.demo", "--data-dir", f"{ROOT}/data", "--output-dir", f"{ROOT}/runs"]),
+    (("demo", "--seeds", "3"), ["-m", "tools.demo", "--data-dir", f"{ROOT}/data", "--output-dir",
                                 f"{ROOT}/runs", "--seeds", "3"]),
-    (("demo-seeds",), ["tools/demo.py", "--data-dir", f"{ROOT}/data", "--output-dir",
+    (("demo-seeds",), ["-m", "tools.demo", "--data-dir", f"{ROOT}/data", "--output-dir",
                        f"{ROOT}/runs", "--seeds", "0", "1", "2"]),
     (("train", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"),
      ["main.py", "--config", "configs/digits_kd.yaml", "--lr=1", "--kd_alpha", "0.5"]),
     (("smoke", "--train.steps=2"),
      ["main.py", "--config", "configs/smoke.yaml", "--run.output_dir", f"{ROOT}/runs",
       "--run.run_id", "smoke", "--run.overwrite", "true", "--train.steps=2"]),
-    (("doctor", "--json"), ["tools/doctor.py", "--json"]),
+    (("doctor", "--json"), ["-m", "tools.doctor", "--json"]),
     (("pod", "vm", "--", "python", "main.py", "--config", "c.yaml"),
      ["-m", "train.xla_dist", "--tpu=vm", "--venv=.venv", "--", "python", "main.py", "--config",
       "c.yaml"]),
@@ -162,7 +162,7 @@ def test_the_doctor_works_before_any_setup(tmp_path):
     fake.chmod(0o755)
     done = start_bare("doctor", "--json", VENV=str(tmp_path / "none"), PYTHON=str(fake))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "CALL tools/doctor.py --json\n"
+    assert done.stdout == "CALL -m tools.doctor --json\n"
 
 
 SCRIPTS = [ROOT / "run_commands.sh", ROOT / ".ci" / "run", *sorted((ROOT / "train").rglob("*.sh"))]

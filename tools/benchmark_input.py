@@ -1,7 +1,7 @@
 """Images per second and core: this pipeline, timm's loader, and JPEG decoding alone.
 
-    python tools/benchmark_input.py --json input.json
-    python tools/benchmark_input.py --images /data/some/jpegs --rounds 5
+    python -m tools.benchmark_input --json input.json
+    python -m tools.benchmark_input --images /data/some/jpegs --rounds 5
 
 All read the same JPEGs (made here, ImageNet-like, where none are given), on the same one core and
 in turns:
@@ -31,14 +31,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import numpy as np
 
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
-ROOT = Path(__file__).resolve().parents[1]
 MODES = ("pipeline", "timm", "timm_lean", "decode")
 # What the project promises, as ratios of CPU time per image.
 MIN_OVER_TIMM = 2.5
@@ -73,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = create_program_parser(__doc__)
+    parser = create_program_parser(__doc__, prog="python -m tools.benchmark_input")
     parser.add_argument("--images", default="", help="folder of JPEGs, searched deeply")
     parser.add_argument("--num-images", type=int, default=1024, help="images to use (default 1024)")
     parser.add_argument("--size", type=int, default=224, help="side of the crops (default 224)")
@@ -194,7 +191,7 @@ def _collect_jpegs(arguments: argparse.Namespace, folder: Path) -> float:
 
 def _prepare(work: Path, folder: Path) -> None:
     """The same files as a TFDS dataset, in a process of its own."""
-    program = [sys.executable, str(ROOT / "tools" / "prepare_dataset.py"), "folder"]
+    program = [sys.executable, "-m", "tools.prepare_dataset", "folder"]
     program += [str(folder.parents[1]), "--out", str(work / "tfds"), "--name", "jpegs"]
     _check_child(subprocess.run(program, capture_output=True, text=True))
 
@@ -234,7 +231,7 @@ def _ask(mode: str, child: subprocess.Popen[str]) -> float:
 
 
 def _start_child(arguments: argparse.Namespace, work: Path, mode: str) -> subprocess.Popen[str]:
-    program = [sys.executable, str(Path(__file__).resolve()), "--child", mode]
+    program = [sys.executable, "-m", "tools.benchmark_input", "--child", mode]
     program += ["--work", str(work), "--num-images", str(arguments.num_images)]
     program += ["--size", str(arguments.size), "--batch", str(arguments.batch)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -370,14 +367,14 @@ def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) ->
     files = sorted(folder.iterdir())
     for number in range(arguments.startup_records):
         os.link(files[number % len(files)], many / f"{number:06d}.jpg")
-    program = [sys.executable, str(ROOT / "tools" / "prepare_dataset.py"), "folder"]
+    program = [sys.executable, "-m", "tools.prepare_dataset", "folder"]
     program += [str(work / "many"), "--out", str(work / "tfds"), "--name", "many"]
     _check_child(subprocess.run(program, capture_output=True, text=True))
     # Written data must not be flushed while reading is measured.
     os.sync()
     results = {}
     for name in _STARTUP:
-        child = [sys.executable, str(Path(__file__).resolve()), "--child", name]
+        child = [sys.executable, "-m", "tools.benchmark_input", "--child", name]
         child += ["--work", str(work), "--size", str(arguments.size)]
         child += ["--batch", str(arguments.batch)]
         child += ["--startup-records", str(arguments.startup_records)]

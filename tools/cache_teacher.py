@@ -14,14 +14,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from utils.config import RunConfig, change, load_config  # noqa: E402
-from utils.errors import UserError  # noqa: E402
-from utils.log import setup_logging  # noqa: E402
-from utils.programs import create_program_parser, run_program  # noqa: E402
-from utils.storage import LocalFolder, open_folder  # noqa: E402
+from utils.config import RunConfig, change, load_config
+from utils.errors import UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, run_program
+from utils.storage import LocalFolder, open_folder
 
 if TYPE_CHECKING:
     from job.spec import Job
@@ -41,7 +38,9 @@ def main(argv: list[str] | None = None) -> int:
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The tool's own flags, and the rest, which are keys of the run's configuration."""
     parser = create_program_parser(
-        __doc__, epilog="All other flags are keys of the run's configuration, as for main.py."
+        __doc__,
+        prog="python -m tools.cache_teacher",
+        epilog="All other flags are keys of the run's configuration, as for main.py.",
     )
     parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
     parser.add_argument("--out", default="", help="cache directory; none: distill.teacher_cache")

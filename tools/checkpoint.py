@@ -1,4 +1,4 @@
-"""What a run has saved: `python tools/checkpoint.py {list,verify,diff,export,prune} PLACE ...`.
+"""What a run has saved: `python -m tools.checkpoint {list,verify,diff,export,prune} PLACE ...`.
 
 PLACE is a run, its `checkpoints/` or a `step_...` directory, on a disk or behind a URL such as
 gs://bucket/runs/digits/first. `list` and `diff` show, `verify` reads every tensor, `export` writes
@@ -12,12 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from utils.errors import UserError  # noqa: E402
-from utils.log import setup_logging  # noqa: E402
-from utils.programs import create_program_parser, run_program  # noqa: E402
+from utils.errors import UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, run_program
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """One parser for each command."""
-    parser = create_program_parser(__doc__)
+    parser = create_program_parser(__doc__, prog="python -m tools.checkpoint")
     commands = parser.add_subparsers(required=True, metavar="{list,verify,diff,export,prune}")
     shown = commands.add_parser("list", help="steps, sizes, which is best, which are broken")
     shown.set_defaults(command=list_checkpoints)

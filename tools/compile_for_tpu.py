@@ -17,13 +17,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+# The one program, beside the loader checks, that also runs by its path.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.tpu.targets import Target, list_targets, parse_target  # noqa: E402
-from utils.config import load_config  # noqa: E402
-from utils.errors import UserError  # noqa: E402
-from utils.programs import (  # noqa: E402
+from tools.tpu.targets import Target, list_targets, parse_target
+from utils.config import load_config
+from utils.errors import UserError
+from utils.programs import (
     DefaultsHelp,
     ProgramParser,
     prepare_file,
@@ -71,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The tool's own flags, and those of main.py that change the run."""
     parser = ProgramParser(
+        prog="python -m tools.compile_for_tpu",
         description=" ".join(__doc__.split()),
         epilog=f"Other flags are those of main.py, such as --optim.name=sgd. Targets: "
         f"{list_targets()}.",

@@ -16,12 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from store import Run
+from utils.curves import draw_curves
+from utils.programs import ProgramParser
 
-from store import Run  # noqa: E402
-from utils.curves import draw_curves  # noqa: E402
-from utils.programs import ProgramParser  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 ROLES = {
     "teacher": ("configs/digits_teacher.yaml", "teacher"),
@@ -34,7 +33,7 @@ COLUMNS = ("model", "parameters", "test top-1 (%)", "seconds", "graphs")
 def main(argv: list[str] | None = None) -> int:
     """Parse flags, run everything, print and write the table; gives the exit code."""
     options = parse_arguments(argv)
-    dataset = [sys.executable, str(ROOT / "tools/prepare_dataset.py"), "digits"]
+    dataset = [sys.executable, "-m", "tools.prepare_dataset", "digits"]
     code = subprocess.call([*dataset, "--out", str(options.data_dir)])
     if code:
         return code
@@ -52,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The demo's own flags; what follows `--` goes to every run of main.py."""
-    parser = ProgramParser(description=__doc__.splitlines()[0])
+    parser = ProgramParser(prog="python -m tools.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one demo for each seed")

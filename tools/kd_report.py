@@ -1,4 +1,4 @@
-"""What distillation gained: `python tools/kd_report.py RUN... [--student-alone RUN] [--out DIR]`.
+"""What distillation gained: `python -m tools.kd_report RUN... [--student-alone RUN] [--out DIR]`.
 
 Reads finished runs: student and teacher top-1, agreement, calibration, the share of the gap between
 the student alone and the teacher that was closed, and the loss terms over time. Writes
@@ -13,12 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from store import Run, read_metrics  # noqa: E402
-from utils.errors import UserError  # noqa: E402
-from utils.programs import create_program_parser, run_program  # noqa: E402
+from store import Run, read_metrics
+from utils.errors import UserError
+from utils.programs import create_program_parser, run_program
 
 # What a log line holds beside the parts of the loss.
 _NO_TERMS = {
@@ -56,7 +53,7 @@ def report(options: argparse.Namespace) -> None:
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     """The tool's flags."""
-    parser = create_program_parser(__doc__)
+    parser = create_program_parser(__doc__, prog="python -m tools.kd_report")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="run directories")
     parser.add_argument("--student-alone", type=Path, metavar="RUN", help="the student, untaught")
     parser.add_argument("--out", type=Path, default=Path("kd_report"), help="where files go")

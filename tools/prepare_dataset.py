@@ -1,7 +1,7 @@
 """Writes a TFDS dataset: scikit-learn's digits, or any folder of class folders.
 
-    python tools/prepare_dataset.py digits --out data
-    python tools/prepare_dataset.py folder photos --out data --name photos
+    python -m tools.prepare_dataset digits --out data
+    python -m tools.prepare_dataset folder photos --out data --name photos
 
 The result is read by this project, by `tfds.load(name, data_dir=...)` and `builder_from_directory`.
 A broken-off run leaves finished files behind; the same command goes on from there. The dataset's
@@ -22,8 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from tqdm import tqdm
@@ -71,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = create_program_parser(__doc__)
+    parser = create_program_parser(__doc__, prog="python -m tools.prepare_dataset")
     commands = parser.add_subparsers(required=True, metavar="{digits,folder}")
     digits = commands.add_parser("digits", help="the 1,797 handwritten digits of scikit-learn")
     digits.set_defaults(prepare=prepare_digits, name="digits", version=VERSION)

@@ -15,12 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tools.tpu.targets import GENERATIONS, Target, parse_target  # noqa: E402
-from utils.errors import UserError  # noqa: E402
-from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program  # noqa: E402
+from tools.tpu.targets import GENERATIONS, Target, parse_target
+from utils.errors import UserError
+from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,7 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def create_parser() -> argparse.ArgumentParser:
     """The tool's flags."""
     parser = ProgramParser(
-        description=" ".join(__doc__.split()), allow_abbrev=False, formatter_class=DefaultsHelp
+        prog="python -m tools.shape_advisor",
+        description=" ".join(__doc__.split()),
+        allow_abbrev=False,
+        formatter_class=DefaultsHelp,
     )
     add = parser.add_argument
     add("--model", default="vit_small_patch16_224", help="timm or own model name")

@@ -20,7 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.loader_arguments import add_loader_arguments, open_loader
+from tools.loader.arguments import add_loader_arguments, open_loader
 from utils.programs import create_program_parser, run_program
 
 _GAP = 4

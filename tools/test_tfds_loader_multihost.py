@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tools.loader_arguments import add_loader_arguments, open_loader
+from tools.loader.arguments import add_loader_arguments, open_loader
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 

@@ -56,7 +56,8 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
     if is_remote(root):
         raise UserError(
             f"data.root ({root}) is a URL, but images one by one are read from local folders "
-            "alone; write them as a TFDS dataset with tools/prepare_dataset.py and copy that there"
+            "alone; write them as a TFDS dataset with python -m tools.prepare_dataset and copy "
+            "that there"
         )
     base = to_path(open_root(root))
     lists = _SplitLists(base, key)

@@ -1,4 +1,4 @@
-"""tools/checkpoint.py: shows, verifies, compares, exports and prunes what runs have saved."""
+"""tools.checkpoint: shows, verifies, compares, exports and prunes what runs have saved."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from losses import LOSSES
-from tools import kd_report, kd_table
-from tools.kd_entries import ENTRIES, TEACHING, Entry
+from tools import kd_report
+from tools.proofs.kd_table import __main__ as kd_table
+from tools.proofs.kd_table.entries import ENTRIES, TEACHING, Entry
 from utils.errors import EXIT_USER_ERROR, UserError
 
 

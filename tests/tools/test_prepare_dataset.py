@@ -1,4 +1,4 @@
-"""The datasets that tools/prepare_dataset.py writes."""
+"""The datasets that tools.prepare_dataset writes."""
 
 from __future__ import annotations
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 
+from tests.documented_launches import import_program
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
@@ -30,12 +29,12 @@ def test_what_a_user_can_mend_is_one_line_and_code_2(capsys):
     [
         ("shape_advisor", "images on each device (default: 64)", "write the table here"),
         ("compile_for_tpu", "1: one device (default: 1)", "the run's YAML"),
-        ("kd_table", "epochs of each student (default: 20)", "rows to run (all)"),
+        ("proofs.kd_table", "epochs of each student (default: 20)", "rows to run (all)"),
     ],
 )
 def test_help_tells_the_defaults_that_are_there(capsys, tool, shown, without):
     with pytest.raises(SystemExit):
-        importlib.import_module(f"tools.{tool}").main(["--help"])
+        import_program(f"tools.{tool}").main(["--help"])
     text = " ".join(capsys.readouterr().out.split())
     assert shown in text
     assert without in text and f"{without} (default" not in text

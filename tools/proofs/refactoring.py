@@ -28,6 +28,8 @@ from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
+
+_PROGRAMS = {"main": ("main.py",), "cache_teacher": ("-m", "tools.cache_teacher")}
 _SHORT = ("--train.log_every_steps=4", "--train.epochs=2", "--run.tensorboard=false")
 # What a line bears whatever its kind.
 _OF_EVERY_KIND = ("step", "attempt", "kind", "graphs", "graphs_train", "graphs_eval")
@@ -91,7 +93,7 @@ CASES = {
 
 def main(argv: list[str] | None = None) -> int:
     """Parse flags, run both trees, compare; gives the exit code."""
-    parser = create_program_parser(__doc__)
+    parser = create_program_parser(__doc__, prog="python -m tools.proofs.refactoring")
     parser.add_argument("--before", required=True, help="revision that this tree is compared with")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="some of the runs; none: all")
     parser.add_argument("--keep", type=Path, help="directory in which the runs stay")
@@ -106,7 +108,7 @@ def prove(options: argparse.Namespace) -> int:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         trees = {"before": stack.enter_context(checked_out(options.before)), "now": ROOT}
-        call(ROOT, [find_program(ROOT, "prepare_dataset"), "digits", "--out", str(folder / "data")])
+        call(ROOT, ["-m", "tools.prepare_dataset", "digits", "--out", str(folder / "data")])
         for name in names:
             began = time.perf_counter()
             found = {tree: run_case(name, tree, path, folder) for tree, path in trees.items()}
@@ -136,14 +138,6 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run(remove, check=True, capture_output=True)
 
 
-def find_program(tree: Path, name: str) -> str:
-    """How a tool is started in a tree: by its path in old ones, by its module in new ones."""
-    if name == "main":
-        return "main.py"
-    path = f"tools/{name}.py"
-    return path if "__main__" in (tree / path).read_text() else f"-mtools.{name}"
-
-
 def run_case(name: str, tree: str, path: Path, folder: Path) -> dict[str, Any]:
     """Make a case's runs in one tree and read what they have left."""
     case = CASES[name]
@@ -157,7 +151,7 @@ def run_case(name: str, tree: str, path: Path, folder: Path) -> dict[str, Any]:
         config, *rest = (one.format(runs=folder, tree=tree) if "{runs}" in one else one
                          for one in start["flags"])  # fmt: skip
         own = places if start["program"] == "main" else places[:1]
-        words = [find_program(path, start["program"]), "--config", config, *rest, *own]
+        words = [*_PROGRAMS[start["program"]], "--config", config, *rest, *own]
         call(path, words, dict(case.environment))
     (run,) = (folder / tree).glob(f"*/{name}")
     return {

@@ -400,7 +400,7 @@ class DistillSection(Section):
         "consistent", description="teachers see the student's crop, or another one of the image"
     )
     teacher_cache: str = Field(
-        "", description="directory of stored answers (tools/cache_teacher.py) to teach by"
+        "", description="directory of stored answers (python -m tools.cache_teacher) to teach by"
     )
     cache_end: Literal["stop", "cycle"] = Field(
         "stop", description="epochs beyond those stored: refuse the run, or start over with them"

@@ -118,7 +118,7 @@ def _check_environment(name: str) -> None:
         if pjrt == "TPU" and not _has_tpu():
             raise UserError(
                 "PJRT_DEVICE ('TPU') in the environment, but no TPU chip is here (/dev/accel*, "
-                "/dev/vfio/*); unset it to use XLA on the CPU, or ask python tools/doctor.py"
+                "/dev/vfio/*); unset it to use XLA on the CPU, or ask python -m tools.doctor"
             )
         if pjrt not in (None, "CPU", "TPU"):
             raise UserError(

@@ -46,7 +46,8 @@ def check_readable(place: str | Path, key: str) -> None:
     if error is not None:
         raise UserError(
             f"{key} ({place}) cannot be read: {explain(error)}; look at the network, the bucket's "
-            "name and your login (gcloud auth application-default login), or ask tools/doctor.py"
+            "name and your login (gcloud auth application-default login), or ask "
+            "python -m tools.doctor"
         ) from error
 
 

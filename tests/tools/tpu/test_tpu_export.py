@@ -1,0 +1,142 @@
+"""What the TPU compiler's tool traces: the engine's own step, of any run, on any host."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tiny_parts import create_config
+from tools.tpu.derive import derive_config, find_image_shape
+from tools.tpu.export import StepExport, compute_digest, trace_step
+from utils.config import load_config
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIG = "configs/imagenet/vit_s16_90ep.yaml"
+
+
+def trace(tmp_path: Path, *flags: str) -> StepExport:
+    return trace_step(create_config(tmp_path, *flags, device="xla"))
+
+
+@pytest.mark.xla
+def test_the_traced_step_is_whole_and_gives_its_memory_back(tmp_path):
+    export = trace(tmp_path, "--train.ema=true", "--optim.max_grad_norm=1")
+    weights = [name for name in export.arguments if name.startswith("model.")]
+    averages = [name for name in export.arguments if name.startswith("ema.")]
+    moments = [name for name in export.arguments if name.endswith("|exp_avg")]
+    assert len(weights) == len(averages) == len(moments) > 10
+    assert {"batch/images", "batch/labels", "batch/mask"} <= set(export.arguments)
+    assert export.undonated == []
+    assert (export.gradients_alive, export.host_ops) == ([], [])
+    for argument, result in export.donations.items():
+        assert export.arguments[argument] == export.results[result]
+    assert len(set(export.donations.values())) == len(export.donations)
+
+
+@pytest.mark.xla
+def test_an_accumulated_step_is_longer_and_tracing_is_repeatable(tmp_path):
+    plain = trace(tmp_path / "a")
+    split = trace(tmp_path / "b", "--train.accumulate_steps=2")
+    assert len(split.bytecode) > 1.2 * len(plain.bytecode)
+    again = trace(tmp_path / "c")
+    assert again.bytecode == plain.bytecode
+    assert again.digest == plain.digest != split.digest
+
+
+def test_a_program_is_known_by_its_operations_and_not_by_the_place_of_its_source():
+    line = (
+        '%a = f32[8] add(%b, %c), metadata={op_name="blocks.0" source_file="/x/a.py" source_line=7}'
+    )
+    moved = line.replace("/x/a.py", "/y/b.py").replace("line=7", "line=12")
+    assert compute_digest(line) == compute_digest(moved)
+    for other in (line.replace("add", "sub"), line.replace("blocks.0", "blocks.1")):
+        assert compute_digest(line) != compute_digest(other)
+
+
+@pytest.mark.xla
+def test_patches_change_the_traced_step(tmp_path):
+    with_patches = trace(tmp_path / "a", "--runtime.precision=bf16")
+    without = trace(tmp_path / "b", "--runtime.precision=bf16", "--model.xla_patches=false")
+    assert with_patches.digest != without.digest
+    assert sorted(with_patches.results) == sorted(without.results)
+
+
+SPMD = """
+import json, sys
+from pathlib import Path
+from tools.tpu.export import prepare_tracing, trace_step
+prepare_tracing(4)
+from tests.tiny_parts import create_config
+flags = ("--runtime.parallel=spmd", "--train.accumulate_steps=2")
+config = create_config(Path(sys.argv[1]), *flags, device="xla")
+export = trace_step(config)
+names = [[export.arguments[a], export.results[r]] for a, r in export.donations.items()]
+print(json.dumps({"pairs": names, "arguments": export.arguments, "undonated": export.undonated,
+                  "sharded": b"devices=[4" in export.bytecode}))
+"""
+
+
+@pytest.mark.xla
+def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
+    done = subprocess.run([sys.executable, "-c", SPMD, str(tmp_path)], cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["sharded"]
+    assert found["undonated"] == []
+    assert len(found["pairs"]) > 40
+    assert all(argument == result for argument, result in found["pairs"])
+    # The number of micro-batches is data, too, and no state tensor.
+    state = [name for name in found["arguments"] if name.startswith(("model.", "optimizer/"))]
+    assert len(state) == len(set(state)) and "scalar" in found["arguments"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
+     ("decode|resize(40)|random_crop(32)|vgg_value_range", (32, 3)),
+     ("decode(1)|resize(28)|value_range(0, 1)", (28, 1))],
+)  # fmt: skip
+def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
+    config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
+    assert find_image_shape(config) == shape
+
+
+def test_datasets_that_tfds_knows_have_images_of_their_own_size():
+    config = load_config(["--config", "configs/kd/cifar100_dkd.yaml"])
+    assert find_image_shape(config) == (32, 3)
+    config = load_config(["--config", CONFIG, "--data.train_pp=decode|random_crop(600)"])
+    with pytest.raises(UserError, match="fails on a made-up image of 400 x 500"):
+        find_image_shape(config)
+
+
+def test_a_teacher_that_cannot_see_the_images_is_refused_by_name(tmp_path):
+    config = load_config(["--config", "configs/kd/digits_dkd.yaml"])
+    with pytest.raises(UserError, match=r"distill.teacher \('vit_tiny_patch16_224'\).* 8 x 8 x 1"):
+        derive_config(config, tmp_path, batch=4, devices=1, num_classes=10)
+
+
+def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
+    flags = ["--config", "configs/kd/digits_cached.yaml", "--distill.teacher_cache=nowhere"]
+    derived = derive_config(load_config(flags), tmp_path, batch=4, devices=1, num_classes=10)
+    assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
+
+
+def test_a_derived_run_keeps_the_step_and_drops_the_rest(tmp_path):
+    flags = ["--config", CONFIG, "--train.accumulate_steps=2", "--model.num_classes=1000",
+             "--train.ema=true", "--distill.teacher=vit_tiny_patch16_224", "--distill.loss=kd",
+             f"--distill.teacher_cache={tmp_path / 'nowhere'}"]  # fmt: skip
+    config = load_config(flags)
+    derived = derive_config(config, tmp_path, batch=16, devices=2)
+    assert derived.data.source == "synthetic"
+    assert derived.data.global_batch_size == 32
+    assert (derived.runtime.parallel, derived.runtime.device) == ("spmd", "xla")
+    assert derived.train.accumulate_steps == 2
+    assert derived.optim == config.optim
+    assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
+    assert Path(derived.distill.teachers[0].weights).is_file()

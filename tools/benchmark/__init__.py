@@ -1,0 +1,1 @@
+"""Measures a run's steps: configuration, loop, bare loop, FLOPs, peaks, reports."""

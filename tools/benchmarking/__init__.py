@@ -1,1 +1,0 @@
-"""What `tools/benchmark.py` is made of: configuration, loop, bare loop, FLOPs, peaks, reports."""

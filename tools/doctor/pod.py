@@ -1,0 +1,51 @@
+"""The same checks on every worker of a pod, through the launcher."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tools.doctor.machine import RED, Finding
+from train.commands import VENV, WORKDIR, RemoteCommand, Tpu
+from train.describe import require_ready
+from train.execute import Executor
+from train.fanout import FanoutOptions, Outcome, create_run_id, fan_out
+
+_NUMBER = re.compile(r"worker_(\d+)\.log")
+
+
+def examine_pod(
+    tpu: Tpu, flags: Sequence[str], executor: Executor, *, workdir: str = WORKDIR
+) -> dict[str, list[Finding]]:
+    """Findings of every worker, by its number; a worker that told none has one red line.
+
+    Raises:
+      UserError: the TPU VM is not there, or cannot be reached.
+    """
+    hosts = len(require_ready(tpu, executor).hosts)
+    words = ("python", "-m", "tools.doctor", "--json", "--in-pod", "--exit-zero", *flags)
+    remote = RemoteCommand(words, workdir=workdir, venv=VENV)
+    with TemporaryDirectory() as folder:
+        options = FanoutOptions(
+            create_run_id(dry_run=executor.dry_run), Path(folder), grace_s=5.0, quiet=True
+        )
+        outcome = fan_out(tpu, remote, hosts=hosts, options=options, executor=executor)
+        logs = {_NUMBER.match(p.name)[1]: p for p in Path(folder).rglob("worker_[0-9]*.log")}
+        told = {worker: path.read_text() for worker, path in logs.items()}
+    return {
+        str(n): read_findings(str(n), told.get(str(n), ""), outcome=outcome) for n in range(hosts)
+    }
+
+
+def read_findings(worker: str, log: str, *, outcome: Outcome) -> list[Finding]:
+    """What a worker's doctor said."""
+    for line in log.splitlines():
+        if line.startswith('{"verdict"'):
+            return [Finding(**row) for row in json.loads(line)["findings"]]
+    lines = [line for line in log.splitlines() if line.strip() and "::xla_dist::" not in line]
+    reason = lines[-1] if lines else outcome.cause or "no word from it"
+    hint = "python -m train.tpu_vm sync NAME, then setup NAME"
+    return [Finding("doctor", RED, f"could not be run on worker {worker}: {reason}", hint)]

@@ -1,0 +1,81 @@
+"""Shows findings: lines for one machine, a table for the workers of a pod."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from tools.doctor.machine import GREEN, RED, YELLOW, Finding
+
+_COLOURS = {GREEN: "\033[32m", YELLOW: "\033[33m", RED: "\033[31m"}
+_PLAIN = "\033[0m"
+_ORDER = (GREEN, YELLOW, RED)
+
+
+def format_lines(findings: Sequence[Finding], *, colour: bool) -> str:
+    """A line for each finding, the way out below what is not green, and the count."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        level = finding.level.ljust(6)
+        if colour:
+            level = f"{_COLOURS[finding.level]}{level}{_PLAIN}"
+        lines.append(f"{level}  {finding.name.ljust(width)}  {finding.text}")
+        if finding.hint and finding.level != GREEN:
+            lines.append(f"{' ' * (width + 10)}-> {finding.hint}")
+    return "\n".join([*lines, "", count_levels(findings)])
+
+
+def format_hints(findings: Sequence[Finding]) -> str:
+    """The ways out alone, worst first."""
+    bad = [finding for finding in findings if finding.hint and finding.level != GREEN]
+    bad.sort(key=lambda finding: -_ORDER.index(finding.level))
+    return "\n".join(f"{finding.level}: {finding.name}: {finding.hint}" for finding in bad)
+
+
+def format_json(findings: Sequence[Finding]) -> str:
+    """One line, for programs."""
+    rows = [asdict(finding) for finding in findings]
+    return json.dumps({"verdict": get_verdict(findings), "findings": rows})
+
+
+def get_verdict(findings: Sequence[Finding]) -> str:
+    """The worst level."""
+    return max((finding.level for finding in findings), key=_ORDER.index, default=GREEN)
+
+
+def count_levels(findings: Sequence[Finding]) -> str:
+    """How many of each."""
+    counts = Counter(finding.level for finding in findings)
+    return ", ".join(f"{counts[level]} {level}" for level in _ORDER)
+
+
+def format_table(workers: Mapping[str, Sequence[Finding]]) -> str:
+    """A row for each check, a column for each worker; what differs from most workers is starred."""
+    names = list(dict.fromkeys(finding.name for row in workers.values() for finding in row))
+    found = {worker: {finding.name: finding for finding in row} for worker, row in workers.items()}
+    rows = [["", *(f"w{worker}" for worker in workers)]]
+    details = []
+    for name in names:
+        cells = [found[worker].get(name) for worker in workers]
+        keys = [(cell.level, cell.value) if cell else None for cell in cells]
+        usual, votes = Counter(keys).most_common(1)[0]
+        odd = [key != usual or (votes == 1 and len(keys) > 1) for key in keys]
+        rows.append([name, *map(_format_cell, cells, odd)])
+        details += [
+            f"w{worker} {name}: {cell.text}" + (f" -> {cell.hint}" if cell.hint else "")
+            for worker, cell, is_odd in zip(workers, cells, odd)  # noqa: B905  older Pythons
+            if cell and (is_odd or cell.level == RED)
+        ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()  # noqa: B905
+        for row in rows
+    ]
+    return "\n".join([*table, *(["", *details] if details else [])])
+
+
+def _format_cell(cell: Finding | None, is_odd: bool) -> str:
+    return f"{cell.level if cell else 'missing'}{' *' if is_odd else ''}"

@@ -1,0 +1,199 @@
+"""Checks of what is installed and set: Python, the torch family, TensorFlow, NumPy, variables."""
+
+from __future__ import annotations
+
+import re
+
+from tools.doctor.devices import count_chips
+from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine
+
+_SETUP = "bash run_commands.sh setup"
+# Imports in the order of a run: TensorFlow before torch_xla aborts Python.
+_IMPORTS = "import torch, torch_xla; torch_xla.device(); import tensorflow"
+_IMPORTS_CPU = "import torch; import tensorflow"
+_CLASHING = ("numpy", "protobuf")
+_TCMALLOC = ("usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
+             "usr/lib/x86_64-linux-gnu/libtcmalloc.so.4")  # fmt: skip
+# Variable -> (what it does, level where it is set).
+_HARMFUL = {
+    "XLA_USE_BF16": ("puts weights and moments into bf16; use runtime.precision: bf16", RED),
+    "XLA_DOWNCAST_BF16": ("puts weights into bf16; use runtime.precision: bf16", RED),
+    "XLA_USE_F16": ("puts weights and moments into fp16", RED),
+    "XLA_IR_DEBUG": ("records a stack for every op: slow", YELLOW),
+    "XLA_HLO_DEBUG": ("records a stack for every op: slow", YELLOW),
+    "XLA_SAVE_TENSORS_FILE": ("writes every graph to a file: slow", YELLOW),
+    "PT_XLA_DEBUG": ("analyses every graph: slow", YELLOW),
+    "PT_XLA_DEBUG_LEVEL": ("analyses every graph: slow", YELLOW),
+    "XLA_SYNC_WAIT": ("makes every step wait for its end: slow", YELLOW),
+    "XLA_USE_EAGER_DEBUG_MODE": ("runs op by op: slow", YELLOW),
+    "XLA_MAX_ASYNC_QUEUE": ("torch_xla 2.9 fails on it: it is not taken as a number", RED),
+    "CUDA_LAUNCH_BLOCKING": ("makes every kernel wait for its end: slow", YELLOW),
+}
+
+
+def check_python(machine: Machine) -> Finding:
+    """Python 3.11, and not a release candidate of it."""
+    version = ".".join(str(part) for part in machine.python_version[:3])
+    if tuple(machine.python_version[:2]) != (3, 11):
+        text = f"{version} at {machine.python}, not 3.11"
+        return Finding("python", RED, text, f"install python3.11, then {_SETUP}", version)
+    if machine.python_version[3] != "final":
+        text = f"{version} is a pre-release ({machine.python_version[3]})"
+        hint = "install a final 3.11, for example with conda, and set PYTHON"
+        return Finding("python", YELLOW, text, hint, version)
+    return Finding("python", GREEN, f"{version} at {machine.python}", value=version)
+
+
+def check_torch(machine: Machine) -> Finding:
+    """torch, torchvision, torch_xla and libtpu are one set; only their metadata is read."""
+    names = ("torch", "torchvision", "torch_xla", "libtpu")
+    versions = {name: machine.get_version(name) for name in names}
+    text = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
+    level, reason, hint = _judge_torch(machine, versions)
+    shown = f"{text}: {reason}" if reason else text
+    return Finding("torch", level, shown, hint, ", ".join(str(v) for v in versions.values()))
+
+
+def check_imports(machine: Machine) -> Finding:
+    """torch_xla and then TensorFlow can be imported; tried in a child, as a clash aborts Python."""
+    builds = [n for n in ("tensorflow-cpu", "tensorflow", "tf-nightly") if machine.get_version(n)]
+    if not builds:
+        text = "TensorFlow is not installed: data.source tfds and folder cannot be read"
+        return Finding("tensorflow", RED, text, _SETUP)
+    if len(builds) > 1:
+        text = f"{' and '.join(builds)} overwrite each other's files"
+        hint = f"pip uninstall -y {' '.join(builds)}, then {_SETUP}"
+        return Finding("tensorflow", RED, text, hint)
+    code = _IMPORTS if machine.get_version("torch_xla") else _IMPORTS_CPU
+    answer = machine.run([machine.python, "-c", code], timeout_s=120, PJRT_DEVICE="CPU")
+    version = f"{builds[0]} {machine.get_version(builds[0])}"
+    if answer.code != 0:
+        text = f"{version}: importing torch, torch_xla, then tensorflow failed: {answer.reason}"
+        return Finding("tensorflow", RED, text, f"rm -r .venv, then {_SETUP}", version)
+    text = f"{version} after torch_xla: imports in {answer.seconds:.1f} s"
+    if builds[0] != "tensorflow-cpu":
+        hint = f"pip uninstall -y {builds[0]}; pip install tensorflow-cpu"
+        return Finding("tensorflow", YELLOW, f"{text}; a build with GPU or TPU", hint, version)
+    return Finding("tensorflow", GREEN, text, value=version)
+
+
+def check_clashes(machine: Machine) -> Finding:
+    """What installed packages demand of NumPy and protobuf is there."""
+    found = {name: machine.get_version(name) for name in _CLASHING}
+    text = ", ".join(f"{name} {version or 'not installed'}" for name, version in found.items())
+    try:
+        clashes = _find_clashes(machine, found)
+    except ImportError as error:
+        return Finding("clashes", YELLOW, f"could not look: {error}", "pip install packaging")
+    if clashes:
+        text = f"{text}: {clashes[0]}"
+        more = f" (and {len(clashes) - 1} more)" if len(clashes) > 1 else ""
+        return Finding("clashes", RED, text + more, f"rm -r .venv, then {_SETUP}")
+    if not found["numpy"]:
+        return Finding("clashes", RED, text, _SETUP)
+    return Finding("clashes", GREEN, f"{text}: no package demands others", value=text)
+
+
+def check_allocator(machine: Machine) -> Finding:
+    """tcmalloc is loaded: the input pipeline allocates much and often."""
+    preload = machine.environment.get("LD_PRELOAD", "")
+    try:
+        loaded = sorted(set(re.findall(r"\S*tcmalloc\S*", machine.read("proc/self/maps"))))
+    except OSError as error:
+        return Finding("tcmalloc", YELLOW, f"could not look: {error}")
+    if loaded:
+        return Finding("tcmalloc", GREEN, f"loaded: {loaded[0]}")
+    libraries = [f"/{path}" for path in _TCMALLOC if (machine.root / path).exists()]
+    if "tcmalloc" in preload:
+        text, hint = f"LD_PRELOAD names {preload}, which was not loaded", "mend the path"
+    elif libraries:
+        text, hint = "there, but not loaded", f"export LD_PRELOAD={libraries[0]}"
+    else:
+        text = "not there"
+        hint = "sudo apt-get install libtcmalloc-minimal4, then export LD_PRELOAD=<its path>"
+    return Finding("tcmalloc", YELLOW, f"{text}: host memory may grow and input be slower", hint)
+
+
+def check_variables(machine: Machine) -> Finding:
+    """No variable is set that harms a run."""
+    environment = machine.environment
+    bad = []
+    for name, (effect, level) in _HARMFUL.items():
+        if environment.get(name, "") not in ("", "0"):
+            bad.append((level, name, f"{name}={environment[name]} {effect}"))
+    stale = sorted(name for name in environment if name.startswith("XRT_"))
+    if stale:
+        bad.append((YELLOW, " ".join(stale), f"{stale[0]} is of XRT, gone since torch_xla 2.1"))
+    pjrt = environment.get("PJRT_DEVICE", "")
+    chips = count_chips(machine)
+    if pjrt not in ("", "CPU", "TPU"):
+        bad.append((RED, "PJRT_DEVICE", f"PJRT_DEVICE={pjrt} is no device of torch_xla 2.9"))
+    elif pjrt == "CPU" and chips:
+        bad.append((YELLOW, "PJRT_DEVICE", f"PJRT_DEVICE=CPU leaves {chips} TPU chips unused"))
+    elif pjrt == "TPU" and chips == 0:
+        bad.append((RED, "PJRT_DEVICE", "PJRT_DEVICE=TPU without a TPU chip on the PCI bus"))
+    if environment.get("HDF5_USE_FILE_LOCKING", "FALSE").upper() in ("TRUE", "1", "BEST_EFFORT"):
+        text = "HDF5_USE_FILE_LOCKING makes HDF5 on network file systems fail or hang"
+        bad.append((YELLOW, "HDF5_USE_FILE_LOCKING", text))
+    if not bad:
+        return Finding("variables", GREEN, "none that harms a run")
+    level = RED if any(entry[0] == RED for entry in bad) else YELLOW
+    names = " ".join(entry[1] for entry in bad)
+    return Finding("variables", level, "; ".join(entry[2] for entry in bad), f"unset {names}")
+
+
+def _judge_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[str, str, str]:
+    torch, xla = versions["torch"], versions["torch_xla"]
+    chips = count_chips(machine)
+    if torch is None:
+        return RED, "no PyTorch", _SETUP
+    if xla is not None and _get_series(torch) != _get_series(xla):
+        wanted = ".".join(_strip(xla).split(".")[:3])
+        pair = f"pip install torch=={wanted} torch_xla=={wanted}"
+        return RED, f"torch_xla {xla} is built against torch {wanted}", pair
+    vision = machine.get_distribution("torchvision")
+    pinned = _find_pin(vision.requires or [], "torch") if vision else None
+    if pinned and _strip(torch) != pinned:
+        reason = f"torchvision {versions['torchvision']} is built against torch {pinned}"
+        return RED, reason, _SETUP
+    if xla is None:
+        return (RED if chips else YELLOW), "no torch_xla: no TPU and no XLA runtime", _SETUP
+    wanted = _find_pin(machine.get_distribution("torch_xla").requires or [], "libtpu")
+    if chips and versions["libtpu"] is None:
+        return RED, f"{chips} TPU chips but no libtpu", f"{_SETUP} --tpu"
+    if wanted and versions["libtpu"] not in (None, wanted):
+        return YELLOW, f"torch_xla {xla} was made with libtpu {wanted}", f"{_SETUP} --tpu"
+    return GREEN, "", ""
+
+
+def _find_pin(requires: list[str], name: str) -> str | None:
+    """The version that a package's requirements pin another to, extras included."""
+    found = (re.match(rf"{name}\s*\(?==\s*([\w.]+)", line) for line in requires)
+    return next((match[1] for match in found if match), None)
+
+
+def _find_clashes(machine: Machine, found: dict[str, str | None]) -> list[str]:
+    import importlib.metadata
+
+    from packaging.requirements import Requirement
+
+    clashes = []
+    for package in importlib.metadata.distributions(path=list(machine.site)):
+        for line in package.requires or []:
+            if not line.lower().startswith(_CLASHING):
+                continue
+            demand = Requirement(line)
+            have = found.get(demand.name.lower())
+            applies = demand.marker is None or demand.marker.evaluate({"extra": ""})
+            if have and applies and not demand.specifier.contains(have, prereleases=True):
+                demanded = f"{demand.name} {demand.specifier}"
+                clashes.append(f"{package.metadata['Name']} {package.version} demands {demanded}")
+    return sorted(set(clashes))
+
+
+def _get_series(version: str) -> list[str]:
+    return _strip(version).split(".")[:2]
+
+
+def _strip(version: str) -> str:
+    return version.split("+")[0]

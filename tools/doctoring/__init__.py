@@ -1,1 +1,0 @@
-"""What tools/doctor.py looks at, one room for each kind of thing."""

@@ -1,0 +1,1 @@
+"""What the programs that look at a loader share."""

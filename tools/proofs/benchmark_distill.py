@@ -1,0 +1,248 @@
+"""What a stored teacher costs: step time and FLOPs beside a live teacher and none, in one run.
+
+Builds the engine's own step three times (student only, stored answers, live teacher) on synthetic
+input, runs them in turn and prints medians, ratios and FLOPs of the compiled graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from store import read_environment
+from utils.config import load_config
+from utils.programs import ProgramParser, run_program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.config import RunConfig
+    from utils.runtime.base import Runtime
+
+_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse flags, measure, print; gives the exit code."""
+    parser = ProgramParser(
+        prog="python -m tools.proofs.benchmark_distill", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--device", choices=("cpu", "xla"), default="cpu")
+    parser.add_argument("--student", default="vit_tiny_patch16_224")
+    parser.add_argument("--teacher", default="vit_small_patch16_224")
+    parser.add_argument("--image-size", type=int, default=96)
+    parser.add_argument("--batch", type=int, default=32, help="examples of a step")
+    parser.add_argument("--classes", type=int, default=1000)
+    parser.add_argument("--top-k", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=5, help="steps of a round")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each kind, in turn")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    return run_program(run, parser.parse_args(argv))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measure, print, and write the figures where they are wanted."""
+    report = measure(options)
+    print_report(report)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures of one run."""
+    from utils.runtime import create_runtime
+
+    with tempfile.TemporaryDirectory() as folder:
+        plain = create_config(options, folder, "plain")
+        runtime = create_runtime(plain.runtime)
+        store_answers(options, folder)
+        kinds = {
+            kind: StepRunner(runtime, create_config(options, folder, kind))
+            for kind in ("plain", "stored", "live")
+        }
+        report: dict[str, Any] = {"kinds": {}, "ratios": {}}
+        for kind, runner in kinds.items():
+            runner.run(2)
+            report["kinds"][kind] = {"flops": runner.count_flops()}
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(options.rounds):
+            for kind, runner in kinds.items():
+                times[kind].append(runner.run(options.steps) / options.steps)
+        for runner in kinds.values():
+            runner.close()
+    for kind, values in times.items():
+        report["kinds"][kind]["step_s"] = statistics.median(values)
+    for kind in ("stored", "live"):
+        pairs = zip(times[kind], times["plain"], strict=True)
+        flops = report["kinds"][kind]["flops"], report["kinds"]["plain"]["flops"]
+        report["ratios"][kind] = {
+            "time": statistics.median(a / b for a, b in pairs),
+            "flops": flops[0] / flops[1] if flops[1] else None,
+        }
+    report["storage"] = describe_storage(options)
+    settings = {key: str(value) for key, value in vars(options).items()}
+    return {**report, "settings": settings, "environment": read_environment()}
+
+
+def create_config(options: argparse.Namespace, folder: str, kind: str) -> Any:
+    """The run of one kind; the three differ in their teacher alone."""
+    size = options.image_size
+    examples = options.batch * 64
+    name = f"image_size={size},num_classes={options.classes},num_examples={examples}"
+    flags = [
+        "--data.source=synthetic", f"--data.name={name}", "--data.train_pp=value_range(-1, 1)",
+        "--data.eval_pp=value_range(-1, 1)", f"--batch_size={options.batch}", "--mixup=0.8",
+        f"--model={options.student}", f"--model.image_size={size}", "--train.steps=1000000",
+        f"--model.num_classes={options.classes}", f"--runtime.device={options.device}",
+        f"--run.output_dir={folder}", "--distill.allow_weak_teacher",
+    ]  # fmt: skip
+    if kind != "plain":
+        teacher = {"model": options.teacher, "args": {"img_size": size}, "weights": ""}
+        weights = Path(folder) / "teacher.safetensors"
+        if not weights.is_file():
+            save_random_teacher(options, weights)
+        teacher["weights"] = str(weights)
+        flags += [f"--distill.teachers={json.dumps([teacher])}", "--distill.loss=kd"]
+    if kind == "stored":
+        flags += [f"--distill.teacher_cache={folder}/cache", "--distill.cache_end=cycle"]
+    return load_config(flags)
+
+
+def save_random_teacher(options: argparse.Namespace, path: Path) -> None:
+    """Random weights: the cost of a teacher does not depend on what it knows."""
+    import timm
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    size, classes = options.image_size, options.classes
+    model = timm.create_model(options.teacher, img_size=size, num_classes=classes)
+    save_file(model.state_dict(), path)
+
+
+def store_answers(options: argparse.Namespace, folder: str) -> None:
+    """Make the cache that the stored kind replays, of random answers of the right form."""
+    import torch
+
+    from job.check import check
+    from job.spec import settle_processes
+    from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
+
+    job = check(create_config(options, folder, "live"))
+    shape = CacheShape(options.top_k, options.classes, 1, 64, options.batch)
+    target = Path(folder) / "cache"
+    write_manifest(target, settle_processes(job.stream, 1), job.facts.teachers, shape, 1)
+    writer = CacheWriter(target, shape, 0)
+    for _ in range(shape.steps_per_epoch):
+        writer.append(pack_answers(torch.randn(options.batch, options.classes), shape))
+
+
+class StepRunner:
+    """The engine's steps of one configuration, fed by the run's own input."""
+
+    def __init__(self, runtime: Runtime, config: RunConfig) -> None:
+        from engine import run_steps
+        from job.build import build_parts
+        from job.check import check
+        from job.stream import iterate_batches
+
+        self.runtime = runtime
+        self.parts = parts = build_parts(runtime, check(config))
+        self._steps = run_steps(
+            parts.state, iterate_batches(parts, 0), parts.task, runtime, parts.plan
+        )
+
+    def run(self, steps: int) -> float:
+        """Seconds of some steps, the device waited for."""
+        began = time.perf_counter()
+        for _ in range(steps):
+            result = next(self._steps)
+        self.runtime.fetch(result.values)
+        return time.perf_counter() - began
+
+    def count_flops(self) -> float:
+        """FLOPs of matrix products in one step: of XLA's graph, or as PyTorch counts them."""
+        if self.runtime.name == "xla":
+            import torch_xla
+
+            scalars = self._make_step()
+            state = self.parts.state
+            outputs = [*state.model.parameters(), *scalars.values()]
+            text = torch_xla._XLAC._get_xla_tensors_hlo(outputs)
+            self.runtime.finish_step()
+            return count_dot_flops(text)
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            self._make_step()
+        return float(counter.get_total_flops())
+
+    def close(self) -> None:
+        """End the input."""
+        self._steps.close()
+        self.parts.close()
+
+    def _make_step(self) -> dict[str, Tensor]:
+        """A step that is recorded and not dispatched."""
+        from engine import train_step
+        from job.stream import iterate_batches
+
+        parts = self.parts
+        batch = self.runtime.to_device(next(iterate_batches(parts, 0)))
+        return train_step(parts.state, batch, parts.task, self.runtime, parts.plan)
+
+
+def count_dot_flops(text: str) -> float:
+    """2 * outputs * contracted length, over all matrix products of an HLO text."""
+    shapes = dict(re.findall(r"%?([\w.\-]+) = (\w+\[[\d,]*\])", text))
+    total = 0.0
+    pattern = r"= (\w+\[[\d,]*\])\S* dot\(([^)]*)\).*?lhs_contracting_dims=\{([\d,]*)\}"
+    for result, operands, contracted in re.findall(pattern, text):
+        left = operands.split(",%")[0].split(", ")[0].split()[-1].lstrip("%")
+        match = _SHAPE.match(operands) or _SHAPE.match(shapes.get(left, ""))
+        sizes = get_sizes(match[1])
+        length = math.prod(sizes[int(axis)] for axis in contracted.split(",") if axis)
+        total += 2.0 * math.prod(get_sizes(_SHAPE.match(result)[1])) * length
+    return total
+
+
+def get_sizes(text: str) -> list[int]:
+    """`8,16` as numbers."""
+    return [int(size) for size in text.split(",") if size]
+
+
+def describe_storage(options: argparse.Namespace) -> dict[str, float]:
+    """Bytes of an example-epoch, and the least that k values, k classes and a rest can take."""
+    from tasks.teacher_cache import CacheShape
+
+    shape = CacheShape(options.top_k, options.classes, 1, 1, 1)
+    minimum = options.top_k * (2 + math.ceil(math.log2(options.classes) / 8)) + 2
+    return {"bytes": shape.row_dtype.itemsize, "minimum": minimum}
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """The figures as a table."""
+    print(f"{'step':<16}{'ms':>10}{'GFLOP':>10}{'time ratio':>12}{'FLOP ratio':>12}")
+    for kind, facts in report["kinds"].items():
+        ratio = report["ratios"].get(kind, {"time": 1.0, "flops": 1.0})
+        print(
+            f"{kind:<16}{1e3 * facts['step_s']:>10.1f}{facts['flops'] / 1e9:>10.2f}"
+            f"{ratio['time']:>12.3f}{ratio['flops']:>12.4f}"
+        )
+    storage = report["storage"]
+    print(
+        f"storage: {storage['bytes']} bytes an example-epoch, arithmetic minimum "
+        f"{storage['minimum']}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

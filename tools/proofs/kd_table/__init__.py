@@ -1,0 +1,1 @@
+"""What distillation gives on the digits: the rows of the table, and the runs behind them."""

@@ -1,0 +1,1 @@
+"""Plants faults and looks which tests find them: faults, tests that cover a line, runs of them."""
