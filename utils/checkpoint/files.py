@@ -25,7 +25,8 @@ from utils.storage import COMMIT_FILE, Folder, LocalFolder, give_usual_mode, ope
 FORMAT_VERSION = 2
 _READABLE = (1, 2)
 STATE_FILE = "state.json"
-Parts = dict[str, dict[str, Tensor]]
+# part -> name -> tensor
+Tensors = dict[str, dict[str, Tensor]]
 Place = str | Path
 
 
@@ -33,7 +34,7 @@ class CheckpointError(RuntimeError):
     """A checkpoint is broken or cannot be written; the text names the file and what is wrong."""
 
 
-def write_checkpoint(folder: Folder, parts: Parts, facts: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: Folder, parts: Tensors, facts: Mapping[str, Any]) -> None:
     """Write a checkpoint under a temporary name, read it back, and let it appear whole.
 
     Raises:
@@ -69,15 +70,15 @@ def write_checkpoint(folder: Folder, parts: Parts, facts: Mapping[str, Any]) -> 
     folder.publish(fill, commit)
 
 
-def load_checkpoint(place: Place | Folder) -> tuple[Parts, dict[str, Any]]:
-    """Parts and facts of a checkpoint, every tensor checked against its table.
+def load_checkpoint(place: Place | Folder) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors by part and name, and facts, of a checkpoint, every tensor checked against its table.
 
     Raises:
       CheckpointError: a file is missing or unreadable, or a tensor is not what the table says.
     """
     folder = open_folder(place)
     facts = inspect_checkpoint(folder)
-    parts: Parts = {}
+    parts: Tensors = {}
     for part in facts["parts"]:
         parts[part] = _read_part(folder, part, facts["tensors"], "pread")
     _check_names(folder, parts, facts)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from utils.checkpoint.files import (
     STATE_FILE,
     CheckpointError,
-    Parts,
     Place,
+    Tensors,
     inspect_checkpoint,
     load_checkpoint,
     verify_checkpoint,
@@ -60,7 +60,7 @@ def find_checkpoint(place: Place, *, verify: bool = True) -> Place:
     )
 
 
-def load_newest(place: Place, *, fall_back: bool = True) -> tuple[Place, Parts, dict[str, Any]]:
+def load_newest(place: Place, *, fall_back: bool = True) -> tuple[Place, Tensors, dict[str, Any]]:
     """A checkpoint or, if a tensor of it is broken, the newest older one beside it.
 
     Args:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from utils.checkpoint.files import CheckpointError, Parts, Place, write_checkpoint
+from utils.checkpoint.files import CheckpointError, Place, Tensors, write_checkpoint
 from utils.checkpoint.find import get_folder_name, list_steps, read_best_step
 from utils.log import get_logger
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
@@ -27,7 +27,7 @@ class _Job:
     """
 
     step: int
-    parts: Parts
+    parts: Tensors
     facts: Mapping[str, Any]
     best: bool
     before: Callable[[], None] | None
@@ -58,7 +58,7 @@ class CheckpointManager:
         self._error: BaseException | None = None
         self._whole: set[int] = set()
 
-    def save(self, step: int, parts: Parts, facts: Mapping[str, Any], *, best: bool) -> Folder:
+    def save(self, step: int, parts: Tensors, facts: Mapping[str, Any], *, best: bool) -> Folder:
         """Write, read back and verify, and wait for it. Gives the checkpoint's folder."""
         self.submit(step, lambda: (parts, facts), best=best)
         self.wait()
@@ -67,7 +67,7 @@ class CheckpointManager:
     def submit(
         self,
         step: int,
-        collect: Callable[[], tuple[Parts, Mapping[str, Any]]],
+        collect: Callable[[], tuple[Tensors, Mapping[str, Any]]],
         *,
         best: bool,
         before: Callable[[], None] | None = None,

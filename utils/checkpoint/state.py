@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoint.files import Parts, Place
+from utils.checkpoint.files import Place, Tensors
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -70,8 +70,8 @@ def compare_tensors(own: Mapping[str, Any], found: Mapping[str, Any]) -> Misfit:
 
 def collect_state(
     state: Any, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-) -> tuple[Parts, dict[str, Any]]:
-    """Parts and facts of a train state, as host tensors.
+) -> tuple[Tensors, dict[str, Any]]:
+    """Tensors by part and name, and facts, of a train state, as host tensors.
 
     Args:
       state: has model, ema, loss_modules, optimizer, scaler, step, best_score and the like.
@@ -83,7 +83,7 @@ def collect_state(
         flat |= {f"ema/{k}": v for k, v in state.ema.state_dict().items()}
     tensors, scalars = _flatten_optimizer(state)
     flat |= {f"optimizer/{k}": v for k, v in tensors.items()}
-    parts: Parts = {}
+    parts: Tensors = {}
     for key, value in fetch_all(flat).items():
         part, _, name = key.partition("/")
         parts.setdefault(part, {})[name] = value
@@ -107,7 +107,7 @@ def copy_tensors(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None
 
 def restore_state(
     state: Any,
-    parts: Parts,
+    parts: Tensors,
     facts: Mapping[str, Any],
     place: Place,
     load: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] = copy_tensors,
@@ -121,7 +121,7 @@ def restore_state(
       UserError: the checkpoint is of another model, optimizer or EMA setting; names the misfits.
     """
     modules = {"model": state.model, "extra": state.loss_modules, "ema": state.ema}
-    own: Parts = {
+    own: Tensors = {
         part: {} if module is None else module.state_dict() for part, module in modules.items()
     }
     own["optimizer"], _ = _flatten_optimizer(state)
@@ -174,7 +174,7 @@ def _get_kind(value: Any) -> tuple[tuple[int, ...], str]:
     return tuple(value[0]), value[1]
 
 
-def _check_fit(own: Parts, found: Parts, place: Place) -> None:
+def _check_fit(own: Tensors, found: Tensors, place: Place) -> None:
     misfits = {part: compare_tensors(own[part], found.get(part, {})) for part in own}
     wrong = {part: misfit for part, misfit in misfits.items() if len(misfit)}
     if not wrong:
