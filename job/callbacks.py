@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine import Callbacks, evaluate
-from job.resume import describe_place, go_back
+from job.resume import describe_hardware, go_back
 from job.stream import iterate_batches
 from store.changes import hash_config
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
@@ -242,5 +242,5 @@ def describe_course(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
         "teachers": job.facts.teachers,
         "config": config,
         "config_hash": hash_config(config, get_resume_rules()),
-        "environment": describe_place(runtime),
+        "environment": describe_hardware(runtime),
     }

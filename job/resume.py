@@ -13,7 +13,7 @@ from store.runs import CHECKPOINTS, check_free
 from store.session import RunSession
 from utils.checkpoint import (
     CheckpointError,
-    Place,
+    Location,
     check_init,
     compare_tensors,
     find_checkpoint,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 
-def choose_run(config: RunConfig) -> tuple[Run, Place | None]:
+def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
     """The run's directory and the checkpoint to continue or evaluate, if any.
 
     Raises:
@@ -71,7 +71,9 @@ def open_store(config: RunConfig) -> RunStore:
     )
 
 
-def take_run(config: RunConfig, session: RunSession, checkpoint: Place | None) -> Place | None:
+def take_run(
+    config: RunConfig, session: RunSession, checkpoint: Location | None
+) -> Location | None:
     """Take the run that was chosen, and look again: gives the checkpoint that it goes on from.
 
     Between the choice and the lock another program may have begun, written or ended.
@@ -85,8 +87,8 @@ def take_run(config: RunConfig, session: RunSession, checkpoint: Place | None) -
     session.take_old()
     if config.run.resume != "auto":
         return checkpoint
-    place = session.run.checkpoints
-    return find_checkpoint(place, verify=False) if has_checkpoints(place) else None
+    location = session.run.checkpoints
+    return find_checkpoint(location, verify=False) if has_checkpoints(location) else None
 
 
 def check_resume(job: Job, student: nn.Module) -> None:
@@ -97,8 +99,8 @@ def check_resume(job: Job, student: nn.Module) -> None:
     """
     if job.checkpoint is None:
         if job.config.run.init_from:
-            place, tolerance = job.config.run.init_from, job.config.run.init_tolerance
-            check_init(student.state_dict(), read_weight_table(place), place, tolerance)
+            location, tolerance = job.config.run.init_from, job.config.run.init_tolerance
+            check_init(student.state_dict(), read_weight_table(location), location, tolerance)
         return
     try:
         facts = inspect_checkpoint(job.checkpoint)
@@ -142,8 +144,8 @@ def start_weights(job: Job, student: nn.Module) -> None:
       UserError: they cannot be read.
     """
     if job.config.run.init_from and job.checkpoint is None:
-        place, weights = read_weights(job.config.run.init_from)
-        init_weights(student, weights, place)
+        location, weights = read_weights(job.config.run.init_from)
+        init_weights(student, weights, location)
 
 
 def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
@@ -160,11 +162,11 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
     """
     if job.checkpoint is None:
         return {}
-    place, facts = _restore_from(runtime, job, state, job.checkpoint)
+    location, facts = _restore_from(runtime, job, state, job.checkpoint)
     # Another host may not see the run's directory.
     known = runtime.ranks.broadcast_value(job.run.read().get("skipped_steps", ()))
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
-    get_logger().info("resumed from %s at step %d", place, state.step)
+    get_logger().info("resumed from %s at step %d", location, state.step)
     steps = runtime.ranks.gather(state.step)
     if len(set(steps)) > 1:
         raise CheckpointError(f"the ranks have read checkpoints of different steps: {steps}")
@@ -172,23 +174,23 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
 
 
 def _restore_from(
-    runtime: Runtime, job: Job, state: TrainState, place: Place
-) -> tuple[Place, dict[str, Any]]:
+    runtime: Runtime, job: Job, state: TrainState, location: Location
+) -> tuple[Location, dict[str, Any]]:
     wanted = job.config.run.resume
-    is_named = wanted != "auto" and open_folder(wanted).name == open_folder(place).name
+    is_named = wanted != "auto" and open_folder(wanted).name == open_folder(location).name
     try:
-        found, parts, facts = load_newest(place, fall_back=not is_named)
+        found, parts, facts = load_newest(location, fall_back=not is_named)
     except CheckpointError as error:
         if is_named:
             raise UserError(f"run.resume: {error}; choose another checkpoint") from error
         raise
     check_course(job, facts)  # a later one than was looked at before, or an older one
-    _check_place(runtime, job, facts)
+    _check_hardware(runtime, job, facts)
     restore_state(state, parts, facts, found, runtime.load)
     return found, facts
 
 
-def describe_place(runtime: Runtime) -> dict[str, Any]:
+def describe_hardware(runtime: Runtime) -> dict[str, Any]:
     """What decides the bits beside the configuration: device, ranks, threads, versions."""
     return {
         **runtime.describe(),
@@ -197,9 +199,9 @@ def describe_place(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _check_place(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
-    """Tell, or with train.deterministic refuse, a place where the run cannot be the same run."""
-    then, now = facts.get("environment", {}), describe_place(runtime)
+def _check_hardware(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
+    """Tell, or with train.deterministic refuse, hardware on which bits cannot be the same."""
+    then, now = facts.get("environment", {}), describe_hardware(runtime)
     changed = [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k, now[k]) != now[k]]
     if not changed:
         return
@@ -214,20 +216,20 @@ def _check_place(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
 
 def go_back(runtime: Runtime, job: Job, state: TrainState, bad_step: int) -> bool:
     """Bring the state of the newest checkpoint before a bad step back; whether there is one."""
-    place = None
+    location = None
     if runtime.ranks.is_writer and has_checkpoints(job.run.checkpoints):
-        place = find_checkpoint(job.run.checkpoints)
-    place = runtime.ranks.broadcast_value(place)
-    if place is None:
+        location = find_checkpoint(job.run.checkpoints)
+    location = runtime.ranks.broadcast_value(location)
+    if location is None:
         return False
     skipped = {*state.skipped_steps, bad_step}
-    _, parts, facts = load_newest(place)
-    restore_state(state, parts, facts, place, runtime.load)
+    _, parts, facts = load_newest(location)
+    restore_state(state, parts, facts, location, runtime.load)
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *skipped}))
     return True
 
 
-def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Place | None]:
+def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Location | None]:
     if not config.run.resume:
         run = store.choose(config.run.run_id, config.train.seed)
         if not config.run.eval_only:
@@ -247,7 +249,7 @@ def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Place | None]:
     return found, find_checkpoint(found.checkpoints, verify=False)
 
 
-def _find_owner(config: RunConfig, store: RunStore, checkpoint: Place) -> Run:
+def _find_owner(config: RunConfig, store: RunStore, checkpoint: Location) -> Run:
     """The run that a checkpoint belongs to."""
     folder = open_folder(checkpoint).parent
     if folder.name != CHECKPOINTS:
@@ -264,15 +266,15 @@ def _find_owner(config: RunConfig, store: RunStore, checkpoint: Place) -> Run:
     return root.get(home.name)
 
 
-def _check_model(student: nn.Module, table: dict[str, list[Any]], checkpoint: Place) -> None:
+def _check_model(student: nn.Module, table: dict[str, list[Any]], checkpoint: Location) -> None:
     """All tensors of the model at once: names, shapes and types."""
     own = {f"model/{name}": value for name, value in student.state_dict().items()}
     found = {name: entry for name, entry in table.items() if name.startswith("model/")}
-    misfit = compare_tensors(own, found)
-    if len(misfit):
-        for line in misfit.lines():
+    diff = compare_tensors(own, found)
+    if len(diff):
+        for line in diff.lines():
             get_logger().error("%s: %s", checkpoint, line)
         raise UserError(
-            f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(misfit)} "
-            f"tensors differ, {misfit.summary()}; resume with the model that wrote it"
+            f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
+            f"tensors differ, {diff.summary()}; resume with the model that wrote it"
         )

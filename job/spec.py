@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datasets import Batch, DatasetFacts, Loader
     from store import Run
     from tasks import TaskFacts
-    from utils.checkpoint import Place
+    from utils.checkpoint import Location
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -133,7 +133,7 @@ class Job:
     config: RunConfig
     device: str
     run: Run
-    checkpoint: Place | None
+    checkpoint: Location | None
     facts: TaskFacts
     stream: dict[str, Any]
     total_steps: int

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from datasets import DatasetFacts
-from job.resume import check_resume, describe_place, restore
+from job.resume import check_resume, describe_hardware, restore
 from job.spec import Job
 from store.runs import Run
 from tasks import TaskFacts
@@ -26,7 +26,7 @@ def job(tmp_path) -> Job:
     state = create_tiny_state(config, runtime)
     state.step = 3
     tensors, facts = collect_state(state, runtime.fetch_all)
-    facts |= {"config": config.model_dump(mode="json"), "environment": describe_place(runtime)}
+    facts |= {"config": config.model_dump(mode="json"), "environment": describe_hardware(runtime)}
     run = Run(tmp_path / "run")
     CheckpointManager(run.checkpoints).save(3, tensors, facts, best=False)
     facts_of_task = TaskFacts(

@@ -66,8 +66,8 @@ def test_what_does_not_fit_keeps_its_start_and_is_listed(run, caplog):
     model = create_filled(0)
     model.head = torch.nn.Linear(4, 7)
     head = model.head.weight.clone()
-    misfit = init_weights(model, weights, run)
-    assert len(misfit) == 4
+    diff = init_weights(model, weights, run)
+    assert len(diff) == 4
     assert torch.equal(model.head.weight, head)
     assert (model.norm.bias == 0).all()
     assert (model.conv.weight == 3).all()

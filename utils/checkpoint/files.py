@@ -27,7 +27,7 @@ _READABLE = (1, 2)
 STATE_FILE = "state.json"
 # part -> name -> tensor
 Tensors = dict[str, dict[str, Tensor]]
-Place = str | Path
+Location = str | Path
 
 
 class CheckpointError(RuntimeError):
@@ -70,13 +70,13 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: Mapping[str, Any]) -
     folder.publish(fill, commit)
 
 
-def load_checkpoint(place: Place | Folder) -> tuple[Tensors, dict[str, Any]]:
+def load_checkpoint(location: Location | Folder) -> tuple[Tensors, dict[str, Any]]:
     """Tensors by part and name, and facts, of a checkpoint, every tensor checked against its table.
 
     Raises:
       CheckpointError: a file is missing or unreadable, or a tensor is not what the table says.
     """
-    folder = open_folder(place)
+    folder = open_folder(location)
     facts = inspect_checkpoint(folder)
     parts: Tensors = {}
     for part in facts["parts"]:
@@ -85,13 +85,13 @@ def load_checkpoint(place: Place | Folder) -> tuple[Tensors, dict[str, Any]]:
     return parts, facts
 
 
-def verify_checkpoint(place: Place | Folder) -> dict[str, Any]:
+def verify_checkpoint(location: Location | Folder) -> dict[str, Any]:
     """Facts of a checkpoint after every tensor has been checked, one file at a time.
 
     Raises:
       CheckpointError: it is not whole.
     """
-    folder = open_folder(place)
+    folder = open_folder(location)
     facts = inspect_checkpoint(folder)
     names: dict[str, dict[str, Any]] = {}
     for part in facts["parts"]:
@@ -100,23 +100,23 @@ def verify_checkpoint(place: Place | Folder) -> dict[str, Any]:
     return facts
 
 
-def inspect_checkpoint(place: Place | Folder) -> dict[str, Any]:
+def inspect_checkpoint(location: Location | Folder) -> dict[str, Any]:
     """Facts of a checkpoint after all checks that need no tensor: marker, table, file sizes.
 
     Raises:
       CheckpointError: it is not whole.
     """
-    folder = open_folder(place)
+    folder = open_folder(location)
     facts = _read_state(folder)
     _check_marker(folder, facts)
     _check_files(folder, facts)
     return facts
 
 
-def read_table(place: Place) -> dict[str, list[Any]]:
+def read_table(location: Location) -> dict[str, list[Any]]:
     """[shape, dtype, checksum] of every tensor of a checkpoint, without reading tensors."""
     try:
-        return _read_state(open_folder(place))["tensors"]
+        return _read_state(open_folder(location))["tensors"]
     except CheckpointError as error:
         raise UserError(f"checkpoint cannot be read: {error}; choose another") from error
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from utils.checkpoint.files import (
     STATE_FILE,
     CheckpointError,
-    Place,
+    Location,
     Tensors,
     inspect_checkpoint,
     load_checkpoint,
@@ -37,7 +37,7 @@ def list_steps(folder: Folder) -> list[int]:
     return sorted(int(m[1]) for m in map(_STEP.fullmatch, folder.list_names()) if m)
 
 
-def find_checkpoint(place: Place, *, verify: bool = True) -> Place:
+def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
     """The checkpoint behind a path: itself, or the newest one of a run or `checkpoints/`.
 
     Args:
@@ -47,20 +47,22 @@ def find_checkpoint(place: Place, *, verify: bool = True) -> Place:
       UserError: there is none.
     """
     check = verify_checkpoint if verify else inspect_checkpoint
-    for folder in iterate_checkpoints(place):
+    for folder in iterate_checkpoints(location):
         try:
             check(folder)
         except CheckpointError as error:
             get_logger().warning("skipping a broken checkpoint: %s", error)
         else:
-            return _get_place(folder)
+            return _get_location(folder)
     raise UserError(
-        f"run.resume ({str(place)!r}): no whole checkpoint there; give a run's directory or a "
+        f"run.resume ({str(location)!r}): no whole checkpoint there; give a run's directory or a "
         "step_... directory"
     )
 
 
-def load_newest(place: Place, *, fall_back: bool = True) -> tuple[Place, Tensors, dict[str, Any]]:
+def load_newest(
+    location: Location, *, fall_back: bool = True
+) -> tuple[Location, Tensors, dict[str, Any]]:
     """A checkpoint or, if a tensor of it is broken, the newest older one beside it.
 
     Args:
@@ -69,7 +71,7 @@ def load_newest(place: Place, *, fall_back: bool = True) -> tuple[Place, Tensors
     Raises:
       CheckpointError: none of them is whole; the text is that of the first.
     """
-    first = open_folder(place)
+    first = open_folder(location)
     failure: CheckpointError | None = None
     for folder in (first, *(_iterate_older(first) if fall_back else ())):
         try:
@@ -78,19 +80,19 @@ def load_newest(place: Place, *, fall_back: bool = True) -> tuple[Place, Tensors
             get_logger().warning("skipping a broken checkpoint: %s", error)
             failure = failure or error
         else:
-            return _get_place(folder), parts, facts
+            return _get_location(folder), parts, facts
     assert failure is not None
     raise failure
 
 
-def has_checkpoints(place: Place) -> bool:
+def has_checkpoints(location: Location) -> bool:
     """Whether any finished checkpoint, broken or not, stands below a run or `checkpoints/`."""
-    return next(iterate_checkpoints(place), None) is not None
+    return next(iterate_checkpoints(location), None) is not None
 
 
-def iterate_checkpoints(place: Place) -> Iterator[Folder]:
+def iterate_checkpoints(location: Location) -> Iterator[Folder]:
     """The checkpoint that a path names, or those of a run or `checkpoints/`, newest first."""
-    folder = open_folder(place)
+    folder = open_folder(location)
     if STATE_FILE in folder.list_names() or _STEP.fullmatch(folder.name):
         yield folder
         return
@@ -98,38 +100,38 @@ def iterate_checkpoints(place: Place) -> Iterator[Folder]:
         yield from _iterate_folder(parent)
 
 
-def read_weights(place: Place) -> tuple[Place, dict[str, Any]]:
+def read_weights(location: Location) -> tuple[Location, dict[str, Any]]:
     """Where weights were found, and the evaluated ones: the average where there is one.
 
     Args:
-      place: a checkpoint, a run, a folder of checkpoints, or a .safetensors file.
+      location: a checkpoint, a run, a folder of checkpoints, or a .safetensors file.
 
     Raises:
       UserError: no weights there, or broken ones.
     """
-    file = _find_file(place)
+    file = _find_file(location)
     if file is not None:
-        return str(place), _read_file(*file)
+        return str(location), _read_file(*file)
     try:
-        found, parts, _ = load_newest(find_checkpoint(place))
+        found, parts, _ = load_newest(find_checkpoint(location))
     except (UserError, CheckpointError) as error:
-        raise UserError(_say_no_weights(place, error)) from error
+        raise UserError(_say_no_weights(location, error)) from error
     return found, parts.get("ema", parts.get("model", {}))
 
 
-def read_weight_table(place: Place) -> dict[str, Any]:
+def read_weight_table(location: Location) -> dict[str, Any]:
     """What `compare_tensors` needs of the tensors of `read_weights`, without reading them.
 
     Raises:
       UserError: no weights there, or broken ones.
     """
-    file = _find_file(place)
+    file = _find_file(location)
     if file is not None:
         return _read_file(*file)
     try:
-        table = inspect_checkpoint(find_checkpoint(place))["tensors"]
+        table = inspect_checkpoint(find_checkpoint(location))["tensors"]
     except (UserError, CheckpointError) as error:
-        raise UserError(_say_no_weights(place, error)) from error
+        raise UserError(_say_no_weights(location, error)) from error
     parts = {name.partition("/")[0] for name in table}
     wanted = "ema/" if "ema" in parts else "model/"
     return {n.removeprefix(wanted): kind for n, kind in table.items() if n.startswith(wanted)}
@@ -176,16 +178,16 @@ def _iterate_older(first: Folder) -> Iterator[Folder]:
             yield folder
 
 
-def _get_place(folder: Folder) -> Place:
+def _get_location(folder: Folder) -> Location:
     return folder.path if isinstance(folder, LocalFolder) else folder.place
 
 
-def _find_file(place: Place) -> tuple[Folder, str] | None:
-    """Folder and name of the weights file that a place names, or of a run without checkpoints."""
-    folder = open_folder(place)
+def _find_file(location: Location) -> tuple[Folder, str] | None:
+    """Folder and name of the weights file that is meant: itself, or a run without checkpoints."""
+    folder = open_folder(location)
     if folder.name.endswith(".safetensors") and folder.name in folder.parent.list_names():
         return folder.parent, folder.name
-    if EXPORT_FILE in folder.list_names() and not has_checkpoints(place):
+    if EXPORT_FILE in folder.list_names() and not has_checkpoints(location):
         return folder, EXPORT_FILE
     return None
 
@@ -198,8 +200,8 @@ def _read_file(folder: Folder, name: str) -> dict[str, Any]:
         raise UserError(_say_no_weights(f"{folder}/{name}", error)) from error
 
 
-def _say_no_weights(place: Place, error: Exception) -> str:
+def _say_no_weights(location: Location, error: Exception) -> str:
     return (
-        f"run.init_from ({str(place)!r}) holds no weights that can be read: {error}; give a "
+        f"run.init_from ({str(location)!r}) holds no weights that can be read: {error}; give a "
         "checkpoint, a run or a .safetensors file"
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from utils.checkpoint.files import CheckpointError, Place, Tensors, write_checkpoint
+from utils.checkpoint.files import CheckpointError, Location, Tensors, write_checkpoint
 from utils.checkpoint.find import get_folder_name, list_steps, read_best_step
 from utils.log import get_logger
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
@@ -40,13 +40,15 @@ class CheckpointManager:
     or `submit`. Nothing is announced or deleted before the new checkpoint was read back.
 
     Args:
-      place: `checkpoints/` of the run, a path or a URL.
+      location: `checkpoints/` of the run, a path or a URL.
       keep: newest checkpoints to keep beside the best one.
       keep_every: multiples of this step are kept too; none: they are not.
     """
 
-    def __init__(self, place: Place | Folder, keep: int = 2, keep_every: int | None = None) -> None:
-        self.folder = open_folder(place)
+    def __init__(
+        self, location: Location | Folder, keep: int = 2, keep_every: int | None = None
+    ) -> None:
+        self.folder = open_folder(location)
         self.keep, self.keep_every = keep, keep_every
         # Called with the step of a checkpoint that stands whole, by the thread that wrote it.
         self.announce: Callable[[int], None] = lambda step: None

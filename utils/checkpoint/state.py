@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoint.files import Place, Tensors
+from utils.checkpoint.files import Location, Tensors
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -17,7 +17,7 @@ _NAMED = 8  # names in an error's one line; the log has them all
 
 
 @dataclass(frozen=True)
-class Misfit:
+class TensorDiff:
     """What keeps tensors by name from fitting a model's own.
 
     Attributes:
@@ -53,11 +53,11 @@ class Misfit:
         return "; ".join(out)
 
 
-def compare_tensors(own: Mapping[str, Any], found: Mapping[str, Any]) -> Misfit:
+def compare_tensors(own: Mapping[str, Any], found: Mapping[str, Any]) -> TensorDiff:
     """How tensors, or [shape, dtype, ...] entries of a table, by name differ from a model's own."""
     own_kinds = {name: _get_kind(value) for name, value in own.items()}
     found_kinds = {name: _get_kind(value) for name, value in found.items()}
-    return Misfit(
+    return TensorDiff(
         missing=tuple(name for name in own_kinds if name not in found_kinds),
         unexpected=tuple(name for name in found_kinds if name not in own_kinds),
         different={
@@ -109,7 +109,7 @@ def restore_state(
     state: Any,
     parts: Tensors,
     facts: Mapping[str, Any],
-    place: Place,
+    location: Location,
     load: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] = copy_tensors,
 ) -> None:
     """Copy a checkpoint into a train state in place: all of it or nothing.
@@ -118,14 +118,14 @@ def restore_state(
       load: copies host tensors into placed ones by name, as the device wants it.
 
     Raises:
-      UserError: the checkpoint is of another model, optimizer or EMA setting; names the misfits.
+      UserError: the checkpoint is of another model, optimizer or EMA setting; names what differs.
     """
     modules = {"model": state.model, "extra": state.loss_modules, "ema": state.ema}
     own: Tensors = {
         part: {} if module is None else module.state_dict() for part, module in modules.items()
     }
     own["optimizer"], _ = _flatten_optimizer(state)
-    _check_fit(own, parts, place)
+    _check_fit(own, parts, location)
     for part, tensors in own.items():
         load(tensors, parts.get(part, {}))
     _restore_scalars(state, facts["optimizer"])
@@ -136,32 +136,32 @@ def restore_state(
     state.skipped_steps = tuple(facts.get("skipped_steps", ()))
 
 
-def init_weights(model: nn.Module, weights: Mapping[str, Tensor], place: Place) -> Misfit:
+def init_weights(model: nn.Module, weights: Mapping[str, Tensor], location: Location) -> TensorDiff:
     """Copy the weights that fit into a model; what does not keeps its start, and is logged."""
     own = model.state_dict()
-    misfit = compare_tensors(own, weights)
-    for line in misfit.lines():
+    diff = compare_tensors(own, weights)
+    for line in diff.lines():
         get_logger().info("run.init_from: %s", line)
-    fitting = [n for n in own if n in weights and n not in misfit.different]
+    fitting = [n for n in own if n in weights and n not in diff.different]
     copy_tensors({name: own[name] for name in fitting}, weights)
-    get_logger().info("%d of %d tensors start from %s", len(fitting), len(own), place)
-    return misfit
+    get_logger().info("%d of %d tensors start from %s", len(fitting), len(own), location)
+    return diff
 
 
 def check_init(
-    own: Mapping[str, Tensor], found: Mapping[str, Any], place: Place, tolerance: float
+    own: Mapping[str, Tensor], found: Mapping[str, Any], location: Location, tolerance: float
 ) -> None:
     """Refuse weights of which too large a share does not fit.
 
     Raises:
-      UserError: the misfits exceed `tolerance` times the model's tensors.
+      UserError: what does not fit exceeds `tolerance` times the model's tensors.
     """
-    misfit = compare_tensors(own, found)
-    if len(misfit) > tolerance * len(own):
-        for line in misfit.lines():
+    diff = compare_tensors(own, found)
+    if len(diff) > tolerance * len(own):
+        for line in diff.lines():
             get_logger().error("run.init_from: %s", line)
         raise UserError(
-            f"run.init_from ({str(place)!r}) does not fit the model: {misfit.summary()}; that is "
+            f"run.init_from ({str(location)!r}) does not fit the model: {diff.summary()}; that is "
             f"more than run.init_tolerance ({tolerance:g}) of its {len(own)} tensors: choose "
             "weights of this model, or raise run.init_tolerance"
         )
@@ -174,18 +174,18 @@ def _get_kind(value: Any) -> tuple[tuple[int, ...], str]:
     return tuple(value[0]), value[1]
 
 
-def _check_fit(own: Tensors, found: Tensors, place: Place) -> None:
-    misfits = {part: compare_tensors(own[part], found.get(part, {})) for part in own}
-    wrong = {part: misfit for part, misfit in misfits.items() if len(misfit)}
+def _check_fit(own: Tensors, found: Tensors, location: Location) -> None:
+    diffs = {part: compare_tensors(own[part], found.get(part, {})) for part in own}
+    wrong = {part: diff for part, diff in diffs.items() if len(diff)}
     if not wrong:
         return
-    for part, misfit in wrong.items():
-        for line in misfit.lines():
+    for part, diff in wrong.items():
+        for line in diff.lines():
             get_logger().error("%s: %s", part, line)
-    faults = "; ".join(f"{part}: {misfit.summary()}" for part, misfit in wrong.items())
+    faults = "; ".join(f"{part}: {diff.summary()}" for part, diff in wrong.items())
     raise UserError(
-        f"checkpoint {place} does not fit this run's {' and '.join(wrong)}: {faults}; resume with "
-        "the configuration that wrote it"
+        f"checkpoint {location} does not fit this run's {' and '.join(wrong)}: {faults}; resume "
+        "with the configuration that wrote it"
     )
 
 
