@@ -59,8 +59,8 @@ class RunCallbacks(Callbacks):
                 tensorboard=config.run.tensorboard,
             )  # fmt: skip
             if job.checkpoint is not None:
-                self.manager.set_aside_after(step)
-                self.manager.trust(step)
+                self.manager.hide_later_than(step)
+                self.manager.mark_verified(step)
         self._progress = Progress(
             step,
             parts.plan.total_steps,
@@ -129,7 +129,7 @@ class RunCallbacks(Callbacks):
             self.manager.check()  # several ranks look at it together: should_stop, save
         line = {**self._name(kind, scalars), **self.parts.train_loader.counters}
         if kind == "train":
-            line["checkpoint_held_s"] = self.manager.take_held_s()
+            line["checkpoint_held_s"] = self.manager.pop_blocked_s()
             self._progress.show(step, scalars)
         else:
             self._progress.tell(step, f"{kind} {self.parts.task.describe(scalars)}")
@@ -183,7 +183,7 @@ class RunCallbacks(Callbacks):
             "step %d was not finite: back to step %d, its batch is skipped", bad_step, state.step
         )
         if self.writer is not None:
-            self.manager.set_aside_after(state.step)
+            self.manager.hide_later_than(state.step)
             self.writer.rewind(state.step)
             self.job.run.update(skipped_steps=list(state.skipped_steps))
         return True

@@ -112,9 +112,9 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path, gate):
     assert calls[1] == (2, [1])
     manager.wait()
     assert manager.list_steps() == [1, 2]
-    held_s = manager.take_held_s()
+    held_s = manager.pop_blocked_s()
     assert held_s > 0
-    assert manager.take_held_s() == 0
+    assert manager.pop_blocked_s() == 0
 
 
 def test_what_a_checkpoint_relies_on_is_done_before_it_appears(tmp_path):
@@ -254,8 +254,8 @@ def test_a_run_that_goes_back_sets_later_checkpoints_aside(place):
     for step in (1, 2, 3):
         save(manager, step)
     again = CheckpointManager(place, keep=2)
-    again.trust(1)
-    again.set_aside_after(1)
+    again.mark_verified(1)
+    again.hide_later_than(1)
     assert again.list_steps() == [1]
     again.submit(1, lambda: pytest.fail("written again"), best=False)
     save(again, 2)
@@ -302,10 +302,10 @@ def test_going_back_below_the_best_step_takes_its_note_along(tmp_path):
     manager = CheckpointManager(tmp_path, keep=3)
     save(manager, 1)
     save(manager, 2, best=True)
-    manager.set_aside_after(1)
+    manager.hide_later_than(1)
     assert not (tmp_path / BEST_FILE).exists()
     save(manager, 3, best=True)
-    manager.set_aside_after(3)
+    manager.hide_later_than(3)
     assert json.loads((tmp_path / BEST_FILE).read_text()) == {"step": 3}
 
 

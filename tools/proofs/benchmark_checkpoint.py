@@ -130,13 +130,13 @@ def _time_windows(
     callbacks.save(callbacks.parts.state, False)
     callbacks.manager.wait()
     window = max(20, math.ceil(_ROOM * callbacks.manager.written_s / step_s))
-    callbacks.manager.take_held_s()
+    callbacks.manager.pop_blocked_s()
     plain, costs, held, writes, cpus = [], [], [], [], []
     for _ in range(count):
         plain.append(time_steps(runtime, steps, window))
         began = time.perf_counter()
         callbacks.save(callbacks.parts.state, False)
-        held.append(callbacks.manager.take_held_s())
+        held.append(callbacks.manager.pop_blocked_s())
         time_steps(runtime, steps, window)
         costs.append(time.perf_counter() - began - plain[-1])
         callbacks.manager.wait()

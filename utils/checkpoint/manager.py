@@ -53,7 +53,7 @@ class CheckpointManager:
         # Called with the step of a checkpoint that stands whole, by the thread that wrote it.
         self.announce: Callable[[int], None] = lambda step: None
         self.written_s = self.written_cpu_s = 0.0  # of the last write: wall and thread's own
-        self._held_s = 0.0
+        self._blocked_s = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._job: _Job | None = None
@@ -85,7 +85,7 @@ class CheckpointManager:
             self.note(step, best=best)
             return
         self.wait()
-        with self._holding():
+        with self._blocking():
             parts, facts = collect()
             self._job = _Job(step, parts, facts, best, before)
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer")
@@ -105,7 +105,7 @@ class CheckpointManager:
                 return
         if not best or step not in self._whole:
             return
-        with self._holding():
+        with self._blocking():
             if self._thread is not None:
                 self._thread.join()
             try:
@@ -143,7 +143,7 @@ class CheckpointManager:
     def wait(self, limit_s: float | None = None) -> bool:
         """Wait until nothing is being written; whether that is so. Raises as `check` does."""
         if self._thread is not None:
-            with self._holding():
+            with self._blocking():
                 self._thread.join(limit_s)
             if self._thread.is_alive():
                 return False
@@ -151,10 +151,10 @@ class CheckpointManager:
         self.check()
         return True
 
-    def take_held_s(self) -> float:
-        """Seconds for which the loop was held since the last call."""
-        held, self._held_s = self._held_s, 0.0
-        return held
+    def pop_blocked_s(self) -> float:
+        """Seconds for which the loop was blocked since the last call."""
+        blocked, self._blocked_s = self._blocked_s, 0.0
+        return blocked
 
     def list_steps(self) -> list[int]:
         """Steps of the checkpoints that have appeared, ascending."""
@@ -163,11 +163,11 @@ class CheckpointManager:
             return steps
         return [step for step in steps if COMMIT_FILE in self._get_folder(step).list_names()]
 
-    def trust(self, step: int) -> None:
+    def mark_verified(self, step: int) -> None:
         """Say that this step's checkpoint was read and is what the state would be written as."""
         self._whole.add(step)
 
-    def set_aside_after(self, step: int) -> None:
+    def hide_later_than(self, step: int) -> None:
         """Take later checkpoints out of sight: the run goes on from `step` another way."""
         self._whole = {one for one in self._whole if one <= step}
         with contextlib.suppress(CheckpointError):
@@ -179,13 +179,13 @@ class CheckpointManager:
                 self._get_folder(later).set_aside()
 
     @contextlib.contextmanager
-    def _holding(self) -> Iterator[None]:
+    def _blocking(self) -> Iterator[None]:
         """Around what the loop waits for."""
         began = time.perf_counter()
         try:
             yield
         finally:
-            self._held_s += time.perf_counter() - began
+            self._blocked_s += time.perf_counter() - began
 
     def _run(self) -> None:
         """The thread: one write, then the old ones go."""
