@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine import Callbacks, evaluate
-from job.resume import describe_hardware, go_back
+from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
 from store.changes import hash_config
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
@@ -177,7 +177,7 @@ class RunCallbacks(Callbacks):
             get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
             return False
         self._await_write()
-        if not go_back(self.runtime, self.job, state, bad_step):
+        if not roll_back_state(self.runtime, self.job, state, bad_step):
             return False
         get_logger().warning(
             "step %d was not finite: back to step %d, its batch is skipped", bad_step, state.step
@@ -216,14 +216,14 @@ class RunCallbacks(Callbacks):
 
     def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
         parts, facts = collect_state(state, self.runtime.fetch_all)
-        return parts, facts | describe_course(self.runtime, self.job, self.parts)
+        return parts, facts | describe_checkpoint(self.runtime, self.job, self.parts)
 
     def _report_stall(self, reason: str) -> None:
         if self.session is not None:
             self.session.end(self.parts.state.step, "failed", reason)
 
 
-def describe_course(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
+def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
     """What a checkpoint tells beside its tensors: position, schedule, seeds, configuration."""
     state, plan = parts.state, parts.plan
     epoch, batches = divmod(state.step, plan.steps_per_epoch)

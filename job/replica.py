@@ -42,7 +42,7 @@ def _log_job(runtime: Runtime, job: Job) -> None:
 def run(runtime: Runtime, job: Job) -> int:
     """On one replica: build the parts, train or evaluate; gives the exit code."""
     setup_logging(runtime.ranks.index, runtime.ranks.size)
-    job = _agree(runtime, job)
+    job = _broadcast_choice(runtime, job)
     if job.config.run.eval_only:
         _log_job(runtime, job)
         evaluate_checkpoint(runtime, job)
@@ -105,7 +105,7 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Job:
     return replace(job, checkpoint=found)
 
 
-def _agree(runtime: Runtime, job: Job) -> Job:
+def _broadcast_choice(runtime: Runtime, job: Job) -> Job:
     """Rank zero's choice of directory and checkpoint: names are made from the clock."""
     run, checkpoint = runtime.ranks.broadcast_value((job.run, job.checkpoint))
     return replace(job, run=run, checkpoint=checkpoint)

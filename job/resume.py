@@ -108,11 +108,11 @@ def check_resume(job: Job, student: nn.Module) -> None:
         raise UserError(f"run.resume: {error}; choose another checkpoint") from error
     _check_model(student, facts["tensors"], job.checkpoint)
     if not job.config.run.eval_only:
-        for line in check_course(job, facts):
+        for line in check_same_config(job, facts):
             get_logger().warning("changed since the checkpoint was written: %s", line)
 
 
-def check_course(job: Job, facts: dict[str, Any]) -> list[str]:
+def check_same_config(job: Job, facts: dict[str, Any]) -> list[str]:
     """Refuse a checkpoint that another course of training wrote; gives what may change bits.
 
     Raises:
@@ -184,7 +184,7 @@ def _restore_from(
         if is_named:
             raise UserError(f"run.resume: {error}; choose another checkpoint") from error
         raise
-    check_course(job, facts)  # a later one than was looked at before, or an older one
+    check_same_config(job, facts)  # a later one than was looked at before, or an older one
     _check_hardware(runtime, job, facts)
     restore_state(state, parts, facts, found, runtime.load)
     return found, facts
@@ -214,7 +214,7 @@ def _check_hardware(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
     get_logger().warning("bits may differ from an unbroken run's: %s", words)
 
 
-def go_back(runtime: Runtime, job: Job, state: TrainState, bad_step: int) -> bool:
+def roll_back_state(runtime: Runtime, job: Job, state: TrainState, bad_step: int) -> bool:
     """Bring the state of the newest checkpoint before a bad step back; whether there is one."""
     location = None
     if runtime.ranks.is_writer and has_checkpoints(job.run.checkpoints):
