@@ -113,7 +113,7 @@ def check_resume(job: Job, student: nn.Module) -> None:
 
 
 def check_same_config(job: Job, facts: dict[str, Any]) -> list[str]:
-    """Refuse a checkpoint that another course of training wrote; gives what may change bits.
+    """Refuse a checkpoint of another configuration; gives a line for each change of bits.
 
     Raises:
       UserError: names each key with both values.
