@@ -115,7 +115,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     print_report(report)
     if options.json:
         options.json.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return _judge(report, options, base)
+    return _compare_costs(report, options, base)
 
 
 def create_report(job: Job, options: argparse.Namespace, flags: list[str]) -> Report:
@@ -268,7 +268,7 @@ def _read_base(path: Path, job: Job) -> float:
     return base
 
 
-def _judge(report: Report, options: argparse.Namespace, base: float | None) -> int:
+def _compare_costs(report: Report, options: argparse.Namespace, base: float | None) -> int:
     """Compare with an earlier report and with a limit."""
     code = 0
     for name, limit in (("--compare", base), ("--gate", options.gate)):

@@ -130,7 +130,7 @@ class Launch:
         finally:
             for log in self._logs.values():
                 log.close()
-        return self._judge(process.wait())
+        return self._explain_exit(process.wait())
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout:
@@ -219,7 +219,7 @@ class Launch:
         run_id, grace_s = self._options.run_id, self._options.grace_s
         stop_everywhere(self._tpu, self._executor, run_id=run_id, grace_s=grace_s)
 
-    def _judge(self, gcloud_code: int) -> Outcome:
+    def _explain_exit(self, gcloud_code: int) -> Outcome:
         if self._first is not None:
             return Outcome(self._first[1], self._tell_first(), self._codes)
         silent = sorted({str(n) for n in range(self._hosts)} - set(self._codes))

@@ -326,7 +326,7 @@ def test_a_regression_above_five_percent_fails_the_gate(cost, code, tmp_path, ca
     for flags in (["--gate", "10"], ["--compare", str(base)]):
         options, _ = tool.parse_arguments(["--config", CONFIG, *flags])
         earlier = tool._read_base(options.compare, job) if options.compare else None
-        assert tool._judge(create_report(cost), options, earlier) == code
+        assert tool._compare_costs(create_report(cost), options, earlier) == code
 
 
 def test_only_reports_of_the_same_share_are_compared(tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from tests.child_runs import ROOT, get_environment
 from utils.config.sections import RuntimeSection
 from utils.errors import EXIT_PREEMPTED
-from utils.runtime.processes import Failure, GroupError, _judge, raise_cause
+from utils.runtime.processes import Failure, GroupError, _explain_exit, raise_cause
 from utils.runtime.xla import XlaRuntime
 from utils.runtime.xla_chips import launch_on_chips
 
@@ -42,12 +42,12 @@ def test_of_two_at_once_the_one_that_a_user_can_mend_is_told(capsys):
 )  # fmt: skip
 def test_a_rank_that_leaves_no_record_is_told_by_its_code(codes, words):
     with pytest.raises(GroupError, match=words):
-        _judge([], codes, dict.fromkeys(codes, 1.0), 10.0)
+        _explain_exit([], codes, dict.fromkeys(codes, 1.0), 10.0)
 
 
 def test_ranks_that_end_well_or_were_stopped_are_no_failures():
-    assert _judge([], {0: 0, 1: 0}, {0: 1.0, 1: 1.0}, 10.0) == 0
-    assert _judge([], {0: 0, 1: EXIT_PREEMPTED}, {0: 1.0, 1: 1.0}, 10.0) == EXIT_PREEMPTED
+    assert _explain_exit([], {0: 0, 1: 0}, {0: 1.0, 1: 1.0}, 10.0) == 0
+    assert _explain_exit([], {0: 0, 1: EXIT_PREEMPTED}, {0: 1.0, 1: 1.0}, 10.0) == EXIT_PREEMPTED
 
 
 WATCH = """

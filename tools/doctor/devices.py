@@ -107,7 +107,7 @@ def check_step(machine: Machine) -> Finding:
     if answer.code != 0 or not steps:
         hint = "see 'torch', 'tpu' and 'tpu busy'; then reboot the machine"
         return Finding("device step", RED, f"failed: {answer.reason}", hint)
-    return _judge_steps(steps, chips or 0)
+    return _explain_steps(steps, chips or 0)
 
 
 def check_cuda(machine: Machine) -> Finding:
@@ -128,7 +128,7 @@ def check_cuda(machine: Machine) -> Finding:
         hint = "the driver does not answer: reboot, or reinstall it"
         return Finding("cuda", RED, f"nvidia-smi failed: {smi.reason}", hint)
     seen = [line.strip() for line in smi.output.splitlines() if line.strip()]
-    return _judge_cuda(machine, seen)
+    return _explain_cuda(machine, seen)
 
 
 def count_chips(machine: Machine) -> int | None:
@@ -219,7 +219,7 @@ def _list_open_files(process: Path) -> set[str]:
     return found
 
 
-def _judge_steps(steps: list[dict], chips: int) -> Finding:
+def _explain_steps(steps: list[dict], chips: int) -> Finding:
     wrong = [step for step in steps if not step["correct"]]
     shown = "; ".join(
         f"{step['device']} matmul {step['matmul_ms']:.1f} ms, all-reduce over {step['world']} "
@@ -240,7 +240,7 @@ def _judge_steps(steps: list[dict], chips: int) -> Finding:
     return Finding("device step", GREEN, shown)
 
 
-def _judge_cuda(machine: Machine, seen: list[str]) -> Finding:
+def _explain_cuda(machine: Machine, seen: list[str]) -> Finding:
     text = f"{len(seen)} GPUs ({seen[0]})" if seen else "nvidia-smi lists no GPU"
     code = (
         "import torch; print(torch.cuda.device_count(), torch.version.cuda, "

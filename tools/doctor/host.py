@@ -53,7 +53,7 @@ def check_checkpoint_disk(machine: Machine) -> Finding:
     output = machine.wishes.output
     if "://" in output:
         return Finding("checkpoint disk", GREEN, f"{output} is no disk of this machine")
-    return _judge_disk(machine, "checkpoint disk", path=Path(output), key="--run.output_dir")
+    return _explain_disk(machine, "checkpoint disk", path=Path(output), key="--run.output_dir")
 
 
 def check_cache_disk(machine: Machine) -> Finding:
@@ -63,7 +63,7 @@ def check_cache_disk(machine: Machine) -> Finding:
         cache = machine.environment.get("HOME", "") + _AUTO_CACHE if count_chips(machine) else ""
     if not cache:
         return Finding("compile cache", GREEN, "none in use: no TPU, or none wanted")
-    return _judge_disk(machine, "compile cache", path=Path(cache), key="runtime.compile_cache")
+    return _explain_disk(machine, "compile cache", path=Path(cache), key="runtime.compile_cache")
 
 
 def check_memory(machine: Machine) -> Finding:
@@ -95,7 +95,7 @@ def check_clock(machine: Machine, ask_kernel: Callable[[], int] | None = None) -
         _, date = machine.ask_metadata("instance/id")
         told = email.utils.parsedate_to_datetime(date).timestamp()
     except (OSError, TypeError, ValueError):
-        return _judge_kernel_clock(ask_kernel or read_clock_status)
+        return _explain_kernel_clock(ask_kernel or read_clock_status)
     off = time.time() - told
     text = f"{off:+.1f} s against the cloud's metadata server"
     if abs(off) < _CLOCK_OFF_S:
@@ -118,7 +118,7 @@ def read_clock_status() -> int:
     return int.from_bytes(buffer.raw[40:44], "little")
 
 
-def _judge_kernel_clock(ask_kernel: Callable[[], int]) -> Finding:
+def _explain_kernel_clock(ask_kernel: Callable[[], int]) -> Finding:
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     try:
         status = ask_kernel()
@@ -130,7 +130,7 @@ def _judge_kernel_clock(ask_kernel: Callable[[], int]) -> Finding:
     return Finding("clock", GREEN, f"{now}, kept in step")
 
 
-def _judge_disk(machine: Machine, name: str, *, path: Path, key: str) -> Finding:
+def _explain_disk(machine: Machine, name: str, *, path: Path, key: str) -> Finding:
     try:
         total, free = machine.get_disk(ROOT / path)
     except OSError as error:

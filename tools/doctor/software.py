@@ -49,7 +49,7 @@ def check_torch(machine: Machine) -> Finding:
     names = ("torch", "torchvision", "torch_xla", "libtpu")
     versions = {name: machine.get_version(name) for name in names}
     text = ", ".join(f"{name} {version or 'not installed'}" for name, version in versions.items())
-    level, reason, hint = _judge_torch(machine, versions)
+    level, reason, hint = _explain_torch(machine, versions)
     shown = f"{text}: {reason}" if reason else text
     return Finding("torch", level, shown, hint, ", ".join(str(v) for v in versions.values()))
 
@@ -142,7 +142,7 @@ def check_variables(machine: Machine) -> Finding:
     return Finding("variables", level, "; ".join(entry[2] for entry in bad), f"unset {names}")
 
 
-def _judge_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[str, str, str]:
+def _explain_torch(machine: Machine, versions: dict[str, str | None]) -> tuple[str, str, str]:
     torch, xla = versions["torch"], versions["torch_xla"]
     chips = count_chips(machine)
     if torch is None:

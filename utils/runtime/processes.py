@@ -106,7 +106,7 @@ def launch_processes(
         codes = {rank: process.exitcode or 0 for rank, process in enumerate(processes)}
         if forwarded.terminated and -signal.SIGTERM in codes.values():
             return EXIT_PREEMPTED  # before that rank could save anything: nothing is wrong
-        return _judge(read_failures(Path(folder)), codes, killed, timeout_s)
+        return _explain_exit(read_failures(Path(folder)), codes, killed, timeout_s)
 
 
 def run_on(
@@ -226,7 +226,7 @@ def _choose_cause(failures: Sequence[Failure]) -> Failure:
     return min(primary or failures, key=lambda one: (one.time, _ORDER.index(one.kind)))
 
 
-def _judge(
+def _explain_exit(
     failures: list[Failure], codes: dict[int, int], killed: dict[int, float], timeout_s: float
 ) -> int:
     """The group's exit code, or its cause as an exception."""
