@@ -138,7 +138,7 @@ def compile_job(job: Job, options: argparse.Namespace) -> tuple[StepExport, Comp
     from tools.tpu.derive import derive_config
     from tools.tpu.export import trace_step
 
-    _say(f"tracing the step of {job.config.model.name}, {job.batch} examples a device")
+    _log(f"tracing the step of {job.config.model.name}, {job.batch} examples a device")
     with tempfile.TemporaryDirectory() as folder:
         derived = derive_config(
             job.config,
@@ -148,7 +148,7 @@ def compile_job(job: Job, options: argparse.Namespace) -> tuple[StepExport, Comp
             num_classes=options.num_classes,
         )
         export = trace_step(derived)
-    _say(f"compiling for {job.target.name}, {job.chips} device(s)")
+    _log(f"compiling for {job.target.name}, {job.chips} device(s)")
     compiled = compile_step(
         export,
         job.target,
@@ -157,7 +157,7 @@ def compile_job(job: Job, options: argparse.Namespace) -> tuple[StepExport, Comp
         time_limit_s=options.time_limit,
         on_wait=_show_progress,
     )
-    _say("found in the store" if compiled.cached else "compiled")
+    _log("found in the store" if compiled.cached else "compiled")
     return export, compiled
 
 
@@ -290,10 +290,10 @@ def _show_progress(seconds: float) -> None:
         sys.stderr.write(f"\rcompiling: {seconds:.0f} s")
         sys.stderr.flush()
     elif int(seconds) % 30 == 0:
-        _say(f"compiling: {seconds:.0f} s")
+        _log(f"compiling: {seconds:.0f} s")
 
 
-def _say(text: Any) -> None:
+def _log(text: Any) -> None:
     sys.stderr.write(f"{text}\n")
 
 

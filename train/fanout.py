@@ -198,15 +198,15 @@ class Launch:
 
     def _stop(self) -> None:
         self._stopping = True
-        print(f"[launch] {self._tell_first()}; ending the other workers", flush=True)
-        self._tell_all_to_end()
+        print(f"[launch] {self._describe_failure()}; ending the other workers", flush=True)
+        self._end_workers()
         # What is not gone now is a connection without a worker behind it.
         self._deadline = time.monotonic() + min(10.0, self._options.grace_s)
 
     def _interrupt(self, process: subprocess.Popen[bytes], code: int) -> Outcome:
         print("[launch] interrupted: ending the workers (again to leave them)", flush=True)
         try:
-            self._tell_all_to_end()
+            self._end_workers()
             cause = "interrupted; all workers were told to end"
         except (InterruptedLaunchError, UserError):
             cause = (
@@ -215,13 +215,13 @@ class Launch:
         end_process(process)
         return Outcome(code, cause, self._codes)
 
-    def _tell_all_to_end(self) -> None:
+    def _end_workers(self) -> None:
         run_id, grace_s = self._options.run_id, self._options.grace_s
         stop_everywhere(self._tpu, self._executor, run_id=run_id, grace_s=grace_s)
 
     def _explain_exit(self, gcloud_code: int) -> Outcome:
         if self._first is not None:
-            return Outcome(self._first[1], self._tell_first(), self._codes)
+            return Outcome(self._first[1], self._describe_failure(), self._codes)
         silent = sorted({str(n) for n in range(self._hosts)} - set(self._codes))
         if gcloud_code or (silent and "?" not in self._codes):
             told = f"worker {', '.join(silent)}" if silent else "a worker"
@@ -230,7 +230,7 @@ class Launch:
             return Outcome(EXIT_LOST, cause, self._codes)
         return Outcome(0, "", self._codes)
 
-    def _tell_first(self) -> str:
+    def _describe_failure(self) -> str:
         worker, code, last = self._first
         if not last:  # ranks above zero are silent where all find the same fault
             alike = sorted(other for other, its in self._codes.items() if its == code)

@@ -63,19 +63,19 @@ class Recovery:
             attempt += 1
             if self._executor.dry_run or outcome.code == 0:
                 return outcome.code
-            _say(f"attempt {attempt}: {outcome.cause}")
+            _log(f"attempt {attempt}: {outcome.cause}")
             reason = self._get_restart_reason(outcome)
             if reason is None:
-                _say(f"not started again: exit code {outcome.code} is no preemption")
+                _log(f"not started again: exit code {outcome.code} is no preemption")
                 return outcome.code
             if self._lasted_s >= options.soon_s:
                 soon = 0
             if soon == options.max_restarts:
-                _say(f"{reason}; gave up after {soon} restarts")
+                _log(f"{reason}; gave up after {soon} restarts")
                 return outcome.code
             pause_s = min(options.backoff_s * 2**soon, max(options.backoff_s, LONGEST_PAUSE_S))
             soon += 1
-            _say(f"{reason}; restart {soon} of {options.max_restarts} in {pause_s:g} s")
+            _log(f"{reason}; restart {soon} of {options.max_restarts} in {pause_s:g} s")
             time.sleep(pause_s)
             remote = replace(add_resume(remote), end_others=True)
 
@@ -115,7 +115,7 @@ class Recovery:
                 f"{tpu.name!r} is not there and cannot be made again; add --accelerator-type and "
                 "the other flags of create"
             )
-        _say(recreate(tpu, executor, options=self._options.create))
+        _log(recreate(tpu, executor, options=self._options.create))
         if not wait_until_ready(tpu, executor, poll_s=poll_s):
             raise UserError(f"{tpu.name!r} was created and is not READY; see describe")
 
@@ -156,5 +156,5 @@ def _add(remote: RemoteCommand, unless: tuple[str, ...], word: str) -> RemoteCom
     return remote if given or not is_ours else replace(remote, words=(*remote.words, word))
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"[run] {text}", flush=True)

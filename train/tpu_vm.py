@@ -25,7 +25,7 @@ from train.generations import GENERATIONS, find_generation
 from train.lifecycle import create, delete, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
-from train.xla_dist import add_launch, add_place, create_options, create_remote, split_command
+from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote, split_command
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
@@ -57,7 +57,7 @@ def create_parser() -> argparse.ArgumentParser:
     def add_verb(name: str, text: str) -> argparse.ArgumentParser:
         verb = verbs.add_parser(name, help=text, description=text)
         verb.add_argument("name", help="of the TPU VM")
-        add_place(verb)
+        add_zone_flags(verb)
         return verb
 
     _add_create_flags(add_verb("create", "create a TPU VM, or start a stopped one"))

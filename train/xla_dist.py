@@ -47,7 +47,7 @@ def create_parser() -> argparse.ArgumentParser:
     parser = create_program_parser(
         __doc__, prog="python -m train.xla_dist", epilog="-- begins the command"
     )
-    add_place(parser)
+    add_zone_flags(parser)
     add_launch(parser)
     add = parser.add_argument
     add("--tpu", required=True, metavar="NAME", help="the TPU VM or pod slice")
@@ -65,7 +65,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words[: words.index("--")], words[words.index("--") + 1 :]
 
 
-def add_place(parser: argparse.ArgumentParser) -> None:
+def add_zone_flags(parser: argparse.ArgumentParser) -> None:
     """Flags that say where a TPU VM is, and that nothing shall happen."""
     add = parser.add_argument
     add("--zone", default="", help="its zone (default: gcloud's)")

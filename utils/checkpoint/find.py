@@ -115,7 +115,7 @@ def read_weights(location: Location) -> tuple[Location, dict[str, Any]]:
     try:
         found, parts, _ = load_newest(find_checkpoint(location))
     except (UserError, CheckpointError) as error:
-        raise UserError(_say_no_weights(location, error)) from error
+        raise UserError(_explain_no_weights(location, error)) from error
     return found, parts.get("ema", parts.get("model", {}))
 
 
@@ -131,7 +131,7 @@ def read_weight_table(location: Location) -> dict[str, Any]:
     try:
         table = inspect_checkpoint(find_checkpoint(location))["tensors"]
     except (UserError, CheckpointError) as error:
-        raise UserError(_say_no_weights(location, error)) from error
+        raise UserError(_explain_no_weights(location, error)) from error
     parts = {name.partition("/")[0] for name in table}
     wanted = "ema/" if "ema" in parts else "model/"
     return {n.removeprefix(wanted): kind for n, kind in table.items() if n.startswith(wanted)}
@@ -197,10 +197,10 @@ def _read_file(folder: Folder, name: str) -> dict[str, Any]:
         with folder.open_local(name) as path:
             return load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(_say_no_weights(f"{folder}/{name}", error)) from error
+        raise UserError(_explain_no_weights(f"{folder}/{name}", error)) from error
 
 
-def _say_no_weights(location: Location, error: Exception) -> str:
+def _explain_no_weights(location: Location, error: Exception) -> str:
     return (
         f"run.init_from ({str(location)!r}) holds no weights that can be read: {error}; give a "
         "checkpoint, a run or a .safetensors file"
