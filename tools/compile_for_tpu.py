@@ -170,8 +170,8 @@ def describe(
     from tools.tpu.hlo import get_hbm_bytes
     from tools.tpu.schema import Report
 
-    steps = analysis.read_steps(compiled)
-    memory = analysis.get_memory(compiled, export, job.target, steps)
+    instructions = analysis.read_instructions(compiled)
+    memory = analysis.get_memory(compiled, export, job.target, instructions)
     report = Report(
         note=NOTE,
         config=name,
@@ -190,18 +190,18 @@ def describe(
     )
     if compiled.needed_bytes is not None:
         return report
-    flops, mcycles = analysis.get_flops(compiled), analysis.sum_mcycles(steps)
-    hbm_bytes = get_hbm_bytes(steps)
+    flops, mcycles = analysis.get_flops(compiled), analysis.sum_mcycles(instructions)
+    hbm_bytes = get_hbm_bytes(instructions)
     report.estimated_mcycles, report.flops, report.hbm_bytes = round(mcycles, 4), flops, hbm_bytes
     report.step_ms, report.img_per_s, report.mfu = analysis.get_bounds(
         flops, hbm_bytes, mcycles, job.target, job.batch
     )
-    report.collectives = analysis.list_collectives(steps)
+    report.collectives = analysis.list_collectives(instructions)
     report.collective_bytes = sum(one.bytes for one in report.collectives)
-    report.uncosted, report.scalar_kernels = analysis.list_uncosted(steps)
-    report.groups, report.top = analysis.list_groups(steps), analysis.list_top(steps)
+    report.uncosted, report.scalar_kernels = analysis.list_uncosted(instructions)
+    report.groups, report.top = analysis.list_groups(instructions), analysis.list_top(instructions)
     is_bf16 = job.config.runtime.precision == "bf16"
-    report.faults = analysis.find_faults(steps, export, compiled, job.batch, is_bf16=is_bf16)
+    report.faults = analysis.find_faults(instructions, export, compiled, job.batch, is_bf16=is_bf16)
     report.compile_s = compiled.facts["compile_s"]
     return report
 

@@ -17,7 +17,7 @@ from tools.tpu import analysis, compiler
 from tools.tpu.batch_search import BatchSearch
 from tools.tpu.compiler import Compiled, compile_step
 from tools.tpu.export import StepExport
-from tools.tpu.hlo import get_hbm_bytes, list_steps, read_arrays, read_module
+from tools.tpu.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
 from tools.tpu.schema import Report
 from tools.tpu.scopes import Origin, read_origin
 from tools.tpu.targets import GENERATIONS, parse_target
@@ -58,8 +58,8 @@ ENTRY %main (a: f32[8,128], b: bf16[64,197,384]) -> f32[8,128] {
 
 
 @pytest.fixture(scope="module")
-def steps():
-    return list_steps(read_module(PROGRAM))
+def instructions():
+    return list_instructions(read_module(PROGRAM))
 
 
 def create_export(**changes: object) -> StepExport:
@@ -72,13 +72,13 @@ def create_export(**changes: object) -> StepExport:
 # ---------------------------------------------------------------- reading programs
 
 
-def test_the_bodies_of_loops_count_as_often_as_they_run(steps):
-    assert analysis.sum_mcycles(steps) * 1e6 == 1000 + 250 + 500 + 12 * 10
+def test_the_bodies_of_loops_count_as_often_as_they_run(instructions):
+    assert analysis.sum_mcycles(instructions) * 1e6 == 1000 + 250 + 500 + 12 * 10
 
 
 def test_a_loop_without_a_count_runs_up_to_what_its_condition_compares_with():
     unknown = PROGRAM.replace('backend_config={"known_trip_count":{"n":"12"}}', "metadata={}")
-    total = analysis.sum_mcycles(list_steps(read_module(unknown))) * 1e6
+    total = analysis.sum_mcycles(list_instructions(read_module(unknown))) * 1e6
     assert total == 1750 + 5 * 10
 
 
@@ -91,7 +91,7 @@ def test_arrays_know_their_bytes_and_their_memory():
     assert (token.bytes, token.in_hbm) == (4, False)
 
 
-def test_hbm_bytes_are_those_of_arrays_outside_the_chip(steps):
+def test_hbm_bytes_are_those_of_arrays_outside_the_chip(instructions):
     activation, small = 2 * 64 * 197 * 384, 4 * 8 * 128
     fusion = activation  # its result stays on the chip
     copy = activation
@@ -102,7 +102,7 @@ def test_hbm_bytes_are_those_of_arrays_outside_the_chip(steps):
     scatter = 2 * small
     constant = 2 * 4
     parts = fusion + copy + wide + start + all_reduce + loop + scatter + constant
-    assert get_hbm_bytes(steps) == parts
+    assert get_hbm_bytes(instructions) == parts
 
 
 def test_an_operation_knows_the_module_that_it_comes_from():
@@ -126,45 +126,50 @@ def test_arrays_that_the_chip_writes_back_are_among_the_largest_buffers():
         "  %copy-start.1 =",
     )
     places = [
-        [one.name for one in analysis._list_buffers(create_export(), list_steps(read_module(text)))]
+        [
+            one.name
+            for one in analysis._list_buffers(create_export(), list_instructions(read_module(text)))
+        ]
         for text in (PROGRAM, program)
     ]
     assert "student blocks.3.attn.qkv" not in places[0]
     assert "student blocks.3.attn.qkv" in places[1]
 
 
-def test_costs_are_grouped_by_role_and_sorted(steps):
-    groups = {group.role: group.mcycles for group in analysis.list_groups(steps)}
+def test_costs_are_grouped_by_role_and_sorted(instructions):
+    groups = {group.role: group.mcycles for group in analysis.list_groups(instructions)}
     assert groups == {"attention": 0.001, "layout copies": 0.0003, "norm": 0.0005, "other": 0.0001}
-    top = analysis.list_top(steps)
+    top = analysis.list_top(instructions)
     assert (top[0].module, top[0].mcycles) == ("blocks.3.attn.qkv", 0.001)
     assert [cost.mcycles for cost in top] == sorted((c.mcycles for c in top), reverse=True)
 
 
-def test_what_carries_no_estimate_is_counted_and_named(steps):
-    uncosted, scalars = analysis.list_uncosted(steps)
+def test_what_carries_no_estimate_is_counted_and_named(instructions):
+    uncosted, scalars = analysis.list_uncosted(instructions)
     kinds = {one.opcode: one.count for one in uncosted}
     assert kinds == {"copy-start": 1, "all-reduce": 1, "select-and-scatter": 1}
     assert scalars == 1
 
 
-def test_collectives_tell_what_they_carry(steps):
-    (found,) = analysis.list_collectives(steps)
+def test_collectives_tell_what_they_carry(instructions):
+    (found,) = analysis.list_collectives(instructions)
     assert (found.kind, found.dtype, found.bytes) == ("all-reduce", "f32", 4 * 8 * 128)
 
 
-def test_known_faults_are_found(steps):
+def test_known_faults_are_found(instructions):
     export = create_export(undonated=["model.a"], gradients_alive=["head.weight"],
                            host_ops=["aten::addmm"])  # fmt: skip
     compiled = Compiled(PROGRAM + "  %d = s32[<=8]{0} parameter(3)")
-    faults = analysis.find_faults(steps, export, compiled, 64, is_bf16=True)
+    faults = analysis.find_faults(instructions, export, compiled, 64, is_bf16=True)
     found = {fault.kind: fault.count for fault in faults}
     assert found == {"layout copies": 1, "float32 activations": 1, "undonated state": 1,
                      "gradients alive": 1, "host fallback": 1, "dynamic shapes": 1}  # fmt: skip
 
 
-def test_float32_runs_have_no_fault_of_float32(steps):
-    faults = analysis.find_faults(steps, create_export(), Compiled(PROGRAM), 64, is_bf16=False)
+def test_float32_runs_have_no_fault_of_float32(instructions):
+    faults = analysis.find_faults(
+        instructions, create_export(), Compiled(PROGRAM), 64, is_bf16=False
+    )
     assert [fault.kind for fault in faults] == ["layout copies"]
 
 

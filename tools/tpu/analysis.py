@@ -6,7 +6,14 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from tools.tpu.hlo import COLLECTIVES, FREE, Instruction, get_hbm_bytes, list_steps, read_module
+from tools.tpu.hlo import (
+    COLLECTIVES,
+    FREE,
+    Instruction,
+    get_hbm_bytes,
+    list_instructions,
+    read_module,
+)
 from tools.tpu.schema import (
     Buffer,
     Collective,
@@ -44,18 +51,18 @@ _ROLES = (
 )
 
 
-def read_steps(compiled: Compiled) -> list[Instruction]:
+def read_instructions(compiled: Compiled) -> list[Instruction]:
     """The instructions of a compiled program in their order, loops unrolled by their counts."""
-    return list_steps(read_module(compiled.hlo))
+    return list_instructions(read_module(compiled.hlo))
 
 
-def sum_mcycles(steps: list[Instruction]) -> float:
+def sum_mcycles(instructions: list[Instruction]) -> float:
     """Estimated cycles of a step in millions."""
-    return sum(step.total_cycles for step in steps) / 1e6
+    return sum(instruction.total_cycles for instruction in instructions) / 1e6
 
 
 def get_memory(
-    compiled: Compiled, export: StepExport, target: Target, steps: list[Instruction]
+    compiled: Compiled, export: StepExport, target: Target, instructions: list[Instruction]
 ) -> Memory:
     """HBM of a device; `peak` is arguments + outputs + temporaries - aliased."""
     if compiled.needed_bytes is not None:
@@ -71,26 +78,29 @@ def get_memory(
         temp_bytes=values["temp"],
         alias_bytes=values["alias"],
         peak_bytes=values["argument"] + values["output"] + values["temp"] - values["alias"],
-        largest=_list_buffers(export, steps),
+        largest=_list_buffers(export, instructions),
     )
 
 
-def _list_buffers(export: StepExport, steps: list[Instruction]) -> list[Buffer]:
-    found, makers = [], {step.name: step for step in steps}
-    for step in steps:
-        arrays = step.arrays
-        if step.opcode == "copy-start":
-            arrays, step = arrays[:1], makers.get(step.operands[0], step)  # where it goes to
-            if any(array.in_hbm for array in step.arrays):
+def _list_buffers(export: StepExport, instructions: list[Instruction]) -> list[Buffer]:
+    found, makers = [], {instruction.name: instruction for instruction in instructions}
+    for instruction in instructions:
+        arrays = instruction.arrays
+        if instruction.opcode == "copy-start":
+            arrays, instruction = (
+                arrays[:1],
+                makers.get(instruction.operands[0], instruction),
+            )  # where it goes to
+            if any(array.in_hbm for array in instruction.arrays):
                 continue  # back to the chip, or from one place of HBM to another
-        if step.opcode == "parameter":
-            number = int(re.search(r"parameter\((\d+)\)", step.text)[1])
-            name = export.arguments[number] if number < len(export.arguments) else step.name
-        elif step.opcode in FREE or step.opcode.endswith("-start"):
+        if instruction.opcode == "parameter":
+            number = int(re.search(r"parameter\((\d+)\)", instruction.text)[1])
+            name = export.arguments[number] if number < len(export.arguments) else instruction.name
+        elif instruction.opcode in FREE or instruction.opcode.endswith("-start"):
             continue
         else:
-            name = describe_place(step)
-        kind = "argument" if step.opcode == "parameter" else "temporary"
+            name = describe_owner(instruction)
+        kind = "argument" if instruction.opcode == "parameter" else "temporary"
         found += [
             Buffer(name=name, kind=kind, dtype=a.dtype, shape=list(a.sizes), bytes=a.bytes)
             for a in arrays
@@ -99,11 +109,11 @@ def _list_buffers(export: StepExport, steps: list[Instruction]) -> list[Buffer]:
     return sorted(found, key=lambda one: -one.bytes)[:_BUFFERS]
 
 
-def describe_place(step: Instruction) -> str:
+def describe_owner(instruction: Instruction) -> str:
     """Owner, module and phase of an instruction."""
-    origin = read_origin(step.op_name)
+    origin = read_origin(instruction.op_name)
     words = [origin.role, origin.path, "(backward)" if origin.phase == "backward" else ""]
-    return " ".join(word for word in words if word) or step.name
+    return " ".join(word for word in words if word) or instruction.name
 
 
 def get_bounds(
@@ -122,32 +132,32 @@ def get_bounds(
     )
 
 
-def list_top(steps: list[Instruction]) -> list[Cost]:
+def list_top(instructions: list[Instruction]) -> list[Cost]:
     """The most expensive instructions."""
     found = []
-    for step in sorted(steps, key=lambda one: -one.total_cycles)[:_TOP]:
-        origin = read_origin(step.op_name)
-        largest = max(step.arrays, key=lambda a: a.bytes, default=None)
+    for instruction in sorted(instructions, key=lambda one: -one.total_cycles)[:_TOP]:
+        origin = read_origin(instruction.op_name)
+        largest = max(instruction.arrays, key=lambda a: a.bytes, default=None)
         shape = f"{largest.dtype}{list(largest.sizes)}" if largest else ""
         found.append(
             Cost(
                 module=origin.path,
                 owner=origin.role,
                 phase=origin.phase,
-                operation=_get_operation(step),
-                instruction=step.name,
-                mcycles=round(step.total_cycles / 1e6, 4),
+                operation=_get_operation(instruction),
+                instruction=instruction.name,
+                mcycles=round(instruction.total_cycles / 1e6, 4),
                 result=shape,
             )
         )
     return found
 
 
-def list_groups(steps: list[Instruction]) -> list[Group]:
+def list_groups(instructions: list[Instruction]) -> list[Group]:
     """Cycles by role; layout copies are a role of their own."""
     counted: Counter[str] = Counter()
-    for step in steps:
-        counted[get_role(step)] += step.total_cycles
+    for instruction in instructions:
+        counted[get_role(instruction)] += instruction.total_cycles
     total = sum(counted.values()) or 1
     return [
         Group(role=role, mcycles=round(cycles / 1e6, 4), share=round(cycles / total, 4))
@@ -156,11 +166,11 @@ def list_groups(steps: list[Instruction]) -> list[Group]:
     ]
 
 
-def get_role(step: Instruction) -> str:
+def get_role(instruction: Instruction) -> str:
     """What an instruction is for."""
-    if step.opcode in _COPIES:
+    if instruction.opcode in _COPIES:
         return "layout copies"
-    origin = read_origin(step.op_name)
+    origin = read_origin(instruction.op_name)
     if origin.role.startswith("teacher"):
         return "teacher"
     if origin.role != "student":
@@ -171,43 +181,52 @@ def get_role(step: Instruction) -> str:
     return "other"
 
 
-def list_collectives(steps: list[Instruction]) -> list[Collective]:
+def list_collectives(instructions: list[Instruction]) -> list[Collective]:
     """Collectives by kind and type; bytes are those of the operands."""
     sums: dict[tuple[str, str], list[int]] = {}
-    places = {step.name: step.arrays for step in steps}
-    for step in steps:
-        kind = step.opcode.removesuffix("-start")
+    places = {instruction.name: instruction.arrays for instruction in instructions}
+    for instruction in instructions:
+        kind = instruction.opcode.removesuffix("-start")
         if kind not in COLLECTIVES:
             continue
-        for array in (a for name in step.operands for a in places.get(name, ())):
+        for array in (a for name in instruction.operands for a in places.get(name, ())):
             entry = sums.setdefault((kind, array.dtype), [0, 0])
-            entry[0] += step.trips
-            entry[1] += step.trips * array.bytes
+            entry[0] += instruction.trips
+            entry[1] += instruction.trips * array.bytes
     return [
         Collective(kind=kind, dtype=dtype, count=count, bytes=size)
         for (kind, dtype), (count, size) in sorted(sums.items())
     ]
 
 
-def list_uncosted(steps: list[Instruction]) -> tuple[list[Uncosted], int]:
+def list_uncosted(instructions: list[Instruction]) -> tuple[list[Uncosted], int]:
     """Instructions without an estimate by kind, and how many are single numbers."""
     found: dict[str, list[Instruction]] = {}
     scalars = 0
-    for step in steps:
-        renames = any(word in step.text for word in _RENAMING)
-        if step.cycles is not None or step.opcode in FREE or step.opcode == "reshape" or renames:
+    for instruction in instructions:
+        renames = any(word in instruction.text for word in _RENAMING)
+        if (
+            instruction.cycles is not None
+            or instruction.opcode in FREE
+            or instruction.opcode == "reshape"
+            or renames
+        ):
             continue
-        if step.arrays and all(a.elements <= 1 for a in step.arrays):
+        if instruction.arrays and all(a.elements <= 1 for a in instruction.arrays):
             scalars += 1
             continue
-        found.setdefault(step.opcode, []).append(step)
-    places = [step for step in steps if step.opcode in FREE or step.cycles is not None]
+        found.setdefault(instruction.opcode, []).append(instruction)
+    places = [
+        instruction
+        for instruction in instructions
+        if instruction.opcode in FREE or instruction.cycles is not None
+    ]
     return [
         Uncosted(
             opcode=opcode,
             count=len(group),
             bytes=_measure(group, places),
-            first=describe_place(group[0]),
+            first=describe_owner(group[0]),
         )
         for opcode, group in sorted(found.items(), key=lambda pair: -len(pair[1]))
     ], scalars
@@ -219,10 +238,15 @@ def _measure(group: list[Instruction], others: list[Instruction]) -> int:
 
 
 def find_faults(
-    steps: list[Instruction], export: StepExport, compiled: Compiled, batch: int, *, is_bf16: bool
+    instructions: list[Instruction],
+    export: StepExport,
+    compiled: Compiled,
+    batch: int,
+    *,
+    is_bf16: bool,
 ) -> list[Fault]:
     """Known faults of training steps on TPUs, each with its size."""
-    found = [*_find_copies(steps), *_find_wide(steps, batch, is_bf16=is_bf16)]
+    found = [*_find_copies(instructions), *_find_wide(instructions, batch, is_bf16=is_bf16)]
     large = export.undonated
     for kind, names, text in (
         ("undonated state", large, "tensors are replaced without giving their memory back"),
@@ -238,21 +262,21 @@ def find_faults(
     return found
 
 
-def _find_copies(steps: list[Instruction]) -> list[Fault]:
+def _find_copies(instructions: list[Instruction]) -> list[Fault]:
     groups: dict[str, list[Instruction]] = {"layout copies": [], "packed qkv copies": []}
-    for step in steps:
-        is_large = any(a.bytes >= _LARGE for a in step.arrays)
-        if step.opcode in (*_COPIES, "slice") and is_large:
-            path = read_origin(step.op_name).path
-            is_packed = re.search(r"attn(\.(qkv|[qk]_norm))?$", path) and _is_packed(step)
-            groups["packed qkv copies" if is_packed else "layout copies"].append(step)
-        elif step.opcode == "fusion" and _is_packed(step):
-            groups["packed qkv copies"].append(step)
+    for instruction in instructions:
+        is_large = any(a.bytes >= _LARGE for a in instruction.arrays)
+        if instruction.opcode in (*_COPIES, "slice") and is_large:
+            path = read_origin(instruction.op_name).path
+            is_packed = re.search(r"attn(\.(qkv|[qk]_norm))?$", path) and _is_packed(instruction)
+            groups["packed qkv copies" if is_packed else "layout copies"].append(instruction)
+        elif instruction.opcode == "fusion" and _is_packed(instruction):
+            groups["packed qkv copies"].append(instruction)
     return [
         Fault(
             kind=kind,
             count=len(group),
-            text=f"first at {describe_place(group[0])}",
+            text=f"first at {describe_owner(group[0])}",
             mcycles=round(sum(one.total_cycles for one in group) / 1e6, 4),
         )
         for kind, group in groups.items()
@@ -260,35 +284,35 @@ def _find_copies(steps: list[Instruction]) -> list[Fault]:
     ]
 
 
-def _is_packed(step: Instruction) -> bool:
+def _is_packed(instruction: Instruction) -> bool:
     """Whether an array holds q, k and v as one axis of three, moved about."""
-    shapes = [a.sizes for a in step.arrays if len(a.sizes) == 5 and a.bytes >= _LARGE]
-    moved = re.search(r"permute|generic_slice|unbind|stack|select", step.op_name)
+    shapes = [a.sizes for a in instruction.arrays if len(a.sizes) == 5 and a.bytes >= _LARGE]
+    moved = re.search(r"permute|generic_slice|unbind|stack|select", instruction.op_name)
     return bool(moved) and any(3 in sizes or sizes[0] == 1 for sizes in shapes)
 
 
-def _find_wide(steps: list[Instruction], batch: int, *, is_bf16: bool) -> list[Fault]:
+def _find_wide(instructions: list[Instruction], batch: int, *, is_bf16: bool) -> list[Fault]:
     """Float32 arrays of the size of activations, in HBM, where the run computes in bfloat16."""
     wide = [
-        step
-        for step in steps
+        instruction
+        for instruction in instructions
         if is_bf16
-        and step.opcode not in FREE
+        and instruction.opcode not in FREE
         and any(
             a.dtype == "f32" and a.in_hbm and a.bytes >= _LARGE and a.sizes[:1] == (batch,)
-            for a in step.arrays
+            for a in instruction.arrays
         )
     ]
     if not wide:
         return []
     cycles = round(sum(one.total_cycles for one in wide) / 1e6, 4)
-    text = f"results of activation size, first at {describe_place(wide[0])}"
+    text = f"results of activation size, first at {describe_owner(wide[0])}"
     return [Fault(kind="float32 activations", count=len(wide), text=text, mcycles=cycles)]
 
 
-def _get_operation(step: Instruction) -> str:
-    found = re.findall(r"(aten__\w+|xla__\w+)", step.op_name)
-    return found[-1].replace("aten__", "").replace("xla__", "") if found else step.opcode
+def _get_operation(instruction: Instruction) -> str:
+    found = re.findall(r"(aten__\w+|xla__\w+)", instruction.op_name)
+    return found[-1].replace("aten__", "").replace("xla__", "") if found else instruction.opcode
 
 
 def get_flops(compiled: Compiled) -> float:

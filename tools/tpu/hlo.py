@@ -92,7 +92,7 @@ def read_module(text: str) -> dict[str, list[Instruction]]:
     return computations
 
 
-def list_steps(computations: dict[str, list[Instruction]]) -> list[Instruction]:
+def list_instructions(computations: dict[str, list[Instruction]]) -> list[Instruction]:
     """The instructions that the chip runs one after the other, bodies of loops included.
 
     A loop's instructions carry its trip count; those of a fusion are part of the fusion.
@@ -175,14 +175,14 @@ def _find_closing(text: str, start: int) -> int:
     return len(text) - 1
 
 
-def get_hbm_bytes(steps: list[Instruction]) -> int:
+def get_hbm_bytes(instructions: list[Instruction]) -> int:
     """Bytes that a step moves between the chip and its HBM, by the memory space of each array.
 
     Operands and results that lie in HBM, and the far side of asynchronous copies.
     """
-    places = {one.name: one.arrays for one in steps}
+    places = {one.name: one.arrays for one in instructions}
     total = 0
-    for one in steps:
+    for one in instructions:
         if one.opcode in FREE:
             continue
         if one.opcode.endswith("-start"):
