@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.doctor import devices, host, report, software, storage
-from tools.doctor.machine import RED, YELLOW, Finding, Machine, Wishes
+from tools.doctor.machine import RED, YELLOW, Finding, Machine, Requirements
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def examine_here(arguments: argparse.Namespace) -> int:
     """Examine this machine and print what was found; the exit code."""
-    findings = examine(Machine(wishes=create_wishes(arguments)))
+    findings = examine(Machine(requirements=create_requirements(arguments)))
     if arguments.json:
         print(report.format_json(findings))
     else:
@@ -107,7 +107,7 @@ def run_check(check: Callable[[Machine], Finding], machine: Machine) -> Finding:
         return Finding(name, YELLOW, f"could not look: {reason}", "report this with the line")
 
 
-def create_wishes(arguments: argparse.Namespace) -> Wishes:
+def create_requirements(arguments: argparse.Namespace) -> Requirements:
     """What the user is going to do: the configuration's values, overridden by flags.
 
     Raises:
@@ -128,7 +128,7 @@ def create_wishes(arguments: argparse.Namespace) -> Wishes:
     for name in ("data_dir", "output", "compile_cache"):
         if values.get(name) not in (None, "", "auto") and "://" not in values[name]:
             values[name] = str(Path(values[name]).absolute())
-    return Wishes(**values, in_pod=arguments.in_pod)
+    return Requirements(**values, in_pod=arguments.in_pod)
 
 
 def examine_workers(arguments: argparse.Namespace) -> int:

@@ -97,7 +97,7 @@ def check_step(machine: Machine) -> Finding:
     if chips and check_busy(machine).level == RED:
         hint = "see 'tpu busy'"
         return Finding("device step", YELLOW, "not tried: a process holds the TPU", hint)
-    if chips and len(hosts) > 1 and not machine.wishes.in_pod:
+    if chips and len(hosts) > 1 and not machine.requirements.in_pod:
         text = f"not tried: one worker of {len(hosts)}, all must take part"
         return Finding("device step", YELLOW, text, "python -m tools.doctor --tpu NAME")
     on_cpu = chips == 0 and "PJRT_DEVICE" not in machine.environment

@@ -50,7 +50,7 @@ def check_shm(machine: Machine) -> Finding:
 
 def check_checkpoint_disk(machine: Machine) -> Finding:
     """Space for checkpoints, where the run store is a directory."""
-    output = machine.wishes.output
+    output = machine.requirements.output
     if "://" in output:
         return Finding("checkpoint disk", GREEN, f"{output} is no disk of this machine")
     return _explain_disk(machine, "checkpoint disk", path=Path(output), key="--run.output_dir")
@@ -58,7 +58,7 @@ def check_checkpoint_disk(machine: Machine) -> Finding:
 
 def check_cache_disk(machine: Machine) -> Finding:
     """Space for the persistent compile cache."""
-    cache = machine.wishes.compile_cache
+    cache = machine.requirements.compile_cache
     if cache == "auto":
         cache = machine.environment.get("HOME", "") + _AUTO_CACHE if count_chips(machine) else ""
     if not cache:
@@ -68,8 +68,8 @@ def check_cache_disk(machine: Machine) -> Finding:
 
 def check_memory(machine: Machine) -> Finding:
     """Memory for every input process and its shuffle buffer."""
-    wishes = machine.wishes
-    processes = wishes.processes or max(count_chips(machine) or 1, 1)
+    requirements = machine.requirements
+    processes = requirements.processes or max(count_chips(machine) or 1, 1)
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", machine.read("proc/meminfo"), re.MULTILINE)
     except OSError as error:
@@ -77,10 +77,10 @@ def check_memory(machine: Machine) -> Finding:
     if found is None:
         return Finding("memory", YELLOW, "could not look: /proc/meminfo tells no MemAvailable")
     available = int(found[1]) * 1024 / GIB
-    needed = processes * (wishes.shuffle_gib + _PROCESS_GIB)
+    needed = processes * (requirements.shuffle_gib + _PROCESS_GIB)
     text = (
         f"{available:.1f} GiB available; input processes: {processes}, with data.shuffle_gib "
-        f"{wishes.shuffle_gib:g} and all else about {needed:.0f} GiB"
+        f"{requirements.shuffle_gib:g} and all else about {needed:.0f} GiB"
     )
     if needed <= available:
         return Finding("memory", GREEN, text)

@@ -41,7 +41,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Requirements:
     """What the user is going to do.
 
     Attributes:
@@ -94,7 +94,7 @@ class Machine:
     python_version: Sequence[object] = tuple(sys.version_info)
     site: Sequence[str] = tuple(sys.path)
     metadata_url: str = "http://metadata.google.internal"
-    wishes: Wishes = field(default_factory=Wishes)
+    requirements: Requirements = field(default_factory=Requirements)
 
     def find(self, folder: str, pattern: str) -> list[Path]:
         """Paths below a directory of this machine, in order.

@@ -15,7 +15,7 @@ _RECORD = "tools.doctor.first_record"
 
 def check_output(machine: Machine) -> Finding:
     """A file can be written to the run store, read back and removed."""
-    output = machine.wishes.output
+    output = machine.requirements.output
     text = uuid.uuid4().hex
     try:
         if "://" in output:
@@ -37,8 +37,10 @@ def check_output(machine: Machine) -> Finding:
 
 def check_credentials(machine: Machine) -> Finding:
     """Credentials for gs://, where something is there: found, not tried; 'output' tries them."""
-    wishes = machine.wishes
-    used = [path for path in (wishes.output, wishes.data_dir) if path.startswith("gs://")]
+    requirements = machine.requirements
+    used = [
+        path for path in (requirements.output, requirements.data_dir) if path.startswith("gs://")
+    ]
     named = machine.environment.get("GOOGLE_APPLICATION_CREDENTIALS")
     if named and not Path(named).is_file():
         text = f"GOOGLE_APPLICATION_CREDENTIALS names {named}, which is not there"
@@ -61,12 +63,12 @@ def check_credentials(machine: Machine) -> Finding:
 
 def check_dataset(machine: Machine) -> Finding:
     """The first record is read and decoded, in a child: TensorFlow may abort."""
-    folder = machine.wishes.data_dir
+    folder = machine.requirements.data_dir
     if not folder:
         return Finding("dataset", YELLOW, "not looked at", "--data-dir DIR")
     words = [machine.python, "-m", _RECORD, folder]
-    if machine.wishes.data_name:
-        words.append(machine.wishes.data_name)
+    if machine.requirements.data_name:
+        words.append(machine.requirements.data_name)
     answer = machine.run(words, timeout_s=180, PJRT_DEVICE="CPU", TF_CPP_MIN_LOG_LEVEL="2")
     lines = [line for line in answer.output.splitlines() if line.startswith("{")]
     if answer.code != 0 or not lines:

@@ -70,7 +70,7 @@ def with_program(machine: Machine, name: str, text: str) -> Machine:
 
 
 def with_wishes(machine: Machine, **changes) -> Machine:
-    return replace(machine, wishes=replace(machine.wishes, **changes))
+    return replace(machine, requirements=replace(machine.requirements, **changes))
 
 
 class Metadata(http.server.BaseHTTPRequestHandler):

@@ -15,7 +15,7 @@ from tests.tools.doctor.machines import (
     with_wishes,
 )
 from tools.doctor import host, storage
-from tools.doctor.machine import GREEN, RED, YELLOW, Machine, Wishes
+from tools.doctor.machine import GREEN, RED, YELLOW, Machine, Requirements
 
 
 @pytest.mark.parametrize(("limit", "level"), [(256, RED), (2048, YELLOW), (8192, GREEN)])
@@ -162,14 +162,14 @@ def test_credentials(machine, metadata):
 
 
 def test_the_first_record_of_a_dataset_decodes(digits_root):
-    found = storage.check_dataset(Machine(wishes=Wishes(data_dir=str(digits_root))))
+    found = storage.check_dataset(Machine(requirements=Requirements(data_dir=str(digits_root))))
     assert found.level == GREEN, found.text
     assert "decodes, label" in found.text and found.value.startswith("digits")
 
 
 def test_a_dataset_that_is_not_there_is_red(machine, tmp_path):
     assert storage.check_dataset(machine).level == YELLOW
-    here = Machine(wishes=Wishes(data_dir=str(tmp_path / "none")))
+    here = Machine(requirements=Requirements(data_dir=str(tmp_path / "none")))
     found = storage.check_dataset(here)
     assert found.level == RED and str(tmp_path / "none") in found.text
 
@@ -181,5 +181,5 @@ def test_a_record_that_does_not_decode_is_red(digits_root, tmp_path):
     for path in root.rglob("*.tfrecord*"):
         data = path.read_bytes().replace(b"\x89PNG", b"\x89BAD")
         path.write_bytes(data)
-    found = storage.check_dataset(Machine(wishes=Wishes(data_dir=str(root))))
+    found = storage.check_dataset(Machine(requirements=Requirements(data_dir=str(root))))
     assert found.level == RED

@@ -58,9 +58,11 @@ def test_the_exit_code_is_1_for_red_alone(monkeypatch, capsys, level, code):
 
 def test_wishes_come_from_the_configuration_and_flags_win(tmp_path):
     flags = ["--config", "configs/digits_student.yaml", "--shuffle-gib", "7", "--output", "gs://b"]
-    wishes = doctor.create_wishes(doctor.create_parser().parse_args(flags))
-    assert wishes.data_name == "digits" and wishes.data_dir == str(Path("data").absolute())
-    assert (wishes.shuffle_gib, wishes.output) == (7.0, "gs://b")
+    requirements = doctor.create_requirements(doctor.create_parser().parse_args(flags))
+    assert requirements.data_name == "digits" and requirements.data_dir == str(
+        Path("data").absolute()
+    )
+    assert (requirements.shuffle_gib, requirements.output) == (7.0, "gs://b")
 
 
 def test_the_odd_worker_out_is_marked_and_told():
