@@ -33,12 +33,12 @@ def compute_batch_norm(
     sum_over_ranks = sum_over_ranks or (lambda tensor: tensor)
     dims = [dim for dim in range(inputs.dim()) if dim != 1]
     shape = [1, -1] + [1] * (inputs.dim() - 2)
-    wide = inputs.float()
-    here = wide.new_full((1,), inputs.numel() / inputs.shape[1])
-    sums = sum_over_ranks(torch.cat([wide.sum(dims), here]))
+    upcast = inputs.float()
+    here = upcast.new_full((1,), inputs.numel() / inputs.shape[1])
+    sums = sum_over_ranks(torch.cat([upcast.sum(dims), here]))
     count = sums[-1].detach()
     mean = sums[:-1] / count
-    centred = wide - mean.view(shape)
+    centred = upcast - mean.view(shape)
     variance = sum_over_ranks((centred * centred).sum(dims)) / count
     update_running(module, mean.detach(), variance.detach(), count)
     scale = torch.rsqrt(variance + module.eps)

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from models.patches_dense import (
     XlaLayerNorm,
-    contract,
+    einsum,
+    einsum_linear,
     get_compute_dtype,
-    is_watched,
-    multiply,
+    has_output_hooks,
     place_gradients,
     sum_rows,
     without_autocast,
@@ -57,7 +57,7 @@ class XlaBeitAttention(BeitAttention):
     fp32_weight_gradient = False
 
     def forward(self, x: Tensor, shared_rel_pos_bias: Tensor | None = None) -> Tensor:
-        if is_watched(self.qkv) or is_watched(self.proj):
+        if has_output_hooks(self.qkv) or has_output_hooks(self.proj):
             return super().forward(x, shared_rel_pos_bias)
         own = self.relative_position_bias_table is not None
         biases = [self._get_rel_pos_bias()] if own else []
@@ -133,18 +133,18 @@ def _sum_products(left: Tensor, right: Tensor) -> Tensor:
 
 def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
     """q, k and v, each [B, H, D, N]; through the module itself where somebody listens to it."""
-    if is_watched(layer.qkv):
+    if has_output_hooks(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(2, 0, 3, 4, 1).unbind(0)
-    wide = layer.fp32_weight_gradient
+    fp32_result = layer.fp32_weight_gradient
     weight = layer.qkv.weight
     apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Project.apply(x, weight, bias, (layer.num_heads, wide), *apart)
+    return _Project.apply(x, weight, bias, (layer.num_heads, fp32_result), *apart)
 
 
 def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
     """A norm over D of [B, H, D, N], in the type of its input."""
-    if isinstance(norm, nn.Identity) and not is_watched(norm):
+    if isinstance(norm, nn.Identity) and not has_output_hooks(norm):
         return heads
     return norm(heads.transpose(2, 3)).transpose(2, 3).to(heads.dtype)
 
@@ -152,7 +152,7 @@ def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
 def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
-    if is_plain and not is_watched(layer.proj) and not is_watched(layer.norm):
+    if is_plain and not has_output_hooks(layer.proj) and not has_output_hooks(layer.norm):
         return _merge_plainly(layer, mixed)
     rows = mixed.flatten(1, 2).transpose(1, 2)
     rows = layer.norm(rows).to(rows.dtype)
@@ -163,8 +163,8 @@ def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
 
 def _merge_plainly(layer: nn.Module, mixed: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection alone."""
-    wide, shape = layer.fp32_weight_gradient, (-1, *mixed.shape[1:3])
-    return multiply(layer.proj, mixed, "bhdn,ohd->bno", shape=shape, wide=wide)
+    fp32_result, shape = layer.fp32_weight_gradient, (-1, *mixed.shape[1:3])
+    return einsum_linear(layer.proj, mixed, "bhdn,ohd->bno", shape=shape, fp32_result=fp32_result)
 
 
 class _Project(torch.autograd.Function):
@@ -175,10 +175,11 @@ class _Project(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: tuple[int, bool],
         *apart: Tensor | None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        heads, wide = form
+        heads, fp32_result = form
         ctx.save_for_backward(x, weight)
         ctx.devices = [count_parts(parts) for parts in apart]
-        ctx.heads, ctx.wide, ctx.bias_dtype = heads, wide, None if bias is None else bias.dtype
+        ctx.heads, ctx.fp32_result = heads, fp32_result
+        ctx.bias_dtype = None if bias is None else bias.dtype
         parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
         values = torch.einsum("bnc,thdc->tbhdn", x, parts)
         if bias is not None:
@@ -198,7 +199,9 @@ class _Project(torch.autograd.Function):
             )
         if ctx.needs_input_grad[1]:
             apart = ctx.devices[0]
-            rows = [contract("bhdn,bnc->hdc", one, x, ctx.wide, devices=apart) for one in gradients]
+            rows = [
+                einsum("bhdn,bnc->hdc", one, x, ctx.fp32_result, devices=apart) for one in gradients
+            ]
             dw = torch.cat(rows, dim=-3).flatten(-3, -2).to(weight.dtype)
         if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
             rows = [one.flatten(1, 2).transpose(1, 2) for one in gradients]
@@ -215,17 +218,17 @@ class XlaPatchEmbed(PatchEmbed):
     def forward(self, x: Tensor) -> Tensor:
         if not self.flatten or self.dynamic_img_pad or self.proj.groups != 1:
             return super().forward(x)
-        if is_watched(self.proj):
+        if has_output_hooks(self.proj):
             return super().forward(x)
         rows, columns = self.patch_size
         height, width = x.shape[2] // rows, x.shape[3] // columns
         if self.img_size is None or x.shape[2:] != tuple(self.img_size):
             return super().forward(x)
-        dtype, wide = get_compute_dtype(x), self.fp32_weight_gradient
+        dtype, fp32_result = get_compute_dtype(x), self.fp32_weight_gradient
         with without_autocast(x):
             x = x[:, :, : height * rows, : width * columns].to(dtype)
             patches = x.unflatten(2, (height, rows)).unflatten(4, (width, columns))
-            tokens = multiply(self.proj, patches, "bchpwq,ocpq->bhwo", wide=wide)
+            tokens = einsum_linear(self.proj, patches, "bchpwq,ocpq->bhwo", fp32_result=fp32_result)
             return self.norm(tokens.flatten(1, 2))
 
 
@@ -261,7 +264,11 @@ class HeadTokens:
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         norm = self.norm
-        if self.global_pool != "token" or not isinstance(norm, XlaLayerNorm) or is_watched(norm):
+        if (
+            self.global_pool != "token"
+            or not isinstance(norm, XlaLayerNorm)
+            or has_output_hooks(norm)
+        ):
             return super().forward(x, *args, **kwargs)
         try:
             norm.kept_tokens = 2 if hasattr(self, "head_dist") else 1

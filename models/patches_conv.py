@@ -45,12 +45,12 @@ class HwioWeight:
         dtype = get_compute_dtype(x)
         # A class that computes its weight from the parameter is left to autograd.
         apart = get_parts(getattr(weight, "held", None), x.shape[0])
-        wide = self.fp32_weight_gradient
+        fp32_result = self.fp32_weight_gradient
         with without_autocast(x):
             shape = (self.stride, self.padding, self.dilation, self.groups)
-            if wide or apart is not None:
+            if fp32_result or apart is not None:
                 seen = None if apart is None else apart.permute(0, *(d + 1 for d in TO_OIHW))
-                result = _Convolution.apply(x.to(dtype), weight, seen, wide, *shape)
+                result = _Convolution.apply(x.to(dtype), weight, seen, fp32_result, *shape)
             else:
                 result = functional.conv2d(x.to(dtype), weight.to(dtype), None, *shape)
             if bias is None:
@@ -88,10 +88,10 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, apart: Tensor | None, wide: bool, *shape: Any
+        ctx: Any, x: Tensor, weight: Tensor, apart: Tensor | None, fp32_result: bool, *shape: Any
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.devices, ctx.wide, ctx.shape = count_parts(apart), wide, shape
+        ctx.devices, ctx.fp32_result, ctx.shape = count_parts(apart), fp32_result, shape
         ctx.held = getattr(weight, "held", None)
         return functional.conv2d(x, weight.to(x.dtype), None, *shape)
 
@@ -102,18 +102,18 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = _reverse(gradient, x, weight.to(x.dtype), ctx.shape, (True, False, False))[0]
         if ctx.needs_input_grad[1]:
-            dw = _contract(ctx, gradient, x, weight).to(weight.dtype)
+            dw = _compute_weight_gradient(ctx, gradient, x, weight).to(weight.dtype)
         if ctx.devices:
             return dx, None, dw, *[None] * (1 + len(ctx.shape))
         return dx, dw, *[None] * (2 + len(ctx.shape))
 
 
-def _contract(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+def _compute_weight_gradient(ctx: Any, gradient: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """The weight's gradient [O, I, H, W]; with devices apart [D, O, I, H, W].
 
     Devices become groups of channels, which a partitioner deals out as it dealt out the examples.
     """
-    dtype = torch.float32 if ctx.wide else x.dtype
+    dtype = torch.float32 if ctx.fp32_result else x.dtype
     gradient, x, weight = gradient.to(dtype), x.to(dtype), weight.to(dtype)
     if not ctx.devices:
         return _reverse(gradient, x, weight, ctx.shape, (False, True, False))[1]
@@ -180,18 +180,18 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, ...]:
-        wide = x.float()
-        mean = wide.mean(dim=(0, 2, 3))
+        upcast = x.float()
+        mean = upcast.mean(dim=(0, 2, 3))
         if x.dtype == torch.float32:
-            variance = (wide - _spread(mean)).square().mean(dim=(0, 2, 3))
+            variance = (upcast - _spread(mean)).square().mean(dim=(0, 2, 3))
         else:
-            variance = (wide * wide).mean(dim=(0, 2, 3)) - mean * mean
+            variance = (upcast * upcast).mean(dim=(0, 2, 3)) - mean * mean
         variance = variance.clamp(min=0.0)
         scale = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.mark_non_differentiable(mean, variance)
         factor = scale if weight is None else scale * weight
-        result = (wide - _spread(mean)) * _spread(factor)
+        result = (upcast - _spread(mean)) * _spread(factor)
         if bias is not None:
             result = result + _spread(bias)
         return result.to(x.dtype), mean, variance

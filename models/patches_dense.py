@@ -37,7 +37,7 @@ def without_autocast(value: Tensor) -> torch.autocast:
     return torch.autocast(value.device.type, enabled=False)
 
 
-def is_watched(module: nn.Module) -> bool:
+def has_output_hooks(module: nn.Module) -> bool:
     """Whether a hook wants the module's output; hooks that only label the trace do not count."""
     return any(not hasattr(hook, "labels_trace") for hook in module._forward_hooks.values())
 
@@ -46,39 +46,45 @@ def apply_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """[..., C] -> [..., O] in the compute type, without flattening the leading dimensions."""
     dtype, leading = get_compute_dtype(x), "abdefg"[: x.dim() - 1]
     with without_autocast(x):
-        return multiply(layer, x.to(dtype), f"{leading}c,oc->{leading}o")
+        return einsum_linear(layer, x.to(dtype), f"{leading}c,oc->{leading}o")
 
 
-def multiply(
+def einsum_linear(
     layer: nn.Module,
     x: Tensor,
     equation: str,
     *,
     shape: Sequence[int] | None = None,
-    wide: bool | None = None,
+    fp32_result: bool | None = None,
 ) -> Tensor:
     """einsum(equation, x, weight) + bias in the type of x, with the weights of a layer.
 
     Args:
       equation: of x, weight and result, whose last dimension is the bias'.
       shape: the weight as the equation sees it; none: as it is.
-      wide: float32 results of the products that give weight gradients, so that partitioned programs
-        add float32 over chips; none: as the layer says.
+      fp32_result: float32 results of the products that give weight gradients, so that
+        partitioned programs add float32 over chips; none: as the layer says.
     """
-    wide = layer.fp32_weight_gradient if wide is None else wide
+    fp32_result = layer.fp32_weight_gradient if fp32_result is None else fp32_result
     terms = tuple(re.split(",|->", equation))
     weight, bias = layer.weight, layer.bias
     apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Product.apply(x, weight, bias, _Form(terms, shape, wide), *apart)
+    return _Product.apply(x, weight, bias, _Form(terms, shape, fp32_result), *apart)
 
 
 @dataclass(frozen=True)
 class _Form:
-    """What kind of product it is: dimensions of x, weight and result, the weight's view, `wide`."""
+    """What kind of product it is.
+
+    Attributes:
+      terms: dimensions of x, weight and result.
+      shape: the weight as the equation sees it; none: as it is.
+      fp32_result: whether weight gradients are float32 products.
+    """
 
     terms: tuple[str, str, str]
     shape: Sequence[int] | None
-    wide: bool
+    fp32_result: bool
 
 
 class _Product(torch.autograd.Function):
@@ -109,7 +115,7 @@ class _Product(torch.autograd.Function):
             dx = torch.einsum(f"{of_result},{of_weight}->{of_x}", gradient, cast)
         if ctx.needs_input_grad[1]:
             equation = f"{of_result},{of_x}->{of_weight}"
-            dw = contract(equation, gradient, x, form.wide, devices=ctx.devices[0])
+            dw = einsum(equation, gradient, x, form.fp32_result, devices=ctx.devices[0])
             if form.shape is not None:
                 dw = dw.reshape(*dw.shape[: dw.dim() - len(of_weight)], *weight.shape)
             dw = dw.to(weight.dtype)
@@ -124,13 +130,17 @@ def cast_weight(weight: Tensor, dtype: torch.dtype, shape: Sequence[int] | None)
     return cast if shape is None else cast.view(shape)
 
 
-def contract(equation: str, left: Tensor, right: Tensor, wide: bool, *, devices: int = 0) -> Tensor:
-    """A product over examples; `wide`: with a float32 result.
+def einsum(
+    equation: str, left: Tensor, right: Tensor, fp32_result: bool, *, devices: int = 0
+) -> Tensor:
+    """A product over examples.
+
 
     Args:
+      fp32_result: compute it in float32, whatever the type of the two.
       devices: whose parts of the examples, and of the result, stay apart: [D, ...]; 0: none.
     """
-    if wide:
+    if fp32_result:
         left, right = left.float(), right.float()
     if devices:
         equation = re.sub(r"(^|,|->)", r"\1z", equation)

@@ -282,8 +282,8 @@ def test_float32_weight_gradients_differ_by_rounding_alone(family):
     model, patched = create_pair(family)
     images, weights = create_inputs()
     results = []
-    for wide in (False, True):
-        one = apply_patches(copy.deepcopy(model), fp32_weight_gradients=wide).train()
+    for is_fp32 in (False, True):
+        one = apply_patches(copy.deepcopy(model), fp32_weight_gradients=is_fp32).train()
         with torch.autocast("cpu", dtype=torch.bfloat16):
             output = one(images)
         (output.double() * weights).sum().backward()
@@ -410,5 +410,5 @@ def test_the_gelu_fit_is_within_its_stated_error():
     functional.gelu(exact).sum().backward()
     assert (value - functional.gelu(x)).abs().max() < 2.7e-5
     assert (slope - exact.grad).abs().max() < 1.3e-4
-    wide = x.float()
-    assert (compute_gelu_slope(wide).double() - exact.grad).abs().max() < 1e-5
+    upcast = x.float()
+    assert (compute_gelu_slope(upcast).double() - exact.grad).abs().max() < 1e-5
