@@ -14,21 +14,18 @@ from store.session import RunSession
 from utils.checkpoint import (
     CheckpointError,
     Location,
-    check_init,
     compare_tensors,
     find_checkpoint,
     has_checkpoints,
-    init_weights,
     inspect_checkpoint,
     load_newest,
-    read_weight_table,
-    read_weights,
     restore_state,
 )
 from utils.config import get_resume_rules
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
+from utils.weights import Weights, check_fitting, load_fitting, open_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,8 +96,7 @@ def check_resume(job: Job, student: nn.Module) -> None:
     """
     if job.checkpoint is None:
         if job.config.run.init_from:
-            location, tolerance = job.config.run.init_from, job.config.run.init_tolerance
-            check_init(student.state_dict(), read_weight_table(location), location, tolerance)
+            check_fitting(student, _open_start(job), job.config.run.init_tolerance)
         return
     try:
         facts = inspect_checkpoint(job.checkpoint)
@@ -144,8 +140,7 @@ def start_weights(job: Job, student: nn.Module) -> None:
       UserError: they cannot be read.
     """
     if job.config.run.init_from and job.checkpoint is None:
-        location, weights = read_weights(job.config.run.init_from)
-        init_weights(student, weights, location)
+        load_fitting(student, _open_start(job))
 
 
 def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
@@ -227,6 +222,10 @@ def roll_back_state(runtime: Runtime, job: Job, state: TrainState, bad_step: int
     restore_state(state, parts, facts, location, runtime.load)
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *skipped}))
     return True
+
+
+def _open_start(job: Job) -> Weights:
+    return open_weights(job.config.run.init_from, "run.init_from")
 
 
 def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Location | None]:

@@ -9,15 +9,15 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from models.weights import (
-    EXPORT_NAME,
-    load_into,
+from utils.errors import UserError, get_near_names
+from utils.registry import Registry
+from utils.weights import (
+    EXPORT_FILE,
     load_weights,
+    open_weights,
     refuse_other_sources,
     write_weights,
 )
-from utils.errors import UserError, get_near_names
-from utils.registry import Registry
 
 if TYPE_CHECKING:
     from utils.config.sections import ModelSection
@@ -73,8 +73,7 @@ def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) 
         device=device,
     )
     if section.weights:
-        tensors = load_weights(section.weights, "model.weights")
-        load_into(model, tensors, "model.weights", section.weights)
+        load_weights(model, open_weights(section.weights, "model.weights"))
     return model
 
 
@@ -110,6 +109,6 @@ def build_model(
 
 def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path) -> Path:
     """Write weights that load into a plain `timm.create_model`, and the facts to create it by."""
-    path = folder / EXPORT_NAME
+    path = folder / EXPORT_FILE
     write_weights(path, tensors, facts)
     return path

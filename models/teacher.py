@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,12 +13,13 @@ from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
 from models.transforms import InputTransform, spread_channels
-from models.weights import load_into, load_weights, open_weights, read_facts
 from utils.config.sections import TeacherSection
 from utils.errors import UserError
 from utils.storage import open_folder
+from utils.weights import load_weights, open_weights
 
 if TYPE_CHECKING:
+    from utils.checkpoint import TensorDiff
     from utils.config.sections import DistillSection
 
 EMA = "ema"
@@ -73,15 +75,13 @@ def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
 def hash_teacher(section: TeacherSection) -> str:
     """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and transform."""
     digest = hashlib.sha256()
-    if section.weights:
-        facts = read_facts(section.weights, _WEIGHTS_KEY)
-        digest.update(json.dumps(facts, sort_keys=True).encode())
+    weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
+    if weights is not None:
+        digest.update(json.dumps(weights.facts, sort_keys=True).encode())
     if section.label_map:
         digest.update(_read_label_map(section.label_map).encode())
-    if section.weights:
-        with open_weights(section.weights, _WEIGHTS_KEY) as path, path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+    if weights is not None:
+        weights.update_hash(digest)
     facts = section.model_dump(mode="json", exclude={"weights", "label_map"})
     digest.update(json.dumps(facts, sort_keys=True).encode())
     return digest.hexdigest()[:16]
@@ -96,8 +96,8 @@ def create_teachers(
 ) -> list[Teacher]:
     """The teachers that have weights of their own; empty without distillation.
 
-    A run directory tells its model, arguments and normalisation itself. `ema` is not among them:
-    it is the student's average, which the train state holds.
+    A run or a checkpoint tells its model, arguments and normalisation itself. `ema` is not among
+    them: it is the student's average, which the train state holds.
 
     Args:
       num_classes: the student's.
@@ -138,7 +138,8 @@ def _create_teacher(
     section: TeacherSection, num_classes: int, student_transform: InputTransform, device: str
 ) -> Teacher:
     _check_normalisation(section)
-    facts = read_facts(section.weights, _WEIGHTS_KEY) if section.weights else {}
+    weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
+    facts = weights.facts if weights is not None else {}
     name = _choose_name(section, facts)
     classes = _load_label_map(section, num_classes)
     own_classes = section.num_classes or facts.get("num_classes") or num_classes
@@ -160,10 +161,8 @@ def _create_teacher(
         key="distill.teacher",
         device=device,
     )
-    if section.weights:
-        tensors = load_weights(section.weights, _WEIGHTS_KEY)
-        _check_head(model, tensors, own_classes, section.weights)
-        load_into(model, tensors, _WEIGHTS_KEY, section.weights)
+    if weights is not None:
+        load_weights(model, weights, partial(_explain_head, own_classes))
     if section.dtype == "bf16":
         model = model.to(torch.bfloat16)
     transform = _create_transform(section, facts, model, student_transform)
@@ -261,15 +260,12 @@ def _explain_label_map(path: str, error: Exception) -> UserError:
     )
 
 
-def _check_head(model: nn.Module, tensors: dict[str, Tensor], num_classes: int, path: str) -> None:
-    """Tell a wrong number of classes apart from a wrong model."""
-    for name, value in model.state_dict().items():
-        found = tensors.get(name)
-        if found is None or found.shape == value.shape or not found.ndim or not value.ndim:
-            continue
-        if value.shape[0] == num_classes and found.shape[1:] == value.shape[1:]:
-            raise UserError(
-                f"distill.teacher_weights ({path!r}) is a model of {found.shape[0]} classes, not "
-                f"{num_classes}; use a teacher of the same classes, or map them by "
-                "distill.teachers num_classes and label_map"
+def _explain_head(num_classes: int, diff: TensorDiff) -> str:
+    """What to say where only the number of classes is wrong, not the model; else nothing."""
+    for (found, _), (own, _) in diff.different.values():
+        if found and own and own[0] == num_classes and found[1:] == own[1:]:
+            return (
+                f"is a model of {found[0]} classes, not {num_classes}; use a teacher of the same "
+                "classes, or map them by distill.teachers num_classes and label_map"
             )
+    return ""

@@ -152,8 +152,8 @@ def export_weights(options: argparse.Namespace) -> int:
     """One file of weights, and beside a .safetensors the JSON that tells how to build the model."""
     import torch
 
-    from models.weights import write_weights
     from utils.checkpoint import find_checkpoint, load_newest
+    from utils.weights import write_weights
 
     place, parts, facts = load_newest(find_checkpoint(options.place))
     part = options.weights

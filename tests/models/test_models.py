@@ -18,10 +18,10 @@ from models import (
     find_model_name,
 )
 from models.transforms import to_pixels
-from models.weights import load_into, load_weights, read_facts
 from tests.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
 from utils.config.sections import DistillSection, ModelSection
 from utils.errors import UserError
+from utils.weights import load_weights, open_weights
 
 VIT = ModelSection(name="vit_tiny_patch16_224", image_size=SIDE, args=VIT_ARGS)
 
@@ -89,6 +89,10 @@ def test_the_generator_decides_the_initial_weights():
 # ---- weights
 
 
+def read(path):
+    return open_weights(str(path), "model.weights").read_tensors()
+
+
 def test_weights_come_from_safetensors_pth_and_run_directories(tmp_path):
     model = export(tmp_path / "run")
     tensors = model.state_dict()
@@ -97,7 +101,7 @@ def test_weights_come_from_safetensors_pth_and_run_directories(tmp_path):
     torch.save({"state_dict": {f"module.{k}": v for k, v in tensors.items()}}, tmp_path / "b.pth")
     torch.save({"model": tensors, "epoch": 3}, tmp_path / "c.pth")
     for name in ("run", "run/student.safetensors", "a.safetensors", "a.pth", "b.pth", "c.pth"):
-        found = load_weights(str(tmp_path / name), "model.weights")
+        found = read(tmp_path / name)
         assert found.keys() == tensors.keys(), name
         assert all(torch.equal(found[key], value) for key, value in tensors.items())
 
@@ -107,7 +111,7 @@ def test_a_checkpoint_with_an_average_gives_the_average(tmp_path):
     values = {"w": torch.zeros(2)}
     average = {"w": torch.ones(2)}
     torch.save({"state_dict": values, "state_dict_ema": average}, tmp_path / "a.pth")
-    assert load_weights(str(tmp_path / "a.pth"), "model.weights")["w"].tolist() == [1, 1]
+    assert read(tmp_path / "a.pth")["w"].tolist() == [1, 1]
 
 
 class Harmful:
@@ -147,20 +151,21 @@ WRONG_FILES = [
 def test_a_file_without_usable_weights_is_refused(tmp_path, name, write, reason):
     write(tmp_path / name)
     with pytest.raises(UserError, match=reason) as caught:
-        load_weights(str(tmp_path / name), "model.weights")
+        read(tmp_path / name)
     assert str(caught.value).startswith("model.weights ")
 
 
-def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded():
+def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(tmp_path):
     model = create_vit()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     tensors = {k: v + 1 for k, v in before.items() if k != "cls_token"}
     tensors["head.weight"] = torch.zeros(3, 16)
     tensors["stranger"] = torch.zeros(1)
+    torch.save(tensors, tmp_path / "x.pth")
     with pytest.raises(UserError) as caught:
-        load_into(model, tensors, "model.weights", "x.pth")
+        load_weights(model, open_weights(str(tmp_path / "x.pth"), "model.weights"))
     text = str(caught.value)
-    for part in ("1 missing (cls_token)", "1 unexpected (stranger)", "1 of another shape (head"):
+    for part in ("1 missing: cls_token", "1 unexpected: stranger", "1 different: head.weight (3"):
         assert part in text
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
@@ -168,10 +173,12 @@ def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded():
 
 def test_an_export_goes_back_into_plain_timm(tmp_path):
     model = export(tmp_path / "run").eval()
-    facts = read_facts(str(tmp_path / "run"), "weights")
+    facts = open_weights(str(tmp_path / "run"), "weights").facts
     assert facts == json.loads((tmp_path / "run" / "student.json").read_text())
     plain = timm.create_model(facts["model"], num_classes=facts["num_classes"], **facts["args"])
-    plain.load_state_dict(load_weights(str(tmp_path / "run"), "weights"), strict=True)
+    plain.load_state_dict(
+        open_weights(str(tmp_path / "run"), "weights").read_tensors(), strict=True
+    )
     pixels = create_pixels()
     assert torch.equal(plain.eval()(pixels), model(pixels))
 

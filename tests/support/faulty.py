@@ -49,7 +49,7 @@ class FaultyFileSystem(MemoryFileSystem):
             self._meet(super().pipe_file, self._strip_protocol(rpath), file.read())
 
     def cat_file(self, path: str, **options: Any) -> bytes:
-        found = self._meet(super().cat_file, path)
+        found = self._meet(super().cat_file, path, **options)
         if found is None:
             raise OSError(104, "Connection reset by peer")
         return found

@@ -10,9 +10,9 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from models.weights import read_facts
 from tools.checkpoint import main
 from utils.checkpoint import CheckpointManager, load_checkpoint
+from utils.weights import open_weights
 
 
 def create_parts(step: int) -> dict:
@@ -113,7 +113,7 @@ def test_an_export_loads_into_plain_timm(tmp_path, capsys):
     other = timm.create_model(told["model"], num_classes=told["num_classes"], **told["args"])
     other.load_state_dict(load_file(target), strict=True)
     assert torch.equal(other.head.weight, average["head.weight"])
-    assert read_facts(str(target), "x") == told
+    assert open_weights(str(target), "x").facts == told
     single = tmp_path / "weights.pth"
     assert main(["export", str(tmp_path), f"--out={single}", "--weights=model"]) == 0
     again = timm.create_model(name, num_classes=5, checkpoint_path=str(single), **args)

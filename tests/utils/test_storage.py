@@ -49,6 +49,14 @@ def test_what_is_published_is_there_with_its_marker(root):
     assert again.read_text("b.txt") == "text"
 
 
+def test_a_part_of_a_file_is_read_alone(root):
+    root.write_text("a.txt", "0123456789")
+    assert root.read_bytes("a.txt", 3, 4) == b"3456"
+    assert root.read_bytes("a.txt", 8, 4) == b"89"
+    with pytest.raises(FileNotFoundError):
+        root.read_bytes("b.txt", 0, 1)
+
+
 @pytest.mark.parametrize("broken", ["fill", "commit"])
 def test_a_failed_publication_leaves_nothing(root, broken):
     def fail(folder: object) -> str:

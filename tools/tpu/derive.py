@@ -224,10 +224,10 @@ def _create_random_teacher(
       target: a directory to make.
     """
     from models.factory import build_model, export_model
-    from models.weights import read_facts
+    from utils.weights import open_weights
 
     is_here = bool(section.weights) and is_there(section.weights)
-    facts = read_facts(section.weights, "distill.teacher_weights") if is_here else {}
+    facts = open_weights(section.weights, "distill.teacher_weights").facts if is_here else {}
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(

@@ -1,7 +1,7 @@
 """Checkpoints: plain CPU tensors and JSON, whole or not there.
 
 `files` writes and reads one checkpoint, `manager` those of a run, `find` tells which one a path
-means, `state` turns a train state into tensors and facts and back.
+means, `state` turns a train state into tensors and facts and back, `fit` compares tensors by name.
 """
 
 from utils.checkpoint.files import (
@@ -12,6 +12,7 @@ from utils.checkpoint.files import (
     Tensors,
     inspect_checkpoint,
     load_checkpoint,
+    load_part,
     read_table,
     verify_checkpoint,
     write_checkpoint,
@@ -22,17 +23,10 @@ from utils.checkpoint.find import (
     iterate_checkpoints,
     load_newest,
     read_best_step,
-    read_weight_table,
-    read_weights,
 )
+from utils.checkpoint.fit import Kind, TensorDiff, compare_tensors, get_kind
 from utils.checkpoint.manager import BEST_FILE, CheckpointManager
-from utils.checkpoint.state import (
-    check_init,
-    collect_state,
-    compare_tensors,
-    init_weights,
-    restore_state,
-)
+from utils.checkpoint.state import collect_state, copy_tensors, restore_state
 
 __all__ = [
     "BEST_FILE",
@@ -40,22 +34,23 @@ __all__ = [
     "STATE_FILE",
     "CheckpointError",
     "CheckpointManager",
+    "Kind",
     "Location",
+    "TensorDiff",
     "Tensors",
-    "check_init",
     "collect_state",
     "compare_tensors",
+    "copy_tensors",
     "find_checkpoint",
+    "get_kind",
     "has_checkpoints",
-    "init_weights",
     "inspect_checkpoint",
     "iterate_checkpoints",
     "load_checkpoint",
     "load_newest",
+    "load_part",
     "read_best_step",
     "read_table",
-    "read_weight_table",
-    "read_weights",
     "restore_state",
     "verify_checkpoint",
     "write_checkpoint",

@@ -85,6 +85,21 @@ def load_checkpoint(location: Location | Folder) -> tuple[Tensors, dict[str, Any
     return parts, facts
 
 
+def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
+    """The tensors of one part of a checkpoint, each checked against the table.
+
+    Raises:
+      CheckpointError: a file is missing or unreadable, or a tensor is not what the table says.
+    """
+    folder = open_folder(location)
+    table = inspect_checkpoint(folder)["tensors"]
+    tensors = _read_part(folder, part, table, "pread")
+    wanted = {name for name in table if name.startswith(f"{part}/")}
+    if {f"{part}/{name}" for name in tensors} != wanted:
+        raise CheckpointError(f"{folder}: tensors differ from the table of {STATE_FILE}")
+    return tensors
+
+
 def verify_checkpoint(location: Location | Folder) -> dict[str, Any]:
     """Facts of a checkpoint after every tensor has been checked, one file at a time.
 

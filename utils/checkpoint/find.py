@@ -7,9 +7,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-
 from utils.checkpoint.files import (
     STATE_FILE,
     CheckpointError,
@@ -23,7 +20,6 @@ from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage import Folder, LocalFolder, get_old_name, open_folder
 
-EXPORT_FILE = "student.safetensors"
 _STEP = re.compile(r"step_(\d{8})")
 
 
@@ -100,43 +96,6 @@ def iterate_checkpoints(location: Location) -> Iterator[Folder]:
         yield from _iterate_folder(parent)
 
 
-def read_weights(location: Location) -> tuple[Location, dict[str, Any]]:
-    """Where weights were found, and the evaluated ones: the average where there is one.
-
-    Args:
-      location: a checkpoint, a run, a folder of checkpoints, or a .safetensors file.
-
-    Raises:
-      UserError: no weights there, or broken ones.
-    """
-    file = _find_file(location)
-    if file is not None:
-        return str(location), _read_file(*file)
-    try:
-        found, parts, _ = load_newest(find_checkpoint(location))
-    except (UserError, CheckpointError) as error:
-        raise UserError(_explain_no_weights(location, error)) from error
-    return found, parts.get("ema", parts.get("model", {}))
-
-
-def read_weight_table(location: Location) -> dict[str, Any]:
-    """What `compare_tensors` needs of the tensors of `read_weights`, without reading them.
-
-    Raises:
-      UserError: no weights there, or broken ones.
-    """
-    file = _find_file(location)
-    if file is not None:
-        return _read_file(*file)
-    try:
-        table = inspect_checkpoint(find_checkpoint(location))["tensors"]
-    except (UserError, CheckpointError) as error:
-        raise UserError(_explain_no_weights(location, error)) from error
-    parts = {name.partition("/")[0] for name in table}
-    wanted = "ema/" if "ema" in parts else "model/"
-    return {n.removeprefix(wanted): kind for n, kind in table.items() if n.startswith(wanted)}
-
-
 def read_best_step(folder: Folder) -> int | None:
     """The step of the best checkpoint; none if none has been named yet.
 
@@ -180,28 +139,3 @@ def _iterate_older(first: Folder) -> Iterator[Folder]:
 
 def _get_location(folder: Folder) -> Location:
     return folder.path if isinstance(folder, LocalFolder) else folder.place
-
-
-def _find_file(location: Location) -> tuple[Folder, str] | None:
-    """Folder and name of the weights file that is meant: itself, or a run without checkpoints."""
-    folder = open_folder(location)
-    if folder.name.endswith(".safetensors") and folder.name in folder.parent.list_names():
-        return folder.parent, folder.name
-    if EXPORT_FILE in folder.list_names() and not has_checkpoints(location):
-        return folder, EXPORT_FILE
-    return None
-
-
-def _read_file(folder: Folder, name: str) -> dict[str, Any]:
-    try:
-        with folder.open_local(name) as path:
-            return load_file(path)
-    except (OSError, SafetensorError, ValueError) as error:
-        raise UserError(_explain_no_weights(f"{folder}/{name}", error)) from error
-
-
-def _explain_no_weights(location: Location, error: Exception) -> str:
-    return (
-        f"run.init_from ({str(location)!r}) holds no weights that can be read: {error}; give a "
-        "checkpoint, a run or a .safetensors file"
-    )

@@ -1,71 +1,17 @@
-"""A train state as plain host tensors and facts, and back; weights alone into a model."""
+"""A train state as plain host tensors and facts, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from utils.checkpoint.files import Location, Tensors
+from utils.checkpoint.fit import compare_tensors
 from utils.errors import UserError
 from utils.log import get_logger
-
-_NAMED = 8  # names in an error's one line; the log has them all
-
-
-@dataclass(frozen=True)
-class TensorDiff:
-    """What keeps tensors by name from fitting a model's own.
-
-    Attributes:
-      missing: names that the model has and the checkpoint has not.
-      unexpected: names that only the checkpoint has.
-      different: name -> shape and dtype found, and those wanted.
-    """
-
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    different: dict[str, str]
-
-    def __len__(self) -> int:
-        return len(self.missing) + len(self.unexpected) + len(self.different)
-
-    def lines(self) -> list[str]:
-        """One line for each tensor."""
-        out = [f"missing: {name}" for name in self.missing]
-        out += [f"unexpected: {name}" for name in self.unexpected]
-        return out + [f"different: {name} {words}" for name, words in self.different.items()]
-
-    def summary(self) -> str:
-        """Counts, and the first names of each kind."""
-        different = [f"{name} {words}" for name, words in self.different.items()]
-        kinds = (
-            ("missing", self.missing), ("unexpected", self.unexpected), ("different", different),
-        )  # fmt: skip
-        out = []
-        for word, names in kinds:
-            if names:
-                more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-                out.append(f"{len(names)} {word}: {', '.join(names[:_NAMED])}{more}")
-        return "; ".join(out)
-
-
-def compare_tensors(own: Mapping[str, Any], found: Mapping[str, Any]) -> TensorDiff:
-    """How tensors, or [shape, dtype, ...] entries of a table, by name differ from a model's own."""
-    own_kinds = {name: _get_kind(value) for name, value in own.items()}
-    found_kinds = {name: _get_kind(value) for name, value in found.items()}
-    return TensorDiff(
-        missing=tuple(name for name in own_kinds if name not in found_kinds),
-        unexpected=tuple(name for name in found_kinds if name not in own_kinds),
-        different={
-            name: "{} {} instead of {} {}".format(*found_kinds[name], *kind)
-            for name, kind in own_kinds.items()
-            if name in found_kinds and found_kinds[name] != kind
-        },
-    )
 
 
 def collect_state(
@@ -134,44 +80,6 @@ def restore_state(
     state.step, state.best_score = facts["step"], facts["best_metric"]
     state.input_processes = facts.get("input_processes", 0)
     state.skipped_steps = tuple(facts.get("skipped_steps", ()))
-
-
-def init_weights(model: nn.Module, weights: Mapping[str, Tensor], location: Location) -> TensorDiff:
-    """Copy the weights that fit into a model; what does not keeps its start, and is logged."""
-    own = model.state_dict()
-    diff = compare_tensors(own, weights)
-    for line in diff.lines():
-        get_logger().info("run.init_from: %s", line)
-    fitting = [n for n in own if n in weights and n not in diff.different]
-    copy_tensors({name: own[name] for name in fitting}, weights)
-    get_logger().info("%d of %d tensors start from %s", len(fitting), len(own), location)
-    return diff
-
-
-def check_init(
-    own: Mapping[str, Tensor], found: Mapping[str, Any], location: Location, tolerance: float
-) -> None:
-    """Refuse weights of which too large a share does not fit.
-
-    Raises:
-      UserError: what does not fit exceeds `tolerance` times the model's tensors.
-    """
-    diff = compare_tensors(own, found)
-    if len(diff) > tolerance * len(own):
-        for line in diff.lines():
-            get_logger().error("run.init_from: %s", line)
-        raise UserError(
-            f"run.init_from ({str(location)!r}) does not fit the model: {diff.summary()}; that is "
-            f"more than run.init_tolerance ({tolerance:g}) of its {len(own)} tensors: choose "
-            "weights of this model, or raise run.init_tolerance"
-        )
-
-
-def _get_kind(value: Any) -> tuple[tuple[int, ...], str]:
-    """(shape, dtype) of a tensor or of a table's entry."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), str(value.dtype).removeprefix("torch.")
-    return tuple(value[0]), value[1]
 
 
 def _check_fit(own: Tensors, found: Tensors, location: Location) -> None:

@@ -129,7 +129,8 @@ class RunSection(Section):
     )
     init_from: str = Field(
         "",
-        description="start a new run from the weights of a checkpoint, run or .safetensors file",
+        description="start a new run from the weights in a .safetensors, a .pth, a run's directory "
+        "or a checkpoint",
         **about(aliases=("init_from", "init-from")),
     )
     init_tolerance: float = Field(

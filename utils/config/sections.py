@@ -27,7 +27,8 @@ class ModelSection(Section):
     )
     weights: str = Field(
         "",
-        description="start from a local .safetensors, .pth or run directory (weights only)",
+        description="start from the weights in a .safetensors, a .pth, a run's directory or a "
+        "checkpoint; all must fit",
         **about(resume="free"),
     )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")
@@ -341,7 +342,10 @@ class TeacherSection(Section):
     model: str = Field(
         "", description="model name; 'ema': the student's own average; empty: as weights tell"
     )
-    weights: str = Field("", description=".safetensors, .pth or run directory; empty: timm's hub")
+    weights: str = Field(
+        "",
+        description=".safetensors, .pth, run directory or checkpoint; empty: timm's hub",
+    )
     args: dict[str, Any] = Field(default_factory=dict, description="model arguments")
     weight: float = Field(1.0, gt=0, description="share in an ensemble, relative to the others")
     num_classes: int | None = Field(
@@ -387,7 +391,8 @@ class DistillSection(Section):
     )
     teacher_weights: str = Field(
         "",
-        description="the teacher's .safetensors, .pth or run directory; empty: timm's hub",
+        description="the teacher's .safetensors, .pth, run directory or checkpoint; empty: timm's "
+        "hub",
         **about(resume="free", aliases=("teacher_path",)),
     )
     teachers: tuple[TeacherSection, ...] = Field(

@@ -64,6 +64,10 @@ class Folder(ABC):
         """A file below, bytes that are no UTF-8 replaced; raises OSError."""
 
     @abstractmethod
+    def read_bytes(self, name: str, start: int, count: int) -> bytes:
+        """Part of a file below; fewer bytes where it ends earlier; raises OSError."""
+
+    @abstractmethod
     def write_text(self, name: str, text: str) -> None:
         """Write a file below: all of it or nothing."""
 

@@ -50,6 +50,11 @@ class LocalFolder(Folder):
     def read_text(self, name: str) -> str:
         return (self.path / name).read_text(encoding="utf-8", errors="replace")
 
+    def read_bytes(self, name: str, start: int, count: int) -> bytes:
+        with (self.path / name).open("rb") as file:
+            file.seek(start)
+            return file.read(count)
+
     def write_text(self, name: str, text: str) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path / name, text)

@@ -71,6 +71,13 @@ class RemoteFolder(Folder):
     def read_text(self, name: str) -> str:
         return self._read(name).decode(errors="replace")
 
+    def read_bytes(self, name: str, start: int, count: int) -> bytes:
+        path = f"{self._path}/{name}"
+        read = self._filesystem.cat_file
+        found = self._call(name, lambda: read(path, start=start, end=start + count))
+        # A server that knows no ranges answers with the whole.
+        return found if len(found) <= count else found[start : start + count]
+
     def read_texts(self, names: Iterable[str]) -> dict[str, str]:
         # One round of requests beside each other; a run store may hold thousands of runs.
         paths = {f"{self._path}/{name}": name for name in names}

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import create_input_transform, create_model, create_teachers, hash_teacher
-from models.weights import load_weights, read_facts, write_weights
 from tests.tiny_parts import CLASSES, VIT_ARGS, create_vit
 from utils.config.sections import DistillSection, ModelSection, TeacherSection
 from utils.errors import UserError
+from utils.weights import open_weights, write_weights
 
 KEY = "distill.teacher_weights"
 
@@ -54,26 +54,26 @@ def test_weights_tell_their_own_facts_and_never_a_neighbours(two, missing):
         (two / name).unlink()
     teacher = create_one(weights=str(two / "a.safetensors"))
     assert teacher.transform.mean.item() == teacher.transform.std.item() == 127.5
-    assert read_facts(str(two), KEY)["num_classes"] == 3
+    assert open_weights(str(two), KEY).facts["num_classes"] == 3
 
 
 def test_weights_without_facts_of_their_own_have_none(two):
     save_file(create_vit().state_dict(), two / "b.safetensors")
     torch.save(create_vit().state_dict(), two / "b.pth")
     for name in ("b.safetensors", "b.pth"):
-        assert read_facts(str(two / name), KEY) == {}
+        assert open_weights(str(two / name), KEY).facts == {}
         with pytest.raises(UserError, match="does not say its model"):
             create_one(weights=str(two / name))
     (two / "b.json").write_text(json.dumps(get_facts()))
     for name in ("b.safetensors", "b.pth"):
-        assert read_facts(str(two / name), KEY) == get_facts()
+        assert open_weights(str(two / name), KEY).facts == get_facts()
 
 
 def test_a_json_of_somebody_else_is_no_fact(two):
     save_file({"w": torch.zeros(1)}, two / "b.safetensors")
     for text in ("[1, 2]", '{"architectures": ["x"]}', "{"):
         (two / "b.json").write_text(text)
-        assert read_facts(str(two / "b.safetensors"), KEY) == {}
+        assert open_weights(str(two / "b.safetensors"), KEY).facts == {}
 
 
 def test_a_file_and_its_json_that_disagree_are_refused(two):
@@ -133,9 +133,9 @@ def test_a_path_that_is_not_there_is_said_with_near_names(two):
         assert str(caught.value).startswith(f"{KEY} ({str(path)!r})")
 
 
-def test_a_run_that_is_not_finished_is_no_teacher_yet(tmp_path):
+def test_a_run_without_a_checkpoint_is_no_teacher_yet(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match=r"no file student\.safetensors there; .* finished run"):
+    with pytest.raises(UserError, match=r"no file student\.safetensors there, and no checkpoint"):
         create_one(weights=str(tmp_path))
 
 
@@ -152,7 +152,7 @@ def test_a_run_that_is_not_finished_is_no_teacher_yet(tmp_path):
 )
 def test_sources_that_only_timm_knows_are_refused_with_the_way_to_the_weights(path, way):
     with pytest.raises(UserError, match=way):
-        load_weights(path, "model.weights")
+        open_weights(path, "model.weights")
     with pytest.raises(UserError, match=way):
         create_one(weights=path)
     with pytest.raises(UserError, match=rf"^model\.name .*{way}"):
@@ -163,7 +163,7 @@ def test_weights_of_other_classes_name_the_way_to_tune_them(two):
     section = ModelSection(
         name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS, weights=f"{two}/a.safetensors"
     )
-    with pytest.raises(UserError, match=r"of another shape \(head\.weight.*run\.init_from.*init_t"):
+    with pytest.raises(UserError, match=r"different: head\.weight .*run\.init_from.*init_t"):
         create_model(section, num_classes=4, device="meta")
 
 
@@ -184,5 +184,5 @@ def test_the_same_weights_are_the_same_bytes_each_time(tmp_path):
         found.add(path.read_bytes())
     assert len(found) == 1
     path.with_suffix(".json").unlink()
-    assert read_facts(str(path), "key") == facts
+    assert open_weights(str(path), "key").facts == facts
     assert load_file(path)["a"].dtype == torch.bfloat16

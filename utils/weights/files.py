@@ -1,0 +1,191 @@
+"""Files of weights: .safetensors, whose header tells names and shapes, and .pth without code."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from utils.checkpoint import Kind, get_kind
+from utils.storage import Folder, give_usual_mode
+
+EXPORT_FILE = "student.safetensors"
+_FACTS_KEY = "facts"  # of a .safetensors file's metadata
+_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
+# The header's names of types -> PyTorch's.
+_TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "C64": "complex64", "I64": "int64",
+    "I32": "int32", "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32",
+    "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+_LONGEST_HEADER = 100_000_000  # bytes; the format's own limit
+
+
+class WeightsError(ValueError):
+    """A file of weights cannot be read; the text says why, without the file's name.
+
+    Attributes:
+      way: what to do about it.
+    """
+
+    def __init__(self, text: str, way: str = "is it whole?") -> None:
+        super().__init__(text)
+        self.way = way
+
+
+def read_header(folder: Folder, name: str) -> dict[str, Any]:
+    """The header of a .safetensors file, read without its tensors, which must all be there.
+
+    Raises:
+      WeightsError: it is none, or cut.
+      OSError: the file cannot be read.
+    """
+    length = int.from_bytes(folder.read_bytes(name, 0, 8), "little")
+    if not 0 < length <= _LONGEST_HEADER:
+        raise WeightsError(f"its header cannot be {length} bytes long")
+    try:
+        header = json.loads(folder.read_bytes(name, 8, length))
+        ends = [entry["data_offsets"][1] for entry in list_entries(header).values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise WeightsError("it does not begin with a header of safetensors") from error
+    wanted, found = 8 + length + max(ends, default=0), folder.get_size(name)
+    if found != wanted:
+        raise WeightsError(f"it has {found} of {wanted} bytes")
+    return header
+
+
+def list_entries(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What a header says of each tensor."""
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+def read_kinds(header: Mapping[str, Any]) -> dict[str, Kind]:
+    """Shapes and types of the tensors of a .safetensors file.
+
+    Raises:
+      WeightsError: a type that PyTorch does not have.
+    """
+    found = {}
+    for name, entry in list_entries(header).items():
+        if entry["dtype"] not in _TYPES:
+            raise WeightsError(f"{name} is of the type {entry['dtype']}")
+        found[name] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
+    return found
+
+
+def read_facts(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What a .safetensors file says of its model; empty if nothing."""
+    return parse_facts((header.get("__metadata__") or {}).get(_FACTS_KEY, ""))
+
+
+def parse_facts(text: str) -> dict[str, Any]:
+    """The facts in a text; empty if it is not one of this program's."""
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        return {}
+    return get_known_facts(facts)
+
+
+def get_known_facts(facts: object) -> dict[str, Any]:
+    """The facts themselves; empty if they do not name a model."""
+    return facts if isinstance(facts, dict) and isinstance(facts.get("model"), str) else {}
+
+
+def load_safetensors(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file.
+
+    Raises:
+      WeightsError: it is broken.
+    """
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(_get_reason(error)) from error
+
+
+def load_pickled(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .pth, which is read without unpickling code.
+
+    The usual wrappers (`state_dict`, `model`, ...) and `module.` prefixes are taken off.
+
+    Raises:
+      WeightsError: it is broken, holds other objects, or no tensors.
+    """
+    return _unwrap(_unpickle(file, mmap=False))
+
+
+def read_pickled_kinds(file: Path) -> dict[str, Kind]:
+    """Shapes and types of the tensors of a .pth, their bytes unread where its form allows it.
+
+    Raises:
+      WeightsError: as `load_pickled`.
+    """
+    # Files from before PyTorch 1.6 are no archives, and read in full.
+    tensors = _unwrap(_unpickle(file, mmap=zipfile.is_zipfile(file)))
+    return {name: get_kind(value) for name, value in tensors.items()}
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write `NAME.safetensors` with what it is a model of, in its metadata and in `NAME.json`."""
+    metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
+    _sort_metadata(path)
+    give_usual_mode(path)
+    text = json.dumps(facts, indent=2) + "\n"
+    path.with_suffix(".json").write_text(text, encoding="utf-8")
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata of a .safetensors file in order: the library's own differs by process.
+
+    The file is the length of its header in 8 bytes, the header in JSON, the tensors' bytes.
+    """
+    with path.open("r+b") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(text) <= size, "the same words in another order"
+        file.seek(8)
+        file.write(text.ljust(size))
+
+
+def _unpickle(file: Path, *, mmap: bool) -> object:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except (RuntimeError, OSError, ValueError, EOFError) as error:
+        raise WeightsError(_get_reason(error)) from error
+    except Exception as error:
+        if type(error).__name__ != "UnpicklingError":
+            raise
+        raise WeightsError(
+            "it holds pickled objects, not tensors alone", "convert it to .safetensors"
+        ) from error
+
+
+def _unwrap(content: object) -> dict[str, Tensor]:
+    for wrapper in _WRAPPERS:
+        if isinstance(content, dict) and isinstance(content.get(wrapper), dict):
+            content = content[wrapper]
+    items = content.items() if isinstance(content, dict) else ()
+    tensors = {
+        name.removeprefix("module."): value
+        for name, value in items
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+    if not tensors:
+        raise WeightsError("it holds no tensors", "give a file of weights")
+    return tensors
+
+
+def _get_reason(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
