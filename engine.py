@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from store.catalogue import EVAL, LOSS, TRAIN
 from utils.ema import get_ema_decay, update_ema
 from utils.log import get_logger
 from utils.metrics import Evaluation, LoopMeter
@@ -158,7 +159,10 @@ class Callbacks:
         return Evaluation({}, -math.inf)
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
-        """Take a line of numbers: `train` at log points, `eval` after an evaluation."""
+        """Take a line of numbers: `train` at log points, `eval` after an evaluation.
+
+        Parts of the loss are called `loss/<term>`; a verdict's numbers have the task's own names.
+        """
 
     def save(self, state: TrainState, best: bool) -> None:
         """Take a checkpoint; `best`: no evaluation has given a higher score."""
@@ -217,7 +221,7 @@ def train_step(
     if state.ema is not None:
         weight = runtime.upload([1.0 - get_ema_decay(plan.ema_decay, state.step)])[0]
         update_ema(state.ema, state.model, weight)
-    return {**totals, "grad_norm": grad_norm}
+    return {**{LOSS + name: value for name, value in totals.items()}, "grad_norm": grad_norm}
 
 
 def _clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
@@ -442,13 +446,13 @@ class _Loop:
         """
         facts = {"lr": self.plan.schedule.lr_at(result.step - 1), **self.meter.take(result.step)}
         if result.values is None:
-            self.callbacks.write(result.step, "train", facts)
+            self.callbacks.write(result.step, TRAIN, facts)
             return
 
         def write(host: Tensor) -> None:
             *values, bad_step = host.tolist()
             scalars = dict(zip(result.names, values, strict=True))
-            self.callbacks.write(result.step, "train", {**scalars, **facts})
+            self.callbacks.write(result.step, TRAIN, {**scalars, **facts})
             if bad_step >= 0:
                 raise NonFiniteError(int(bad_step))
 
@@ -471,7 +475,7 @@ class _Loop:
             state.best_score = evaluation.score
             self.callbacks.save(state, True)
         line = {**evaluation.metrics, **self.meter.get_graphs()}
-        self.callbacks.write(state.step, "eval", line)
+        self.callbacks.write(state.step, EVAL, line)
         return evaluation
 
     def save(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from engine import Callbacks, evaluate
 from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
+from store.catalogue import TRAIN
 from store.changes import hash_config
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.config import get_resume_rules
@@ -61,13 +62,7 @@ class RunCallbacks(Callbacks):
             if job.checkpoint is not None:
                 self.manager.hide_later_than(step)
                 self.manager.mark_verified(step)
-        self._progress = Progress(
-            step,
-            parts.plan.total_steps,
-            enabled=runtime.ranks.is_writer,
-            unit=parts.task.unit[0],
-            terms=getattr(parts.task.losses, "names", ()),
-        )
+        self._progress = Progress(step, parts.plan.total_steps, enabled=runtime.ranks.is_writer)
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
         self._watch = StallWatch(
             config.train.stall_timeout_s, lambda: runtime.current_span, self._report_stall
@@ -127,20 +122,14 @@ class RunCallbacks(Callbacks):
             )
         if self.runtime.ranks.size == 1:
             self.manager.check()  # several ranks look at it together: should_stop, save
-        line = {**self._name(kind, scalars), **self.parts.train_loader.counters}
-        if kind == "train":
+        line = {**scalars, **self.parts.train_loader.counters}
+        if kind == TRAIN:
             line["checkpoint_held_s"] = self.manager.pop_blocked_s()
             self._progress.show(step, scalars)
         else:
             self._progress.tell(step, f"{kind} {self.parts.task.describe(scalars)}")
         if self.writer is not None:
-            self.writer.write(step, line)
-
-    def _name(self, kind: str, scalars: dict[str, float]) -> dict[str, float]:
-        if kind == "train":
-            return scalars
-        graphs = ("graphs", "graphs_train", "graphs_eval")
-        return {n if n in graphs else f"{kind}_{n}": v for n, v in scalars.items()}
+            self.writer.write(step, kind, line)
 
     def save(self, state: TrainState, best: bool) -> None:
         """Take the state to the host and have it written beside the loop, by rank zero."""

@@ -1,12 +1,16 @@
 """The run store: one directory for each run, on a disk or a bucket. No torch, no TensorFlow.
 
 `runs` makes and finds them, `lock` and `claim` keep other programs out, `attempts` and `history`
-hold what happened, `mirror` and `artifacts` carry it to a bucket, `changes` tells what may differ
-when a run goes on.
+hold what happened, `catalogue` tells what each metric is, `mirror` and `artifacts` carry it to a
+bucket, `changes` tells what may differ when a run goes on.
 """
 
+from store.catalogue import METRICS, Metric
 from store.environment import read_environment
-from store.history import CLOCKS, METRICS_FILE, read_metrics
+from store.history import METRICS_FILE, keep_deterministic, read_metrics
 from store.runs import Run, RunStore
 
-__all__ = ["CLOCKS", "METRICS_FILE", "Run", "RunStore", "read_environment", "read_metrics"]
+__all__ = [
+    "METRICS", "METRICS_FILE", "Metric", "Run", "RunStore", "keep_deterministic",
+    "read_environment", "read_metrics",
+]  # fmt: skip

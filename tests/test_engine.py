@@ -218,7 +218,7 @@ def test_terms_are_the_means_of_the_micro_batches():
     state = create_state(runtime, nn.Linear(2, 1), SGD)
     plan = create_plan(1, SGD, accumulate_steps=4)
     scalars = train_step(state, create_batch(8), TinyTask(loss), runtime, plan)
-    assert (float(scalars["kd"]), float(scalars["twice"])) == (4.0, 8.0)
+    assert (float(scalars["loss/kd"]), float(scalars["loss/twice"])) == (4.0, 8.0)
 
 
 def test_micro_batches_say_which_one_is_the_last():

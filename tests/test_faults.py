@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 import main
 from datasets import Batch
 from job.stream import iterate_batches
-from store import CLOCKS, Run, read_metrics
+from store import Run, keep_deterministic, read_metrics
 from store.lock import RunLock
 from store.session import RunSession
 from tests.child_runs import ROOT, get_command, get_environment
@@ -39,7 +39,7 @@ def run(tmp_path: Path, *flags: str, device: str = "cpu") -> int:
 
 
 def get_lines(folder: Path) -> list[dict]:
-    return [{k: v for k, v in x.items() if k not in CLOCKS} for x in read_metrics(folder)]
+    return [keep_deterministic(line) for line in read_metrics(folder)]
 
 
 def list_steps(folder: Path) -> list[int]:
@@ -85,9 +85,9 @@ def test_a_bad_batch_is_skipped_after_going_back(tmp_path, poisoned, device):
     folder = tmp_path / "tiny" / "a"
     facts = Run(folder).read()
     assert (facts["status"], facts["skipped_steps"]) == ("complete", [5])
-    lines = [line for line in read_metrics(folder) if "eval_top1" not in line]
+    lines = [line for line in read_metrics(folder) if line["kind"] == "train"]
     assert [line["step"] for line in lines] == [4, 8]
-    assert all(line["total"] is not None for line in lines)
+    assert all(line["loss/total"] is not None for line in lines)
     parts, checkpoint = load_checkpoint(folder / "checkpoints" / "step_00000008")
     assert checkpoint["skipped_steps"] == [5]
     assert all(torch.isfinite(v).all() for v in parts["model"].values())
@@ -110,7 +110,7 @@ def test_a_resumed_run_skips_the_same_batch(tmp_path, poisoned, monkeypatch):
     tables = [json.loads((folder / name).read_text())["tensors"] for folder in (whole, half)]
     assert tables[0] == tables[1]
     skipped = [line for line in read_metrics(half) if line["step"] == 6]
-    assert ["total" in line for line in skipped] == [False]
+    assert ["loss/total" in line for line in skipped] == [False]
 
 
 def test_going_back_past_a_broken_checkpoint_writes_it_anew(tmp_path, poisoned, monkeypatch):
@@ -215,8 +215,9 @@ def test_a_run_killed_in_its_first_write_starts_over(tmp_path):
     (folder / "run.json").write_text('{"status": "running", "started": 1.0}')
     (folder / "metrics.jsonl").write_text('{"step": 1, "total": 9.0}\n{"step": 2, "to')
     assert run(tmp_path, "--resume=auto") == 0
-    assert [line["step"] for line in read_metrics(folder) if "total" in line] == list(range(1, 9))
-    assert read_metrics(folder)[0]["total"] != 9.0
+    lines = [line for line in read_metrics(folder) if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(1, 9))
+    assert lines[0]["loss/total"] != 9.0
     assert not list((folder / "checkpoints").glob(".writing*"))
 
 
@@ -278,8 +279,8 @@ def test_a_disk_that_takes_nothing_more_gives_one_reason(tmp_path, monkeypatch, 
     assert "File too large" in said.splitlines()[-1]
     monkeypatch.undo()
     assert run(tmp_path, "--resume=auto") == 0
-    lines = [line["step"] for line in read_metrics(tmp_path / "tiny" / "a") if "total" in line]
-    assert lines == list(range(1, 9))
+    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if line["kind"] == "train"]
+    assert [line["step"] for line in lines] == list(range(1, 9))
 
 
 def test_a_run_whose_directory_is_removed_ends_and_says_so(tmp_path, monkeypatch, capsys):

@@ -61,7 +61,7 @@ def train(*args, **kwargs) -> tuple[Run, list[dict]]:
     assert main.main(flags) == 0
     run = Run(args[1] / "kd" / "run")
     assert run.read()["status"] == "complete"
-    return run, [line for line in read_metrics(run.path) if "total" in line]
+    return run, [line for line in read_metrics(run.path) if line["kind"] == "train"]
 
 
 def build(*args, **kwargs):
@@ -97,13 +97,13 @@ def take_steps(runtime, parts, count: int) -> None:
 )
 def test_a_run_learns_from_its_teacher(term, digits_root, teacher_run, tmp_path):
     run, lines = train(digits_root, tmp_path, *get_terms(teacher_run, term))
-    name = term["name"]
-    assert all(math.isfinite(line[name]) and math.isfinite(line["total"]) for line in lines)
-    assert min(line["total"] for line in lines) < lines[0]["total"]
+    name = f"loss/{term['name']}"
+    assert all(math.isfinite(line[name]) and math.isfinite(line["loss/total"]) for line in lines)
+    assert min(line["loss/total"] for line in lines) < lines[0]["loss/total"]
     alpha, weight = 0.9, term.get("weight", 1.0)
     for line in lines:
-        wanted = (1 - alpha) * line["task"] + alpha * weight * line[name]
-        assert line["total"] == pytest.approx(wanted, rel=1e-4)
+        wanted = (1 - alpha) * line["loss/task"] + alpha * weight * line[name]
+        assert line["loss/total"] == pytest.approx(wanted, rel=1e-4)
     facts = run.read()
     assert facts["teachers"][0]["top1"] > 50
     assert 0 <= facts["teachers"][0]["ece"] <= 1
@@ -132,7 +132,7 @@ def test_a_token_loss_inside_another_finds_its_head(digits_root, teacher_run, tm
 
 def test_a_token_student_is_evaluated_and_exported_whole(digits_root, teacher_run, tmp_path):
     run, lines = train(digits_root, tmp_path, f"--teacher_path={teacher_run}", config=TOKEN)
-    assert {"deit_hard", "task"} <= lines[-1].keys()
+    assert {"loss/deit_hard", "loss/task"} <= lines[-1].keys()
     facts = json.loads((run.path / "student.json").read_text())
     model = timm.create_model(facts["model"], num_classes=10, **facts["args"])
     model.load_state_dict(load_file(run.path / "student.safetensors"), strict=True)
@@ -148,8 +148,9 @@ def test_several_terms_add_up_by_their_scheduled_weights(digits_root, teacher_ru
     for step, line in enumerate(lines):
         kd = min(step / rise, 1.0)
         fitnet = 0.5 * 0.5 * (1 + math.cos(math.pi * step / (STEPS - 1)))
-        wanted = 0.1 * line["task"] + 0.9 * (kd * line["kd"] + fitnet * line["fitnet"])
-        assert line["total"] == pytest.approx(wanted, rel=1e-4)
+        taught = kd * line["loss/kd"] + fitnet * line["loss/fitnet"]
+        wanted = 0.1 * line["loss/task"] + 0.9 * taught
+        assert line["loss/total"] == pytest.approx(wanted, rel=1e-4)
 
 
 def test_a_student_is_born_again_from_a_finished_run(digits_root, teacher_run, tmp_path):
@@ -164,8 +165,8 @@ def test_a_student_is_born_again_from_a_finished_run(digits_root, teacher_run, t
 def test_the_students_own_average_teaches(digits_root, tmp_path):
     flags = ("--distill.teacher=ema", "--kd=kd", "--model_ema", "--model_ema_decay=0.9")
     run, lines = train(digits_root, tmp_path, *flags)
-    assert lines[0]["kd"] == pytest.approx(0.0, abs=1e-9)
-    assert max(line["kd"] for line in lines) > 1e-6
+    assert lines[0]["loss/kd"] == pytest.approx(0.0, abs=1e-9)
+    assert max(line["loss/kd"] for line in lines) > 1e-6
     assert run.read()["teachers"] == []
 
 
@@ -180,8 +181,8 @@ def test_stored_answers_teach_as_the_live_teacher_does(digits_root, teacher_run,
     cached_flags = (*taught, f"--distill.teacher_cache={folder}")
     run, cached = train(digits_root, tmp_path / "cached", *cached_flags)
     for one, other in zip(live, cached, strict=True):
-        assert one["kd"] == pytest.approx(other["kd"], abs=2e-3)
-        assert one["task"] == pytest.approx(other["task"], abs=2e-3)
+        assert one["loss/kd"] == pytest.approx(other["loss/kd"], abs=2e-3)
+        assert one["loss/task"] == pytest.approx(other["loss/task"], abs=2e-3)
     assert run.read()["teachers"] == []
     assert "agreement" not in run.read()["final"]
 
@@ -201,7 +202,7 @@ def test_two_teachers_of_other_dtypes_views_and_classes_teach(digits_root, teach
         "--distill.ensemble=logits", "--distill.allow_weak_teacher=true",
     )  # fmt: skip
     run, lines = train(digits_root, tmp_path, *flags)
-    assert lines[-1]["kd"] < lines[0]["kd"]
+    assert lines[-1]["loss/kd"] < lines[0]["loss/kd"]
     facts = run.read()
     good, reversed_labels = (metrics["top1"] for metrics in facts["teachers"])
     assert good > 50 > reversed_labels
@@ -308,4 +309,4 @@ def test_a_digits_recipe_trains_through(name, digits_root, teacher_run, tmp_path
     ]  # fmt: skip
     assert main.main(flags) == 0
     lines = read_metrics(tmp_path / name / "run")
-    assert all(math.isfinite(line["total"]) for line in lines if "total" in line)
+    assert all(math.isfinite(line["loss/total"]) for line in lines if line["kind"] == "train")

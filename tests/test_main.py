@@ -22,7 +22,9 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from models import export_model
-from store import CLOCKS, Run, read_metrics
+from store import METRICS, Run, keep_deterministic, read_metrics
+from store.catalogue import LOOP
+from store.history import get_numbers
 from tests.child_runs import ROOT, get_command, get_environment, run_main, run_series
 from tests.tiny_parts import (
     CLASSES,
@@ -76,14 +78,11 @@ def take_steps(runtime, job, parts, count: int) -> list[int]:
 
 def get_lines(folder: Path) -> list[dict]:
     """Metrics without what the clock and the compiler say."""
-    return [
-        {name: value for name, value in line.items() if name not in CLOCKS}
-        for line in read_metrics(folder)
-    ]
+    return [keep_deterministic(line) for line in read_metrics(folder)]
 
 
 def get_training_lines(folder: Path) -> list[dict]:
-    return [line for line in read_metrics(folder) if "eval_top1" not in line]
+    return [line for line in read_metrics(folder) if line["kind"] == "train"]
 
 
 # ---- teachers
@@ -172,7 +171,7 @@ def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
     assert last["graphs_eval"] <= 1
     assert last["graphs"] <= 8
     assert lines[0]["graphs_train"] == last["graphs_train"]
-    assert {"task", "kd", "total"} <= lines[0].keys()
+    assert {"loss/task", "loss/kd", "loss/total"} <= lines[0].keys()
     facts = Run(folder).read()
     assert facts["status"] == "complete"
     assert facts["environment"]["runtime"] == "xla"
@@ -193,11 +192,12 @@ def test_xla_and_cpu_agree_on_six_distillation_steps(tmp_path, teacher_folder):
         assert (
             main.main(create_argv(tmp_path, *flags, f"--run.run_id={device}", device=device)) == 0
         )
-    cpu, xla = (read_metrics(tmp_path / "tiny" / device) for device in ("cpu", "xla"))
+    cpu, xla = (get_lines(tmp_path / "tiny" / device) for device in ("cpu", "xla"))
     assert len(cpu) == len(xla) == 7
     for ours, theirs in zip(cpu, xla, strict=True):
         assert ours.keys() == theirs.keys()
-        for name in ours.keys() - CLOCKS - {"host_reads"}:
+        assert ours["kind"] == theirs["kind"]
+        for name in ours.keys() - {"kind", "host_reads"}:
             assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-9), name
     weights = [load_file(tmp_path / "tiny" / d / "student.safetensors") for d in ("cpu", "xla")]
     for name, value in weights[0].items():
@@ -275,7 +275,7 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next(tmp_path):
     longer = create_argv(tmp_path, "--epochs=3", "--resume=auto")
     assert main.main(longer) == 0
     assert [line["step"] for line in get_training_lines(folder)] == list(range(1, 19))
-    evaluated = [line["step"] for line in read_metrics(folder) if "eval_top1" in line]
+    evaluated = [line["step"] for line in read_metrics(folder) if line["kind"] == "eval"]
     assert evaluated == [6, 12, 18]
     # The third epoch draws its own order, not the second's again.
     assert len(list((tmp_path / "tiny").iterdir())) == 1
@@ -326,9 +326,14 @@ def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_
     )
     line = get_training_lines(teacher_run)[0]
     assert {
-        "step", "epoch", "time_s", "task", "total", "lr", "grad_norm", "img_per_s", "graphs",
-        "host_reads", "input_wait_s", "host_rss_gib",
+        "step", "kind", "epoch", "time_s", "loss/task", "loss/total", "lr", "grad_norm",
+        "img_per_s", "graphs", "host_reads", "input_wait_s", "host_rss_gib",
     } <= line.keys()  # fmt: skip
+    numbers = {name for line in read_metrics(teacher_run) for name in get_numbers(line)}
+    entries = {name: METRICS.find(name) for name in numbers}
+    assert all(entries.values()), entries
+    # No entry of the loop tells of what is not written.
+    assert {metric.name for metric in LOOP} <= {metric.name for metric in entries.values()}
     names = {path.name.partition(".")[0] for path in teacher_run.iterdir()}
     assert {"checkpoints", "curves", "events", "student"} <= names
     assert [path.name for path in (teacher_run / "checkpoints").glob("step_*")]

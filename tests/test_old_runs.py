@@ -63,8 +63,13 @@ def test_an_old_run_goes_on(name, runs):
     before = load_file(runs / name / "student.safetensors")
     flags = (*FLAGS[name], f"--run.run_id={name}", "--run.resume=auto", "--train.steps=6")
     assert start(runs, *flags) == 0
-    steps = [line["step"] for line in read_metrics(runs / name) if "lr" in line]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    lines = read_metrics(runs / name)
+    trained = [line for line in lines if line["kind"] == "train"]
+    assert [line["step"] for line in trained] == [1, 2, 3, 4, 5, 6]
+    # What was written then and what is written now have the same form.
+    assert trained[0].keys() == trained[-1].keys() >= {"loss/task", "loss/total"}
+    judged = [line for line in lines if line["kind"] == "eval"]
+    assert judged[0].keys() == judged[-1].keys() >= {"top1", "loss"}
     after = load_file(runs / name / "student.safetensors")
     assert before.keys() == after.keys()
     assert any(not torch.equal(value, after[key]) for key, value in before.items())

@@ -99,7 +99,7 @@ def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, mo
 def test_time_and_graphs_count_over_attempts_and_each_line_names_its_own(tmp_path):
     assert run(tmp_path, "--train.steps=3", "--train.checkpoint_every_steps=3") == 0
     assert run(tmp_path, "--train.steps=6", "--run.resume=auto") == 0
-    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if "total" in line]
+    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if line["kind"] == "train"]
     assert [line["attempt"] for line in lines] == [1, 1, 1, 2, 2, 2]
     times = [line["time_s"] for line in lines]
     assert times == sorted(times) and times[3] > times[2] > 0
@@ -115,10 +115,10 @@ def test_tensorboard_shows_what_the_lines_say_after_going_on(tmp_path):
     assert run(tmp_path, *flags, "--train.steps=6", "--run.resume=auto") == 0
     events = EventAccumulator(str(tmp_path / "tiny" / "a"))
     events.Reload()
-    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if "total" in line]
-    shown = [(event.step, event.value) for event in events.Scalars("total")]
-    assert shown == [(x["step"], pytest.approx(x["total"], rel=1e-6)) for x in lines]
-    assert [event.step for event in events.Scalars("eval_top1")] == [6]
+    lines = [line for line in read_metrics(tmp_path / "tiny" / "a") if line["kind"] == "train"]
+    shown = [(event.step, event.value) for event in events.Scalars("train/loss/total")]
+    assert shown == [(x["step"], pytest.approx(x["loss/total"], rel=1e-6)) for x in lines]
+    assert [event.step for event in events.Scalars("eval/top1")] == [6]
 
 
 def make_file(folder: Path) -> Path:

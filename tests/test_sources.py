@@ -195,7 +195,7 @@ def test_a_run_trains_on_a_source_that_a_test_registered(rows, tmp_path, capsys)
     assert "data: dots of a test, 96 examples" in capsys.readouterr().out
     assert main.main(argv) == 0
     lines = read_metrics(Path(tmp_path) / "tiny" / "a")
-    losses = [line["eval_loss"] for line in lines if "eval_loss" in line]
+    losses = [line["loss"] for line in lines if line["kind"] == "eval"]
     assert losses[-1] < losses[0]
 
 

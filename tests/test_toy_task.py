@@ -23,7 +23,7 @@ from datasets import SOURCES, Batch, Loader, Reader, Reading, Role, Selection, S
 from datasets import describe_dataset as describe
 from losses import LossOutput
 from models.factory import MODELS
-from store import read_metrics
+from store import METRICS, Metric, read_metrics
 from tasks import TASKS, TaskFacts
 from tests.child_runs import ROOT, get_environment
 from utils.metrics import Evaluation
@@ -146,7 +146,7 @@ class Plane:
 
     def summarise(self, sums: Tensor) -> Evaluation:
         mse = float(sums[0] / sums[1])
-        return Evaluation({"mse": mse, "examples": float(sums[1])}, -mse)
+        return Evaluation({"plane_mse": mse, "examples": float(sums[1])}, -mse)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         return
@@ -173,7 +173,7 @@ class Plane:
         return {}
 
     def describe(self, metrics: Mapping[str, float]) -> str:
-        return f"mse {metrics['mse']:.3g}"
+        return f"mse {metrics['plane_mse']:.3g}"
 
     def judge_teachers(self, sum_over: Any) -> list[dict[str, float]]:
         return []
@@ -199,6 +199,7 @@ def run(argv: list[str]) -> int:
     SOURCES.register("points")(PointSource)
     TASKS.register("plane")(Plane)
     MODELS.register("plane")(PlaneModel)
+    METRICS.add(Metric("plane_mse", "", "lower", "deterministic", "mean squared error"))
     return main.main(argv)
 
 
@@ -238,7 +239,7 @@ def test_an_unknown_task_trains_and_survives_a_kill(tmp_path, device):
     done = call(get_command(whole, device=device))
     assert done.returncode == 0, done.stderr
     facts = json.loads((whole / "toy" / "a" / "run.json").read_text())
-    assert facts["final"]["eval_mse"] < 1e-3
+    assert facts["final"]["eval_plane_mse"] < 1e-3
     assert "best -mse" in done.stderr and "points_per_s" in done.stderr
     kill_after_a_checkpoint(get_command(killed, device=device), killed)
     assert len(get_points(killed)) < len(get_points(whole))

@@ -65,7 +65,7 @@ def find_worker_after_checkpoint(cloud: Cloud, process) -> tuple[int, str]:
 
 def read_losses(run: Path) -> list[float]:
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["total"] for line in lines if "total" in line]
+    return [line["loss/total"] for line in lines if line["kind"] == "train"]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_preempted_run_saves_and_goes_on_by_itself(tmp_path):
     run = tmp_path / "shared/pod/r"
     assert json.loads((run / "run.json").read_text())["status"] == "complete"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = [line["step"] for line in lines if "total" in line]
+    steps = [line["step"] for line in lines if line["kind"] == "train"]
     assert steps == list(range(10, 1501, 10))
 
 

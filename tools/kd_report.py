@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from store import Run, read_metrics
+from store.history import get_loss_terms
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
-# What a log line holds beside the parts of the loss.
-_NO_TERMS = {
-    "step", "epoch", "time_s", "img_per_s", "input_wait_s", "host_reads", "host_rss_gib", "graphs",
-    "graphs_train", "graphs_eval", "lr", "grad_norm", "skipped_corrupt", "checkpoint_held_s",
-}  # fmt: skip
 _COLUMNS = (
     ("run", "run", "{}"), ("student", "student", "{:.2f}"), ("teacher", "teacher", "{:.2f}"),
     ("alone", "alone", "{:.2f}"), ("gap closed", "gap_closed", "{:.2f}"),
@@ -112,10 +108,9 @@ def read_terms(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of every part of the loss, before its weight."""
     terms: dict[str, list[tuple[int, float]]] = {}
     for line in read_metrics(folder):
-        if "total" not in line:
-            continue
-        for name in line.keys() - _NO_TERMS:
-            terms.setdefault(name, []).append((line["step"], line[name]))
+        for name, value in get_loss_terms(line).items():
+            if value is not None:
+                terms.setdefault(name, []).append((line["step"], value))
     return dict(sorted(terms.items(), key=lambda item: (item[0] in ("task", "total"), item[0])))
 
 

@@ -1,13 +1,17 @@
-"""Pictures of runs: loss and accuracy over steps."""
+"""Pictures of runs: the loss in training and the first verdict of each evaluation."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from store import read_metrics
+from store import METRICS, read_metrics
+from store.catalogue import EVAL, TRAIN
+from store.history import get_learnt
 
 CURVES_FILE = "curves.png"
+# Kind of the lines, title and marker of each panel.
+_PANELS = ((TRAIN, "training", ""), (EVAL, "evaluation", "."))
 
 
 def draw_run(folder: Path) -> Path:
@@ -16,27 +20,40 @@ def draw_run(folder: Path) -> Path:
 
 
 def draw_curves(runs: Mapping[str, Path], path: Path) -> Path:
-    """Task loss in training and top-1 in evaluation, one colour for each run."""
+    """First part of the loss and first verdict of evaluation, one colour for each run.
+
+    Both are what the task names first: `loss/task` and `top1` of a classification.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
-    for label, folder in runs.items():
-        lines = read_metrics(folder)
-        train = [(line["step"], line["task"]) for line in lines if line.get("task") is not None]
-        top1 = [(line["step"], line["eval_top1"]) for line in lines if "eval_top1" in line]
-        if train:
-            left.plot(*zip(*train, strict=True), label=label, linewidth=1.2)
-        if top1:
-            right.plot(*zip(*top1, strict=True), label=label, marker=".", linewidth=1.2)
-    left.set(xlabel="step", ylabel="task loss (nats)", title="training")
-    right.set(xlabel="step", ylabel="top-1 (%)", title="evaluation")
-    for axes in (left, right):
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    for axes, (kind, title, marker) in zip(panels, _PANELS, strict=True):
+        axes.set(xlabel="step", title=title)
+        for label, folder in runs.items():
+            name, points = read_curve(folder, kind)
+            if points:
+                axes.plot(*zip(*points, strict=True), label=label, marker=marker, linewidth=1.2)
+                axes.set_ylabel(_describe(name))
         axes.grid(alpha=0.3)
         if axes.lines:
             axes.legend(fontsize="small")
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path
+
+
+def read_curve(folder: Path, kind: str) -> tuple[str, list[tuple[int, float]]]:
+    """What a run's lines of a kind name first of what is learnt, and (step, value) of it."""
+    lines = [
+        (line["step"], get_learnt(line)) for line in read_metrics(folder) if line["kind"] == kind
+    ]
+    name = next((name for _, numbers in lines for name in numbers), "")
+    return name, [(step, found[name]) for step, found in lines if found.get(name) is not None]
+
+
+def _describe(name: str) -> str:
+    metric = METRICS.find(name)
+    return f"{name} ({metric.unit})" if metric and metric.unit else name

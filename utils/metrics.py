@@ -14,7 +14,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
-from store.history import METRICS_FILE, Line, keep_until, read_metrics, write_lines
+from store.catalogue import METRICS
+from store.history import METRICS_FILE, Line, get_numbers, keep_until, read_metrics, write_lines
 
 if TYPE_CHECKING:
     from store.mirror import Mirror
@@ -156,12 +157,17 @@ class MetricWriter:
         # Time and graphs count over all attempts; the loop's meter knows its own process alone.
         self._before = {name: self._last.get(name) or 0 for name in _COUNTED_ON}
 
-    def write(self, step: int, scalars: dict[str, float]) -> None:
-        """One line: the step and its scalars.
+    def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
+        """One line: the step, `train` or `eval`, and its scalars.
 
         A number that is not finite becomes null, and `nonfinite` says which one it was.
+
+        Raises:
+          UserError: a scalar has no entry in the catalogue of metrics.
+          LostRunError: the line cannot be written.
         """
-        line: dict[str, Any] = {"step": step}
+        METRICS.require(scalars)
+        line: Line = {"step": step, "kind": kind}
         if self._attempt:
             line["attempt"] = self._attempt
         nonfinite = {name: str(v) for name, v in scalars.items() if not math.isfinite(v)}
@@ -231,7 +237,6 @@ class MetricWriter:
     def _show(self, line: Line) -> None:
         if self._events is None:
             return
-        for name, value in line.items():
-            if name not in ("step", "attempt", "nonfinite"):
-                shown = float(line["nonfinite"][name]) if value is None else value
-                self._events.add_scalar(name, shown, line["step"])
+        for name, value in get_numbers(line).items():
+            shown = float(line["nonfinite"][name]) if value is None else value
+            self._events.add_scalar(f"{line['kind']}/{name}", shown, line["step"])

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+import fnmatch
 import sys
-from collections.abc import Sequence
 
 from tqdm import tqdm
 
+from store.catalogue import LOSS
 from utils.log import get_logger
 
-_BEFORE_TERMS, _AFTER_TERMS = ("total", "task"), ("lr", "grad_norm")
+# Names and patterns of the catalogue that are shown, in this order.
+_SHOWN = ("loss/total", "loss/*", "lr", "grad_norm", "*_per_s")
 
 
 class Progress:
-    """Shows log points and evaluations; silent when not enabled (other ranks).
+    """Shows log points and evaluations; silent when not enabled (other ranks)."""
 
-    Args:
-      terms: names of the distillation terms, which stand between the task's loss and the rest.
-      unit: what throughput counts.
-    """
-
-    def __init__(
-        self, step: int, total_steps: int, *, enabled: bool, terms: Sequence[str] = (),
-        unit: str = "img",
-    ) -> None:  # fmt: skip
-        self._shown = (*_BEFORE_TERMS, *terms, *_AFTER_TERMS, f"{unit}_per_s")
+    def __init__(self, step: int, total_steps: int, *, enabled: bool) -> None:
         self._enabled = enabled
         self._total_steps = total_steps
         self._bar = None
@@ -35,7 +28,8 @@ class Progress:
         """A log point's numbers."""
         if not self._enabled:
             return
-        shown = ", ".join(f"{name} {scalars[name]:.4g}" for name in self._shown if name in scalars)
+        names = dict.fromkeys(name for one in _SHOWN for name in fnmatch.filter(scalars, one))
+        shown = ", ".join(f"{name.removeprefix(LOSS)} {scalars[name]:.4g}" for name in names)
         if self._bar is None:
             get_logger().info("step %d/%d: %s", step, self._total_steps, shown)
             return

@@ -35,7 +35,7 @@ def test_twenty_steps_agree_with_the_cpu(tmp_path):
     wanted = train(tmp_path / "cpu", "cpu")
     found = train(tmp_path / "cuda", "cuda")
     for mine, theirs in zip(found, wanted, strict=True):
-        name = "total" if "total" in theirs else "eval_loss"
+        name = "loss/total" if theirs["kind"] == "train" else "loss"
         assert mine[name] == pytest.approx(theirs[name], rel=1e-4)
 
 
@@ -51,7 +51,7 @@ def test_twenty_steps_agree_with_the_cpu(tmp_path):
 def test_every_mode_learns_alike_within_its_precision(flags, tmp_path):
     wanted = train(tmp_path / "cpu", "cpu")
     found = train(tmp_path / "cuda", "cuda", *flags)
-    assert found[-1]["eval_loss"] == pytest.approx(wanted[-1]["eval_loss"], rel=2e-2)
+    assert found[-1]["loss"] == pytest.approx(wanted[-1]["loss"], rel=2e-2)
 
 
 def test_batches_arrive_whole_from_the_copying_thread():

@@ -25,7 +25,7 @@ def attempt(folder: Path, remote: str, *, from_step: int, to_step: int) -> None:
     mirror = Mirror(folder, remote, number, from_step=from_step)
     writer = MetricWriter(folder, first_step=from_step, attempt=number, mirror=mirror)
     for step in range(from_step + 1, to_step + 1):
-        writer.write(step, {"loss": step / 7})
+        writer.write(step, "train", {"loss/total": step / 7})
         if step % 5 == 0:
             writer.sync()
     writer.close()
@@ -65,15 +65,15 @@ def test_a_rewind_within_an_attempt_holds_on_the_bucket_too(tmp_path):
     mirror = Mirror(tmp_path, remote, 1, from_step=0)
     writer = MetricWriter(tmp_path, attempt=1, mirror=mirror)
     for step in (1, 2, 3, 4):
-        writer.write(step, {"loss": 1.0})
-    writer.write(2, {"eval_top1": 5.0})
+        writer.write(step, "train", {"loss/total": 1.0})
+    writer.write(2, "eval", {"top1": 5.0})
     writer.sync()
     writer.rewind(2)
-    writer.write(3, {"loss": 2.0})
+    writer.write(3, "train", {"loss/total": 2.0})
     writer.close()
     mirror.close()
     lines = read_segments(open_folder(remote))
-    assert [(x["step"], x.get("loss")) for x in lines] == [(1, 1.0), (2, 1.0), (3, 2.0)]
+    assert [(x["step"], x.get("loss/total")) for x in lines] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert lines == read_metrics(tmp_path)
 
 
@@ -91,7 +91,7 @@ def test_a_store_that_fails_now_and_then_loses_and_doubles_nothing(tmp_path, mon
         done = until - draws.randrange(6)
     lines = read_segments(open_folder(remote))
     assert [line["step"] for line in lines] == list(range(1, until + 1))
-    assert all(line["loss"] == line["step"] / 7 for line in lines)
+    assert all(line["loss/total"] == line["step"] / 7 for line in lines)
     assert len(faulty.faults) > 5
 
 
@@ -101,10 +101,10 @@ def test_a_store_that_is_away_costs_nothing_once_it_is_back(tmp_path, monkeypatc
     monkeypatch.setattr("tests.support.faulty.FAULTS", ("refused",))
     mirror = Mirror(tmp_path, "faulty://bucket/a", 1, from_step=0)
     writer = MetricWriter(tmp_path, attempt=1, mirror=mirror)
-    writer.write(1, {"loss": 1.0})
+    writer.write(1, "train", {"loss/total": 1.0})
     with pytest.raises(StorageError, match="Connection reset"):
         writer.sync()
-    writer.write(2, {"loss": 2.0})
+    writer.write(2, "train", {"loss/total": 2.0})
     faulty.every = 10**9
     writer.sync()
     mirror.close()

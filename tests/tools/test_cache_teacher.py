@@ -45,7 +45,7 @@ def train(flags, tmp_path, name, *more) -> list[dict]:
          "--train.log_every_steps=1", "--run.tensorboard=false", *more]
     )  # fmt: skip
     assert code == 0
-    return [line for line in read_metrics(tmp_path / "e" / name) if "kd" in line]
+    return [line for line in read_metrics(tmp_path / "e" / name) if line["kind"] == "train"]
 
 
 def test_full_width_answers_train_like_the_live_teacher(flags, tmp_path):
@@ -56,8 +56,8 @@ def test_full_width_answers_train_like_the_live_teacher(flags, tmp_path):
     for step, (a, b) in enumerate(zip(live, stored, strict=True)):
         # The storage's rounding is all that differs at first; AdamW lets it grow.
         rel = 1e-3 if step < 10 else 1e-2
-        assert b["kd"] == pytest.approx(a["kd"], rel=rel)
-        assert b["task"] == pytest.approx(a["task"], rel=rel)
+        assert b["loss/kd"] == pytest.approx(a["loss/kd"], rel=rel)
+        assert b["loss/task"] == pytest.approx(a["loss/task"], rel=rel)
     left = load_file(tmp_path / "e/live/student.safetensors")
     right = load_file(tmp_path / "e/stored/student.safetensors")
     gap = sum(float((left[name] - right[name]).square().sum()) for name in left)
@@ -83,7 +83,7 @@ def test_a_narrow_cache_differs_by_no_more_than_its_residual_allows(flags, tmp_p
     rest = float(np.exp(rows["rest"].astype(np.float64)).mean())
     # A fresh student's log-probabilities lie within 2 of log(1/10).
     allowed = rest * (np.log(10) + 2 + np.log(10 - 4)) + 1e-3
-    assert 0 < abs(stored[0]["kd"] - live[0]["kd"]) <= allowed
+    assert 0 < abs(stored[0]["loss/kd"] - live[0]["loss/kd"]) <= allowed
 
 
 def read_rows(folder: Path) -> np.ndarray:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from utils.curves import draw_curves, draw_run
+from utils.curves import draw_curves, draw_run, read_curve
 from utils.errors import UserError
 from utils.metrics import GraphBudgetError, LoopMeter, LostRunError, MetricWriter, read_metrics
 
@@ -23,7 +23,7 @@ class CountingRuntime:
 
 def create_meter(budget: int = 8) -> tuple[LoopMeter, CountingRuntime]:
     runtime = CountingRuntime()
-    return LoopMeter(runtime, budget, 10), runtime
+    return LoopMeter(runtime, budget, 10, "img"), runtime
 
 
 def test_graphs_and_host_reads_are_booked_to_steps_and_evaluations():
@@ -70,17 +70,28 @@ def test_a_budget_that_is_used_up_is_no_error_while_nothing_compiles():
 
 def test_a_line_is_written_at_once_and_reads_back(tmp_path):
     writer = MetricWriter(tmp_path)
-    writer.write(1, {"loss": 0.5})
-    writer.write(2, {"loss": float("nan"), "lr": float("inf")})
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 0.5},
-                                      {"step": 2, "loss": None, "lr": None,
-                                       "nonfinite": {"loss": "nan", "lr": "inf"}}]  # fmt: skip
+    writer.write(1, "train", {"loss/total": 0.5})
+    writer.write(2, "train", {"loss/total": float("nan"), "lr": float("inf")})
+    assert read_metrics(tmp_path) == [
+        {"step": 1, "kind": "train", "loss/total": 0.5},
+        {"step": 2, "kind": "train", "loss/total": None, "lr": None,
+         "nonfinite": {"loss/total": "nan", "lr": "inf"}},
+    ]  # fmt: skip
     writer.close()
+
+
+def test_a_number_that_nobody_knows_is_refused_before_it_is_written(tmp_path):
+    writer = MetricWriter(tmp_path)
+    writer.write(1, "eval", {"top1": 50.0})
+    with pytest.raises(UserError, match=r"metric 'bleu' has no entry .* store\.METRICS\.add"):
+        writer.write(2, "eval", {"top1": 51.0, "bleu": 0.3})
+    writer.close()
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1]
 
 
 def test_every_line_is_strict_json(tmp_path):
     writer = MetricWriter(tmp_path)
-    writer.write(1, {"loss": float("nan"), "epoch": 0.1})
+    writer.write(1, "train", {"loss/total": float("nan"), "epoch": 0.1})
     writer.close()
 
     def refuse(text: str) -> None:
@@ -91,47 +102,54 @@ def test_every_line_is_strict_json(tmp_path):
 
 def test_a_torn_last_line_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "lo')
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}]
+    path.write_text('{"step": 1, "kind": "train", "lr": 2.0}\n{"step": 2, "ki')
+    assert read_metrics(tmp_path) == [{"step": 1, "kind": "train", "lr": 2.0}]
 
 
 def test_a_resumed_run_drops_what_came_after_its_checkpoint(tmp_path):
     """So does it the evaluation at that very step, which is made again."""
     lines = [
-        {"step": 1, "loss": 1.0}, {"step": 2, "loss": 2.0}, {"step": 2, "eval_top1": 3.0},
-        {"step": 3, "loss": 4.0},
-    ]  # fmt: skip
-    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "lo'
+        {"step": 1, "kind": "train", "loss/total": 1.0},
+        {"step": 2, "kind": "train", "loss/total": 2.0},
+        {"step": 2, "kind": "eval", "top1": 3.0},
+        {"step": 3, "kind": "train", "loss/total": 4.0},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 4, "ki'
     (tmp_path / "metrics.jsonl").write_text(text)
     writer = MetricWriter(tmp_path, first_step=2)
-    writer.write(3, {"loss": 5.0})
+    writer.write(3, "train", {"loss/total": 5.0})
     writer.close()
-    assert read_metrics(tmp_path) == [*lines[:2], {"step": 3, "loss": 5.0}]
+    assert read_metrics(tmp_path) == [
+        *lines[:2], {"step": 3, "kind": "train", "loss/total": 5.0},
+    ]  # fmt: skip
 
 
 def test_lines_of_no_known_form_are_left_out(tmp_path):
-    text = b'{"step": 1, "loss": 2.0}\n5\n[1]\n{"loss": 1}\n{"step": "x"}\n\xff\xfe{\n{"step": 2}\n'
+    text = b'{"step": 1, "lr": 2.0}\n5\n[1]\n{"lr": 1}\n{"step": "x"}\n\xff\xfe{\n{"step": 2}\n'
     (tmp_path / "metrics.jsonl").write_bytes(text)
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 2.0}, {"step": 2}]
+    assert read_metrics(tmp_path) == [
+        {"step": 1, "kind": "train", "lr": 2.0}, {"step": 2, "kind": "train"},
+    ]  # fmt: skip
 
 
 def test_a_writer_that_goes_back_drops_what_is_done_again(tmp_path):
     writer = MetricWriter(tmp_path)
     for step in (1, 2, 3):
-        writer.write(step, {"loss": float(step)})
+        writer.write(step, "train", {"loss/total": float(step)})
     writer.sync()
     writer.rewind(1)
-    writer.write(2, {"loss": 7.0})
+    writer.write(2, "train", {"loss/total": 7.0})
     writer.close()
-    assert read_metrics(tmp_path) == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 7.0}]
+    lines = read_metrics(tmp_path)
+    assert [(line["step"], line["loss/total"]) for line in lines] == [(1, 1.0), (2, 7.0)]
 
 
 def test_a_deleted_file_is_noticed_at_the_next_line(tmp_path):
     writer = MetricWriter(tmp_path)
-    writer.write(1, {"loss": 1.0})
+    writer.write(1, "train", {"loss/total": 1.0})
     writer.path.unlink()
     with pytest.raises(LostRunError, match=r"metrics.jsonl was deleted while the run"):
-        writer.write(2, {"loss": 1.0})
+        writer.write(2, "train", {"loss/total": 1.0})
     writer.close()
 
 
@@ -147,10 +165,13 @@ def test_curves_are_drawn_of_one_run_and_of_several(tmp_path):
         folder.mkdir()
         writer = MetricWriter(folder)
         for step in range(1, 5):
-            writer.write(step, {"task": 1 / step})
-        writer.write(4, {"eval_top1": 50.0})
+            writer.write(step, "train", {"epoch": 0.1 * step, "loss/task": 1 / step})
+        writer.write(4, "eval", {"top1": 50.0})
         writer.close()
         folders[name] = folder
+    assert read_curve(folders["alone"], "train") == ("loss/task", [(1, 1.0), (2, 0.5), (3, 1 / 3),
+                                                                   (4, 0.25)])  # fmt: skip
+    assert read_curve(folders["alone"], "eval") == ("top1", [(4, 50.0)])
     one = draw_run(folders["alone"])
     both = draw_curves(folders, tmp_path / "both.png")
     assert one == folders["alone"] / "curves.png"
@@ -168,7 +189,7 @@ def test_a_picture_names_the_run_and_its_experiment(tmp_path, monkeypatch):
     folder = tmp_path / "digits" / "first"
     folder.mkdir(parents=True)
     writer = MetricWriter(folder)
-    writer.write(1, {"task": 1.0})
+    writer.write(1, "train", {"loss/task": 1.0})
     writer.close()
     labels = []
     monkeypatch.setattr("utils.curves.draw_curves", lambda runs, path: labels.extend(runs) or path)
@@ -180,5 +201,5 @@ def test_a_full_disk_is_told_in_one_line(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     writer = MetricWriter(tmp_path)
     with pytest.raises(LostRunError, match=r"metrics.jsonl cannot be written: No space left"):
-        writer.write(1, {"loss": 1.0})
+        writer.write(1, "train", {"loss/total": 1.0})
     writer.close()  # what the disk refused once is not said a second time

@@ -29,7 +29,7 @@ from typing import Any
 
 import psutil
 
-from store import CLOCKS, read_metrics
+from store import keep_deterministic, read_metrics
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, run_program
 
@@ -305,7 +305,9 @@ class Chaos:
 
 def compare_runs(reference: Path, other: Path) -> list[str]:
     """What differs between two complete runs: metrics by step, tensors by name, the export."""
-    ours, theirs = ([_strip(line) for line in read_metrics(one)] for one in (reference, other))
+    ours, theirs = (
+        [keep_deterministic(line) for line in read_metrics(one)] for one in (reference, other)
+    )
     found = []
     if [line["step"] for line in ours] != [line["step"] for line in theirs]:
         found.append(f"{len(ours)} lines of metrics against {len(theirs)}")
@@ -325,10 +327,6 @@ def compare_runs(reference: Path, other: Path) -> list[str]:
     if exports[0] != exports[1]:
         found.append("the exported weights")
     return found
-
-
-def _strip(line: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if name not in CLOCKS}
 
 
 def _read_final_table(folder: Path) -> dict[str, list[Any]]:

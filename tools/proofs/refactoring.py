@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from store import CLOCKS, read_metrics
+from store import METRICS, keep_deterministic, read_metrics
+from store.history import get_numbers, modernise
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
@@ -31,8 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 _PROGRAMS = {"main": ("main.py",), "cache_teacher": ("-m", "tools.cache_teacher")}
 _SHORT = ("--train.log_every_steps=4", "--train.epochs=2", "--run.tensorboard=false")
-# What a line bears whatever its kind.
-_OF_EVERY_KIND = ("step", "attempt", "kind", "graphs", "graphs_train", "graphs_eval")
 _CPU, _XLA = ("--runtime.device=cpu",), ("--runtime.device=xla",)
 _TEACHER = ("configs/digits_teacher.yaml", *_SHORT)
 _STUDENT = (
@@ -172,21 +171,16 @@ def call(tree: Path, words: list[str], environment: dict[str, str] | None = None
 
 
 def normalise(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics as the first runs wrote it, without what the clock says."""
-    kind = line.get("kind", "train")
-    found = {}
-    for name, value in line.items():
-        plain = name.removeprefix("loss/") if kind == "train" else name
-        if (
-            kind == "eval"
-            and name not in ("step", "attempt", "kind")
-            and not name.startswith("graphs")
-        ):
-            plain = f"eval_{name}"
-        is_clock = plain in CLOCKS and not plain.startswith("graphs")
-        if plain != "kind" and not is_clock:
-            found[plain] = value
-    return found
+    """What equal runs share at a line, in today's form, and its graphs.
+
+    Graphs are compared here because both trees make their runs in the same way.
+    """
+    line = modernise(line)
+    graphs = {
+        name: value for name, value in get_numbers(line).items()
+        if (metric := METRICS.find(name)) and metric.unit == "graphs"
+    }  # fmt: skip
+    return keep_deterministic(line) | graphs
 
 
 def hash_tensors(run: Path) -> dict[str, str]:

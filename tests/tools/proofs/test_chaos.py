@@ -24,7 +24,10 @@ CONFIG = "configs/chaos.yaml"
 def write_run(folder: Path, *, loss: float = 1.0, weight: float = 2.0) -> Path:
     """A complete run of two steps."""
     folder.mkdir(parents=True)
-    lines = [{"step": 1, "total": loss, "time_s": weight}, {"step": 2, "total": 0.5}]
+    lines = [
+        {"step": 1, "kind": "train", "loss/total": loss, "time_s": weight, "attempt": int(weight)},
+        {"step": 2, "kind": "train", "loss/total": 0.5},
+    ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "student.safetensors").write_bytes(bytes([int(weight)]))
     tensors = {"model": {"weight": torch.tensor([weight])}}
@@ -41,12 +44,12 @@ def test_a_difference_is_named(tmp_path):
     first = write_run(tmp_path / "a")
     found = compare_runs(first, write_run(tmp_path / "b", loss=1.0000001, weight=3.0))
     assert found == [
-        "step 1: total 1.0 against 1.0000001", "1 of 1 final tensors, first model/weight",
+        "step 1: loss/total 1.0 against 1.0000001", "1 of 1 final tensors, first model/weight",
         "the exported weights",
     ]  # fmt: skip
     longer = write_run(tmp_path / "c")
     with (longer / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 2, "total": 0.5}\n')
+        file.write('{"step": 2, "kind": "train", "loss/total": 0.5}\n')
     assert compare_runs(first, longer) == ["2 lines of metrics against 3"]
 
 
@@ -137,8 +140,8 @@ def test_one_run_goes_on_over_all_runtimes(tmp_path):
         flags = (f"--train.steps={2 * number}", "--optim.schedule=constant", "--resume=auto")
         start("many", runtime, *flags)
     one, many = (
-        {x["step"]: x["total"] for x in read_metrics(tmp_path / n / "tiny" / "a") if "total" in x}
-        for n in ("one", "many")
+        {x["step"]: x["loss/total"] for x in read_metrics(folder) if x["kind"] == "train"}
+        for folder in (tmp_path / n / "tiny" / "a" for n in ("one", "many"))
     )
     assert one.keys() == many.keys() == set(range(1, last + 1))
     for step, loss in one.items():

@@ -1,0 +1,123 @@
+"""The catalogue of metrics: what each number of a line is, and how it may be compared.
+
+A line of `metrics.jsonl` has a head (`step`, `kind`, `attempt`, `nonfinite`) and numbers by name.
+Every number has its entry here; a task of one's own adds what its evaluations give:
+`METRICS.add(Metric("mse", "", "lower", "deterministic", "mean squared error"))`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from utils.errors import UserError
+
+TRAIN, EVAL = "train", "eval"
+# What a line tells of itself, before its numbers.
+HEAD = ("step", "kind", "attempt", "nonfinite")
+# The parts of a step's loss stand below this name.
+LOSS = "loss/"
+
+Direction = Literal["higher", "lower", "none"]
+Nature = Literal["deterministic", "clock", "resource"]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What a number of a line is.
+
+    Args:
+      name: as it stands in a line; `*` stands for any text.
+      unit: of the number; empty: it has none of its own.
+      direction: which way is better.
+      nature: `deterministic`: equal in runs that are equal bit for bit; `clock`: time was measured;
+        `resource`: what the program has used, which depends on the machine and the attempt.
+      text: what it says, for a person.
+    """
+
+    name: str
+    unit: str
+    direction: Direction
+    nature: Nature
+    text: str
+
+
+class Catalogue:
+    """Metrics by name; an entry of the very name comes before a pattern."""
+
+    def __init__(self, *metrics: Metric) -> None:
+        self._metrics: dict[str, Metric] = {}
+        self.add(*metrics)
+
+    def add(self, *metrics: Metric) -> None:
+        """Enter metrics; a name is given once."""
+        for metric in metrics:
+            if metric.name in self._metrics:
+                raise RuntimeError(f"metric {metric.name!r} is entered twice")
+            self._metrics[metric.name] = metric
+
+    def find(self, name: str) -> Metric | None:
+        """The entry of a number; none: it has no entry."""
+        if name in self._metrics:
+            return self._metrics[name]
+        patterns = (one for one in self if "*" in one.name)
+        return next((one for one in patterns if fnmatchcase(name, one.name)), None)
+
+    def is_deterministic(self, name: str) -> bool:
+        """Whether equal runs have this number in common; what nobody knows is held to that."""
+        metric = self.find(name)
+        return metric is None or metric.nature == "deterministic"
+
+    def require(self, names: Iterable[str]) -> None:
+        """Refuse a number that nobody could read later.
+
+        Raises:
+          UserError: a name without an entry.
+        """
+        for name in names:
+            if self.find(name) is None:
+                raise UserError(
+                    f"metric {name!r} has no entry in the catalogue of metrics, so nobody could "
+                    "tell what it says; add one by store.METRICS.add(Metric(...)) beside the task "
+                    "that gives it"
+                )
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._metrics.values())
+
+
+# What the loop and the input write of themselves, whatever is learnt.
+LOOP = (
+    Metric("epoch", "epochs", "none", "deterministic", "passes over the training split so far"),
+    Metric("lr", "", "none", "deterministic", "learning rate of the step, before group scales"),
+    Metric("grad_norm", "", "none", "deterministic", "global norm of the gradient before clipping"),
+    Metric("host_reads", "reads", "lower", "deterministic",
+           "times the host waited for the device within steps, outside log points"),
+    Metric("skipped_corrupt", "records", "lower", "deterministic",
+           "unreadable records that were passed over"),
+    Metric("time_s", "s", "none", "clock", "wall-clock time of training over all attempts"),
+    Metric("*_per_s", "1/s", "higher", "clock",
+           "what the task counts (images: `img_per_s`) over the time since the last line"),
+    Metric("input_wait_s", "s", "lower", "clock",
+           "time since the last line in which a step waited for its batch"),
+    Metric("checkpoint_held_s", "s", "lower", "clock",
+           "time since the last line in which the loop waited for a checkpoint"),
+    Metric("host_rss_gib", "GiB", "lower", "resource", "resident memory of rank zero's process"),
+    Metric("graphs", "graphs", "lower", "resource", "graphs compiled over all attempts"),
+    Metric("graphs_train", "graphs", "lower", "resource", "those compiled by training steps"),
+    Metric("graphs_eval", "graphs", "lower", "resource", "those compiled by evaluations"),
+)  # fmt: skip
+# What is learnt: parts of the loss in lines of training, verdicts in lines of evaluation.
+LEARNT = (
+    Metric(LOSS + "*", "", "lower", "deterministic",
+           "a part of the loss before its weight; `loss/total` is what is trained on"),
+    Metric("top1", "%", "higher", "deterministic", "examples whose class is the likeliest one"),
+    Metric("top5", "%", "higher", "deterministic", "examples whose class is among the five first"),
+    Metric("loss", "nats", "lower", "deterministic", "mean cross-entropy of the labels"),
+    Metric("ece", "", "lower", "deterministic", "expected calibration error, 0 to 1"),
+    Metric("examples", "examples", "none", "deterministic", "examples that were counted"),
+)  # fmt: skip
+
+METRICS = Catalogue(*LEARNT, *LOOP)
