@@ -57,7 +57,7 @@ MIXED = (0, 7)
 OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
-    "torch_xla": ("utils/runtime/xla", "models/patches", "tools/", "tests/"),
+    "torch_xla": ("utils/runtime/xla", "models/patches/", "tools/", "tests/"),
     "tensorflow": ("big_vision/", "tools/", "tests/"),
     "tensorflow_datasets": ("big_vision/", "tools/", "tests/"),
     "jax": ("tools/", "tests/"),
@@ -69,7 +69,7 @@ LIGHT_LIBRARIES = {
 BY_PATH = ("tools/compile_for_tpu.py", "tools/test_tfds_loader.py",
            "tools/test_tfds_loader_multihost.py")  # fmt: skip
 MAY_PRINT = ("tools/", "tests/", "train/")
-MAY_NAME_DEVICES = ("utils/runtime/", "models/patches.py", "tools/", "train/", "tests/")
+MAY_NAME_DEVICES = ("utils/runtime/", "models/patches/", "tools/", "train/", "tests/")
 DEVICE_NAMES = {"xla", "tpu", "cpu", "cuda", "gpu", "TPU", "CPU", "CUDA", "GPU"}
 BAD_NAMES = {"utils.py", "common.py", "misc.py", "helpers.py"}
 

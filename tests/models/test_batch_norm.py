@@ -10,7 +10,7 @@ from torch import nn
 
 from models import apply_patches, recompute_blocks, synchronise_batch_norm
 from models.batch_norm import compute_batch_norm
-from models.patches_conv import XlaBatchNorm2d
+from models.patches.convolution import XlaBatchNorm2d
 from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.errors import UserError
 

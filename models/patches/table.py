@@ -1,4 +1,4 @@
-"""Makes timm's models cheap on XLA: patches swap the class of modules for one of the same state.
+"""The patches by name: each swaps the class of modules for one of the same state.
 
 `apply_patches(model)` changes no name and no shape of the state dict. What each patch is for, what
 it costs in precision and what it gains: docs/tpu_compiler.md. Written against timm 1.0.31.
@@ -25,7 +25,7 @@ from timm.models.convnext import ConvNeXtBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from models.patches_attention import (
+from models.patches.attention import (
     HeadTokens,
     StreamInComputeType,
     XlaAttention,
@@ -33,7 +33,7 @@ from models.patches_attention import (
     XlaLayerScale,
     XlaPatchEmbed,
 )
-from models.patches_conv import (
+from models.patches.convolution import (
     BlockInComputeType,
     HwioWeight,
     XlaBatchNorm2d,
@@ -41,7 +41,7 @@ from models.patches_conv import (
     XlaLayerNorm2d,
     hold_as_hwio,
 )
-from models.patches_dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from utils.errors import UserError, get_hint
 
 if TYPE_CHECKING:

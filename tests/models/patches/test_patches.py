@@ -12,9 +12,9 @@ from torch.utils.checkpoint import checkpoint
 
 from models import FeatureTap, apply_patches
 from models.patches import PATCHES
-from models.patches_attention import XlaAttention, XlaPatchEmbed
-from models.patches_conv import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
-from models.patches_dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.attention import XlaAttention, XlaPatchEmbed
+from models.patches.convolution import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
+from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from utils.errors import UserError
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}
@@ -402,7 +402,7 @@ def test_patching_twice_changes_nothing():
 def test_the_gelu_fit_is_within_its_stated_error():
     from torch.nn import functional
 
-    from models.patches_dense import compute_gelu_slope, evaluate_fit
+    from models.patches.dense import compute_gelu_slope, evaluate_fit
 
     x = torch.linspace(-12, 12, 100_001, dtype=torch.float64)
     value, slope = evaluate_fit(x)

@@ -10,7 +10,7 @@ from timm.layers.attention import resolve_self_attn_mask
 from timm.models.beit import Attention as BeitAttention
 from torch import Tensor, nn
 
-from models.patches_dense import (
+from models.patches.dense import (
     XlaLayerNorm,
     einsum,
     einsum_linear,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.batch_norm import refuse_single_values, update_running
-from models.patches_dense import get_compute_dtype, normalise_rows, without_autocast
+from models.patches.dense import get_compute_dtype, normalise_rows, without_autocast
 from utils.runtime.parts import count_parts, deal_out, get_parts, spread_rows
 
 # Permutations of a weight between the order of files and the order on the device.
