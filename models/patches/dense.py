@@ -135,7 +135,6 @@ def einsum(
 ) -> Tensor:
     """A product over examples.
 
-
     Args:
       fp32_result: compute it in float32, whatever the type of the two.
       devices: whose parts of the examples, and of the result, stay apart: [D, ...]; 0: none.
