@@ -50,7 +50,7 @@ def write_records(root: Path, file_format: str = "tfrecord", broken: tuple[int, 
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from tools.prepare_dataset import Plan, write_dataset
+    from tools.prepare_dataset import Conversion, write_dataset
 
     def encode(key: tuple[str, int]) -> dict[str, object]:
         split, number = key
@@ -59,7 +59,7 @@ def write_records(root: Path, file_format: str = "tfrecord", broken: tuple[int, 
             image = b"no image at all"
         return {"image": image, "label": number % RECORD_CLASSES, "id": number}
 
-    plan = Plan(
+    conversion = Conversion(
         name="records",
         description="Numbered images.",
         features={
@@ -73,7 +73,7 @@ def write_records(root: Path, file_format: str = "tfrecord", broken: tuple[int, 
         encode=encode,
         get_bytes=lambda key: 1 + key[1] % 3,
     )
-    return write_dataset(plan, root / "records" / "1.0.0", file_format, 60)
+    return write_dataset(conversion, root / "records" / "1.0.0", file_format, 60)
 
 
 def use_private_cache(directory: Path) -> None:

@@ -39,11 +39,11 @@ def root(tmp_path_factory):
     """The dataset `odd`: no feature is called image or label, some lie in a group."""
     import tensorflow_datasets as tfds
 
-    from tools.prepare_dataset import Plan, write_dataset
+    from tools.prepare_dataset import Conversion, write_dataset
 
     use_private_cache(tmp_path_factory.mktemp("cache"))
     directory = tmp_path_factory.mktemp("data")
-    plan = Plan(
+    conversion = Conversion(
         name="odd",
         description="Numbered images under other names.",
         features={
@@ -59,7 +59,7 @@ def root(tmp_path_factory):
         encode=encode_example,
         get_bytes=lambda key: 1,
     )
-    write_dataset(plan, directory / "odd" / "1.0.0", "tfrecord", 1000)
+    write_dataset(conversion, directory / "odd" / "1.0.0", "tfrecord", 1000)
     return directory
 
 

@@ -33,7 +33,7 @@ def root(tmp_path_factory):
     """The dataset `kinds`: `label` is an int64 that knows no classes."""
     import tensorflow_datasets as tfds
 
-    from tools.prepare_dataset import Plan, write_dataset
+    from tools.prepare_dataset import Conversion, write_dataset
 
     def encode(key: tuple[str, int]) -> dict[str, object]:
         split, number = key
@@ -42,7 +42,7 @@ def root(tmp_path_factory):
 
     use_private_cache(tmp_path_factory.mktemp("cache"))
     directory = tmp_path_factory.mktemp("data")
-    plan = Plan(
+    conversion = Conversion(
         name="kinds",
         description="Numbered images with labels that nobody checks.",
         features={
@@ -53,7 +53,7 @@ def root(tmp_path_factory):
         encode=encode,
         get_bytes=lambda key: 1,
     )
-    write_dataset(plan, directory / "kinds" / "1.0.0", "tfrecord", 1000)
+    write_dataset(conversion, directory / "kinds" / "1.0.0", "tfrecord", 1000)
     return directory
 
 

@@ -89,6 +89,24 @@ def test_an_elif_is_no_deeper_than_its_if():
     assert find_faults("a.py", text) == []
 
 
+def find_repeated_classes(texts: dict[str, str]) -> dict[str, list[str]]:
+    """Names of classes that stand in more than one file: one word, one meaning."""
+    places: dict[str, list[str]] = {}
+    for name, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(name)
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_a_class_name_stands_once():
+    names = {path.relative_to(ROOT).as_posix(): path for path in list_sources(ROOT)}
+    texts = {n: p.read_text(encoding="utf-8") for n, p in names.items() if n[:6] != "tests/"}
+    assert find_repeated_classes(texts) == {}
+    planted = {**texts, "job/other.py": "class TrainState: ..."}
+    assert find_repeated_classes(planted) == {"TrainState": ["engine.py", "job/other.py"]}
+
+
 def test_the_train_step_is_short_and_reads_no_device():
     tree = ast.parse((ROOT / "engine.py").read_text(encoding="utf-8"))
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}

@@ -11,11 +11,11 @@ import yaml
 
 from tests.cloud import ROOT, Cloud, needs_git
 from train.sky import cluster
-from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
+from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from utils.errors import UserError
 
 OUTPUT = "--output=gs://bucket/runs"
-JOB = Job("trainer-x", "v5litepod-8", "configs/digits_student.yaml", "gs://bucket/runs", "r")
+JOB = SkyJob("trainer-x", "v5litepod-8", "configs/digits_student.yaml", "gs://bucket/runs", "r")
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_host_that_refuses_is_named(cloud, capfd, monkeypatch):
 
 @pytest.mark.parametrize("accelerator", ["v4-8", "v5litepod-8", "v5p-8", "v6e-8"])
 def test_a_rendered_task_has_no_hole_and_no_key(accelerator):
-    job = Job("n", accelerator, "c.yaml", "gs://b", "r", region="us-west4")
+    job = SkyJob("n", accelerator, "c.yaml", "gs://b", "r", region="us-west4")
     text = render(job, TEMPLATE.read_text())
     assert "{{" not in text
     assert yaml.safe_load(text)["resources"]["infra"] == "gcp/us-west4"
@@ -147,7 +147,7 @@ def test_a_template_with_a_hole_or_a_key_is_refused(template, text):
 
 def test_a_value_cannot_open_a_hole():
     with pytest.raises(UserError, match=r"holds \{\{ or"):
-        render(Job("n", "v4-8", "{{name}}", "gs://b", "r"), "a: {{config}}")
+        render(SkyJob("n", "v4-8", "{{name}}", "gs://b", "r"), "a: {{config}}")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cloud import ROOT, Cloud, needs_git
 from train.commands import RemoteCommand
-from train.execute import Answer
+from train.execute import CommandResult
 from train.generations import GENERATIONS, find_generation, is_pod
 from train.provision import draw_table, find_problems, read_pins
 from train.recover import add_resume, name_run
@@ -424,8 +424,8 @@ Failed to find attribute [project]. The attribute can be set in the following wa
 
 
 def test_gclouds_whole_error_is_shown():
-    reason = Answer(1, "", _NO_PROJECT).reason
+    reason = CommandResult(1, "", _NO_PROJECT).reason
     assert reason.startswith("ERROR: (gcloud.compute.tpus.tpu-vm.describe) Error parsing [tpu].")
     assert "Failed to find attribute [project]." in reason
     assert reason.endswith("- provide the argument `--project` on the command line")
-    assert Answer(1, "", "noise\nssh: error: no route\n").reason == "ssh: error: no route"
+    assert CommandResult(1, "", "noise\nssh: error: no route\n").reason == "ssh: error: no route"

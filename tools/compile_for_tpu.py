@@ -48,7 +48,7 @@ _BATCH_STEP = 8
 
 
 @dataclass(frozen=True)
-class Job:
+class Compilation:
     """One program to compile.
 
     Args:
@@ -104,12 +104,12 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     target = parse_target(options.target, options.chips)
     prepare_file(options.json, "--json")
     prepare_folder(options.hlo, "--hlo")
-    job = Job(config, target, options.chips, _choose_batch(options, config, target))
-    base = _read_base(options.compare, job) if options.compare else None
+    compilation = Compilation(config, target, options.chips, _choose_batch(options, config, target))
+    base = _read_base(options.compare, compilation) if options.compare else None
     require_compiler()
-    report = create_report(job, options, flags)
+    report = create_report(compilation, options, flags)
     if options.max_batch:
-        find_max_batch(job, options, report)
+        find_max_batch(compilation, options, report)
     from tools.tpu.printing import print_report
 
     print_report(report)
@@ -118,41 +118,46 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     return _compare_costs(report, options, base)
 
 
-def create_report(job: Job, options: argparse.Namespace, flags: list[str]) -> Report:
+def create_report(
+    compilation: Compilation, options: argparse.Namespace, flags: list[str]
+) -> Report:
     """Trace and compile one program and read what it costs."""
-    export, compiled = compile_job(job, options)
+    export, compiled = trace_and_compile(compilation, options)
     if options.hlo:
         (options.hlo / "program.hlo").write_text(compiled.hlo, encoding="utf-8")
         (options.hlo / "step.stablehlo").write_bytes(export.bytecode)
-    return describe(job, export, compiled, str(options.config), flags)
+    return describe(compilation, export, compiled, str(options.config), flags)
 
 
-def compile_job(job: Job, options: argparse.Namespace) -> tuple[StepExport, Compiled]:
+def trace_and_compile(
+    compilation: Compilation, options: argparse.Namespace
+) -> tuple[StepExport, Compiled]:
     """The traced step and what the compiler says of it."""
     from tools.tpu.export import prepare_tracing
 
-    prepare_tracing(job.chips)
+    prepare_tracing(compilation.chips)
     import torch_xla  # noqa: F401  before TensorFlow, which derive_config may need
 
     from tools.tpu.compiler import compile_step, get_default_store
     from tools.tpu.derive import derive_config
     from tools.tpu.export import trace_step
 
-    _log(f"tracing the step of {job.config.model.name}, {job.batch} examples a device")
+    name, batch = compilation.config.model.name, compilation.batch
+    _log(f"tracing the step of {name}, {batch} examples a device")
     with tempfile.TemporaryDirectory() as folder:
         derived = derive_config(
-            job.config,
+            compilation.config,
             Path(folder),
-            batch=job.batch,
-            devices=job.chips,
+            batch=compilation.batch,
+            devices=compilation.chips,
             num_classes=options.num_classes,
         )
         export = trace_step(derived)
-    _log(f"compiling for {job.target.name}, {job.chips} device(s)")
+    _log(f"compiling for {compilation.target.name}, {compilation.chips} device(s)")
     compiled = compile_step(
         export,
-        job.target,
-        devices=job.chips,
+        compilation.target,
+        devices=compilation.chips,
         store=options.cache_dir or get_default_store(),
         time_limit_s=options.time_limit,
         on_wait=_show_progress,
@@ -162,7 +167,7 @@ def compile_job(job: Job, options: argparse.Namespace) -> tuple[StepExport, Comp
 
 
 def describe(
-    job: Job, export: StepExport, compiled: Compiled, name: str, flags: list[str]
+    compilation: Compilation, export: StepExport, compiled: Compiled, name: str, flags: list[str]
 ) -> Report:
     """All figures of a compiled step."""
     from tools.tpu import analysis
@@ -171,16 +176,16 @@ def describe(
     from tools.tpu.schema import Report
 
     instructions = analysis.read_instructions(compiled)
-    memory = analysis.get_memory(compiled, export, job.target, instructions)
+    memory = analysis.get_memory(compiled, export, compilation.target, instructions)
     report = Report(
         note=NOTE,
         config=name,
         flags=flags,
-        model=job.config.model.name,
-        target=job.target.name,
-        device=compiled.facts.get("device_kind", job.target.generation.name),
-        chips=job.chips,
-        examples_per_chip=job.batch,
+        model=compilation.config.model.name,
+        target=compilation.target.name,
+        device=compiled.facts.get("device_kind", compilation.target.generation.name),
+        chips=compilation.chips,
+        examples_per_chip=compilation.batch,
         image_shape=list(export.image_shape),
         fits=compiled.needed_bytes is None and memory.peak_bytes <= memory.usable_bytes,
         memory=memory,
@@ -194,19 +199,21 @@ def describe(
     hbm_bytes = get_hbm_bytes(instructions)
     report.estimated_mcycles, report.flops, report.hbm_bytes = round(mcycles, 4), flops, hbm_bytes
     report.step_ms, report.img_per_s, report.mfu = analysis.get_bounds(
-        flops, hbm_bytes, mcycles, job.target, job.batch
+        flops, hbm_bytes, mcycles, compilation.target, compilation.batch
     )
     report.collectives = analysis.list_collectives(instructions)
     report.collective_bytes = sum(one.bytes for one in report.collectives)
     report.uncosted, report.scalar_kernels = analysis.list_uncosted(instructions)
     report.groups, report.top = analysis.list_groups(instructions), analysis.list_top(instructions)
-    is_bf16 = job.config.runtime.precision == "bf16"
-    report.faults = analysis.find_faults(instructions, export, compiled, job.batch, is_bf16=is_bf16)
+    is_bf16 = compilation.config.runtime.precision == "bf16"
+    report.faults = analysis.find_faults(
+        instructions, export, compiled, compilation.batch, is_bf16=is_bf16
+    )
     report.compile_s = compiled.facts["compile_s"]
     return report
 
 
-def find_max_batch(job: Job, options: argparse.Namespace, report: Report) -> None:
+def find_max_batch(compilation: Compilation, options: argparse.Namespace, report: Report) -> None:
     """Search the largest batch of a device that fits, and write it into the report.
 
     Raises:
@@ -214,17 +221,19 @@ def find_max_batch(job: Job, options: argparse.Namespace, report: Report) -> Non
     """
     from tools.tpu.batch_search import BatchSearch
 
-    unit = _BATCH_STEP * job.config.train.accumulate_steps
+    unit = _BATCH_STEP * compilation.config.train.accumulate_steps
     memory = report.memory
-    search = BatchSearch(unit, memory.usable_bytes, {job.batch: memory.peak_bytes})
+    search = BatchSearch(unit, memory.usable_bytes, {compilation.batch: memory.peak_bytes})
 
     def measure(batch: int) -> int:
-        again = Job(job.config, job.target, job.chips, batch)
+        again = Compilation(compilation.config, compilation.target, compilation.chips, batch)
         return create_report(again, _without_files(options), []).memory.peak_bytes
 
     search.run(measure)
     if search.largest_fitting is None:
-        raise UserError(f"no batch of a multiple of {unit} fits {job.target.name}; shard the state")
+        raise UserError(
+            f"no batch of a multiple of {unit} fits {compilation.target.name}; shard the state"
+        )
     report.max_batch_per_chip = search.largest_fitting
     report.too_large_batch_per_chip = search.smallest_failing
 
@@ -249,7 +258,7 @@ def _choose_batch(options: argparse.Namespace, config: RunConfig, target: Target
     return batch
 
 
-def _read_base(path: Path, job: Job) -> float:
+def _read_base(path: Path, compilation: Compilation) -> float:
     """Mcycles of an earlier report of the same share of the work."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -259,7 +268,7 @@ def _read_base(path: Path, job: Job) -> float:
         raise UserError(
             f"--compare ({str(path)!r}) is no report with estimated_mcycles: {error}"
         ) from error
-    wanted = [job.target.name, job.chips, job.batch]
+    wanted = [compilation.target.name, compilation.chips, compilation.batch]
     if compiled != wanted:
         raise UserError(
             f"--compare ({str(path)!r}) holds target, chips and batch {compiled}, this run "

@@ -42,7 +42,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Plan:
+class Conversion:
     """What is to be written.
 
     Attributes:
@@ -119,7 +119,7 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
 
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
-    plan = Plan(
+    conversion = Conversion(
         name="digits",
         description="The 1,797 handwritten digits that ship with scikit-learn, 8x8 grey.",
         features={
@@ -131,7 +131,9 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
         encode=lambda i: {"image": images[i], "label": int(bunch.target[i]), "id": int(i)},
         get_bytes=lambda _: 200,
     )
-    return write_dataset(plan, target, _get_format(arguments), arguments.shard_mib * _SHARD_UNIT)
+    return write_dataset(
+        conversion, target, _get_format(arguments), arguments.shard_mib * _SHARD_UNIT
+    )
 
 
 def split_digits(labels: np.ndarray) -> dict[str, list[int]]:
@@ -174,7 +176,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     numbers = {name: number for number, name in enumerate(class_names)}
     import tensorflow_datasets as tfds
 
-    plan = Plan(
+    conversion = Conversion(
         name=arguments.name,
         description=f"Images of {len(class_names)} classes.",
         features={
@@ -193,7 +195,9 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
         },
         get_bytes=lambda example: example[0].stat().st_size,
     )
-    return write_dataset(plan, target, _get_format(arguments), arguments.shard_mib * _SHARD_UNIT)
+    return write_dataset(
+        conversion, target, _get_format(arguments), arguments.shard_mib * _SHARD_UNIT
+    )
 
 
 def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) -> tuple[str, ...]:
@@ -299,25 +303,25 @@ def _show_sizes(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{count} images in {split}" for split, count in sizes.items())
 
 
-def write_dataset(plan: Plan, target: Path, file_format: str, shard_bytes: int) -> Path:
+def write_dataset(conversion: Conversion, target: Path, file_format: str, shard_bytes: int) -> Path:
     """Write files one by one beside `target`, then metadata, then move all to `target`."""
     import tensorflow_datasets as tfds
 
     partial = target.with_name(f"{target.name}.incomplete")
-    _open_partial(partial, plan, shard_bytes)
-    features = tfds.features.FeaturesDict(plan.features)
+    _open_partial(partial, conversion, shard_bytes)
+    features = tfds.features.FeaturesDict(conversion.features)
     template = tfds.core.ShardedFileTemplate(
-        data_dir=partial, dataset_name=plan.name, filetype_suffix=file_format
+        data_dir=partial, dataset_name=conversion.name, filetype_suffix=file_format
     )
     infos = []
-    total = sum(len(examples) for examples in plan.splits.values())
-    with tqdm(total=total, desc=f"write {plan.name}", unit="example", disable=None) as bar:
-        for split, examples in plan.splits.items():
-            shards = list(_cut(examples, plan.get_bytes, shard_bytes))
+    total = sum(len(examples) for examples in conversion.splits.values())
+    with tqdm(total=total, desc=f"write {conversion.name}", unit="example", disable=None) as bar:
+        for split, examples in conversion.splits.items():
+            shards = list(_cut(examples, conversion.get_bytes, shard_bytes))
             num_bytes = 0
             for number, shard in enumerate(shards):
-                name = f"{plan.name}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
-                records = _serialize(plan, features, shard)
+                name = f"{conversion.name}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
+                records = _serialize(conversion, features, shard)
                 num_bytes += _write_shard(partial / name, records, file_format)
                 bar.update(len(shard))
             infos.append(
@@ -328,32 +332,32 @@ def write_dataset(plan: Plan, target: Path, file_format: str, shard_bytes: int) 
                     filename_template=template.replace(split=split),
                 )
             )
-    return _finish(plan, partial, target, infos)
+    return _finish(conversion, partial, target, infos)
 
 
-def _finish(plan: Plan, partial: Path, target: Path, infos: list[Any]) -> Path:
+def _finish(conversion: Conversion, partial: Path, target: Path, infos: list[Any]) -> Path:
     """Add the metadata and give the directory its name."""
     import tensorflow_datasets as tfds
 
     for path in partial.iterdir():
-        if not path.name.startswith(f"{plan.name}-"):
+        if not path.name.startswith(f"{conversion.name}-"):
             path.unlink()
     tfds.folder_dataset.write_metadata(
         data_dir=partial,
-        features=tfds.features.FeaturesDict(plan.features),
+        features=tfds.features.FeaturesDict(conversion.features),
         split_infos=infos,
         version=target.name,
         filename_template=infos[0].filename_template.replace(split=None),
         check_data=False,
-        description=plan.description,
+        description=conversion.description,
     )
     partial.replace(target)
     return target
 
 
-def _open_partial(partial: Path, plan: Plan, shard_bytes: int) -> None:
+def _open_partial(partial: Path, conversion: Conversion, shard_bytes: int) -> None:
     """The directory of unfinished work; emptied if it belongs to other examples."""
-    content = repr((shard_bytes, [(split, list(e)) for split, e in plan.splits.items()]))
+    content = repr((shard_bytes, [(split, list(e)) for split, e in conversion.splits.items()]))
     fingerprint = hashlib.sha256(content.encode()).hexdigest()
     note = partial / "fingerprint"
     if partial.exists() and not (note.exists() and note.read_text() == fingerprint):
@@ -362,9 +366,9 @@ def _open_partial(partial: Path, plan: Plan, shard_bytes: int) -> None:
     note.write_text(fingerprint)
 
 
-def _serialize(plan: Plan, features: Any, examples: Sequence[Any]) -> Iterator[bytes]:
+def _serialize(conversion: Conversion, features: Any, examples: Sequence[Any]) -> Iterator[bytes]:
     for example in examples:
-        yield features.serialize_example(features.encode_example(plan.encode(example)))
+        yield features.serialize_example(features.encode_example(conversion.encode(example)))
 
 
 def _write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:

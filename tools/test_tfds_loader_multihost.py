@@ -34,7 +34,7 @@ _SHORTEST_PART_S = 0.25
 
 
 @dataclass(frozen=True)
-class Report:
+class RankReport:
     """What one rank saw in one pass.
 
     Attributes:
@@ -165,7 +165,7 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
         batch = next(batches)
         ids += [name for name in batch.ids if name]
         timer.add(int(batch.mask.sum()))
-    report = Report(
+    report = RankReport(
         arguments.rank,
         arguments.world_size,
         loader.role,
@@ -181,18 +181,18 @@ def write_report(arguments: argparse.Namespace, reports: Path) -> None:
     temporary.replace(reports / f"rank_{arguments.rank:05d}.json")
 
 
-def load_reports(arguments: argparse.Namespace, reports: Path) -> list[Report]:
+def load_reports(arguments: argparse.Namespace, reports: Path) -> list[RankReport]:
     """The reports of all ranks."""
     found = []
     for rank in range(arguments.world_size):
         path = reports / f"rank_{rank:05d}.json"
         if not path.exists():
             raise UserError(f"--reports ({reports}) has no report of rank {rank}; run that rank")
-        found.append(Report(**json.loads(path.read_text())))
+        found.append(RankReport(**json.loads(path.read_text())))
     return found
 
 
-def judge(reports: Sequence[Report], arguments: argparse.Namespace) -> int:
+def judge(reports: Sequence[RankReport], arguments: argparse.Namespace) -> int:
     """Print the findings and the verdict; 0 for PASS, 1 for FAIL."""
     problems = find_problems(reports)
     total = 0.0
@@ -222,7 +222,7 @@ def judge(reports: Sequence[Report], arguments: argparse.Namespace) -> int:
     return 1 if problems else 0
 
 
-def find_problems(reports: Sequence[Report]) -> list[str]:
+def find_problems(reports: Sequence[RankReport]) -> list[str]:
     """What is wrong with the examples that the ranks saw together."""
     first = reports[0]
     problems = []

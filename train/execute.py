@@ -30,7 +30,7 @@ _REASON_LENGTH = 1000
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandResult:
     """How a command ended and what it wrote."""
 
     code: int
@@ -55,18 +55,18 @@ class Executor:
     def __init__(self, *, dry_run: bool = False) -> None:
         self.dry_run = dry_run
 
-    def ask(self, command: Sequence[str], *, assume: str = "") -> Answer:
+    def ask(self, command: Sequence[str], *, assume: str = "") -> CommandResult:
         """Run to the end and give what it wrote; a dry run gives `assume`.
 
         Raises:
           UserError: there is no such program here.
         """
         if self._show(command):
-            return Answer(0, assume, "")
+            return CommandResult(0, assume, "")
         done = subprocess.run(
             self._find(command), cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
         )
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def require(self, command: Sequence[str], *, assume: str = "") -> str:
         """As `ask`, for what must succeed.

@@ -327,19 +327,21 @@ def create_report(cost: float | None) -> Report:
 def test_a_regression_above_five_percent_fails_the_gate(cost, code, tmp_path, capsys):
     base = tmp_path / "base.json"
     base.write_text(create_report(10.0).model_dump_json())
-    job = tool.Job(None, parse_target("v5e:2x2"), 1, create_report(10.0).examples_per_chip)
+    compilation = tool.Compilation(
+        None, parse_target("v5e:2x2"), 1, create_report(10.0).examples_per_chip
+    )
     for flags in (["--gate", "10"], ["--compare", str(base)]):
         options, _ = tool.parse_arguments(["--config", CONFIG, *flags])
-        earlier = tool._read_base(options.compare, job) if options.compare else None
+        earlier = tool._read_base(options.compare, compilation) if options.compare else None
         assert tool._compare_costs(create_report(cost), options, earlier) == code
 
 
 def test_only_reports_of_the_same_share_are_compared(tmp_path):
     base = tmp_path / "base.json"
     base.write_text(create_report(10.0).model_dump_json())
-    job = tool.Job(None, parse_target("v6e:2x2"), 1, 8)
+    compilation = tool.Compilation(None, parse_target("v6e:2x2"), 1, 8)
     with pytest.raises(UserError, match=r"\['v5e:2x2', 1, 8\], this run \['v6e:2x2', 1, 8\]"):
-        tool._read_base(base, job)
+        tool._read_base(base, compilation)
 
 
 @pytest.mark.parametrize(
@@ -352,19 +354,19 @@ def test_the_largest_batch_is_found_in_a_few_compilations(
     """Memory is base + slope * batch, of 10,000 usable bytes."""
     compiled = []
 
-    def create(job: tool.Job, *_: object) -> Report:
-        compiled.append(job.batch)
-        needed = int(base + slope * job.batch)
+    def create(compilation: tool.Compilation, *_: object) -> Report:
+        compiled.append(compilation.batch)
+        needed = int(base + slope * compilation.batch)
         memory = analysis.Memory(usable_bytes=10_000, peak_bytes=needed)
         report = create_report(1.0)
         return report.model_copy(update={"memory": memory, "fits": needed <= 10_000,
-                                         "examples_per_chip": job.batch})  # fmt: skip
+                                         "examples_per_chip": compilation.batch})  # fmt: skip
 
     monkeypatch.setattr(tool, "create_report", create)
     options, _ = tool.parse_arguments(["--config", CONFIG])
-    job = tool.Job(create_config(tmp_path), parse_target("v5e:2x2"), 1, start)
-    report = create(job)
-    tool.find_max_batch(job, options, report)
+    compilation = tool.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, start)
+    report = create(compilation)
+    tool.find_max_batch(compilation, options, report)
     assert report.max_batch_per_chip == best
     assert report.too_large_batch_per_chip == best + 8
     assert len(compiled) <= 8
@@ -384,9 +386,9 @@ def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
     report = create_report(None).model_copy(update={"memory": memory, "fits": False})
     monkeypatch.setattr(tool, "create_report", lambda *_: report)
     options, _ = tool.parse_arguments(["--config", CONFIG])
-    job = tool.Job(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
+    compilation = tool.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
     with pytest.raises(UserError, match="no batch"):
-        tool.find_max_batch(job, options, report)
+        tool.find_max_batch(compilation, options, report)
 
 
 def test_the_json_has_a_schema_that_its_reports_keep():

@@ -112,12 +112,12 @@ def test_every_registered_loss_has_a_row(tmp_path):
 
 def test_rows_show_mean_spread_gain_and_failures(tmp_path):
     outcomes = [
-        kd_table.Outcome("alone", 0, 90.0, 5.0),
-        kd_table.Outcome("alone", 1, 92.0, 5.0),
-        kd_table.Outcome("kd", 0, 94.0, 6.0),
-        kd_table.Outcome("kd", 1, 96.0, 6.0),
-        kd_table.Outcome("hard", 0, 93.0, 6.0),
-        kd_table.Outcome("hard", 1, None, 60.0, "TimeoutError: longer"),
+        kd_table.TableEntry("alone", 0, 90.0, 5.0),
+        kd_table.TableEntry("alone", 1, 92.0, 5.0),
+        kd_table.TableEntry("kd", 0, 94.0, 6.0),
+        kd_table.TableEntry("kd", 1, 96.0, 6.0),
+        kd_table.TableEntry("hard", 0, 93.0, 6.0),
+        kd_table.TableEntry("hard", 1, None, 60.0, "TimeoutError: longer"),
     ]
     table = kd_table.format_table(outcomes, get_options(tmp_path))
     assert "| `alone` | labels only | 90.0 | 92.0 | 91.00 | 1.41 |  | 5 |" in table

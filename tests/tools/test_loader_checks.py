@@ -141,17 +141,17 @@ def test_the_directory_of_the_dataset_itself_will_do_and_classes_may_be_given(ro
     assert "203 examples, 300 classes" in capsys.readouterr().out
 
 
-def create_reports() -> list[multihost.Report]:
+def create_reports() -> list[multihost.RankReport]:
     common = {"world_size": 2, "role": "train", "num_examples": 9, "global_batch_size": 4}
     return [
-        multihost.Report(
+        multihost.RankReport(
             rank=rank, batches=2, ids=[f"{rank}{i}" for i in "abcd"], speeds=[1.0, 90, 99], **common
         )
         for rank in (0, 1)
     ]
 
 
-def write_reports(reports: list[multihost.Report], directory: Path) -> list[str]:
+def write_reports(reports: list[multihost.RankReport], directory: Path) -> list[str]:
     for report in reports:
         path = directory / f"rank_{report.rank:05d}.json"
         path.write_text(json.dumps(dataclasses.asdict(report)))

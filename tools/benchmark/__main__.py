@@ -46,7 +46,7 @@ from utils.runtime import (
 _PROCESS_KEY = "--runtime.num_processes"
 
 
-class _Parser(argparse.ArgumentParser):
+class _BenchmarkParser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
 
     def error(self, message: str) -> NoReturn:
@@ -68,7 +68,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     Raises:
       UserError: a value that nothing can be measured with.
     """
-    parser = _Parser(
+    parser = _BenchmarkParser(
         prog="python -m tools.benchmark", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="All other flags are keys of the run's configuration, as for main.py.",

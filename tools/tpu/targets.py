@@ -15,7 +15,7 @@ from utils.errors import UserError, get_hint
 
 
 @dataclass(frozen=True)
-class Generation:
+class ChipFigures:
     """One device of a TPU generation.
 
     Args:
@@ -39,12 +39,12 @@ class Generation:
 GENERATIONS = {
     one.name: one
     for one in (
-        Generation("v2", 22.5, 7.48, 350, 0.70, 2, 2),
-        Generation("v3", 61.5, 15.48, 450, 0.94, 2, 2),
-        Generation("v4", 137.5, 15.25, 614, 1.05, 3, 2),
-        Generation("v5e", 197.0, 15.75, 819, 1.50, 2),
-        Generation("v5p", 459.0, 95.74, 2765, 1.75, 3),
-        Generation("v6e", 918.0, 31.25, 1640, 1.75, 2),
+        ChipFigures("v2", 22.5, 7.48, 350, 0.70, 2, 2),
+        ChipFigures("v3", 61.5, 15.48, 450, 0.94, 2, 2),
+        ChipFigures("v4", 137.5, 15.25, 614, 1.05, 3, 2),
+        ChipFigures("v5e", 197.0, 15.75, 819, 1.50, 2),
+        ChipFigures("v5p", 459.0, 95.74, 2765, 1.75, 3),
+        ChipFigures("v6e", 918.0, 31.25, 1640, 1.75, 2),
     )
 }
 # Chips -> sides, where a target does not say them.
@@ -58,7 +58,7 @@ _HOST_SIDE = 2
 class Target:
     """A slice of one generation."""
 
-    generation: Generation
+    generation: ChipFigures
     sides: tuple[int, ...]
 
     @property
@@ -118,7 +118,7 @@ def list_targets() -> str:
     return ", ".join(f"{g.name}:{shapes[g.dimensions]}" for g in GENERATIONS.values())
 
 
-def _choose_sides(generation: Generation, chips: int) -> tuple[int, ...]:
+def _choose_sides(generation: ChipFigures, chips: int) -> tuple[int, ...]:
     table = _SIDES if generation.dimensions == 2 else _SIDES_3D
     needed = math.ceil(chips / generation.devices_per_chip)
     for size in sorted(table):

@@ -21,7 +21,7 @@ from typing import Any
 from train import commands
 from train.execute import ROOT, Executor
 from train.fanout import WORKER_SOURCE
-from train.sky.render import TEMPLATE, Job, create_job_name, find_config, render
+from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from train.tree import pack_tree
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
@@ -77,7 +77,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
             f"--output ({arguments.output}) is no gs:// URL; a machine's disk goes with the machine"
         )
     accelerator = arguments.accelerator.removeprefix("tpu-")
-    job = Job(
+    job = SkyJob(
         name=create_job_name(arguments.experiment),
         accelerator_type=accelerator,
         config=find_config(arguments.experiment),

@@ -20,7 +20,7 @@ _HOLE = re.compile(r"\{\{(\w+)\}\}")
 
 
 @dataclass(frozen=True)
-class Job:
+class SkyJob:
     """What to run where.
 
     Attributes:
@@ -43,7 +43,7 @@ class Job:
     max_restarts: int = 3
 
 
-def render(job: Job, template: str) -> str:
+def render(job: SkyJob, template: str) -> str:
     """The task as SkyPilot reads it.
 
     Raises:

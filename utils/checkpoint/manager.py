@@ -19,8 +19,8 @@ BEST_FILE = "best.json"
 
 
 @dataclass
-class _Job:
-    """One write.
+class _Write:
+    """One checkpoint that is being written.
 
     Args:
       before: called before the checkpoint appears: what it relies on is then on the disk.
@@ -56,7 +56,7 @@ class CheckpointManager:
         self._blocked_s = 0.0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._job: _Job | None = None
+        self._write: _Write | None = None
         self._error: BaseException | None = None
         self._whole: set[int] = set()
 
@@ -87,21 +87,21 @@ class CheckpointManager:
         self.wait()
         with self._blocking():
             parts, facts = collect()
-            self._job = _Job(step, parts, facts, best, before)
+            self._write = _Write(step, parts, facts, best, before)
             self._thread = threading.Thread(target=self._run, name="checkpoint-writer")
             self._thread.start()
 
     def needs(self, step: int) -> bool:
         """Whether `submit` would collect this step."""
         with self._lock:
-            is_coming = self._job is not None and self._job.step == step
+            is_coming = self._write is not None and self._write.step == step
             return step not in self._whole and not is_coming
 
     def note(self, step: int, *, best: bool) -> None:
         """A step that needs no new write may become the best one; `check` raises what fails."""
         with self._lock:
-            if self._job is not None and self._job.step == step:
-                self._job.best |= best
+            if self._write is not None and self._write.step == step:
+                self._write.best |= best
                 return
         if not best or step not in self._whole:
             return
@@ -189,31 +189,31 @@ class CheckpointManager:
 
     def _run(self) -> None:
         """The thread: one write, then the old ones go."""
-        job = self._job
-        assert job is not None
+        write = self._write
+        assert write is not None
         began, began_cpu = time.perf_counter(), time.thread_time()
         try:
-            folder = self._get_folder(job.step)
-            if job.before is not None:
-                job.before()
-            write_checkpoint(folder, job.parts, job.facts)
-            self._whole.add(job.step)
+            folder = self._get_folder(write.step)
+            if write.before is not None:
+                write.before()
+            write_checkpoint(folder, write.parts, write.facts)
+            self._whole.add(write.step)
             self.written_s = time.perf_counter() - began
             self.written_cpu_s = time.thread_time() - began_cpu
             get_logger().info("checkpoint %s saved and read back", folder)
         except BaseException as error:
             self._error = error
         with self._lock:
-            self._job = None
+            self._write = None
         if self._error is None:
-            self._tidy(job)
+            self._tidy(write)
 
-    def _tidy(self, job: _Job) -> None:
+    def _tidy(self, write: _Write) -> None:
         try:
-            self.announce(job.step)
-            if job.best:
-                self._mark_best(job.step)
-            self._prune(job.step)
+            self.announce(write.step)
+            if write.best:
+                self._mark_best(write.step)
+            self._prune(write.step)
             self.folder.remove_leftovers()
         except BaseException as error:
             self._error = error

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from utils.config.metadata import Devices, Resume, Section, about
+from utils.config.metadata import ConfigSection, Devices, Resume, about
 
 _NATIVE = Devices(("cpu", "cuda"), "XLA compiles and lays out by itself; leave it out")
 _NVIDIA = Devices(("cuda",), "it is a mode of NVIDIA GPUs; leave it out")
@@ -16,7 +16,7 @@ _SCALED = Devices(
 _MESH = Devices(("xla",), "a mesh is of XLA's devices; use process", value="spmd")
 
 
-class RuntimeSection(Section):
+class RuntimeSection(ConfigSection):
     """Where it runs."""
 
     on_resume: ClassVar[Resume] = "warns"
@@ -92,7 +92,7 @@ class RuntimeSection(Section):
     )
 
 
-class ProfileSection(Section):
+class ProfileSection(ConfigSection):
     """A trace of some steps, for TensorBoard and Perfetto."""
 
     on_resume: ClassVar[Resume] = "free"
@@ -102,7 +102,7 @@ class ProfileSection(Section):
     )
 
 
-class RunSection(Section):
+class RunSection(ConfigSection):
     """Where results go and what is done with earlier ones."""
 
     on_resume: ClassVar[Resume] = "free"

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from utils.config.metadata import Devices, Resume, Section, read_about
+from utils.config.metadata import ConfigSection, Devices, Resume, read_about
 from utils.config.sections import RunConfig
 from utils.errors import UserError
 
@@ -74,7 +74,7 @@ def get_stream_values(config: RunConfig) -> dict[str, Any]:
     return {entry: found if len(found) > 1 else found[0] for entry, found in entries.items()}
 
 
-def check_devices(device: str, **sections: Section) -> None:
+def check_devices(device: str, **sections: ConfigSection) -> None:
     """Refuse keys that a device cannot honour, instead of ignoring them.
 
     Args:
@@ -100,10 +100,10 @@ def _needs(devices: Devices, field: FieldInfo, value: Any) -> bool:
     return value != field.default if devices.value is None else value == devices.value
 
 
-def _read_key(name: str, owner: type[Section], field: FieldInfo) -> Key:
+def _read_key(name: str, owner: type[ConfigSection], field: FieldInfo) -> Key:
     said = read_about(field.json_schema_extra or {})
     return Key(name, said.resume or owner.on_resume, said.stream, said.devices, said.aliases)
 
 
 def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Section)
+    return isinstance(annotation, type) and issubclass(annotation, ConfigSection)

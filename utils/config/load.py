@@ -49,7 +49,7 @@ class _Settings(RunConfig, BaseSettings):
     )
 
 
-class _Parser(argparse.ArgumentParser):
+class _ConfigParser(argparse.ArgumentParser):
     """Says what is wrong in one line, with the nearest right flag."""
 
     def error(self, message: str) -> NoReturn:
@@ -96,7 +96,7 @@ def change(config: RunConfig, **keys: dict[str, Any]) -> RunConfig:
 
 def create_parser() -> argparse.ArgumentParser:
     """The parser behind `python main.py --help`: one flag for each key."""
-    parser = _Parser(
+    parser = _ConfigParser(
         prog="python main.py",
         description="Train and distil vision models on TPUs, GPUs and CPUs.",
         epilog=_EPILOG,
@@ -119,7 +119,7 @@ def dump_config(config: RunConfig) -> str:
 def _read_flags(namespace: argparse.Namespace) -> dict[str, Any]:
     """The keys that the command line sets."""
     source = CliSettingsSource(
-        _Settings, root_parser=_Parser(prog="python main.py", add_help=False)
+        _Settings, root_parser=_ConfigParser(prog="python main.py", add_help=False)
     )
     try:
         overrides = source(parsed_args=vars(namespace))()

@@ -14,7 +14,7 @@ from pydantic.config import JsonDict
 Resume = Literal["free", "warns", "between_epochs", "refused"]
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """A frozen group of keys; unknown keys and infinite numbers are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -42,7 +42,7 @@ class About:
     """What a field carries as `json_schema_extra`.
 
     Attributes:
-      resume: none: as its section says, `Section.on_resume`.
+      resume: none: as its section says, `ConfigSection.on_resume`.
       stream: the entry of the stream's description (`tasks.teacher_cache.describe_stream`) that
         the key stands in, because it decides which examples come when and how they look; empty: it
         decides nothing of them. Keys that share an entry make a list.

@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from utils.config.execution import ProfileSection, RunSection, RuntimeSection
-from utils.config.metadata import Devices, Section, about
+from utils.config.metadata import ConfigSection, Devices, about
 
 _LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
 
 
-class ModelSection(Section):
+class ModelSection(ConfigSection):
     """The student: the model that is trained and exported."""
 
     name: str = Field(
@@ -57,7 +57,7 @@ class ModelSection(Section):
         return {name: size for name, size in sizes.items() if size is not None}
 
 
-class DataSection(Section):
+class DataSection(ConfigSection):
     """What the model sees."""
 
     source: str = Field(
@@ -156,7 +156,7 @@ class DataSection(Section):
     )
 
 
-class OptimSection(Section):
+class OptimSection(ConfigSection):
     """Optimizer and schedules; the schedule moves once per optimizer step."""
 
     name: str = Field("adamw", description="timm optimizer name", **about(aliases=("opt",)))
@@ -216,7 +216,7 @@ class OptimSection(Section):
     args: dict[str, Any] = Field(default_factory=dict, description="further optimizer arguments")
 
 
-class TrainSection(Section):
+class TrainSection(ConfigSection):
     """The loop."""
 
     task: str = Field("classify", description="what is learnt: a name in tasks/, here classify")
@@ -336,7 +336,7 @@ class TrainSection(Section):
     )
 
 
-class TeacherSection(Section):
+class TeacherSection(ConfigSection):
     """One teacher."""
 
     model: str = Field(
@@ -366,7 +366,7 @@ class TeacherSection(Section):
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="type of its weights")
 
 
-class LossTerm(Section):
+class LossTerm(ConfigSection):
     """One distillation term of the weighted sum."""
 
     name: str = Field(description="registered loss name")
@@ -381,7 +381,7 @@ class LossTerm(Section):
     warmup_epochs: float = Field(0.0, ge=0, description="epochs of a linear rise from 0")
 
 
-class DistillSection(Section):
+class DistillSection(ConfigSection):
     """Distillation: total = (1 - alpha) * task loss + alpha * sum of weighted terms."""
 
     teacher: str = Field(
@@ -441,7 +441,7 @@ class DistillSection(Section):
     )
 
 
-class RunConfig(Section):
+class RunConfig(ConfigSection):
     """The whole configuration of a run."""
 
     model: ModelSection = ModelSection()

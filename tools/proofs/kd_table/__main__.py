@@ -35,7 +35,7 @@ BEGIN, END = "<!-- kd_table: begin -->", "<!-- kd_table: end -->"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TableEntry:
     """One run of the table.
 
     Args:
@@ -98,7 +98,7 @@ def read_config(entry: Entry, seed: int, options: argparse.Namespace) -> RunConf
 
 def run_entry(
     entry: Entry, seed: int, config: RunConfig | UserError, options: argparse.Namespace
-) -> Outcome:
+) -> TableEntry:
     """A finished run as it stands, or a new one; a failure is an outcome too."""
     run = Run(options.output_dir / EXPERIMENT / get_run_id(entry, seed))
     began = time.process_time()
@@ -115,9 +115,9 @@ def run_entry(
     except (UserError, RuntimeError, TimeoutError, OSError, ValueError) as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         print(f"failed: {reason}", flush=True)
-        return Outcome(entry.name, seed, None, time.process_time() - began, reason)
+        return TableEntry(entry.name, seed, None, time.process_time() - began, reason)
     facts = run.read()
-    return Outcome(entry.name, seed, facts["final"]["test_top1"], facts["processor_s"])
+    return TableEntry(entry.name, seed, facts["final"]["test_top1"], facts["processor_s"])
 
 
 def start(config: Any) -> None:
@@ -207,7 +207,7 @@ def limit_time(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def write_json(outcomes: list[Outcome], options: argparse.Namespace) -> None:
+def write_json(outcomes: list[TableEntry], options: argparse.Namespace) -> None:
     """All outcomes so far, beside the runs."""
     path = options.output_dir / EXPERIMENT / "table.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ def write_json(outcomes: list[Outcome], options: argparse.Namespace) -> None:
     path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def format_table(outcomes: list[Outcome], options: argparse.Namespace) -> str:
+def format_table(outcomes: list[TableEntry], options: argparse.Namespace) -> str:
     """Markdown: a row for each entry, with what it cost and what failed."""
     seeds = " ".join(map(str, options.seeds))
     lines = [
@@ -238,7 +238,7 @@ def format_table(outcomes: list[Outcome], options: argparse.Namespace) -> str:
     return "\n".join(lines)
 
 
-def format_row(entry: Entry, own: list[Outcome], means: dict[str, float | None]) -> str:
+def format_row(entry: Entry, own: list[TableEntry], means: dict[str, float | None]) -> str:
     """One line of the table."""
     values = [one.top1 for one in own if one.top1 is not None]
     cells = ["failed" if one.top1 is None else f"{one.top1:.1f}" for one in own]
@@ -254,7 +254,7 @@ def format_row(entry: Entry, own: list[Outcome], means: dict[str, float | None])
     )
 
 
-def get_mean(outcomes: list[Outcome], name: str) -> float | None:
+def get_mean(outcomes: list[TableEntry], name: str) -> float | None:
     """Mean over the seeds that did not fail."""
     values = [one.top1 for one in outcomes if one.name == name and one.top1 is not None]
     return statistics.fmean(values) if values else None
