@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.documented_launches import find_launch, show_dry, wrap
-from train.generations import GENERATIONS
+from train.generations import LAUNCHED
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")
@@ -65,8 +65,8 @@ def test_the_table_of_generations_is_the_programs():
         r"^\| (v\w+) \| `(\S+)-N` \| (\w+) \| `(\S+)` \| `\S+-(\d+)` \|$", TEXT, re.MULTILINE
     )
     assert rows == [
-        (row.name, row.prefix, row.unit, row.runtime_version, str(row.one_host))
-        for row in GENERATIONS
+        (row.name, row.prefix, row.counts, row.runtime_version, str(row.one_host))
+        for row in LAUNCHED
     ]
 
 

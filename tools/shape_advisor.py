@@ -15,15 +15,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tools.tpu.targets import GENERATIONS, Target, parse_target
+from tools.tpu.targets import Target, parse_target
 from utils.errors import UserError
 from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program
 
 if TYPE_CHECKING:
     from torch import nn
 
-# Columns of the matrix unit: an operand's K and N are padded to it, rows to 8 only.
-UNIT_WIDTHS = {name: 256 if name == "v6e" else 128 for name in GENERATIONS}
+# An operand's K and N are padded to the width of the matrix unit, rows to 8 only.
 _ROWS = 8
 _SHOWN = 12
 # The axis of an attention's products that is as long as a head is wide.
@@ -96,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
     arguments = {**options.args, "num_classes": options.num_classes}
     model = build_model(options.model, arguments, device="meta")
     products = list_products(model, options.batch, options.image_size)
-    width = UNIT_WIDTHS[target.generation.name]
+    width = target.generation.unit_width
     for product in products:
         product.fill = get_fill(product.sizes, width)
     versions = require_compiler()
@@ -221,7 +220,7 @@ def name_axis(product: Product, axis: str, num_classes: int) -> str:
 
 def print_table(options: argparse.Namespace, target: Target, products: Sequence[Product]) -> None:
     """Products by work, with their neighbours."""
-    width = UNIT_WIDTHS[target.generation.name]
+    width = target.generation.unit_width
     print(
         f"{options.model} on {target.name}, {options.batch} images of {options.image_size} pixels: "
         f"the {len(products)} largest products of a forward pass"

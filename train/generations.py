@@ -1,4 +1,8 @@
-"""TPU generations: what an accelerator type means and which runtime version its VMs boot."""
+"""TPU generations, in one table: what launchers, compiler and benchmarks know of a chip.
+
+Peak and bandwidth are a chip's public figures. The clock is derived: it makes the width of the
+matrix unit equal to the peak. docs/tpu_compiler.md says how far to trust it.
+"""
 
 from __future__ import annotations
 
@@ -8,35 +12,89 @@ from dataclasses import dataclass
 from utils.errors import UserError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """One row of the table.
 
+    A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3 and v4.
+
     Attributes:
-      prefix: of accelerator types, such as `v5litepod` in `v5litepod-8`.
-      runtime_version: the image of its TPU VMs for PyTorch and JAX.
-      unit: what the number in an accelerator type counts.
-      one_host: largest number of an accelerator type that is a single host.
+      chip_tflops: public peak of a chip, bfloat16.
+      chip_gb_per_s: public bandwidth of a chip's HBM.
+      devices_per_chip: devices that the compiler sees in one chip.
+      usable_gib: HBM of a device that a program may use, as the compiler says where one needs more.
+      clock_ghz: derived, see above.
+      unit_width: side of the matrix unit.
+      dimensions: of its topologies, 2 or 3.
       pci_device: the chip's PCI device id; the vendor is 0x1ae0.
+      prefix: of accelerator types, such as `v5litepod` in `v5litepod-8`; empty: none is launched.
+      runtime_version: the image of its TPU VMs for PyTorch and JAX.
+      counts: what the number in an accelerator type counts, cores or chips.
+      one_host: largest number of an accelerator type that is a single host.
     """
 
     name: str
-    prefix: str
-    runtime_version: str
-    unit: str
-    one_host: int
+    chip_tflops: float
+    chip_gb_per_s: float
+    devices_per_chip: int = 1
+    usable_gib: float
+    clock_ghz: float
+    unit_width: int = 128
+    dimensions: int = 2
     pci_device: str
+    prefix: str = ""
+    runtime_version: str = ""
+    counts: str = ""
+    one_host: int = 0
+
+    @property
+    def peak_tflops(self) -> float:
+        """Of a device, bfloat16."""
+        return self.chip_tflops / self.devices_per_chip
+
+    @property
+    def hbm_gb_per_s(self) -> float:
+        """Of a device."""
+        return self.chip_gb_per_s / self.devices_per_chip
 
 
-# Runtime versions: the page "TPU software versions" of Cloud TPU's documentation, as it stood in
-# August 2025. PCI ids: torch_xla 2.9.0, torch_xla/_internal/tpu.py, and for v5p jax's
-# hardware_utils.py.
-GENERATIONS = (
-    Generation("v4", "v4", "tpu-ubuntu2204-base", "cores", 8, "0x005e"),
-    Generation("v5e", "v5litepod", "v2-alpha-tpuv5-lite", "chips", 8, "0x0063"),
-    Generation("v5p", "v5p", "v2-alpha-tpuv5", "cores", 8, "0x0062"),
-    Generation("v6e", "v6e", "v2-alpha-tpuv6e", "chips", 8, "0x006f"),
-)
+# Peaks and bandwidths: Cloud TPU's pages on each generation, "Peak compute per chip (bf16)".
+# Runtime versions: its page "TPU software versions", as it stood in August 2025. PCI ids: torch_xla
+# 2.9.0, torch_xla/_internal/tpu.py, and for v5p jax's hardware_utils.py.
+GENERATIONS = {
+    one.name: one
+    for one in (
+        Generation(
+            name="v2", chip_tflops=45.0, chip_gb_per_s=700, devices_per_chip=2, usable_gib=7.48,
+            clock_ghz=0.70, pci_device="0x0027",
+        ),
+        Generation(
+            name="v3", chip_tflops=123.0, chip_gb_per_s=900, devices_per_chip=2, usable_gib=15.48,
+            clock_ghz=0.94, pci_device="0x0027",
+        ),
+        Generation(
+            name="v4", chip_tflops=275.0, chip_gb_per_s=1228, devices_per_chip=2, usable_gib=15.25,
+            clock_ghz=1.05, dimensions=3, pci_device="0x005e",
+            prefix="v4", runtime_version="tpu-ubuntu2204-base", counts="cores", one_host=8,
+        ),
+        Generation(
+            name="v5e", chip_tflops=197.0, chip_gb_per_s=819, usable_gib=15.75,
+            clock_ghz=1.50, pci_device="0x0063",
+            prefix="v5litepod", runtime_version="v2-alpha-tpuv5-lite", counts="chips", one_host=8,
+        ),
+        Generation(
+            name="v5p", chip_tflops=459.0, chip_gb_per_s=2765, usable_gib=95.74,
+            clock_ghz=1.75, dimensions=3, pci_device="0x0062",
+            prefix="v5p", runtime_version="v2-alpha-tpuv5", counts="cores", one_host=8,
+        ),
+        Generation(
+            name="v6e", chip_tflops=918.0, chip_gb_per_s=1640, usable_gib=31.25,
+            clock_ghz=1.75, unit_width=256, pci_device="0x006f",
+            prefix="v6e", runtime_version="v2-alpha-tpuv6e", counts="chips", one_host=8,
+        ),
+    )
+}  # fmt: skip
+LAUNCHED = tuple(one for one in GENERATIONS.values() if one.prefix)
 PCI_VENDOR = "0x1ae0"
 
 
@@ -47,20 +105,19 @@ def find_generation(accelerator_type: str) -> Generation:
       UserError: no such type.
     """
     found = re.fullmatch(r"([a-z0-9]+)-(\d+)", accelerator_type)
-    for generation in GENERATIONS:
+    for generation in LAUNCHED:
         if found and found[1] == generation.prefix and int(found[2]) > 0:
             return generation
     if found and found[1] == "v5e":
         raise UserError(
             f"accelerator type {accelerator_type!r} is spelled v5litepod-{found[2]} by Cloud TPU"
         )
-    known = ", ".join(f"{generation.prefix}-N" for generation in GENERATIONS)
+    known = ", ".join(f"{generation.prefix}-N" for generation in LAUNCHED)
     raise UserError(
         f"accelerator type {accelerator_type!r} is not known; use {known}, such as v5litepod-8"
     )
 
 
-def is_pod(accelerator_type: str) -> bool:
-    """Whether a slice spans several hosts."""
-    generation = find_generation(accelerator_type)
-    return int(accelerator_type.rpartition("-")[2]) > generation.one_host
+def name_chip(pci_device: str) -> list[str]:
+    """The generations whose chips carry a PCI device id; v2 and v3 share one."""
+    return [one.name for one in GENERATIONS.values() if one.pci_device == pci_device]

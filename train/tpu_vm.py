@@ -21,7 +21,7 @@ from train import commands
 from train.commands import VENV, CreateOptions, Tpu
 from train.describe import describe, read_queued_state
 from train.execute import Executor
-from train.generations import GENERATIONS, find_generation
+from train.generations import LAUNCHED, find_generation
 from train.lifecycle import create, delete, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
@@ -79,7 +79,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 
 def _add_create_flags(verb: argparse.ArgumentParser) -> None:
-    types = ", ".join(f"{generation.prefix}-N" for generation in GENERATIONS)
+    types = ", ".join(f"{generation.prefix}-N" for generation in LAUNCHED)
     add = verb.add_argument
     add("--accelerator-type", required=verb.prog.endswith("create"), default="", help=types)
     add("--version", default="", help="runtime version (default: the generation's)")

@@ -20,7 +20,8 @@ from tools.tpu.export import StepExport
 from tools.tpu.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
 from tools.tpu.schema import Report
 from tools.tpu.scopes import Origin, read_origin
-from tools.tpu.targets import GENERATIONS, parse_target
+from tools.tpu.targets import parse_target
+from train.generations import GENERATIONS
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

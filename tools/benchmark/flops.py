@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train.generations import GENERATIONS, PCI_VENDOR
+from train.generations import LAUNCHED, PCI_VENDOR, name_chip
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -19,14 +19,11 @@ _IMAGES = 2  # BatchNorm in training mode refuses a single value
 _A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
 _HOPPER = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}
 # Dense TFLOP/s of one device by the type that its matmuls compute in, under the name that the
-# device gives itself. Sources: "Peak compute per chip (bf16)" on Cloud TPU's pages on v4, v5e, v5p
-# and v6e; NVIDIA's data sheets of T4, V100, A100, L4, H100 and H200, halved where a sheet counts
-# structured sparsity. What is not published is not here: a TPU's fp32.
+# device gives itself. Sources: the table of TPU generations; NVIDIA's data sheets of T4, V100,
+# A100, L4, H100 and H200, halved where a sheet counts structured sparsity. What is not published is
+# not here: a TPU's fp32.
 PEAK_TFLOPS: dict[str, dict[str, float]] = {
-    "TPU v4": {"bf16": 275.0},
-    "TPU v5e": {"bf16": 197.0},
-    "TPU v5p": {"bf16": 459.0},
-    "TPU v6e": {"bf16": 918.0},
+    **{f"TPU {one.name}": {"bf16": one.chip_tflops} for one in LAUNCHED},
     "Tesla T4": {"fp16": 65.0, "fp32": 8.1},
     "Tesla V100-SXM2-16GB": {"fp16": 125.0, "fp32": 15.7},
     "Tesla V100-SXM2-32GB": {"fp16": 125.0, "fp32": 15.7},
@@ -53,10 +50,9 @@ def name_hardware(name: str, pci_devices: Path = _PCI_DEVICES) -> str:
     for vendor in sorted(pci_devices.glob("*/vendor")):
         if vendor.read_text().strip() != PCI_VENDOR:
             continue
-        found = (vendor.parent / "device").read_text().strip()
-        for generation in GENERATIONS:
-            if generation.pci_device == found:
-                return f"TPU {generation.name}"
+        names = name_chip((vendor.parent / "device").read_text().strip())
+        if len(names) == 1:
+            return f"TPU {names[0]}"
     return name
 
 

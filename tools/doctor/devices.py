@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine
-from train.generations import GENERATIONS, PCI_VENDOR
+from train.generations import PCI_VENDOR, name_chip
 
 _PCI = "sys/bus/pci/devices"
 # Left over from an experiment with parts of a slice, they hide chips from a whole run.
@@ -154,8 +154,6 @@ def list_device_files(machine: Machine) -> list[Path]:
 
 def _list_chips(machine: Machine) -> list[str]:
     """The generation of every TPU chip."""
-    names = {generation.pci_device: generation.name for generation in GENERATIONS}
-    names["0x0027"] = "v2 or v3"
     found = []
     for device in machine.find(_PCI, "*"):
         try:
@@ -163,8 +161,9 @@ def _list_chips(machine: Machine) -> list[str]:
             kind = (device / "device").read_text().strip()
         except OSError:
             continue
-        if vendor == PCI_VENDOR and kind in names:
-            found.append(names[kind])
+        names = name_chip(kind)
+        if vendor == PCI_VENDOR and names:
+            found.append(" or ".join(names))
     return found
 
 

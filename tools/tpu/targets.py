@@ -1,9 +1,4 @@
-"""TPU generations as the compiler knows them: names, sizes, and what a device of each can do.
-
-A device is what the compiler compiles for: a chip of v5e, v5p and v6e, a core of v2, v3 and v4.
-Peak and bandwidth are a chip's public figures, divided by its devices; the clock is derived: it
-makes the width of the matrix unit equal to the peak. docs/tpu_compiler.md says how far to trust it.
-"""
+"""What to compile for: slices of a TPU generation, as a person writes and libtpu takes them."""
 
 from __future__ import annotations
 
@@ -11,42 +6,9 @@ import math
 import re
 from dataclasses import dataclass
 
+from train.generations import GENERATIONS, Generation
 from utils.errors import UserError, get_hint
 
-
-@dataclass(frozen=True)
-class ChipFigures:
-    """One device of a TPU generation.
-
-    Args:
-      peak_tflops: bfloat16.
-      usable_gib: HBM that a program may use, as this compiler says where one needs more.
-      hbm_gb_per_s: public bandwidth.
-      clock_ghz: derived, see above.
-      dimensions: of its topologies, 2 or 3.
-      devices_per_chip: devices that the compiler sees in one chip.
-    """
-
-    name: str
-    peak_tflops: float
-    usable_gib: float
-    hbm_gb_per_s: float
-    clock_ghz: float
-    dimensions: int
-    devices_per_chip: int = 1
-
-
-GENERATIONS = {
-    one.name: one
-    for one in (
-        ChipFigures("v2", 22.5, 7.48, 350, 0.70, 2, 2),
-        ChipFigures("v3", 61.5, 15.48, 450, 0.94, 2, 2),
-        ChipFigures("v4", 137.5, 15.25, 614, 1.05, 3, 2),
-        ChipFigures("v5e", 197.0, 15.75, 819, 1.50, 2),
-        ChipFigures("v5p", 459.0, 95.74, 2765, 1.75, 3),
-        ChipFigures("v6e", 918.0, 31.25, 1640, 1.75, 2),
-    )
-}
 # Chips -> sides, where a target does not say them.
 _SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16)}
 _SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}
@@ -58,7 +20,7 @@ _HOST_SIDE = 2
 class Target:
     """A slice of one generation."""
 
-    generation: ChipFigures
+    generation: Generation
     sides: tuple[int, ...]
 
     @property
@@ -118,7 +80,7 @@ def list_targets() -> str:
     return ", ".join(f"{g.name}:{shapes[g.dimensions]}" for g in GENERATIONS.values())
 
 
-def _choose_sides(generation: ChipFigures, chips: int) -> tuple[int, ...]:
+def _choose_sides(generation: Generation, chips: int) -> tuple[int, ...]:
     table = _SIDES if generation.dimensions == 2 else _SIDES_3D
     needed = math.ceil(chips / generation.devices_per_chip)
     for size in sorted(table):

@@ -15,7 +15,7 @@ from tools.benchmark.flops import (
 )
 from tools.benchmark.loop import Block, Record, summarise
 from tools.benchmark.report import compare, read_report, write_csv
-from train.generations import GENERATIONS
+from train.generations import LAUNCHED
 from utils.errors import UserError
 
 FACTS = {
@@ -118,7 +118,7 @@ def test_a_peak_is_known_by_name_and_type_or_not_at_all():
     assert get_peak_tflops("NVIDIA H200", "fp32") == 67.0
     assert get_peak_tflops("NVIDIA H200 MIG 1g.18gb", "bf16") is None
     assert get_peak_tflops("CPU", "bf16") is None
-    assert all(f"TPU {one.name}" in PEAK_TFLOPS for one in GENERATIONS)
+    assert all(f"TPU {one.name}" in PEAK_TFLOPS for one in LAUNCHED)
 
 
 def test_a_tpu_is_named_by_its_chips(tmp_path):
@@ -128,6 +128,9 @@ def test_a_tpu_is_named_by_its_chips(tmp_path):
         (folder / "vendor").write_text(f"{vendor}\n")
         (folder / "device").write_text(f"{device}\n")
     assert name_hardware("TPU", tmp_path) == "TPU v6e"
+    # v2 and v3 cannot be told apart.
+    (tmp_path / "0000:00:01.0/device").write_text("0x0027\n")
+    assert name_hardware("TPU", tmp_path) == "TPU"
     assert name_hardware("TPU", tmp_path / "none") == "TPU"
     assert name_hardware("NVIDIA H200", tmp_path) == "NVIDIA H200"
 
