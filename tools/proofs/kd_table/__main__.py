@@ -122,9 +122,9 @@ def run_entry(
 
 def start(config: Any) -> None:
     """One run in this process."""
-    import main as program
+    import job
 
-    if program.start(config):
+    if job.start(config):
         raise RuntimeError("the run was stopped; its last lines say why")
 
 
