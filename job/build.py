@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, create_schedule
 from tasks import TASKS
 from utils.ema import create_ema
+from utils.json_types import JsonObject
 from utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Parts:
     task: RunTask
     train_loaders: list[Loader]
     eval_loader: Loader
-    resumed: dict[str, Any] = field(default_factory=dict)
+    resumed: JsonObject = field(default_factory=dict)
     teacher_metrics: list[dict[str, float]] = field(default_factory=list)
 
     @property

@@ -12,6 +12,7 @@ from store.catalogue import TRAIN
 from store.changes import hash_config
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.config import get_resume_rules
+from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 from utils.metrics import LostRunError, MetricWriter
 from utils.progress import Progress
@@ -20,7 +21,7 @@ from utils.stall import StallWatch
 from utils.stopping import StopRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from datasets import Batch
     from engine import TrainState
@@ -203,7 +204,7 @@ class RunCallbacks(Callbacks):
             raise failure or CheckpointError(text)
         return answer
 
-    def _collect(self, state: TrainState) -> tuple[Any, Mapping[str, Any]]:
+    def _collect(self, state: TrainState) -> tuple[Any, JsonMapping]:
         parts, facts = collect_state(state, self.runtime.fetch_all)
         return parts, facts | describe_checkpoint(self.runtime, self.job, self.parts)
 
@@ -212,7 +213,7 @@ class RunCallbacks(Callbacks):
             self.session.end(self.parts.state.step, "failed", reason)
 
 
-def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> dict[str, Any]:
+def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:
     """What a checkpoint tells beside its tensors: position, schedule, seeds, configuration."""
     state, plan = parts.state, parts.plan
     epoch, batches = divmod(state.step, plan.steps_per_epoch)

@@ -22,6 +22,7 @@ from tasks.classify_check import ClassifyCheck, identify_teachers
 from utils.config.checks import check_profiled_steps
 from utils.config.keys import check_devices
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.runtime import choose_device, count_planned_ranks, find_planned_ranks
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     return job
 
 
-def describe_answers(config: RunConfig) -> tuple[dict[str, Any], list[str], int]:
+def describe_answers(config: RunConfig) -> tuple[JsonObject, list[str], int]:
     """Stream, teachers and classes of a run: what a cache of its teachers' answers belongs to."""
     found = ClassifyCheck(config)
     processes = find_planned_ranks(config.runtime, choose_device(config.runtime))

@@ -25,6 +25,7 @@ from utils.checkpoint import load_checkpoint
 from utils.config import dump_config
 from utils.curves import draw_run
 from utils.errors import EXIT_PREEMPTED, UserError
+from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
 from utils.storage import StorageError
 
@@ -124,7 +125,7 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession) ->
     )  # fmt: skip
 
 
-def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> dict[str, Any]:
+def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> JsonObject:
     """Train to the end, export the student and report what it has become."""
     state = parts.state
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)

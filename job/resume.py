@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,6 +14,7 @@ from store.session import RunSession
 from utils.checkpoint import (
     CheckpointError,
     Location,
+    Table,
     compare_tensors,
     find_checkpoint,
     has_checkpoints,
@@ -23,6 +24,7 @@ from utils.checkpoint import (
 )
 from utils.config import get_resume_rules
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
 from utils.weights import Weights, check_fitting, load_fitting, open_weights
@@ -108,7 +110,7 @@ def check_resume(job: Job, student: nn.Module) -> None:
             get_logger().warning("changed since the checkpoint was written: %s", line)
 
 
-def check_same_config(job: Job, facts: dict[str, Any]) -> list[str]:
+def check_same_config(job: Job, facts: JsonObject) -> list[str]:
     """Refuse a checkpoint of another configuration; gives a line for each change of bits.
 
     Raises:
@@ -143,7 +145,7 @@ def start_weights(job: Job, student: nn.Module) -> None:
         load_fitting(student, _open_start(job))
 
 
-def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
+def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
     """Bring the state back that the job goes on from; nothing to do for a new run.
 
     A checkpoint that proves broken only now gives way to an older one, unless it was named.
@@ -170,7 +172,7 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> dict[str, Any]:
 
 def _restore_from(
     runtime: Runtime, job: Job, state: TrainState, location: Location
-) -> tuple[Location, dict[str, Any]]:
+) -> tuple[Location, JsonObject]:
     wanted = job.config.run.resume
     is_named = wanted != "auto" and open_folder(wanted).name == open_folder(location).name
     try:
@@ -185,7 +187,7 @@ def _restore_from(
     return found, facts
 
 
-def describe_hardware(runtime: Runtime) -> dict[str, Any]:
+def describe_hardware(runtime: Runtime) -> JsonObject:
     """What decides the bits beside the configuration: device, ranks, threads, versions."""
     return {
         **runtime.describe(),
@@ -194,7 +196,7 @@ def describe_hardware(runtime: Runtime) -> dict[str, Any]:
     }
 
 
-def _check_hardware(runtime: Runtime, job: Job, facts: dict[str, Any]) -> None:
+def _check_hardware(runtime: Runtime, job: Job, facts: JsonObject) -> None:
     """Tell, or with train.deterministic refuse, hardware on which bits cannot be the same."""
     then, now = facts.get("environment", {}), describe_hardware(runtime)
     changed = [f"{k} was {then[k]}, is {now[k]}" for k in now if then.get(k, now[k]) != now[k]]
@@ -265,7 +267,7 @@ def _find_owner(config: RunConfig, store: RunStore, checkpoint: Location) -> Run
     return root.get(home.name)
 
 
-def _check_model(student: nn.Module, table: dict[str, list[Any]], checkpoint: Location) -> None:
+def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None:
     """All tensors of the model at once: names, shapes and types."""
     own = {f"model/{name}": value for name, value in student.state_dict().items()}
     found = {name: entry for name, entry in table.items() if name.startswith("model/")}

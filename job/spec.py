@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import engine
 from datasets import create_source
 from utils.config.keys import get_stream_values
+from utils.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -52,7 +53,7 @@ class TaskCheck(Protocol):
     def find_facts(self) -> TaskFacts:
         """All that was found, once the student has been tried."""
 
-    def check_stream(self, stream: dict[str, Any], teachers: list[str]) -> None:
+    def check_stream(self, stream: JsonObject, teachers: list[str]) -> None:
         """Refuse what was stored for another stream of examples."""
 
 
@@ -92,7 +93,7 @@ class RunTask(engine.Task, Protocol):
     def place(self, runtime: Runtime) -> None:
         """Put on the device what an evaluation needs beside the model."""
 
-    def start(self, plan: engine.Plan, stream: Mapping[str, Any], shard: tuple[int, int]) -> None:
+    def start(self, plan: engine.Plan, stream: JsonMapping, shard: tuple[int, int]) -> None:
         """Make ready what travels with the batches of a rank."""
 
     def create_inputs(self, examples: int) -> Tensor:
@@ -135,15 +136,15 @@ class Job:
     run: Run
     checkpoint: Location | None
     facts: TaskFacts
-    stream: dict[str, Any]
+    stream: JsonObject
     total_steps: int
     steps_per_epoch: int
     num_parameters: int
 
 
 def describe_stream(
-    config: RunConfig, dataset: DatasetFacts, of_task: Mapping[str, Any], processes: int | None
-) -> dict[str, Any]:
+    config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping, processes: int | None
+) -> JsonObject:
     """All that decides which examples come when, and what is drawn for them.
 
     Two runs with equal descriptions see the same examples in the same batches. Keys come in by
@@ -167,7 +168,7 @@ def describe_stream(
     }
 
 
-def settle_processes(stream: Mapping[str, Any], processes: int) -> dict[str, Any]:
+def settle_processes(stream: JsonMapping, processes: int) -> JsonObject:
     """The stream's description once the number of input processes is certain."""
     count = processes if stream["order"] == "sharded" else 0
     return {**stream, "input_processes": count}

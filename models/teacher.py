@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from models.factory import build_model, find_model_name
 from models.transforms import InputTransform, spread_channels
 from utils.config.sections import TeacherSection
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.storage import open_folder
 from utils.weights import load_weights, open_weights
 
@@ -169,7 +170,7 @@ def _create_teacher(
     return Teacher(model, transform, classes=classes, weight=section.weight)
 
 
-def _choose_name(section: TeacherSection, facts: dict[str, Any]) -> str:
+def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
     name = section.model or facts.get("model", "")
     if not name:
         raise UserError(
@@ -186,7 +187,7 @@ def _choose_name(section: TeacherSection, facts: dict[str, Any]) -> str:
 
 def _create_transform(
     section: TeacherSection,
-    facts: dict[str, Any],
+    facts: JsonObject,
     model: nn.Module,
     student_transform: InputTransform,
 ) -> InputTransform:

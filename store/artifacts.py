@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from store.attempts import ATTEMPTS_FILE
 from store.lock import LOCK_FILE
 from store.mirror import RUN_FILE
+from utils.json_types import JsonObject
 from utils.storage import compute_crc32c, open_folder, write_atomically
 
 ARTIFACTS_FILE = "artifacts.json"
@@ -19,7 +19,7 @@ _KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".y
           ".json": "facts"}  # fmt: skip
 
 
-def publish_artifacts(folder: Path, remote: str = "") -> list[dict[str, Any]]:
+def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
     """List a run's files with their checksums in `artifacts.json`, on its bucket too.
 
     Args:

@@ -7,19 +7,19 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from store.history import parse_lines
+from utils.json_types import JsonObject
 
 ATTEMPTS_FILE = "attempts.jsonl"
 
 
-def read_attempts(folder: Path) -> list[dict[str, Any]]:
+def read_attempts(folder: Path) -> list[JsonObject]:
     """The attempts of a run in their order: number, host, from_step, began, and how each ended."""
     path = folder / ATTEMPTS_FILE
     if not path.is_file():
         return []
-    found: dict[int, dict[str, Any]] = {}
+    found: dict[int, JsonObject] = {}
     for line in parse_lines(path.read_text(encoding="utf-8", errors="replace")):
         number = line.get("attempt")
         if isinstance(number, int):
@@ -32,7 +32,7 @@ def format_utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def begin_attempt(folder: Path, from_step: int, hardware: dict[str, Any]) -> int:
+def begin_attempt(folder: Path, from_step: int, hardware: JsonObject) -> int:
     """Note that a program goes on with a run; gives the attempt's number, 1 for the first.
 
     Args:
@@ -50,7 +50,7 @@ def end_attempt(folder: Path, number: int, step: int, status: str, reason: str =
     _append(folder, {**ended, **({"reason": reason} if reason else {})})
 
 
-def _append(folder: Path, line: dict[str, Any]) -> None:
+def _append(folder: Path, line: JsonObject) -> None:
     path = folder / ATTEMPTS_FILE
     # A line that a kill has torn must not swallow the next one.
     torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0

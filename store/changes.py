@@ -9,13 +9,14 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
 
 # Key -> what its own field says of another value in a continuation: free, warns, between_epochs or
 # refused. A key without a rule is refused.
 Rules = Mapping[str, str]
 
 
-def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(config: JsonMapping) -> JsonObject:
     """`section.key` -> value of a dumped configuration."""
     return {
         f"{section}.{key}": value
@@ -25,13 +26,13 @@ def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def hash_config(config: Mapping[str, Any], rules: Rules) -> str:
+def hash_config(config: JsonMapping, rules: Rules) -> str:
     """A hash of what must not change between start and continuation."""
     fixed = {key: value for key, value in flatten(config).items() if _is_refused(key, rules)}
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ, with both values; a key that one side does not know is left out.
 
     A newer program knows more keys than the one that began the run.
@@ -43,7 +44,7 @@ def find_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, t
 
 
 def check_changes(
-    then: Mapping[str, Any], now: Mapping[str, Any], allowed: Iterable[str], rules: Rules
+    then: JsonMapping, now: JsonMapping, allowed: Iterable[str], rules: Rules
 ) -> list[str]:
     """Refuse a continuation whose configuration would make it another run.
 
@@ -77,8 +78,8 @@ def check_changes(
 
 
 def check_stream(
-    then: Mapping[str, Any],
-    now: Mapping[str, Any],
+    then: JsonMapping,
+    now: JsonMapping,
     allowed: Iterable[str],
     rules: Rules,
     *,

@@ -10,10 +10,10 @@ import json
 import threading
 import time
 import uuid
-from typing import Any
 
 from store.owner import describe_self, explain, is_of_this_machine, is_running, name_owner
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import Folder, open_folder
 
@@ -87,7 +87,7 @@ class Claim:
             with contextlib.suppress(OSError):
                 open_folder(self.place).write_claim(CLAIM_FILE, "{}", self._version)
 
-    def _is_free(self, owner: dict[str, Any], silent_s: float) -> bool:
+    def _is_free(self, owner: JsonObject, silent_s: float) -> bool:
         if not owner or silent_s >= self._patience_s:
             return True
         return is_of_this_machine(owner) and not is_running(owner)
@@ -115,7 +115,7 @@ class Claim:
                 return
 
 
-def _parse(found: tuple[str, str] | None) -> dict[str, Any]:
+def _parse(found: tuple[str, str] | None) -> JsonObject:
     try:
         owner = json.loads(found[0]) if found is not None else {}
     except ValueError:

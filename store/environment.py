@@ -8,13 +8,14 @@ import platform
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any
+
+from utils.json_types import JsonObject
 
 _PACKAGES = ("torch", "torch_xla", "timm", "tensorflow-cpu", "tensorflow", "tensorflow-datasets",
              "numpy")  # fmt: skip
 
 
-def read_environment() -> dict[str, Any]:
+def read_environment() -> JsonObject:
     """Versions, git commit, host and Python; asks git, so it takes a moment."""
     versions = {}
     for package in _PACKAGES:

@@ -6,14 +6,14 @@ import contextlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from store.catalogue import EVAL, HEAD, LOOP, LOSS, METRICS, TRAIN, Catalogue
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.storage import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
-Line = dict[str, Any]
+Line = JsonObject
 # What lines without a kind called the numbers of an evaluation.
 _OLD_EVAL = "eval_"
 _OF_LOOP = Catalogue(*LOOP)

@@ -10,11 +10,12 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from store.claim import Claim
 from store.owner import describe_self, explain, name_owner
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.log import get_logger
 
 LOCK_FILE = "run.lock"
@@ -127,7 +128,7 @@ class RunLock:
                 os.utime(self.path)
 
 
-def find_owner(folder: Path) -> dict[str, Any]:
+def find_owner(folder: Path) -> JsonObject:
     """The program that has a run right now; empty if none has. Changes nothing."""
     path = folder / LOCK_FILE
     try:
@@ -166,7 +167,7 @@ def _try_lock(file: IO[str]) -> bool:
     return True
 
 
-def _read_owner(file: IO[str]) -> dict[str, Any]:
+def _read_owner(file: IO[str]) -> JsonObject:
     file.seek(0)
     try:
         owner = json.loads(file.read())
@@ -182,7 +183,7 @@ def _write_owner(file: IO[str]) -> None:
     file.flush()
 
 
-def _may_be_alive_elsewhere(owner: dict[str, Any], path: Path) -> bool:
+def _may_be_alive_elsewhere(owner: JsonObject, path: Path) -> bool:
     """Whether an owner whose lock this host does not see may still be at work."""
     if not owner or owner.get("host") == socket.gethostname():
         return False

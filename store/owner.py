@@ -6,12 +6,13 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from utils.json_types import JsonObject
 
-def name_owner(owner: dict[str, Any]) -> str:
+
+def name_owner(owner: JsonObject) -> str:
     """Process, host and start, in words."""
     started = owner.get("started")
     since = ""
@@ -20,7 +21,7 @@ def name_owner(owner: dict[str, Any]) -> str:
     return f"process {owner.get('pid', '?')} on {owner.get('host', 'an unknown host')}{since}"
 
 
-def explain(place: str | Path, owner: dict[str, Any]) -> str:
+def explain(place: str | Path, owner: JsonObject) -> str:
     """Why a run cannot be had, and the way out."""
     return (
         f"run.run_id: {place} is being written by {name_owner(owner)}; wait for it, stop it, or "
@@ -28,7 +29,7 @@ def explain(place: str | Path, owner: dict[str, Any]) -> str:
     )
 
 
-def describe_self() -> dict[str, Any]:
+def describe_self() -> JsonObject:
     """What a lock says of this program."""
     return {
         "host": socket.gethostname(),
@@ -38,12 +39,12 @@ def describe_self() -> dict[str, Any]:
     }
 
 
-def is_of_this_machine(owner: dict[str, Any]) -> bool:
+def is_of_this_machine(owner: JsonObject) -> bool:
     """Whether an owner's process number means something here: same boot, same container."""
     return bool(owner) and owner.get("machine") == _get_machine()
 
 
-def is_running(owner: dict[str, Any]) -> bool:
+def is_running(owner: JsonObject) -> bool:
     """Whether an owner of this machine is still at work."""
     try:
         # A process that began after the owner wrote its name has taken over its number.

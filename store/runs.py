@@ -20,6 +20,7 @@ from store.ids import check_name, create_id, create_run_name, is_id
 from store.lock import LOCK_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE, send_small
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import (
     ASIDE,
@@ -70,7 +71,7 @@ class Run:
             return join_place(self.checkpoint_root, self.path.parent.name, self.path.name)
         return join_place(self.remote or self.path, CHECKPOINTS)
 
-    def read(self) -> dict[str, Any]:
+    def read(self) -> JsonObject:
         """What run.json says here; empty before the run has begun, or if it is damaged."""
         file = self.path / RUN_FILE
         try:
@@ -204,7 +205,7 @@ def set_aside(folder: Folder) -> Folder:
     return folder.rename(name)
 
 
-def begin(run: Run, config_text: str, facts: dict[str, Any], *, newest_id: str = "") -> None:
+def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "") -> None:
     """Make a run's directory and write its configuration and facts; its id stays if it has one.
 
     Args:
@@ -255,12 +256,12 @@ def _is_run(folder: Folder) -> bool:
     return "status" in facts and (is_id(facts.get("id")) or "number" in facts or "started" in facts)
 
 
-def _read_facts(folder: Folder) -> dict[str, Any]:
+def _read_facts(folder: Folder) -> JsonObject:
     text = folder.read_texts([RUN_FILE]).get(RUN_FILE, "")
     return _parse(text, f"{folder}/{RUN_FILE}") if text else {}
 
 
-def _read_runs(folder: Folder) -> dict[str, dict[str, Any]]:
+def _read_runs(folder: Folder) -> dict[str, JsonObject]:
     """run.json of every run of an experiment, by name."""
     files = {
         f"{name}/{RUN_FILE}": name
@@ -271,7 +272,7 @@ def _read_runs(folder: Folder) -> dict[str, dict[str, Any]]:
     return {files[file]: _parse(text, f"{folder}/{file}") for file, text in texts.items()}
 
 
-def _parse(text: str, file: str | Path) -> dict[str, Any]:
+def _parse(text: str, file: str | Path) -> JsonObject:
     try:
         facts = json.loads(text)
     except ValueError as error:
@@ -280,7 +281,7 @@ def _parse(text: str, file: str | Path) -> dict[str, Any]:
     return facts if isinstance(facts, dict) else {}
 
 
-def _get_age(facts: dict[str, Any]) -> tuple[str, int, float]:
+def _get_age(facts: JsonObject) -> tuple[str, int, float]:
     """Orders runs by their beginning; those of version 1 have a number, or their clock alone."""
     number, started = facts.get("number", 0), facts.get("started", 0.0)
     return (

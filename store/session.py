@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import Any
 
 from store.artifacts import publish_artifacts
 from store.attempts import begin_attempt, end_attempt, format_utc
 from store.lock import RunLock
 from store.mirror import Mirror, pull
 from store.runs import Run, begin, check_free, find_leftovers, has_facts, set_aside
+from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import Folder, open_folder
 
@@ -72,7 +72,7 @@ class RunSession:
             pull(self.run.path, self.run.remote)
 
     def begin(
-        self, config_text: str, facts: dict[str, Any], *, from_step: int, newest_id: str = ""
+        self, config_text: str, facts: JsonObject, *, from_step: int, newest_id: str = ""
     ) -> None:
         """Write what is known at the start, once everything has been built.
 
@@ -94,7 +94,7 @@ class RunSession:
             # The new run stands on its own feet; only now the one that it replaces may go.
             self._aside.pop().remove()
 
-    def complete(self, step: int, final: dict[str, Any]) -> None:
+    def complete(self, step: int, final: JsonObject) -> None:
         """Note a run's end, after all that it leaves behind has been sent and checked.
 
         Raises:
@@ -129,7 +129,7 @@ class RunSession:
         self._lock.release()
 
 
-def _get_end() -> dict[str, Any]:
+def _get_end() -> JsonObject:
     """When a run ended: seconds since 1970, and for people."""
     now = time.time()
     return {"ended": now, "ended_utc": format_utc(now)}

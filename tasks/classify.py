@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from tasks.rehearsal import FeatureShapes, check_images, find_feature_shapes
 from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
 from tasks.term_weights import TermWeights
 from utils.errors import UserError
+from utils.json_types import JsonMapping
 from utils.log import get_logger
 from utils.metrics import Evaluation
 
@@ -162,7 +163,7 @@ class Classify:
         """Put what stands before the student on the device."""
         self.transform.to(runtime.device)
 
-    def start(self, plan: Plan, stream: Mapping[str, Any], shard: tuple[int, int]) -> None:
+    def start(self, plan: Plan, stream: JsonMapping, shard: tuple[int, int]) -> None:
         """Make ready what travels with the batches of a rank.
 
         Args:

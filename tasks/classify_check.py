@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -33,6 +33,7 @@ from tasks.rehearsal import (
 )
 from tasks.teacher_cache import open_cache
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
@@ -78,7 +79,7 @@ class ClassifyCheck:
         self._feature_shapes: FeatureShapes | None = None
 
     @property
-    def stream(self) -> dict[str, Any]:
+    def stream(self) -> JsonObject:
         """What beside keys decides which answers a teacher gives."""
         return {"num_classes": self.num_classes}
 
@@ -120,7 +121,7 @@ class ClassifyCheck:
             feature_shapes=self._feature_shapes,
         )
 
-    def check_stream(self, stream: dict[str, Any], teachers: list[str]) -> None:
+    def check_stream(self, stream: JsonObject, teachers: list[str]) -> None:
         """Refuse stored answers to another stream of examples or of other teachers."""
         if self.config.distill.teacher_cache:
             open_cache(self.config, stream, teachers, shard=(0, 1))
@@ -205,7 +206,7 @@ def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
     return classes
 
 
-def _describe_export(config: RunConfig, classes: int) -> dict[str, Any]:
+def _describe_export(config: RunConfig, classes: int) -> JsonObject:
     """How to create the student again, and what its input looks like."""
     arguments = dict(config.model.args)
     if config.model.image_size is not None:

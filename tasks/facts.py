@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from utils.json_types import JsonObject
+
 if TYPE_CHECKING:
     from datasets import DatasetFacts
 
@@ -24,7 +26,7 @@ class TaskFacts:
 
     dataset: DatasetFacts
     model_arguments: dict[str, Any]
-    export: dict[str, Any]
-    stream: dict[str, Any]
+    export: JsonObject
+    stream: JsonObject
     teachers: list[str]
     description: str

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, open_folder
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class CacheWriter:
 
 
 def write_manifest(
-    folder: Path, stream: Mapping[str, Any], teachers: list[str], shape: CacheShape, writers: int
+    folder: Path, stream: JsonMapping, teachers: list[str], shape: CacheShape, writers: int
 ) -> None:
     """Say what a cache holds; one that is there already must say the same, but for more epochs."""
     manifest = {
@@ -175,7 +175,7 @@ def write_manifest(
     temporary.replace(path)
 
 
-def read_manifest(place: str | Path | Folder) -> dict[str, Any]:
+def read_manifest(place: str | Path | Folder) -> JsonObject:
     """The manifest of a cache.
 
     Raises:
@@ -298,7 +298,7 @@ class TeacherCache:
 
 
 def open_cache(
-    config: RunConfig, stream: Mapping[str, Any], teachers: list[str], shard: tuple[int, int]
+    config: RunConfig, stream: JsonMapping, teachers: list[str], shard: tuple[int, int]
 ) -> TeacherCache:
     """The cache of a run, checked against it.
 
@@ -327,7 +327,7 @@ def open_cache(
 
 
 def _refuse_difference(
-    folder: Path | Folder, found: Mapping[str, Any], wanted: Mapping[str, Any], key: str
+    folder: Path | Folder, found: JsonMapping, wanted: JsonMapping, key: str
 ) -> None:
     """Name the first thing in which a cache is not what is wanted."""
     for name, value in wanted.items():

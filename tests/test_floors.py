@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Room -> floor. A module belongs to the longest room that its name begins with.
 FLOORS = {
     "utils.registry": 0,
+    "utils.json_types": 0,
     "utils.log": 0,
     "utils.errors": 0,
     "utils.programs": 0,

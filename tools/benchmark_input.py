@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
 
 MODES = ("pipeline", "timm", "timm_lean", "decode")
@@ -88,7 +89,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run_benchmark(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
+def run_benchmark(arguments: argparse.Namespace, work: Path) -> JsonObject:
     """Prepare files, measure the modes in turns, and give medians and ratios."""
     folder = work / "folder" / _SPLIT / "jpeg"
     folder.mkdir(parents=True)
@@ -97,7 +98,7 @@ def run_benchmark(arguments: argparse.Namespace, work: Path) -> dict[str, Any]:
     rounds = _measure_in_turns(arguments, work)
     modes = {mode: summarise(rounds[mode]) for mode in MODES}
     cpu = {mode: modes[mode]["median"] for mode in MODES}
-    result: dict[str, Any] = {
+    result: JsonObject = {
         "machine": {"cpu": _get_cpu_name(), "cores": len(os.sched_getaffinity(0))},
         "images": {"count": arguments.num_images, "mean_kb": round(mean_bytes / 1000, 1)},
         "size": arguments.size,
@@ -124,7 +125,7 @@ def summarise(cpu_ms: Sequence[float]) -> dict[str, float]:
     }
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: JsonObject) -> None:
     """The table for people."""
     machine, images = result["machine"], result["images"]
     print(
@@ -360,7 +361,7 @@ def _draw_windows(tf: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
         yield data, tf.concat([begin[:2], size[:2]], axis=0)
 
 
-def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) -> dict[str, Any]:
+def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) -> JsonObject:
     """First batch, resume and memory on many records, each order in a process of its own."""
     many = work / "many" / _SPLIT / "jpeg"
     many.mkdir(parents=True)

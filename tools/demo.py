@@ -14,10 +14,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from store import Run
 from utils.curves import draw_curves
+from utils.json_types import JsonObject
 from utils.programs import ProgramParser
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -79,7 +79,7 @@ def get_run(role: str, seed: int, options: argparse.Namespace) -> Run:
     return Run(options.output_dir / "demo" / f"{role}-seed{seed}")
 
 
-def read_row(role: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
+def read_row(role: str, seed: int, options: argparse.Namespace) -> JsonObject:
     """What a finished run says of itself."""
     facts = get_run(role, seed, options).read()
     final = facts["final"]
@@ -95,7 +95,7 @@ def read_row(role: str, seed: int, options: argparse.Namespace) -> dict[str, Any
     }
 
 
-def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+def report(rows: list[JsonObject], options: argparse.Namespace) -> None:
     """Print the table; write it as JSON, and the curves as a picture."""
     print()
     print("{:<22}{:>12}{:>18}{:>10}{:>8}".format(*COLUMNS))
@@ -121,7 +121,7 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
     print(f"curves: {picture}\ntable:  {target}")
 
 
-def summarise(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def summarise(rows: list[JsonObject]) -> dict[str, dict[str, float]]:
     """Mean and sample standard deviation of test top-1 for each role."""
     summary = {}
     for role in ROLES:

@@ -16,6 +16,7 @@ from typing import Any
 from store import Run, read_metrics
 from store.history import get_loss_terms
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
 
 _COLUMNS = (
@@ -56,7 +57,7 @@ def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def read_run(folder: Path) -> dict[str, Any]:
+def read_run(folder: Path) -> JsonObject:
     """What a finished run says of student and teachers, on its evaluation split.
 
     Raises:
@@ -82,7 +83,7 @@ def read_run(folder: Path) -> dict[str, Any]:
     return row
 
 
-def add_gap(row: dict[str, Any], alone: float | None) -> dict[str, Any]:
+def add_gap(row: JsonObject, alone: float | None) -> JsonObject:
     """The row with (student - alone) / (teacher - alone); none where there is no gap to close."""
     gap = None
     if alone is not None and row["teacher"] is not None and row["teacher"] > alone:
@@ -90,7 +91,7 @@ def add_gap(row: dict[str, Any], alone: float | None) -> dict[str, Any]:
     return {**row, "alone": alone, "gap_closed": gap}
 
 
-def format_table(rows: list[dict[str, Any]]) -> str:
+def format_table(rows: list[JsonObject]) -> str:
     """Aligned columns; a dash where a run says nothing."""
     cells = [[title for title, _, _ in _COLUMNS]]
     for row in rows:
@@ -114,7 +115,7 @@ def read_terms(folder: Path) -> dict[str, list[tuple[int, float]]]:
     return dict(sorted(terms.items(), key=lambda item: (item[0] in ("task", "total"), item[0])))
 
 
-def draw(rows: list[dict[str, Any]], folders: list[Path], path: Path) -> Path:
+def draw(rows: list[JsonObject], folders: list[Path], path: Path) -> Path:
     """Bars of top-1, then one panel of loss terms for each run."""
     import matplotlib
 
@@ -145,7 +146,7 @@ def draw(rows: list[dict[str, Any]], folders: list[Path], path: Path) -> Path:
     return path
 
 
-def _draw_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
+def _draw_bars(axes: Any, rows: list[JsonObject]) -> None:
     """Student, teacher and the student alone of each run, side by side."""
     kinds = [("alone", "0.7"), ("student", "tab:blue"), ("teacher", "tab:orange")]
     values = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from train import commands
 from train.commands import Tpu
 from train.execute import Executor
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 # States in which a TPU VM has gone and only its name is left.
 GONE = ("PREEMPTED", "TERMINATED")
@@ -86,7 +86,7 @@ def read_queued_state(tpu: Tpu, executor: Executor) -> str | None:
     return str(state.get("state", "UNKNOWN") if isinstance(state, dict) else state)
 
 
-def read_json(text: str, what: str) -> dict[str, Any]:
+def read_json(text: str, what: str) -> JsonObject:
     """An answer of gcloud.
 
     Raises:

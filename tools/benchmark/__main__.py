@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from store import read_environment
 from tools.benchmark.report import (
@@ -34,6 +34,7 @@ from tools.benchmark.report import (
 )
 from utils.config import RunConfig, load_config
 from utils.errors import EXIT_FAILED, UserError
+from utils.json_types import JsonObject
 from utils.log import setup_logging
 from utils.programs import run_program
 from utils.runtime import (
@@ -149,9 +150,7 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     return EXIT_FAILED if any(line["is_regression"] for line in lines) else 0
 
 
-def measure_once(
-    options: argparse.Namespace, config: RunConfig
-) -> tuple[int, dict[str, Any] | None]:
+def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, JsonObject | None]:
     """Exit code and report of one measurement; no report on ranks above zero."""
     import json
 
@@ -194,7 +193,7 @@ def measure_once(
 
 def measure_scaling(
     options: argparse.Namespace, config: RunConfig, flags: Sequence[str]
-) -> tuple[int, dict[str, Any] | None]:
+) -> tuple[int, JsonObject | None]:
     """One measurement for each number of processes, each in a fresh process of its own.
 
     On the host's cores every process gets the same share, whatever their number, so that two
@@ -236,9 +235,9 @@ def _computes_on_host(config: RunConfig) -> bool:
 def create_report(
     options: argparse.Namespace,
     config: RunConfig,
-    results: list[dict[str, Any]],
-    runtime_facts: dict[str, Any],
-) -> dict[str, Any]:
+    results: list[JsonObject],
+    runtime_facts: JsonObject,
+) -> JsonObject:
     """Everything that a reader needs to believe the figures, or to measure them again."""
     settings = {
         "input": options.input,

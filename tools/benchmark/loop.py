@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tools.benchmark.flops import count_flops, get_peak_tflops, name_hardware
+from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -346,7 +347,7 @@ def get_peak_device_gib(runtime: Runtime) -> float | None:
     return None
 
 
-def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, Any]:
+def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject:
     """What was measured, and what its arithmetic weighs."""
     section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
@@ -368,7 +369,7 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> dict[str, 
     }
 
 
-def summarise(records: list[Record], facts: dict[str, Any]) -> dict[str, Any]:
+def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
     """The figures of a measurement from the records of all ranks.
 
     A block is as long as on its slowest rank; waiting is a mean over ranks, memory the largest
@@ -405,7 +406,7 @@ def summarise(records: list[Record], facts: dict[str, Any]) -> dict[str, Any]:
     return {**found, **_compare_with_bare(first.blocks)}
 
 
-def _compare_with_bare(blocks: list[Block]) -> dict[str, Any]:
+def _compare_with_bare(blocks: list[Block]) -> JsonObject:
     """Engine over bare loop: medians of pairs by the clock and of CPU time; fastest blocks."""
     if blocks[0].bare is None:
         return {}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 SCHEMA = 1
 # Figures that a comparison looks at, and whether more is better. Graphs may not grow at all.
@@ -26,7 +27,7 @@ _FREE_KEYS = ("run.", "runtime.num_processes")
 _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "device")
 
 
-def read_report(path: Path) -> dict[str, Any]:
+def read_report(path: Path) -> JsonObject:
     """An earlier report.
 
     Raises:
@@ -43,12 +44,12 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-def write_json(report: dict[str, Any], path: Path) -> None:
+def write_json(report: JsonObject, path: Path) -> None:
     """The whole report."""
     path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def write_csv(report: dict[str, Any], path: Path) -> None:
+def write_csv(report: JsonObject, path: Path) -> None:
     """A line for each measurement; environment and configuration in every one."""
     rows = [create_row(report, result) for result in report["results"]]
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -58,10 +59,10 @@ def write_csv(report: dict[str, Any], path: Path) -> None:
         writer.writerows(rows)
 
 
-def create_row(report: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+def create_row(report: JsonObject, result: JsonObject) -> JsonObject:
     """One measurement without nesting."""
     environment = report["environment"]
-    row: dict[str, Any] = {"created": report["created"]}
+    row: JsonObject = {"created": report["created"]}
     row |= {name: environment.get(name, "") for name in _ENVIRONMENT_COLUMNS}
     row |= {f"{name}_version": version for name, version in environment["packages"].items()}
     for name, value in {**report["settings"], **result}.items():
@@ -72,7 +73,7 @@ def create_row(report: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]
     return {**row, "config": json.dumps(report["config"])}
 
 
-def compare(report: dict[str, Any], base: dict[str, Any], tolerance: float) -> list[dict[str, Any]]:
+def compare(report: JsonObject, base: JsonObject, tolerance: float) -> list[JsonObject]:
     """Each figure beside the earlier one, for all numbers of processes that both have.
 
     Args:
@@ -109,7 +110,7 @@ def compare(report: dict[str, Any], base: dict[str, Any], tolerance: float) -> l
     return lines
 
 
-def print_report(report: dict[str, Any]) -> None:
+def print_report(report: JsonObject) -> None:
     """The figures as a table, one column for each measurement."""
     results = report["results"]
     print(f"{'processes':<24}" + "".join(f"{r['processes']:>14}" for r in results))
@@ -122,7 +123,7 @@ def print_report(report: dict[str, Any]) -> None:
             print(f"WARNING: {result['graphs_measured']} graphs compiled in measured steps")
 
 
-def print_comparison(lines: list[dict[str, Any]], tolerance: float) -> None:
+def print_comparison(lines: list[JsonObject], tolerance: float) -> None:
     """What has changed, and whether it may."""
     print(f"{'processes':<11}{'figure':<20}{'base':>12}{'now':>12}{'worse by':>10}")
     for line in lines:
@@ -134,7 +135,7 @@ def print_comparison(lines: list[dict[str, Any]], tolerance: float) -> None:
     print(f"tolerance {tolerance:.1%}; graphs none")
 
 
-def _check_comparable(report: dict[str, Any], base: dict[str, Any]) -> None:
+def _check_comparable(report: JsonObject, base: JsonObject) -> None:
     now, before = _flatten(report["config"]), _flatten(base["config"])
     now["--input"], before["--input"] = report["settings"]["input"], base["settings"]["input"]
     different = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
@@ -147,8 +148,8 @@ def _check_comparable(report: dict[str, Any], base: dict[str, Any]) -> None:
         )
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flatten(values: JsonObject, prefix: str = "") -> JsonObject:
+    flat: JsonObject = {}
     for key, value in values.items():
         if isinstance(value, dict):
             flat |= _flatten(value, f"{prefix}{key}.")
@@ -157,9 +158,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def _compare_figure(
-    name: str, now: dict[str, Any], before: dict[str, Any], tolerance: float
-) -> dict[str, Any]:
+def _compare_figure(name: str, now: JsonObject, before: JsonObject, tolerance: float) -> JsonObject:
     old, new = before[name], now[name]
     worse_by = old - new if COMPARED[name] else new - old
     change = worse_by / old if old else float(worse_by > 0)
@@ -177,7 +176,7 @@ def _compare_figure(
 def _format(name: str, pattern: str, factor: float = 1) -> Any:
     """A cell's text for one figure; empty where it is absent."""
 
-    def get(result: dict[str, Any]) -> str:
+    def get(result: JsonObject) -> str:
         value = result.get(name)
         return "" if value is None else pattern.format(value * factor)
 

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from utils.json_types import JsonObject
+
 SIZE = 256
 
 
@@ -50,7 +52,7 @@ def step_on_gpus(count: int) -> None:
 
 def measure(
     device: Any, all_reduce: Callable[[Any], Any], *, wait: Callable[[], None]
-) -> dict[str, Any]:
+) -> JsonObject:
     """Times of the second matmul and all-reduce, in milliseconds, and their values.
 
     The first ones compile and warm up.
@@ -73,7 +75,7 @@ def measure(
     }  # fmt: skip
 
 
-def show(device: str, found: dict[str, Any], *, world: int) -> None:
+def show(device: str, found: JsonObject, *, world: int) -> None:
     """One line, in one piece."""
     correct = found["product"] == SIZE and found["total"] == 2.0 * world
     line = json.dumps({"device": device, "world": world, "correct": correct, **found})

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.storage import is_remote, to_path
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def _is_tfds(arguments: argparse.Namespace) -> bool:
     return SOURCES.get(arguments.source) is TfdsSource
 
 
-def _get_buffer_gib(arguments: argparse.Namespace, values: dict[str, Any]) -> float:
+def _get_buffer_gib(arguments: argparse.Namespace, values: JsonObject) -> float:
     """The bytes that hold --shuffle-buffer examples."""
     from big_vision.input.catalog import load_tfds_catalog
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from store import read_environment
 from utils.config import load_config
+from utils.json_types import JsonObject
 from utils.log import setup_logging
 from utils.programs import create_program_parser, run_program
 
@@ -82,7 +83,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     return parser.parse_known_args(argv)
 
 
-def measure(config: Any, windows: int) -> dict[str, Any]:
+def measure(config: Any, windows: int) -> JsonObject:
     """Times of steps and checkpoints of a run, in seconds."""
     from utils.runtime import create_runtime
 
@@ -122,9 +123,7 @@ def time_steps(runtime: Runtime, steps: Iterator[StepResult], count: int) -> flo
     return time.perf_counter() - began
 
 
-def _time_windows(
-    callbacks: RunCallbacks, steps: Iterator[StepResult], count: int
-) -> dict[str, Any]:
+def _time_windows(callbacks: RunCallbacks, steps: Iterator[StepResult], count: int) -> JsonObject:
     runtime = callbacks.runtime
     step_s = time_steps(runtime, steps, 10) / 10
     callbacks.save(callbacks.parts.state, False)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from store import read_environment
 from utils.config import load_config
+from utils.json_types import JsonObject
 from utils.programs import ProgramParser, run_program
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> JsonObject:
     """All figures of one run."""
     from utils.runtime import create_runtime
 
@@ -68,7 +69,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             kind: StepRunner(runtime, create_config(options, folder, kind))
             for kind in ("plain", "stored", "live")
         }
-        report: dict[str, Any] = {"kinds": {}, "ratios": {}}
+        report: JsonObject = {"kinds": {}, "ratios": {}}
         for kind, runner in kinds.items():
             runner.run(2)
             report["kinds"][kind] = {"flops": runner.count_flops()}
@@ -228,7 +229,7 @@ def describe_storage(options: argparse.Namespace) -> dict[str, float]:
     return {"bytes": shape.row_dtype.itemsize, "minimum": minimum}
 
 
-def print_report(report: dict[str, Any]) -> None:
+def print_report(report: JsonObject) -> None:
     """The figures as a table."""
     print(f"{'step':<16}{'ms':>10}{'GFLOP':>10}{'time ratio':>12}{'FLOP ratio':>12}")
     for kind, facts in report["kinds"].items():

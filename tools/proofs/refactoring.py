@@ -21,11 +21,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from store import METRICS, keep_deterministic, read_metrics
 from store.history import get_numbers, modernise
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -137,7 +137,7 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run(remove, check=True, capture_output=True)
 
 
-def run_case(name: str, tree: str, path: Path, folder: Path) -> dict[str, Any]:
+def run_case(name: str, tree: str, path: Path, folder: Path) -> JsonObject:
     """Make a case's runs in one tree and read what they have left."""
     case = CASES[name]
     places = [f"--data.root={folder}/data", f"--run.output_dir={folder}/{tree}",
@@ -170,7 +170,7 @@ def call(tree: Path, words: list[str], environment: dict[str, str] | None = None
         raise UserError(f"{' '.join(words)} ended with {done.returncode} in {tree}:\n{end}")
 
 
-def normalise(line: dict[str, Any]) -> dict[str, Any]:
+def normalise(line: JsonObject) -> JsonObject:
     """What equal runs share at a line, in today's form, and its graphs.
 
     Graphs are compared here because both trees make their runs in the same way.
@@ -195,7 +195,7 @@ def hash_tensors(run: Path) -> dict[str, str]:
     return found
 
 
-def compare(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+def compare(before: JsonObject, now: JsonObject) -> list[str]:
     """What differs, one line each."""
     faults = []
     if len(before["lines"]) != len(now["lines"]):

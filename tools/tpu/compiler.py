@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from tools.tpu.export import StepExport
@@ -43,7 +44,7 @@ class Compiled:
     """
 
     hlo: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
     needed_bytes: int | None = None
     key: str = ""
     cached: bool = False
@@ -116,8 +117,8 @@ def _compute_key(export: StepExport, target: Target, devices: int, versions: dic
 
 
 def run_script(
-    script: Path, request: dict[str, Any], target: Target, time_limit_s: float
-) -> dict[str, Any]:
+    script: Path, request: JsonObject, target: Target, time_limit_s: float
+) -> JsonObject:
     """Run another child with a request; gives its `facts.json`.
 
     Raises:
@@ -156,7 +157,7 @@ def _run_child(
 
 def _start(
     script: Path,
-    request: dict[str, Any],
+    request: JsonObject,
     folder: Path,
     *,
     time_limit_s: float,

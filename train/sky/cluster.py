@@ -16,7 +16,6 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from train import commands
 from train.execute import ROOT, Executor
@@ -24,6 +23,7 @@ from train.fanout import WORKER_SOURCE
 from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from train.tree import pack_tree
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
 
 NAME_FILE = ROOT / "train/sky/.cluster_name"
@@ -195,7 +195,7 @@ def _read_name() -> tuple[str, str]:
     return words[0], words[1]
 
 
-def _read_rows(text: str) -> list[dict[str, Any]]:
+def _read_rows(text: str) -> list[JsonObject]:
     """The JSON list in SkyPilot's output, whatever it says before."""
     start = text.find("[")
     try:

@@ -24,7 +24,7 @@ from utils.checkpoint.find import (
     load_newest,
     read_best_step,
 )
-from utils.checkpoint.fit import Kind, TensorDiff, compare_tensors, get_kind
+from utils.checkpoint.fit import Kind, Table, TensorDiff, compare_tensors, get_kind
 from utils.checkpoint.manager import BEST_FILE, CheckpointManager
 from utils.checkpoint.state import collect_state, copy_tensors, restore_state
 
@@ -36,6 +36,7 @@ __all__ = [
     "CheckpointManager",
     "Kind",
     "Location",
+    "Table",
     "TensorDiff",
     "Tensors",
     "collect_state",

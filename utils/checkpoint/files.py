@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from utils.checkpoint.fit import Entry, Table
 from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, give_usual_mode, open_folder
 
 # 1: without COMMITTED, configuration and data position; still read.
@@ -34,7 +35,7 @@ class CheckpointError(RuntimeError):
     """A checkpoint is broken or cannot be written; the text names the file and what is wrong."""
 
 
-def write_checkpoint(folder: Folder, parts: Tensors, facts: Mapping[str, Any]) -> None:
+def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None:
     """Write a checkpoint under a temporary name, read it back, and let it appear whole.
 
     Raises:
@@ -70,7 +71,7 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: Mapping[str, Any]) -
     folder.publish(fill, commit)
 
 
-def load_checkpoint(location: Location | Folder) -> tuple[Tensors, dict[str, Any]]:
+def load_checkpoint(location: Location | Folder) -> tuple[Tensors, JsonObject]:
     """Tensors by part and name, and facts, of a checkpoint, every tensor checked against its table.
 
     Raises:
@@ -100,7 +101,7 @@ def load_part(location: Location | Folder, part: str) -> dict[str, Tensor]:
     return tensors
 
 
-def verify_checkpoint(location: Location | Folder) -> dict[str, Any]:
+def verify_checkpoint(location: Location | Folder) -> JsonObject:
     """Facts of a checkpoint after every tensor has been checked, one file at a time.
 
     Raises:
@@ -108,14 +109,14 @@ def verify_checkpoint(location: Location | Folder) -> dict[str, Any]:
     """
     folder = open_folder(location)
     facts = inspect_checkpoint(folder)
-    names: dict[str, dict[str, Any]] = {}
+    names: dict[str, Iterable[str]] = {}
     for part in facts["parts"]:
-        names[part] = dict.fromkeys(_read_part(folder, part, facts["tensors"], "mmap"))
+        names[part] = list(_read_part(folder, part, facts["tensors"], "mmap"))
     _check_names(folder, names, facts)
     return facts
 
 
-def inspect_checkpoint(location: Location | Folder) -> dict[str, Any]:
+def inspect_checkpoint(location: Location | Folder) -> JsonObject:
     """Facts of a checkpoint after all checks that need no tensor: marker, table, file sizes.
 
     Raises:
@@ -128,7 +129,7 @@ def inspect_checkpoint(location: Location | Folder) -> dict[str, Any]:
     return facts
 
 
-def read_table(location: Location) -> dict[str, list[Any]]:
+def read_table(location: Location) -> Table:
     """[shape, dtype, checksum] of every tensor of a checkpoint, without reading tensors."""
     try:
         return _read_state(open_folder(location))["tensors"]
@@ -136,7 +137,7 @@ def read_table(location: Location) -> dict[str, list[Any]]:
         raise UserError(f"checkpoint cannot be read: {error}; choose another") from error
 
 
-def describe_tensor(tensor: Tensor) -> list[Any]:
+def describe_tensor(tensor: Tensor) -> Entry:
     """[shape, dtype, SHA-256 of the bytes, shortened]."""
     data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     digest = hashlib.sha256(data).hexdigest()[:16]
@@ -151,7 +152,7 @@ def _hash_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _read_state(folder: Folder) -> dict[str, Any]:
+def _read_state(folder: Folder) -> JsonObject:
     """The facts of state.json, of a form that the rest may rely on."""
     try:
         facts = json.loads(folder.read_text(STATE_FILE))
@@ -169,7 +170,7 @@ def _read_state(folder: Folder) -> dict[str, Any]:
     return facts
 
 
-def _has_form(facts: Mapping[str, Any]) -> bool:
+def _has_form(facts: JsonMapping) -> bool:
     parts, tensors = facts.get("parts"), facts.get("tensors")
     if not isinstance(parts, list) or not isinstance(tensors, dict):
         return False
@@ -181,7 +182,7 @@ def _has_form(facts: Mapping[str, Any]) -> bool:
     return has_files and type(facts.get("step")) is int and isinstance(facts.get("optimizer"), dict)
 
 
-def _check_marker(folder: Folder, facts: Mapping[str, Any]) -> None:
+def _check_marker(folder: Folder, facts: JsonMapping) -> None:
     if facts["format_version"] == 1 and isinstance(folder, LocalFolder):
         return
     try:
@@ -192,7 +193,7 @@ def _check_marker(folder: Folder, facts: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{folder}: {STATE_FILE} fails its checksum")
 
 
-def _check_files(folder: Folder, facts: Mapping[str, Any]) -> None:
+def _check_files(folder: Folder, facts: JsonMapping) -> None:
     for name, size in facts.get("files", {}).items():
         try:
             found = folder.get_size(name)
@@ -202,9 +203,7 @@ def _check_files(folder: Folder, facts: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{folder}: {name} is incomplete: {found} of {size} bytes")
 
 
-def _read_part(
-    folder: Folder, part: str, table: Mapping[str, list[Any]], backend: str
-) -> dict[str, Tensor]:
+def _read_part(folder: Folder, part: str, table: Table, backend: str) -> dict[str, Tensor]:
     try:
         with folder.open_local(_get_file(part)) as path:
             tensors = _load(folder, path, backend)
@@ -222,9 +221,7 @@ def _load(folder: Folder, path: Path, backend: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{folder}: {path.name}: {_explain(error)}") from error
 
 
-def _check_part(
-    folder: Folder, part: str, tensors: Mapping[str, Tensor], table: Mapping[str, list[Any]]
-) -> None:
+def _check_part(folder: Folder, part: str, tensors: Mapping[str, Tensor], table: Table) -> None:
     for name, tensor in tensors.items():
         entry = table.get(f"{part}/{name}")
         if entry is None:
@@ -233,9 +230,7 @@ def _check_part(
             raise CheckpointError(f"{folder}: tensor {part}/{name} fails its checksum")
 
 
-def _check_names(
-    folder: Folder, parts: Mapping[str, Mapping[str, Any]], facts: Mapping[str, Any]
-) -> None:
+def _check_names(folder: Folder, parts: Mapping[str, Iterable[str]], facts: JsonMapping) -> None:
     found = {f"{part}/{name}" for part, tensors in parts.items() for name in tensors}
     if found != set(facts["tensors"]):
         raise CheckpointError(f"{folder}: tensors differ from the table of {STATE_FILE}")

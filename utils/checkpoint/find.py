@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from utils.checkpoint.files import (
     STATE_FILE,
@@ -17,6 +16,7 @@ from utils.checkpoint.files import (
     verify_checkpoint,
 )
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import Folder, LocalFolder, get_old_name, open_folder
 
@@ -58,7 +58,7 @@ def find_checkpoint(location: Location, *, verify: bool = True) -> Location:
 
 def load_newest(
     location: Location, *, fall_back: bool = True
-) -> tuple[Location, Tensors, dict[str, Any]]:
+) -> tuple[Location, Tensors, JsonObject]:
     """A checkpoint or, if a tensor of it is broken, the newest older one beside it.
 
     Args:

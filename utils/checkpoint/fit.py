@@ -12,6 +12,9 @@ from torch import Tensor
 _NAMED = 8  # names in an error's one line; the log has them all
 # The shape of a tensor and the name of its type, such as "float32".
 Kind = tuple[tuple[int, ...], str]
+# [shape, type, ...] of a tensor as JSON holds it.
+Entry = list[Any]
+Table = dict[str, Entry]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class TensorDiff:
 
 
 def compare_tensors(
-    own: Mapping[str, Any], found: Mapping[str, Any], *, exact: bool = True
+    own: Mapping[str, Tensor | Entry], found: Mapping[str, Tensor | Entry], *, exact: bool = True
 ) -> TensorDiff:
     """How tensors by name, or the [shape, type, ...] entries of a table, differ from a model's own.
 
@@ -79,7 +82,7 @@ def compare_tensors(
     )
 
 
-def get_kind(value: Any) -> Kind:
+def get_kind(value: Tensor | Entry) -> Kind:
     """The kind of a tensor, or of the entry of a table."""
     if isinstance(value, Tensor):
         return tuple(value.shape), str(value.dtype).removeprefix("torch.")

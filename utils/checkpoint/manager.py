@@ -6,12 +6,12 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from utils.checkpoint.files import CheckpointError, Location, Tensors, write_checkpoint
 from utils.checkpoint.find import get_folder_name, list_steps, read_best_step
+from utils.json_types import JsonMapping
 from utils.log import get_logger
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
 
@@ -28,7 +28,7 @@ class _Write:
 
     step: int
     parts: Tensors
-    facts: Mapping[str, Any]
+    facts: JsonMapping
     best: bool
     before: Callable[[], None] | None
 
@@ -60,7 +60,7 @@ class CheckpointManager:
         self._error: BaseException | None = None
         self._whole: set[int] = set()
 
-    def save(self, step: int, parts: Tensors, facts: Mapping[str, Any], *, best: bool) -> Folder:
+    def save(self, step: int, parts: Tensors, facts: JsonMapping, *, best: bool) -> Folder:
         """Write, read back and verify, and wait for it. Gives the checkpoint's folder."""
         self.submit(step, lambda: (parts, facts), best=best)
         self.wait()
@@ -69,7 +69,7 @@ class CheckpointManager:
     def submit(
         self,
         step: int,
-        collect: Callable[[], tuple[Tensors, Mapping[str, Any]]],
+        collect: Callable[[], tuple[Tensors, JsonMapping]],
         *,
         best: bool,
         before: Callable[[], None] | None = None,

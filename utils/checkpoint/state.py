@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -11,16 +11,30 @@ from torch import Tensor, nn
 from utils.checkpoint.files import Location, Tensors
 from utils.checkpoint.fit import compare_tensors
 from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 
 
+class TrainStateLike(Protocol):
+    """What a checkpoint holds of a run; `engine.TrainState`, which stands above this room."""
+
+    model: nn.Module
+    loss_modules: nn.Module
+    ema: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None
+    step: int
+    best_score: float | None
+    input_processes: int
+    skipped_steps: tuple[int, ...]
+
+
 def collect_state(
-    state: Any, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
-) -> tuple[Tensors, dict[str, Any]]:
+    state: TrainStateLike, fetch_all: Callable[[dict[str, Tensor]], dict[str, Tensor]]
+) -> tuple[Tensors, JsonObject]:
     """Tensors by part and name, and facts, of a train state, as host tensors.
 
     Args:
-      state: has model, ema, loss_modules, optimizer, scaler, step, best_score and the like.
       fetch_all: dict of device tensors -> dict of host tensors, in one read.
     """
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
@@ -52,9 +66,9 @@ def copy_tensors(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None
 
 
 def restore_state(
-    state: Any,
+    state: TrainStateLike,
     parts: Tensors,
-    facts: Mapping[str, Any],
+    facts: JsonMapping,
     location: Location,
     load: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] = copy_tensors,
 ) -> None:
@@ -97,21 +111,21 @@ def _check_fit(own: Tensors, found: Tensors, location: Location) -> None:
     )
 
 
-def _names_of(state: Any) -> dict[nn.Parameter, str]:
+def _names_of(state: TrainStateLike) -> dict[nn.Parameter, str]:
     names = {p: name for name, p in state.model.named_parameters()}
     return names | {p: f"extra.{name}" for name, p in state.loss_modules.named_parameters()}
 
 
-def _file_orders_of(state: Any) -> dict[str, tuple[int, ...]]:
+def _file_orders_of(state: TrainStateLike) -> dict[str, tuple[int, ...]]:
     """Axes of the parameters that lie in another order on the device than in a file."""
     modules = state.model.named_modules()
     return {f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")}
 
 
-def _flatten_optimizer(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _flatten_optimizer(state: TrainStateLike) -> tuple[dict[str, Tensor], JsonObject]:
     """An optimizer's state as tensors by name, and its plain numbers."""
     tensors: dict[str, Tensor] = {}
-    scalars: dict[str, Any] = {}
+    scalars: JsonObject = {}
     names, orders = _names_of(state), _file_orders_of(state)
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():
@@ -129,7 +143,7 @@ def _flatten_optimizer(state: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, scalars
 
 
-def _restore_scalars(state: Any, scalars: Mapping[str, Any]) -> None:
+def _restore_scalars(state: TrainStateLike, scalars: JsonMapping) -> None:
     parameters = {name: p for p, name in _names_of(state).items()}
     for name, value in scalars.items():
         owner, _, key = name.partition("|")

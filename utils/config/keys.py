@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from utils.config.metadata import ConfigSection, Devices, Resume, read_about
 from utils.config.sections import RunConfig
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def get_resume_rules() -> dict[str, Resume]:
     return {name: key.resume for name, key in get_keys().items()}
 
 
-def get_stream_values(config: RunConfig) -> dict[str, Any]:
+def get_stream_values(config: RunConfig) -> JsonObject:
     """Entries of the stream's description, with the value of their key or a list of values."""
     values = config.model_dump(mode="json")
     entries: dict[str, list[Any]] = {}

@@ -6,7 +6,7 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import yaml
 from pydantic import ValidationError
@@ -25,6 +25,7 @@ from utils.config.keys import get_keys
 from utils.config.sections import RunConfig
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 _EPILOG = """\
 Every key may stand in the YAML file of --config and on the command line (--a.b=v or --a.b v);
@@ -82,7 +83,7 @@ def load_config(argv: Sequence[str]) -> RunConfig:
     return config
 
 
-def change(config: RunConfig, **keys: dict[str, Any]) -> RunConfig:
+def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
     """The configuration with other values, checked again: `change(config, run={"resume": ""})`.
 
     Raises:
@@ -116,7 +117,7 @@ def dump_config(config: RunConfig) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def _read_flags(namespace: argparse.Namespace) -> dict[str, Any]:
+def _read_flags(namespace: argparse.Namespace) -> JsonObject:
     """The keys that the command line sets."""
     source = CliSettingsSource(
         _Settings, root_parser=_ConfigParser(prog="python main.py", add_help=False)
@@ -144,7 +145,7 @@ def _choose_experiment(path: str | None, config: RunConfig) -> str:
     return name
 
 
-def _drop(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+def _drop(values: JsonObject, keys: Sequence[str]) -> JsonObject:
     """The file's values without those that the command line sets back."""
     for key in keys:
         section, _, name = key.partition(".")
@@ -153,7 +154,7 @@ def _drop(values: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     return values
 
 
-def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+def _merge(base: JsonObject, over: JsonObject) -> JsonObject:
     """`base` with the keys of `over` on top, section by section."""
     merged = dict(base)
     for key, value in over.items():
@@ -171,7 +172,7 @@ def _describe(action: argparse.Action) -> str | None:
     return f"{action.help}{also} {describe_key(get_keys()[name])}".rstrip()
 
 
-def _validate(values: dict[str, Any]) -> RunConfig:
+def _validate(values: JsonObject) -> RunConfig:
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

@@ -8,9 +8,10 @@ from typing import Any
 import yaml
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 
-def read_yaml(path: str | None) -> dict[str, Any]:
+def read_yaml(path: str | None) -> JsonObject:
     """The sections of a file; empty without one.
 
     Raises:

@@ -13,6 +13,7 @@ import torch.profiler
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from utils.json_types import JsonObject
 from utils.runtime.feeding import Feeder
 from utils.runtime.ranks import Alone, Ranks
 
@@ -286,14 +287,14 @@ class Runtime(ABC):
 
     @property
     @abstractmethod
-    def rng_state(self) -> dict[str, Any]:
+    def rng_state(self) -> JsonObject:
         """What a checkpoint must hold of the generators; empty where steps are seeded."""
 
     def counters(self) -> dict[str, int]:
         """Since the start: `graphs` compiled, undeclared `host_reads`, ops on the host."""
         return {"graphs": 0, "host_reads": 0, "host_ops": 0}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """Device facts for run.json."""
         return {"runtime": self.name, "device": str(self.device), "world_size": self.ranks.size}
 

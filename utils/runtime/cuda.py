@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.runtime.base import B
 from utils.runtime.choice import get_planned_size
 from utils.runtime.native import NativeRuntime
@@ -86,5 +87,5 @@ class CudaRuntime(NativeRuntime):
             yield
         self._copies.synchronize()
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {**super().describe(), "hardware": torch.cuda.get_device_name(self.device)}

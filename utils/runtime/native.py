@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from utils.json_types import JsonObject
 from utils.runtime.base import DTYPES, B, LossTask, Runtime, derive_seed
 from utils.runtime.group import ProcessGroup
 from utils.runtime.ranks import ProcessRanks
@@ -76,7 +77,7 @@ class NativeRuntime(Runtime):
         optimizer.zero_grad(set_to_none=True)
 
     @property
-    def rng_state(self) -> dict[str, Any]:
+    def rng_state(self) -> JsonObject:
         return {}
 
 

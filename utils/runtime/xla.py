@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.runtime.base import DTYPES, Runtime, T, derive_seed
 from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
@@ -157,7 +158,7 @@ class XlaRuntime(Runtime):
         return {name: host[name].detach().clone() for name in names}
 
     @property
-    def rng_state(self) -> dict[str, Any]:
+    def rng_state(self) -> JsonObject:
         return {}
 
     def counters(self) -> dict[str, int]:
@@ -176,7 +177,7 @@ class XlaRuntime(Runtime):
             "host_ops": sum(self._metrics.counter_value(name) or 0 for name in fallbacks),
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return {**super().describe(), "hardware": self._hardware}
 
 

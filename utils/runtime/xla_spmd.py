@@ -8,13 +8,14 @@ sums over all devices without being asked for, BatchNorm's statistics included.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.runtime.parts import split_gradients
 from utils.runtime.ranks import Ranks
 from utils.runtime.xla import XlaRuntime
@@ -128,6 +129,6 @@ class XlaSpmdRuntime(XlaRuntime):
         self._xs.mark_sharding(tensor, self._mesh, partition)
         return tensor
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         shape = dict(zip(self._mesh.axis_names, self._mesh.mesh_shape, strict=True))
         return {**super().describe(), "mesh": shape}

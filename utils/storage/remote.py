@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from utils.json_types import JsonObject
 from utils.storage.folder import ASIDE, COMMIT_FILE, Folder, StorageError
 from utils.storage.local import compute_crc32c
 from utils.storage.retry import retry
@@ -211,7 +212,7 @@ class RemoteFolder(Folder):
     def _read(self, name: str) -> bytes:
         return self._call(name, self._filesystem.cat_file, f"{self._path}/{name}")
 
-    def _get_info(self, name: str) -> dict[str, Any]:
+    def _get_info(self, name: str) -> JsonObject:
         self._filesystem.invalidate_cache()
         return self._call(name, self._filesystem.info, f"{self._path}/{name}")
 
@@ -222,7 +223,7 @@ class RemoteFolder(Folder):
             raise OSError(f"{target.stat().st_size} of {size} bytes arrived")
 
 
-def _get_version(info: dict[str, Any], data: bytes) -> str:
+def _get_version(info: JsonObject, data: bytes) -> str:
     """The store's own number for these bytes, or their hash."""
     return str(info.get("generation") or hashlib.sha256(data).hexdigest())
 

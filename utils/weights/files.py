@@ -6,7 +6,6 @@ import json
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -14,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.checkpoint import Kind, get_kind
+from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, give_usual_mode
 
 EXPORT_FILE = "student.safetensors"
@@ -41,7 +41,7 @@ class WeightsError(ValueError):
         self.way = way
 
 
-def read_header(folder: Folder, name: str) -> dict[str, Any]:
+def read_header(folder: Folder, name: str) -> JsonObject:
     """The header of a .safetensors file, read without its tensors, which must all be there.
 
     Raises:
@@ -62,12 +62,12 @@ def read_header(folder: Folder, name: str) -> dict[str, Any]:
     return header
 
 
-def list_entries(header: Mapping[str, Any]) -> dict[str, Any]:
+def list_entries(header: JsonMapping) -> JsonObject:
     """What a header says of each tensor."""
     return {name: entry for name, entry in header.items() if name != "__metadata__"}
 
 
-def read_kinds(header: Mapping[str, Any]) -> dict[str, Kind]:
+def read_kinds(header: JsonMapping) -> dict[str, Kind]:
     """Shapes and types of the tensors of a .safetensors file.
 
     Raises:
@@ -81,12 +81,12 @@ def read_kinds(header: Mapping[str, Any]) -> dict[str, Kind]:
     return found
 
 
-def read_facts(header: Mapping[str, Any]) -> dict[str, Any]:
+def read_facts(header: JsonMapping) -> JsonObject:
     """What a .safetensors file says of its model; empty if nothing."""
     return parse_facts((header.get("__metadata__") or {}).get(_FACTS_KEY, ""))
 
 
-def parse_facts(text: str) -> dict[str, Any]:
+def parse_facts(text: str) -> JsonObject:
     """The facts in a text; empty if it is not one of this program's."""
     try:
         facts = json.loads(text)
@@ -95,7 +95,7 @@ def parse_facts(text: str) -> dict[str, Any]:
     return get_known_facts(facts)
 
 
-def get_known_facts(facts: object) -> dict[str, Any]:
+def get_known_facts(facts: object) -> JsonObject:
     """The facts themselves; empty if they do not name a model."""
     return facts if isinstance(facts, dict) and isinstance(facts.get("model"), str) else {}
 
@@ -134,7 +134,7 @@ def read_pickled_kinds(file: Path) -> dict[str, Kind]:
     return {name: get_kind(value) for name, value in tensors.items()}
 
 
-def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping) -> None:
     """Write `NAME.safetensors` with what it is a model of, in its metadata and in `NAME.json`."""
     metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)

@@ -8,13 +8,13 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
 from utils.checkpoint import (
     CheckpointError,
     Kind,
+    Table,
     get_kind,
     has_checkpoints,
     inspect_checkpoint,
@@ -22,6 +22,7 @@ from utils.checkpoint import (
     load_part,
 )
 from utils.errors import UserError, get_near_names
+from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import Folder, join_place, open_folder
 from utils.weights.files import (
@@ -70,7 +71,7 @@ class Weights(ABC):
 
     @property
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """What was written with them: model name, arguments, classes; empty if nothing."""
 
     @abstractmethod
@@ -145,7 +146,7 @@ class _FileWeights(Weights):
         self.location = str(join_place(str(folder), name))
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return self._read_facts_beside()
 
     def update_hash(self, digest: hashlib._Hash) -> None:
@@ -153,7 +154,7 @@ class _FileWeights(Weights):
             while block := file.read(_BLOCK):
                 digest.update(block)
 
-    def _read_facts_beside(self) -> dict[str, Any]:
+    def _read_facts_beside(self) -> JsonObject:
         beside = self._get_name_beside()
         if beside not in self._folder.list_names():
             return {}
@@ -172,7 +173,7 @@ class SafetensorsWeights(_FileWeights):
             return read_kinds(self._header)
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """Of its metadata, or of the JSON beside it.
 
         Raises:
@@ -195,7 +196,7 @@ class SafetensorsWeights(_FileWeights):
             return load_safetensors(file)
 
     @cached_property
-    def _header(self) -> dict[str, Any]:
+    def _header(self) -> JsonObject:
         return read_header(self._folder, self._name)
 
 
@@ -225,7 +226,7 @@ class CheckpointWeights(Weights):
         return {name: get_kind(entry) for name, entry in self._table.items()}
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         return get_known_facts(self._state.get("model"))
 
     def read_tensors(self) -> dict[str, Tensor]:
@@ -241,12 +242,12 @@ class CheckpointWeights(Weights):
         return "ema" if "ema" in self._state["parts"] else "model"
 
     @property
-    def _table(self) -> dict[str, list[Any]]:
+    def _table(self) -> Table:
         start = f"{self._part}/"
         entries = self._state["tensors"].items()
         return {name.removeprefix(start): e for name, e in entries if name.startswith(start)}
 
-    def _find(self, place: Folder) -> tuple[Folder, dict[str, Any]]:
+    def _find(self, place: Folder) -> tuple[Folder, JsonObject]:
         """The newest that is whole as far as can be told without its tensors."""
         failure: CheckpointError | None = None
         for folder in iterate_checkpoints(place):

@@ -10,6 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from utils.json_types import JsonObject
+
 STUDENT = "configs/digits_kd.yaml"
 ALONE = "configs/digits_student.yaml"
 TEACHER = "configs/digits_teacher.yaml"
@@ -37,7 +39,7 @@ class Entry:
     name: str
     what: str
     config: str = STUDENT
-    losses: tuple[dict[str, Any], ...] = ()
+    losses: tuple[JsonObject, ...] = ()
     flags: tuple[str, ...] = TAUGHT
     cache_top_k: int = 0
     compare_with: str = "alone"
@@ -81,7 +83,7 @@ def _create_cached(name: str, loss: str, top_k: int, what: str) -> Entry:
     return Entry(name, what, losses=(term,), flags=flags, cache_top_k=top_k)
 
 
-def _describe(term: dict[str, Any]) -> str:
+def _describe(term: JsonObject) -> str:
     """Weight, arguments and layers in a few words."""
     parts = [f"weight {term['weight']:g}"]
     parts += [f"{key} {value}" for key, value in term["args"].items()]

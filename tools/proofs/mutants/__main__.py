@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from tools.proofs.mutants.bench import Bench, Room
 from tools.proofs.mutants.operators import KINDS, Mutant
 from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
 from utils.programs import create_program_parser, prepare_file, run_program
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,13 +119,11 @@ def choose(mutants: Sequence[Mutant], count: int, seed: int) -> list[Mutant]:
     return [mutant for mutant in mutants if mutant.name in drawn]
 
 
-def judge_all(
-    bench: Bench, rooms: Sequence[Room], options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def judge_all(bench: Bench, rooms: Sequence[Room], options: argparse.Namespace) -> list[JsonObject]:
     """A sample's faults with their verdicts, room by room."""
     by_room = {room: bench.list_mutants(room) for room in rooms}
     sample = choose([m for found in by_room.values() for m in found], options.sample, options.seed)
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonObject] = []
     for room, mutants in by_room.items():
         own = [mutant for mutant in mutants if mutant in sample]
         rows += judge_room(bench, room, own, options.budget_s) if own else []
@@ -134,7 +132,7 @@ def judge_all(
 
 def judge_room(
     bench: Bench, room: Room, mutants: Sequence[Mutant], budget_s: float
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Faults of one room with their verdicts; those known from before are taken from there.
 
     Tests that found a fault run once more without any: what fails then has found nothing.
@@ -159,7 +157,7 @@ def judge_room(
     return rows
 
 
-def print_table(rows: Sequence[dict[str, Any]]) -> None:
+def print_table(rows: Sequence[JsonObject]) -> None:
     """The share that was caught by room and kind, and each fault that was not."""
     for field in ("room", "kind"):
         print(f"{field:<18} {'caught':>6} {'of':>5} {'share':>7}")
@@ -176,7 +174,7 @@ def print_table(rows: Sequence[dict[str, Any]]) -> None:
     print(", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()))
 
 
-def _print_share(name: str, rows: Sequence[dict[str, Any]]) -> None:
+def _print_share(name: str, rows: Sequence[JsonObject]) -> None:
     if rows:
         caught = sum(row["verdict"] in _CAUGHT for row in rows)
         print(f"{name:<18} {caught:>6} {len(rows):>5} {100 * caught / len(rows):>6.1f}%")

@@ -13,10 +13,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tools.proofs.mutants.operators import Mutant, list_mutants
 from utils.errors import UserError
+from utils.json_types import JsonObject
 
 SERVER = Path(__file__).resolve().with_name("server.py")
 # What tests/conftest.py sets, which is too late where torch_xla is there already.
@@ -167,7 +167,7 @@ class Bench:
                 raise UserError(f"--rooms {room.name}: {test_file} does not run, see {log}")
         return Coverage(**json.loads(facts.read_text(encoding="utf-8")))
 
-    def judge(self, room: Room, mutant: Mutant, budget_s: float) -> dict[str, Any]:
+    def judge(self, room: Room, mutant: Mutant, budget_s: float) -> JsonObject:
         """Plant a fault, run what meets it, take it out again.
 
         Returns:
@@ -198,7 +198,7 @@ class Bench:
             "left": len(tests) - len(chosen),
         }
 
-    def run_tests(self, chosen: Sequence[str], limit_s: float) -> dict[str, Any]:
+    def run_tests(self, chosen: Sequence[str], limit_s: float) -> JsonObject:
         """The server's answer."""
         files = sorted({_get_file(test) for test in chosen})
         return self._ask({"tests": files, "chosen": list(chosen), "limit_s": limit_s})
@@ -215,7 +215,7 @@ class Bench:
             self._keys[asked] = f"{room.name}-{digest.hexdigest()[:16]}"
         return self._keys[asked]
 
-    def get_proof(self, room: Room, row: dict[str, Any]) -> str:
+    def get_proof(self, room: Room, row: JsonObject) -> str:
         """What a verdict rests on: the file of the test that found the fault, or all tests."""
         files = room.list_tests(self.tree)
         finder = _get_file(row["by"])
@@ -227,7 +227,7 @@ class Bench:
         path.write_text(text, encoding="utf-8")
         os.utime(path, (self.clock, self.clock))
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: JsonObject) -> JsonObject:
         if self._server is None:
             environment = {**_ENVIRONMENT, **os.environ, "PYTHONPATH": ""}
             with (self.cache / "last.log").open("w") as log:

@@ -1,0 +1,15 @@
+"""Types of what is read from JSON or written as it: facts, configurations, reports, messages.
+
+Whoever reads such an object knows its form or checks it, key by key: a precise type of its values
+would ask for a cast at each level, so this is the one place where they stay `Any`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
+# An object of JSON, and one that is only read.
+JsonObject = dict[str, Any]
+JsonMapping = Mapping[str, Any]
