@@ -1,45 +1,52 @@
 """Task and distillation losses: pure maths on tensors, one family a file."""
 
 from losses import (
-    cached,
-    contrastive,
-    decoupled,
-    distances,
-    ensembles,
-    features,
-    logits,
-    matching,
-    multilevel,
-    relations,
-    standardise,
+    cached as cached,
+)
+from losses import (
+    contrastive as contrastive,
+)
+from losses import (
+    decoupled as decoupled,
+)
+from losses import (
+    distances as distances,
+)
+from losses import (
+    ensembles as ensembles,
+)
+from losses import (
+    features as features,
+)
+from losses import (
+    logits as logits,
+)
+from losses import (
+    matching as matching,
+)
+from losses import (
+    multilevel as multilevel,
+)
+from losses import (
+    relations as relations,
+)
+from losses import (
+    standardise as standardise,
 )
 from losses.base import LOSSES, Loss, LossInputs, LossOutput
+from losses.ensembles import combine_answers
 from losses.factory import create_loss
 from losses.sparse import SparseTeacher
 from losses.weighted import WeightedLoss, create_weighted_loss
 
-FAMILIES = (
-    cached,
-    contrastive,
-    decoupled,
-    distances,
-    ensembles,
-    features,
-    logits,
-    matching,
-    multilevel,
-    relations,
-    standardise,
-)
-
 __all__ = [
-    "FAMILIES",
     "LOSSES",
     "Loss",
     "LossInputs",
     "LossOutput",
     "SparseTeacher",
     "WeightedLoss",
+    "combine_answers",
     "create_loss",
     "create_weighted_loss",
 ]

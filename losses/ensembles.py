@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,26 @@ def average_logits(teacher_logits: Sequence[Tensor], *, shares: Sequence[float])
     return sum(
         share * as_constant(logits) for share, logits in zip(shares, teacher_logits, strict=True)
     )
+
+
+def combine_answers(
+    answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
+) -> tuple[Tensor, ...]:
+    """The answers of several teachers as the losses want them.
+
+    Args:
+      answers: logits [B, K] of each teacher.
+      weights: one factor per teacher, scaled to sum 1.
+      ensemble: `probs`: log of the weighted mean of probabilities at temperature 1; `logits`:
+        weighted mean of logits; `separate`: as they are.
+    """
+    if len(answers) < 2 or ensemble == "separate":
+        return tuple(answers)
+    # As float32, the answers' own type, in which their logarithms were always taken.
+    shares = array("f", [weight / sum(weights) for weight in weights])
+    if ensemble == "logits":
+        return (average_logits(answers, shares=shares),)
+    return (average_probs(answers, 1.0, shares=shares),)
 
 
 class Ensemble(Loss):

@@ -9,7 +9,6 @@ from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
     EMA,
     Teacher,
-    combine_answers,
     create_teachers,
     get_teacher_sections,
     hash_teacher,
@@ -23,7 +22,6 @@ __all__ = [
     "Teacher",
     "apply_patches",
     "check_patch_names",
-    "combine_answers",
     "create_input_transform",
     "create_model",
     "create_teachers",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -111,28 +110,6 @@ def create_teachers(
     _check_shares(section)
     sections = [one for one in get_teacher_sections(section) if one.model != EMA]
     return [_create_teacher(one, num_classes, student_transform, device) for one in sections]
-
-
-def combine_answers(
-    answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
-) -> tuple[Tensor, ...]:
-    """The answers of several teachers as the losses want them.
-
-    Args:
-      answers: logits [B, K] of each teacher.
-      ensemble: `probs`: log of the weighted mean of probabilities at temperature 1; `logits`:
-        weighted mean of logits; `separate`: as they are.
-    """
-    if len(answers) < 2 or ensemble == "separate":
-        return tuple(answers)
-    shares = [weight / sum(weights) for weight in weights]
-    if ensemble == "logits":
-        return (sum(share * answer for share, answer in zip(shares, answers, strict=True)),)
-    log_probs = [
-        torch.log_softmax(answer, dim=-1) + torch.tensor(share).log().item()
-        for share, answer in zip(shares, answers, strict=True)
-    ]
-    return (torch.logsumexp(torch.stack(log_probs), dim=0),)
 
 
 def _create_teacher(

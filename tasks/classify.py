@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from datasets import ImageBatch, Loader, require_images
-from losses import LossInputs, LossOutput, SparseTeacher, create_weighted_loss
+from losses import LossInputs, LossOutput, SparseTeacher, combine_answers, create_weighted_loss
 from models import (
     EMA,
     FeatureTap,
     Teacher,
-    combine_answers,
     create_input_transform,
     create_model,
     create_teachers,

@@ -12,12 +12,11 @@ from torch import nn
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, describe_dataset, require_images
-from losses import LossInputs, SparseTeacher, WeightedLoss, create_weighted_loss
+from losses import LossInputs, SparseTeacher, WeightedLoss, combine_answers, create_weighted_loss
 from models import (
     FeatureTap,
     InputTransform,
     Teacher,
-    combine_answers,
     create_teachers,
     get_teacher_sections,
     hash_teacher,

@@ -15,10 +15,10 @@ from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from losses import combine_answers
 from models import (
     EMA,
     InputTransform,
-    combine_answers,
     create_input_transform,
     create_teachers,
     export_model,
@@ -91,6 +91,19 @@ def test_probabilities_are_averaged_by_weight():
     wanted = 0.75 * first.softmax(-1) + 0.25 * second.softmax(-1)
     torch.testing.assert_close(answer.softmax(-1), wanted)
     torch.testing.assert_close(answer, wanted.log())
+
+
+@pytest.mark.parametrize("weights", [(1.0, 2.0), (1.0, 1.0, 1.0), (0.7, 0.1, 0.3)])
+def test_the_share_of_a_probability_is_the_float32_that_it_always_was(weights):
+    """Logarithms of shares are part of what a run computes: another last bit is another run."""
+    answers = torch.randn(len(weights), 5, 7, generator=torch.Generator().manual_seed(0))
+    shares = [torch.tensor(weight / sum(weights)) for weight in weights]
+    logs = [one.log_softmax(-1) + s.log().item() for one, s in zip(answers, shares, strict=True)]
+    (answer,) = combine_answers(tuple(answers), weights, "probs")
+    assert torch.equal(answer, torch.logsumexp(torch.stack(logs), dim=0))
+    (answer,) = combine_answers(tuple(answers), weights, "logits")
+    halves = [weight / sum(weights) * one for weight, one in zip(weights, answers, strict=True)]
+    assert torch.equal(answer, sum(halves))
 
 
 def test_logits_are_averaged_by_weight():
