@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -53,12 +53,10 @@ class Outcome:
     Attributes:
       code: 0, or that of the worker that failed first.
       cause: what happened, in one line; empty for success.
-      codes: exit code of each worker that told one.
     """
 
     code: int
     cause: str = ""
-    codes: dict[str, int] = field(default_factory=dict)
 
 
 class InterruptedLaunchError(Exception):
@@ -213,7 +211,7 @@ class Launch:
                 f"interrupted twice; workers may still run, --stop {self._options.run_id} ends them"
             )
         end_process(process)
-        return Outcome(code, cause, self._codes)
+        return Outcome(code, cause)
 
     def _end_workers(self) -> None:
         run_id, grace_s = self._options.run_id, self._options.grace_s
@@ -221,14 +219,14 @@ class Launch:
 
     def _explain_exit(self, gcloud_code: int) -> Outcome:
         if self._first is not None:
-            return Outcome(self._first[1], self._describe_failure(), self._codes)
+            return Outcome(self._first[1], self._describe_failure())
         silent = sorted({str(n) for n in range(self._hosts)} - set(self._codes))
         if gcloud_code or (silent and "?" not in self._codes):
             told = f"worker {', '.join(silent)}" if silent else "a worker"
             last = self._last.get(silent[0], "") if silent else ""
             cause = f"{told} was lost without an exit code (gcloud: {gcloud_code}) {last}".strip()
-            return Outcome(EXIT_LOST, cause, self._codes)
-        return Outcome(0, "", self._codes)
+            return Outcome(EXIT_LOST, cause)
+        return Outcome(0, "")
 
     def _describe_failure(self) -> str:
         worker, code, last = self._first

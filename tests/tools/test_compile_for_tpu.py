@@ -66,7 +66,7 @@ def instructions():
 def create_export(**changes: object) -> StepExport:
     """A step with two arguments."""
     values = {"bytecode": b"x", "digest": "d", "arguments": ["model.a", "batch/images"], "donations": {0: 0},
-              "results": ["model.a"], "gradients_alive": [], "undonated": []}  # fmt: skip
+              "gradients_alive": [], "undonated": []}  # fmt: skip
     return StepExport(**{**values, **changes})
 
 

@@ -40,7 +40,6 @@ class StepExport:
       digest: hash of the program.
       arguments: what each argument of the program is, such as `model/blocks.0.attn.qkv.weight`.
       donations: argument -> result that takes its memory.
-      results: names of the program's results.
       gradients_alive: parameters whose gradient is still held when the step is dispatched.
       undonated: state tensors that the step replaces without giving their memory back.
       host_ops: operators of the step that have no lowering and would run on the host.
@@ -52,7 +51,6 @@ class StepExport:
     digest: str
     arguments: list[str]
     donations: dict[int, int]
-    results: list[str]
     gradients_alive: list[str]
     undonated: list[str]
     host_ops: list[str] = field(default_factory=list)
@@ -209,11 +207,13 @@ def _take_graph(
         arguments = _name_by_numbers(arguments, values, numbers)
         places = {name: position for position, name in enumerate(arguments)}
         donations = {places[n]: r for r, n in enumerate(names) if n in places}
+    strayed = [names[r] for a, r in donations.items() if arguments[a] != names[r]]
+    assert not strayed, f"another tensor's memory goes to {strayed[:3]}"
     kept = set(donations.values())
     bytecode = bindings._get_stablehlo(outputs, str(vector.device), [], True)
     digest = compute_digest(bindings._get_xla_tensors_hlo(outputs))
     undonated = [n for r, n in enumerate(names[:-1]) if r not in kept]
-    return StepExport(bytecode, digest, arguments, donations, names, [], undonated)
+    return StepExport(bytecode, digest, arguments, donations, [], undonated)
 
 
 def compute_digest(hlo: str) -> str:
