@@ -32,7 +32,7 @@ if importlib.util.find_spec("torch_xla") is not None:
 @pytest.fixture(scope="session")
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that holds the digits dataset, written once by the tool that users call."""
-    from tests.input_data import use_private_cache
+    from tests.support.input_data import use_private_cache
     from tools import prepare_dataset
 
     use_private_cache(tmp_path_factory.mktemp("cache"))

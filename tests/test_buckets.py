@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from main import main
 from store import keep_deterministic, read_metrics
 from store.mirror import Mirror, read_segments
-from tests.child_runs import ROOT, get_command, get_environment
+from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.faulty import register
-from tests.tiny_parts import SYNTHETIC
+from tests.support.tiny_parts import SYNTHETIC
 from utils.storage import open_folder
 
 FLAGS = (

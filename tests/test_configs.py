@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from job.check import check
-from tests.documented_commands import Places, place_flag, run_dry
+from tests.support.documented_commands import Places, place_flag, run_dry
 from utils.config import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]

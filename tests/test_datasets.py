@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from datasets import ImageBatch, Loader, Position, describe_dataset
-from tests.input_data import (
+from tests.support.input_data import (
     RECORDS,
     create_section,
     get_image,
@@ -213,7 +213,7 @@ def test_the_log_says_what_the_shuffle_buffer_holds(root, caplog):
 
 def test_describe_dataset_needs_no_tensorflow(root):
     program = (
-        "import sys; from pathlib import Path; from tests.input_data import create_section;"
+        "import sys; from pathlib import Path; from tests.support.input_data import create_section;"
         "from datasets import describe_dataset;"
         f"facts = describe_dataset(create_section(Path({str(root)!r}), train_split='train[:50%]'));"
         "classes = facts.examples['train'].num_classes;"
@@ -234,8 +234,8 @@ def test_a_changed_batch_size_resumes_after_the_same_examples(root):
 
 def test_synthetic_data_needs_no_tensorflow_and_keeps_the_contract(tmp_path):
     program = (
-        "import sys, torch; from pathlib import Path; from tests.input_data import create_section;"
-        "from tests.input_data import open_loader;"
+        "import sys, torch; from pathlib import Path;"
+        "from tests.support.input_data import create_section, open_loader;"
         "c = create_section(Path('x'), source='synthetic', name='image_size=8,num_examples=50');"
         "parts = [next(open_loader(c, 'train', shard=(i, 2)).batches()) for i in (0, 1)];"
         "one = next(open_loader(c, 'train').batches());"

@@ -17,7 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from datasets import _choose_neighbours, create_source, describe_dataset
-from tests.input_data import RECORDS, create_section, open_loader, use_private_cache, write_records
+from tests.support.input_data import (
+    RECORDS,
+    create_section,
+    open_loader,
+    use_private_cache,
+    write_records,
+)
 from utils.errors import UserError
 
 ORDERS = ("exact", "sharded")

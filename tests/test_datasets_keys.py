@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from datasets import describe_dataset
-from tests.input_data import create_section, get_image, open_loader, use_private_cache
+from tests.support.input_data import create_section, get_image, open_loader, use_private_cache
 from utils.errors import UserError
 
 EXAMPLES = 24

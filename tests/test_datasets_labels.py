@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import main
-from tests.input_data import create_section, get_image, open_loader, use_private_cache
-from tests.tiny_parts import VIT_ARGS
+from tests.support.input_data import create_section, get_image, open_loader, use_private_cache
+from tests.support.tiny_parts import VIT_ARGS
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 

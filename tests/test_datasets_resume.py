@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from datasets import Batch, Position
-from tests.input_data import create_section, open_loader, use_private_cache, write_records
+from tests.support.input_data import create_section, open_loader, use_private_cache, write_records
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import ROOT, Cloud
+from tests.support.cloud import ROOT, Cloud
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 

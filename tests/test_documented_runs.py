@@ -23,7 +23,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.documented_commands import ROOT, get_call, read_commands, start_script
+from tests.support.documented_commands import ROOT, get_call, read_commands, start_script
 from utils.log import get_logger
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -14,7 +14,7 @@ from torch import nn
 from datasets import Batch
 from engine import Callbacks, NonFiniteError, evaluate, fit, train_step
 from losses import LossOutput
-from tests.tiny_parts import (
+from tests.support.tiny_parts import (
     CLASSES,
     TinyConvNet,
     TinyTask,

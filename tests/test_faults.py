@@ -24,8 +24,8 @@ from job.stream import iterate_batches
 from store import Run, keep_deterministic, read_metrics
 from store.lock import RunLock
 from store.session import RunSession
-from tests.child_runs import ROOT, get_command, get_environment
-from tests.tiny_parts import create_argv
+from tests.support.child_runs import ROOT, get_command, get_environment
+from tests.support.tiny_parts import create_argv
 from utils.checkpoint import CheckpointManager, load_checkpoint, verify_checkpoint
 
 SAVING = (

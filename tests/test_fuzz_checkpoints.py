@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import main
-from tests.tiny_parts import create_argv
+from tests.support.tiny_parts import create_argv
 from utils.checkpoint import CheckpointError, find_checkpoint, load_checkpoint, verify_checkpoint
 from utils.checkpoint.find import load_newest
 from utils.errors import UserError

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from torch.distributed import DistBackendError, DistNetworkError
 
-from tests.child_runs import ROOT, get_command, get_environment
-from tests.tiny_parts import create_argv
+from tests.support.child_runs import ROOT, get_command, get_environment
+from tests.support.tiny_parts import create_argv
 from utils.errors import UserError
 from utils.runtime.processes import (
     RECORDS,

@@ -20,7 +20,7 @@ import main
 from job.check import check
 from job.replica import run
 from store import Run
-from tests.tiny_parts import create_argv, create_config
+from tests.support.tiny_parts import create_argv, create_config
 from utils.checkpoint import CheckpointError
 from utils.checkpoint import files as checkpoint_files
 from utils.config.sections import RuntimeSection

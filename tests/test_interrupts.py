@@ -12,7 +12,7 @@ import pytest
 
 import main
 from store import Run, read_metrics
-from tests.tiny_parts import create_argv
+from tests.support.tiny_parts import create_argv
 
 STEPS = 8
 FLAGS = (

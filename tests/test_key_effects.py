@@ -11,9 +11,9 @@ import pytest
 import main
 from models import create_model, export_model
 from models import factory as models_factory
-from tests.key_effects import ELSEWHERE, describe, list_rows, load
+from tests.support.key_effects import ELSEWHERE, describe, list_rows, load
+from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from tests.test_config_keys import get_wanted
-from tests.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from utils.config.aliases import ALIASES
 from utils.config.sections import RuntimeSection
 from utils.errors import UserError

@@ -25,8 +25,8 @@ from models import export_model
 from store import METRICS, Run, keep_deterministic, read_metrics
 from store.catalogue import LOOP
 from store.history import get_numbers
-from tests.child_runs import ROOT, get_command, get_environment, run_main, run_series
-from tests.tiny_parts import (
+from tests.support.child_runs import ROOT, get_command, get_environment, run_main, run_series
+from tests.support.tiny_parts import (
     CLASSES,
     VIT_ARGS,
     create_argv,

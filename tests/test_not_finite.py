@@ -14,8 +14,7 @@ import main
 from engine import NonFiniteEvaluationError, evaluate, fit, sum_batches
 from models import export_model
 from tasks.counting import count_agreement, count_batch
-from tests.test_engine import RUNTIMES, SGD, TestCallbacks
-from tests.tiny_parts import (
+from tests.support.tiny_parts import (
     CLASSES,
     VIT_ARGS,
     TinyConvNet,
@@ -28,6 +27,7 @@ from tests.tiny_parts import (
     create_state,
     create_vit,
 )
+from tests.test_engine import RUNTIMES, SGD, TestCallbacks
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR
 
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import main
 from store import read_metrics
-from tests.child_runs import ROOT
+from tests.support.child_runs import ROOT
 
 OLD = ROOT / "tests" / "fixtures" / "old_runs"
 ARGS = {"patch_size": 4, "in_chans": 1, "embed_dim": 16, "depth": 1, "num_heads": 2}

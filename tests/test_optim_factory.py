@@ -17,7 +17,7 @@ from optim_factory import (
     create_optimizer,
     create_schedule,
 )
-from tests.tiny_parts import (
+from tests.support.tiny_parts import (
     CLASSES,
     TinyConvNet,
     TinyTask,

@@ -10,8 +10,8 @@ import pytest
 
 from models import export_model
 from store import read_metrics
-from tests.child_runs import ROOT, get_command, get_environment
-from tests.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
+from tests.support.child_runs import ROOT, get_command, get_environment
+from tests.support.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
 
 STEPS = 20
 # 97 evaluation examples: no number of ranks or devices divides them.

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from tests.tiny_parts import create_argv
+from tests.support.tiny_parts import create_argv
 
 CONV = (
     "--model=cifar_resnet8x4", '--model.args={"in_chans": 1}', "--optim.name=sgd",
@@ -123,7 +123,7 @@ def test_an_average_of_patched_convolutions_is_the_average():
 
     from engine import create_ema, update_ema
     from models import apply_patches
-    from tests.tiny_parts import create_xla_runtime
+    from tests.support.tiny_parts import create_xla_runtime
 
     runtime = create_xla_runtime()
     torch.manual_seed(0)

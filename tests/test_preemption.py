@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.child_runs import ROOT, get_environment
+from tests.support.child_runs import ROOT, get_environment
 
 
 def wait_for_ever(folder: Path) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented_commands import Places, UnknownCommandError, read_commands, run_dry
+from tests.support.documented_commands import Places, UnknownCommandError, read_commands, run_dry
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -8,8 +8,8 @@ import fsspec
 import pytest
 
 import main
-from tests.input_data import get_image, use_private_cache, write_records
-from tests.tiny_parts import VIT_ARGS
+from tests.support.input_data import get_image, use_private_cache, write_records
+from tests.support.tiny_parts import VIT_ARGS
 
 PP = "decode|resize(8)|value_range(-1, 1)"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented_commands import get_call, start_script
+from tests.support.documented_commands import get_call, start_script
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "doctor", "smoke", "demo", "demo-seeds",

@@ -12,7 +12,7 @@ import main as program
 from job import replica
 from job.check import check
 from store import read_metrics
-from tests.tiny_parts import SYNTHETIC, create_cpu_runtime
+from tests.support.tiny_parts import SYNTHETIC, create_cpu_runtime
 from utils.config import load_config
 from utils.errors import UserError
 

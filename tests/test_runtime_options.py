@@ -18,7 +18,7 @@ import main
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.batch_norm import compute_batch_norm
 from store import read_metrics
-from tests.tiny_parts import (
+from tests.support.tiny_parts import (
     TinyConvNet,
     create_argv,
     create_batch,

@@ -28,7 +28,7 @@ from datasets import (
     describe_dataset,
 )
 from store import read_metrics
-from tests.tiny_parts import create_argv
+from tests.support.tiny_parts import create_argv
 from utils.config.sections import DataSection
 from utils.errors import EXIT_USER_ERROR, UserError
 

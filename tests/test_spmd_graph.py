@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from tests.child_runs import ROOT, get_command, get_environment
-from tests.tiny_parts import SYNTHETIC, create_argv
+from tests.support.child_runs import ROOT, get_command, get_environment
+from tests.support.tiny_parts import SYNTHETIC, create_argv
 
 DEVICES = 4
 SIZES = {"f32": 4, "bf16": 2, "s64": 8, "s32": 4, "u32": 4, "pred": 1, "u8": 1}

@@ -25,7 +25,7 @@ from models import (
     hash_teacher,
 )
 from models.transforms import to_pixels
-from tests.tiny_parts import (
+from tests.support.tiny_parts import (
     VIT_ARGS,
     create_argv,
     create_config,

@@ -25,7 +25,7 @@ from losses import LossOutput
 from models.factory import MODELS
 from store import METRICS, Metric, read_metrics
 from tasks import TASKS, TaskFacts
-from tests.child_runs import ROOT, get_environment
+from tests.support.child_runs import ROOT, get_environment
 from utils.metrics import Evaluation
 
 SLOPES = torch.tensor([[2.0], [-1.0], [0.5]])

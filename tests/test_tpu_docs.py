@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documented_launches import find_launch, show_dry, wrap
+from tests.support.documented_launches import find_launch, show_dry, wrap
 from train.generations import LAUNCHED
 
 ROOT = Path(__file__).resolve().parents[1]

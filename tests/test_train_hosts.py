@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.cloud import ROOT, Cloud
+from tests.support.cloud import ROOT, Cloud
 from train.worker import find_group
 
 STEPS = 12

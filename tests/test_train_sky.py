@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cloud import ROOT, Cloud, needs_git
+from tests.support.cloud import ROOT, Cloud, needs_git
 from train.sky import cluster
 from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from utils.errors import UserError

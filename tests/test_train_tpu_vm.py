@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import ROOT, Cloud, needs_git
+from tests.support.cloud import ROOT, Cloud, needs_git
 from train.commands import RemoteCommand
 from train.execute import CommandResult
 from train.generations import LAUNCHED, find_generation

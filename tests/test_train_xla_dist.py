@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import Cloud
+from tests.support.cloud import Cloud
 from train.worker import find_group, is_alive
 
 ECHO = ("python", "-c", "import os; print('worker', os.environ['TPU_WORKER_ID'], os.getcwd())")

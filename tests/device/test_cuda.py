@@ -10,7 +10,7 @@ import torch
 
 import main
 from store import read_metrics
-from tests.tiny_parts import create_argv, create_batch
+from tests.support.tiny_parts import create_argv, create_batch
 from utils.config.sections import RuntimeSection
 from utils.runtime import create_runtime
 

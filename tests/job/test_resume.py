@@ -13,7 +13,7 @@ from job.resume import check_resume, describe_hardware, restore
 from job.spec import Job
 from store.runs import Run
 from tasks import TaskFacts
-from tests.tiny_parts import TinyConvNet, create_config, create_cpu_runtime, create_state
+from tests.support.tiny_parts import TinyConvNet, create_config, create_cpu_runtime, create_state
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state, find_checkpoint
 from utils.errors import UserError
 

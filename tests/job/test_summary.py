@@ -9,7 +9,7 @@ import pytest
 
 import main
 from job.summary import describe_end
-from tests.tiny_parts import create_argv
+from tests.support.tiny_parts import create_argv
 
 
 def read_log(capsys) -> list[str]:
@@ -95,7 +95,7 @@ def test_without_an_evaluation_there_is_no_best(tmp_path):
     from types import SimpleNamespace
 
     from job.check import check as check_config
-    from tests.tiny_parts import create_config
+    from tests.support.tiny_parts import create_config
 
     job = check_config(create_config(tmp_path, "--run.run_id=a"))
     state = SimpleNamespace(best_score=None, step=3)

@@ -16,8 +16,8 @@ from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from tests.support.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
 from tests.test_teachers import export, get_flags
-from tests.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
 from utils.config import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,7 @@ from torch import nn
 from models import apply_patches, recompute_blocks, synchronise_batch_norm
 from models.batch_norm import compute_batch_norm
 from models.patches.convolution import XlaBatchNorm2d
-from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
+from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.errors import UserError
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}

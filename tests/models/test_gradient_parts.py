@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models import apply_patches, create_model
-from tests.tiny_parts import CLASSES, VIT_ARGS
+from tests.support.tiny_parts import CLASSES, VIT_ARGS
 from utils.config.sections import ModelSection
 from utils.runtime.parts import get_parts, join_gradients, split_gradients
 

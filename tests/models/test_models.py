@@ -18,7 +18,7 @@ from models import (
     find_model_name,
 )
 from models.transforms import to_pixels
-from tests.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
+from tests.support.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
 from utils.config.sections import DistillSection, ModelSection
 from utils.errors import UserError
 from utils.weights import load_weights, open_weights

@@ -7,7 +7,7 @@ import pytest
 from store import METRICS, Metric, keep_deterministic, read_metrics
 from store.catalogue import HEAD, LOSS, Catalogue
 from store.history import get_learnt, get_loss_terms, modernise, replay
-from tests.child_runs import ROOT
+from tests.support.child_runs import ROOT
 from utils.errors import UserError
 
 OLD_RUNS = ROOT / "tests" / "fixtures" / "old_runs"

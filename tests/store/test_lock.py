@@ -13,7 +13,7 @@ import time
 import pytest
 
 from store.lock import LOCK_FILE, RunLock, find_owner, refuse_if_owned
-from tests.child_runs import ROOT
+from tests.support.child_runs import ROOT
 from utils.errors import UserError
 
 _HOLD = """

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from tests.child_runs import ROOT
+from tests.support.child_runs import ROOT
 
 BUCKET = "bucket"
 _LOCK = threading.Lock()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.mixing import BLEND, BOX, LAM, Mixing
-from tests.tiny_parts import CLASSES, SIDE, create_batch
+from tests.support.tiny_parts import CLASSES, SIDE, create_batch
 from utils.config.sections import TrainSection
 
 BOTH = {"mixup_alpha": 0.8, "cutmix_alpha": 1.0, "seed": 5}

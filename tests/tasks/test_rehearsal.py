@@ -7,7 +7,7 @@ import json
 import pytest
 
 from job.check import check
-from tests.tiny_parts import CLASSES, VIT_ARGS, create_config, create_vit
+from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config, create_vit
 from utils.config import load_config
 from utils.errors import UserError
 

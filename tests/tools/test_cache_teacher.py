@@ -16,7 +16,7 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from store import read_metrics
-from tests.input_data import create_section
+from tests.support.input_data import create_section
 from tools import cache_teacher
 from utils.config import load_config
 from utils.errors import UserError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_parts import create_config
+from tests.support.tiny_parts import create_config
 from tools import compile_for_tpu as tool
 from tools.tpu import analysis, compiler
 from tools.tpu.batch_search import BatchSearch

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.input_data import use_private_cache, write_records
+from tests.support.input_data import use_private_cache, write_records
 from tools import test_tfds_loader as check
 from tools import test_tfds_loader_multihost as multihost
 

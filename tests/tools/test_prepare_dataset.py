@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.input_data import get_image
+from tests.support.input_data import get_image
 from tools import prepare_dataset
 
 TOOL = Path(prepare_dataset.__file__)

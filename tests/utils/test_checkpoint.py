@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from optim_factory import PROVEN
-from tests.tiny_parts import (
+from tests.support.tiny_parts import (
     TinyConvNet,
     TinyTask,
     create_batch,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.child_runs import ROOT
+from tests.support.child_runs import ROOT
 from utils.checkpoint import (
     BEST_FILE,
     CheckpointError,

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tests.child_runs import ROOT, get_environment
+from tests.support.child_runs import ROOT, get_environment
 
 _PROGRAM = """
 import json
@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from tests.tiny_parts import create_batch
+from tests.support.tiny_parts import create_batch
 from utils.config.sections import RuntimeSection
 from utils.runtime import create_runtime
 

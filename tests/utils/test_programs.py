@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.documented_launches import import_program
+from tests.support.documented_launches import import_program
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 

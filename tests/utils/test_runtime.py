@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from datasets import Batch
-from tests.tiny_parts import create_batch, create_batches, create_cpu_runtime, create_xla_runtime
+from tests.support.tiny_parts import (
+    create_batch,
+    create_batches,
+    create_cpu_runtime,
+    create_xla_runtime,
+)
 from utils.config.sections import RuntimeSection
 from utils.errors import UserError
 from utils.runtime import choose_device, create_runtime, launch

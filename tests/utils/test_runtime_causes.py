@@ -9,7 +9,7 @@ import sys
 import psutil
 import pytest
 
-from tests.child_runs import ROOT, get_environment
+from tests.support.child_runs import ROOT, get_environment
 from utils.config.sections import RuntimeSection
 from utils.errors import EXIT_PREEMPTED
 from utils.runtime.processes import Failure, GroupError, _explain_exit, raise_cause

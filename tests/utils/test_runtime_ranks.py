@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.tiny_parts import create_cpu_runtime, create_xla_runtime
+from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.runtime.ranks import Alone, ProcessRanks, Ranks, ReplicaError
 from utils.runtime.xla_ranks import GlooRanks, MeshRanks
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from tests.child_runs import ROOT
+from tests.support.child_runs import ROOT
 from utils.stopping import StopRequest, watch_maintenance
 
 

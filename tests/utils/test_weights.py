@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models import create_input_transform, create_model, create_teachers, hash_teacher
-from tests.tiny_parts import CLASSES, VIT_ARGS, create_vit
+from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_vit
 from utils.config.sections import DistillSection, ModelSection, TeacherSection
 from utils.errors import UserError
 from utils.weights import open_weights, write_weights

@@ -14,7 +14,13 @@ from job.build import build_parts
 from job.check import check
 from models import create_input_transform, create_model, create_teachers
 from tests.support import counted
-from tests.tiny_parts import CLASSES, VIT_ARGS, create_config, create_cpu_runtime, create_vit
+from tests.support.tiny_parts import (
+    CLASSES,
+    VIT_ARGS,
+    create_config,
+    create_cpu_runtime,
+    create_vit,
+)
 from utils.checkpoint import CheckpointManager
 from utils.config.sections import DistillSection, ModelSection, TeacherSection
 from utils.weights import check_fitting, load_fitting, open_weights, write_weights

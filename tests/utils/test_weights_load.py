@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tests.tiny_parts import TinyConvNet
+from tests.support.tiny_parts import TinyConvNet
 from utils.checkpoint import CheckpointManager
 from utils.errors import UserError
 from utils.weights import check_fitting, load_fitting, open_weights

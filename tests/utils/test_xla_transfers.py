@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from tests.tiny_parts import create_xla_runtime
+from tests.support.tiny_parts import create_xla_runtime
 
 pytestmark = pytest.mark.xla
 

@@ -17,8 +17,8 @@ from big_vision.input.synthetic import parse_synthetic_name
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from tests.child_runs import get_environment
-from tests.tiny_parts import (
+from tests.support.child_runs import get_environment
+from tests.support.tiny_parts import (
     SYNTHETIC,
     VIT_ARGS,
     create_config,

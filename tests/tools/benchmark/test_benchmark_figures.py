@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_parts import CLASSES, VIT_ARGS, create_config
+from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config
 from tools.benchmark.flops import (
     PEAK_TFLOPS,
     count_flops,

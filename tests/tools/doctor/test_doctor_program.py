@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cloud import ROOT, Cloud
+from tests.support.cloud import ROOT, Cloud
 from tools.doctor import __main__ as doctor
 from tools.doctor import report
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from store import read_metrics
-from tests.child_runs import ROOT, get_environment
-from tests.tiny_parts import create_argv
+from tests.support.child_runs import ROOT, get_environment
+from tests.support.tiny_parts import create_argv
 from tools.proofs.chaos import RUNTIMES, compare_runs, main, parse_arguments
 from utils.checkpoint import CheckpointManager, find_checkpoint, load_checkpoint
 

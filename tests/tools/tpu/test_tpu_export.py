@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_parts import create_config
+from tests.support.tiny_parts import create_config
 from tools.tpu.derive import derive_config, find_image_shape
 from tools.tpu.export import StepExport, compute_digest, trace_step
 from utils.config import load_config
@@ -70,7 +70,7 @@ import json, sys
 from pathlib import Path
 from tools.tpu.export import prepare_tracing, trace_step
 prepare_tracing(4)
-from tests.tiny_parts import create_config
+from tests.support.tiny_parts import create_config
 flags = ("--runtime.parallel=spmd", "--train.accumulate_steps=2")
 config = create_config(Path(sys.argv[1]), *flags, device="xla")
 export = trace_step(config)

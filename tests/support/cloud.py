@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-STAND_INS = ROOT / "tests" / "stand_ins"
+ROOT = Path(__file__).resolve().parents[2]
+STAND_INS = ROOT / "tests" / "support" / "stand_ins"
 needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from job.check import check
-from tests.documented_launches import find_launch, import_program, show_dry
+from tests.support.documented_launches import find_launch, import_program, show_dry
 from utils.config import change, load_config
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 _PLACES = ("data", "/data")
 
 

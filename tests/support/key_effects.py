@@ -21,7 +21,7 @@ from job.check import check
 from job.spec import Job
 from job.stream import iterate_batches
 from tasks.classify import TEACHER_IMAGES
-from tests.tiny_parts import VIT_ARGS, create_config
+from tests.support.tiny_parts import VIT_ARGS, create_config
 from utils.config import RunConfig
 from utils.errors import UserError
 from utils.runtime import choose_device, create_runtime, find_planned_ranks

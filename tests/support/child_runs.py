@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Several runs in one fresh process, each with the flags of one list.
 _SERIES = "import json, sys, main; sys.exit(max(main.main(a) for a in json.loads(sys.argv[1])))"
 
