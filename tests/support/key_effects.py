@@ -256,7 +256,7 @@ def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
         ("distill.teachers[].model", single, with_teacher(model="resnet18"), "refused:resnet18"),
         ("distill.teachers[].weights", single, with_teacher(weights=str(other)), "task"),
         ("distill.teachers[].args", single, with_teacher(args={"img_size": 12, **VIT_ARGS}),
-         "refused:another shape"),
+         "refused:of another model"),
         ("distill.teachers[].weight", single, with_teacher(weight=3), "teachers"),
         ("distill.teachers[].num_classes", single, with_teacher(num_classes=3),
          "refused:has 3 classes"),
