@@ -121,9 +121,9 @@ def find_export(folder: Path) -> Path:
 def test_an_average_of_patched_convolutions_is_the_average():
     from torch import nn
 
-    from engine import create_ema, update_ema
     from models import apply_patches
     from tests.support.tiny_parts import create_xla_runtime
+    from utils.ema import create_ema, update_ema
 
     runtime = create_xla_runtime()
     torch.manual_seed(0)

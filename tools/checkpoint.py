@@ -88,8 +88,9 @@ def list_checkpoints(options: argparse.Namespace) -> int:
             continue
         size = sum(facts.get("files", {}).values()) / _MIB
         state = "best" if facts["step"] == best else ""
-        metric = facts.get("best_metric", -1.0)
-        row = f"{folder.name:<16} {size:>9.1f} {len(facts['tensors']):>8} {metric:>12.2f}  {state}"
+        score = facts.get("best_metric")
+        shown = "" if score is None else f"{score:.2f}"
+        row = f"{folder.name:<16} {size:>9.1f} {len(facts['tensors']):>8} {shown:>12}  {state}"
         print(row.rstrip())
     for name in sorted(folders[0].parent.list_names()):
         if name.startswith(ASIDE):
