@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from engine import Callbacks, evaluate
 from job.resume import describe_hardware, roll_back_state
@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from job.build import Parts
     from job.spec import Job
     from store.session import RunSession
+    from utils.checkpoint import Tensors
     from utils.metrics import Evaluation
     from utils.runtime.base import Runtime
 
+T = TypeVar("T")
 # Steps between two questions to all ranks whether one was asked to end.
 AGREE_EVERY = 8
 # Seconds between two looks at a checkpoint that is being written, while the loop waits for it.
@@ -187,7 +189,7 @@ class RunCallbacks(Callbacks):
         while not self._ask_writer(partial(self.manager.wait, LOOK_EVERY_S)):
             self._watch.beat()
 
-    def _ask_writer(self, ask: Callable[[], Any]) -> Any:
+    def _ask_writer(self, ask: Callable[[], T]) -> T | None:
         """The writer's answer on every rank, its failure as well; called by all of them alike.
 
         Raises:
@@ -204,7 +206,7 @@ class RunCallbacks(Callbacks):
             raise failure or CheckpointError(text)
         return answer
 
-    def _collect(self, state: TrainState) -> tuple[Any, JsonMapping]:
+    def _collect(self, state: TrainState) -> tuple[Tensors, JsonMapping]:
         parts, facts = collect_state(state, self.runtime.fetch_all)
         return parts, facts | describe_checkpoint(self.runtime, self.job, self.parts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -115,7 +115,7 @@ def _refuse_unread_keys(config: RunConfig, kind: type[RunTask]) -> None:
                 )
 
 
-def _get_default(section: BaseModel, field: str) -> Any:
+def _get_default(section: BaseModel, field: str) -> object:
     return type(section).model_fields[field].get_default(call_default_factory=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine import (
     NonFiniteEvaluationError,
@@ -32,6 +32,7 @@ from utils.storage import StorageError
 if TYPE_CHECKING:
     from job.build import Parts
     from job.spec import Job, RunTask, SumOver
+    from utils.checkpoint import Location
     from utils.runtime.base import Runtime
 
 
@@ -94,7 +95,7 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Job:
     Raises:
       UserError: on every rank, where rank zero met it.
     """
-    found: Any = None
+    found: Location | UserError | None = None
     if session is not None:
         try:
             found = take_run(job.config, session, job.checkpoint)

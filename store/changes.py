@@ -6,10 +6,9 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
 
 from utils.errors import UserError
-from utils.json_types import JsonMapping, JsonObject
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 
 # Key -> what its own field says of another value in a continuation: free, warns, between_epochs or
 # refused. A key without a rule is refused.
@@ -32,7 +31,7 @@ def hash_config(config: JsonMapping, rules: Rules) -> str:
     return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[Any, Any]]:
+def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[JsonValue, JsonValue]]:
     """Keys whose values differ, with both values; a key that one side does not know is left out.
 
     A newer program knows more keys than the one that began the run.
@@ -136,6 +135,6 @@ def _matches(key: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in patterns)
 
 
-def _show(value: Any) -> str:
+def _show(value: JsonValue) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -13,14 +13,13 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from store.attempts import format_utc
 from store.ids import check_name, create_id, create_run_name, is_id
 from store.lock import LOCK_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE, send_small
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
 from utils.storage import (
     ASIDE,
@@ -79,7 +78,7 @@ class Run:
         except FileNotFoundError:
             return {}
 
-    def update(self, **facts: Any) -> None:
+    def update(self, **facts: JsonValue) -> None:
         """Merge facts into run.json, atomically; a new status goes to the bucket at once.
 
         Raises:
@@ -291,7 +290,7 @@ def _get_age(facts: JsonObject) -> tuple[str, int, float]:
     )
 
 
-def _split_nonfinite(value: Any, name: str = "") -> tuple[Any, dict[str, str]]:
+def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[JsonValue, dict[str, str]]:
     """A value as JSON can hold it, and which numbers of it were not finite: `final.loss` -> nan."""
     if isinstance(value, float) and not math.isfinite(value):
         return None, {name: str(value)}

@@ -64,7 +64,7 @@ ROOMS_OF = {
     "jax": ("tools/", "tests/"),
 }
 LIGHT_LIBRARIES = {
-    "pydantic", "pydantic_settings", "yaml", "fsspec", "google_crc32c", "psutil",
+    "pydantic", "pydantic_core", "pydantic_settings", "yaml", "fsspec", "google_crc32c", "psutil",
 }  # fmt: skip
 # Programs that also run by their path, and so must find the house themselves.
 BY_PATH = ("tools/compile_for_tpu.py", "tools/test_tfds_loader.py",

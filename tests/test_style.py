@@ -18,6 +18,7 @@ MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 6
 MAX_NESTING = 3
 MAX_STEP_LINES = 45
+MAX_ANY_PER_1000_LINES = 8
 # As pylint counts: a `with` is no branch and no loop.
 _BLOCKS = (ast.If, ast.For, ast.While, ast.Try, ast.Match)
 
@@ -105,6 +106,42 @@ def test_a_class_name_stands_once():
     assert find_repeated_classes(texts) == {}
     planted = {**texts, "job/other.py": "class TrainState: ..."}
     assert find_repeated_classes(planted) == {"TrainState": ["engine.py", "job/other.py"]}
+
+
+def count_any(text: str) -> tuple[int, int]:
+    """How often a file says `Any`, and its lines of code: neither blank, comment nor docstring."""
+    tree = ast.parse(text)
+    silent: set[int] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str):
+            silent |= set(range(node.lineno, node.end_lineno + 1))
+    lines = enumerate(text.splitlines(), start=1)
+    said = sum(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(tree))
+    code = [n for n, line in lines if n not in silent and line.strip(" ")[:1] not in ("", "#")]
+    return said, len(code)
+
+
+def find_untyped(texts: dict[str, str]) -> dict[str, int]:
+    """Files that say `Any`, and how often, where all together say it too often."""
+    counts = {name: count_any(text) for name, text in texts.items()}
+    said, lines = (sum(column) for column in zip(*counts.values(), strict=True))
+    if 1000 * said <= MAX_ANY_PER_1000_LINES * lines:
+        return {}
+    return {name: count for name, (count, _) in counts.items() if count}
+
+
+def test_seams_have_types():
+    """TensorFlow's tensors have no type worth its name, so `big_vision/` is not counted."""
+    names = {path.relative_to(ROOT).as_posix(): path for path in list_sources(ROOT)}
+    texts = {
+        name: path.read_text(encoding="utf-8")
+        for name, path in names.items()
+        if not name.startswith(("tests/", "big_vision/"))
+    }
+    assert find_untyped(texts) == {}
+    planted = "from typing import Any\n\n\ndef f(a: Any, b: dict[str, Any]) -> None: ...\n"
+    assert count_any(f'"""Any."""\n# Any\n\n{planted}') == (2, 2)
+    assert find_untyped({"job/other.py": planted, "main.py": "x = 1\n"}) == {"job/other.py": 2}
 
 
 def test_the_train_step_is_short_and_reads_no_device():

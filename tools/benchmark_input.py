@@ -29,13 +29,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from datasets import Loader
 
 MODES = ("pipeline", "timm", "timm_lean", "decode")
 # What the project promises, as ratios of CPU time per image.
@@ -283,7 +288,7 @@ def _create_pipeline(arguments: argparse.Namespace) -> Callable[[], int]:
     return run_round
 
 
-def _create_loader(arguments: argparse.Namespace, name: str, **data: Any) -> Any:
+def _create_loader(arguments: argparse.Namespace, name: str, **data: object) -> Loader:
     from datasets import create_loader
     from utils.config.sections import DataSection
 
@@ -345,7 +350,7 @@ def _create_decode(arguments: argparse.Namespace) -> Callable[[], int]:
     return run_round
 
 
-def _draw_windows(tf: Any, folder: Path) -> Iterator[tuple[Any, Any]]:
+def _draw_windows(tf: ModuleType, folder: Path) -> Iterator[tuple[Any, Any]]:
     """Encoded images and boxes as the pipeline's crop draws them."""
     for number, path in enumerate(sorted(folder.iterdir())):
         data = tf.constant(path.read_bytes())

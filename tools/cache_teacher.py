@@ -12,7 +12,7 @@ import dataclasses
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from utils.config import RunConfig, change, load_config
 from utils.errors import UserError
@@ -21,8 +21,13 @@ from utils.programs import create_program_parser, run_program
 from utils.storage import LocalFolder, open_folder
 
 if TYPE_CHECKING:
+    from torch import Tensor
+    from tqdm import tqdm
+
+    from datasets import ImageBatch
+    from job.build import Parts
     from job.spec import Job
-    from tasks.teacher_cache import CacheShape
+    from tasks.teacher_cache import CacheShape, CacheWriter
     from utils.runtime.base import Runtime
 
 IMAGENET_EXAMPLES, IMAGENET_EPOCHS = 1_281_167, 300
@@ -175,14 +180,14 @@ def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
 
 
 def store_epoch(
-    runtime: Runtime, parts: Any, writer: Any, shape: CacheShape, epoch: int, bar: Any
+    runtime: Runtime, parts: Parts, writer: CacheWriter, shape: CacheShape, epoch: int, bar: tqdm
 ) -> None:
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
     from engine import map_batches
     from job.stream import iterate_batches
     from tasks.teacher_cache import pack_answers
 
-    def ask(batch: Any) -> Any:
+    def ask(batch: ImageBatch) -> Tensor:
         pixels = parts.task.augment(batch.images, batch.draws)
         return parts.task.ask_teachers(pixels, batch)[0]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.log import setup_logging
@@ -260,7 +260,7 @@ def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
     return largest, words + f"{count} of {first.numel()} elements"
 
 
-def _get_step(folder: Folder) -> Any:
+def _get_step(folder: Folder) -> int:
     return int(folder.name.rpartition("_")[2])
 
 

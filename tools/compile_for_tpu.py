@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # The one program, beside the loader checks, that also runs by its path.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -302,7 +302,7 @@ def _show_progress(seconds: float) -> None:
         _log(f"compiling: {seconds:.0f} s")
 
 
-def _log(text: Any) -> None:
+def _log(text: object) -> None:
     sys.stderr.write(f"{text}\n")
 
 

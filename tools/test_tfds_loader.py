@@ -16,12 +16,15 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.loader.arguments import add_loader_arguments, open_loader
 from utils.programs import create_program_parser, run_program
+
+if TYPE_CHECKING:
+    from datasets import ImageBatch, Loader
 
 _GAP = 4
 _MIN_CELL = 104  # pixels: what a caption needs
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace) -> None:
     loader.close()
 
 
-def print_samples(batch: Any, loader: Any, count: int) -> None:
+def print_samples(batch: ImageBatch, loader: Loader, count: int) -> None:
     """A line for each of the first samples."""
     for number in range(min(count, int(batch.mask.sum()))):
         image, label = batch.images[number], int(batch.labels[number])
@@ -85,7 +88,7 @@ def print_samples(batch: Any, loader: Any, count: int) -> None:
         )
 
 
-def measure(loader: Any, loops: int, loop_batches: int) -> list[str]:
+def measure(loader: Loader, loops: int, loop_batches: int) -> list[str]:
     """Images per second of this rank, loop by loop, after one loop to warm up."""
     batches = iter(loader.batches())
     speeds = []
@@ -106,7 +109,7 @@ def measure(loader: Any, loops: int, loop_batches: int) -> list[str]:
     return [*lines, summary]
 
 
-def save_grid(views: Sequence[Any], path: Path) -> None:
+def save_grid(views: Sequence[ImageBatch], path: Path) -> None:
     """A PNG with a row for each sample and a column for each view."""
     from PIL import Image, ImageDraw
 

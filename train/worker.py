@@ -26,7 +26,6 @@ import time
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 MARK = "::xla_dist::"
 EXIT_NO_WORKDIR = 72
@@ -375,7 +374,7 @@ def _watch(child: subprocess.Popen, speaker: Speaker) -> None:
             child.wait(timeout=_POLL_S)
 
 
-def _get_state(path: Path) -> tuple[Any, bool]:
+def _get_state(path: Path) -> tuple[int | None, bool]:
     try:
         fields = (path / "stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 
@@ -27,7 +27,7 @@ class DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter):
         return super()._get_help_string(action)
 
 
-def create_program_parser(description: str | None, **options: Any) -> ProgramParser:
+def create_program_parser(description: str | None, **options: object) -> ProgramParser:
     """A parser whose help keeps the lines of a docstring; `options` are those of argparse."""
     formatter = argparse.RawDescriptionHelpFormatter
     return ProgramParser(description=description, formatter_class=formatter, **options)
@@ -35,7 +35,7 @@ def create_program_parser(description: str | None, **options: Any) -> ProgramPar
 
 def run_program(
     function: Callable[..., int | None],
-    *arguments: Any,
+    *arguments: object,
     interrupted: str = "interrupted",
     is_silent: bool = False,
 ) -> int:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from store import read_environment
 from utils.config import load_config
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from engine import StepResult
     from job.callbacks import RunCallbacks
+    from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
 _MIB = 1 << 20
@@ -83,7 +84,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     return parser.parse_known_args(argv)
 
 
-def measure(config: Any, windows: int) -> JsonObject:
+def measure(config: RunConfig, windows: int) -> JsonObject:
     """Times of steps and checkpoints of a run, in seconds."""
     from utils.runtime import create_runtime
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from store import read_environment
 from utils.config import load_config
@@ -93,7 +93,7 @@ def measure(options: argparse.Namespace) -> JsonObject:
     return {**report, "settings": settings, "environment": read_environment()}
 
 
-def create_config(options: argparse.Namespace, folder: str, kind: str) -> Any:
+def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunConfig:
     """The run of one kind; the three differ in their teacher alone."""
     size = options.image_size
     examples = options.batch * 64

@@ -25,13 +25,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import psutil
 
 from store import keep_deterministic, read_metrics
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from utils.checkpoint import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -329,14 +334,16 @@ def compare_runs(reference: Path, other: Path) -> list[str]:
     return found
 
 
-def _read_final_table(folder: Path) -> dict[str, list[Any]]:
+def _read_final_table(folder: Path) -> Table:
     """Checksums of the last checkpoint's tensors, after they have been read."""
     from utils.checkpoint import find_checkpoint, verify_checkpoint
 
     return verify_checkpoint(find_checkpoint(folder / "checkpoints"))["tensors"]
 
 
-def _wait(process: subprocess.Popen, is_time: Any, limit_s: float, poll_s: float = _POLL_S) -> bool:
+def _wait(
+    process: subprocess.Popen, is_time: Callable[[], bool], limit_s: float, poll_s: float = _POLL_S
+) -> bool:
     """Wait for a moment, or for the limit; False if the process has ended."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:

@@ -257,7 +257,7 @@ def _read_top_k(cache: str) -> int:
         return _DEFAULT_TOP_K
 
 
-def _write_answers(live: Any, top_k: int, target: Path) -> None:
+def _write_answers(live: RunConfig, top_k: int, target: Path) -> None:
     """A cache of random answers in the run's form."""
     import torch
 

@@ -18,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 from tools.tpu.scopes import ScopeLabels
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import torch
+    from torch import Tensor, nn
 
+    from datasets import Batch, ImageBatch
+    from engine import Task, TaskLoss
     from job.build import Parts
     from job.spec import Job
     from utils.config import RunConfig
+    from utils.runtime.base import Runtime
 
 # State tensors are told apart by numbers from here on: float32 holds them, and no factor of a step,
 # such as the count of micro-batches, is one of them.
@@ -110,13 +114,13 @@ def _create_tracing_runtime(config: RunConfig) -> Any:
             else:
                 super().finish_step()
 
-        def backward(self, loss: Any, *, last: bool) -> None:
+        def backward(self, loss: Tensor, *, last: bool) -> None:
             self.label("loss")
             super().backward(loss, last=last)
             if last:
                 self.label("gradients")
 
-        def optimizer_step(self, optimizer: Any) -> None:
+        def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
             self.label("optimizer")
             super().optimizer_step(optimizer)
 
@@ -126,11 +130,11 @@ def _create_tracing_runtime(config: RunConfig) -> Any:
 class _TracedTask:
     """A run's task whose loss notes what lies in which memory before the step."""
 
-    def __init__(self, task: Any, before: Callable[[Any], None]) -> None:
+    def __init__(self, task: Task, before: Callable[[Batch], None]) -> None:
         self.unit, self.count, self.summarise = task.unit, task.count, task.summarise
         self._task, self._before = task, before
 
-    def loss(self, model: Any, batch: Any) -> Any:
+    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
         self._before(batch)
         return self._task.loss(model, batch)
 
@@ -146,7 +150,7 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
     state_ids: dict[str, int] = {}
     alive: list[str] = []
 
-    def note(batch: Any) -> None:
+    def note(batch: ImageBatch) -> None:
         labels.enter("loss", "forward")
         batch_ids.update(_get_data_ids(_name_batch(batch)))
         if not state_ids:
@@ -175,7 +179,7 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
 
 
 def _take_graph(
-    parts: Parts, ids: dict[str, int], vector: Any, numbers: dict[int, str]
+    parts: Parts, ids: dict[str, int], vector: Tensor, numbers: dict[int, str]
 ) -> StepExport:
     """The pending graph: results are the state that the step replaces, and the log vector.
 
@@ -221,7 +225,7 @@ def compute_digest(hlo: str) -> str:
     return hashlib.sha256(_SOURCE_PLACE.sub("", hlo).encode()).hexdigest()
 
 
-def _number_state(runtime: Any, parts: Parts) -> dict[int, str]:
+def _number_state(runtime: Runtime, parts: Parts) -> dict[int, str]:
     """Fill every state tensor with a number of its own: sharded memory has no lasting identity."""
     import torch
 
@@ -250,7 +254,7 @@ def _name_by_numbers(
     return named
 
 
-def _name_batch(batch: Any) -> dict[str, Tensor]:
+def _name_batch(batch: ImageBatch) -> dict[str, Tensor]:
     """The tensors of a batch on the device, as arguments of the step."""
     found = {"batch/images": batch.images, "batch/labels": batch.labels, "batch/mask": batch.mask}
     travelling = {**batch.draws, **batch.values}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, NoReturn, get_args, get_origin
+from typing import NoReturn, get_args, get_origin
 
 import yaml
 
@@ -100,7 +100,7 @@ def _find_key(name: str) -> tuple[str, str]:
     return "", ""
 
 
-def _get_type(key: str) -> Any:
+def _get_type(key: str) -> object:
     """The annotation of `section.key`; none for an unknown one."""
     section, _, name = key.partition(".")
     owner = RunConfig.model_fields.get(section)
@@ -108,13 +108,13 @@ def _get_type(key: str) -> Any:
     return field.annotation if field else None
 
 
-def _get_kinds(key: str) -> set[Any]:
+def _get_kinds(key: str) -> set[object]:
     """Its types without their arguments: `tuple[int, ...] | None` is tuple and NoneType."""
     kind = _get_type(key)
     return {get_origin(one) or one for one in (kind, *get_args(kind))} - {None}
 
 
-def _to_json(key: str, kinds: set[Any], value: str) -> str:
+def _to_json(key: str, kinds: set[object], value: str) -> str:
     """A list or mapping may be written as in the YAML file, a mapping also as name=value."""
     if not kinds & {dict, list, tuple}:
         return value

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from utils.config.keys import Key, find_keys, iterate_keys
 from utils.errors import get_hint
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 # pydantic's kinds of error -> the rule; its own numbers and choices are filled in.
 _RULES = {
@@ -92,13 +95,13 @@ def _hint_key(place: tuple[str | int, ...]) -> str:
     return get_near_keys(key, iterate_keys())
 
 
-def _get_rule(problem: Any) -> str:
+def _get_rule(problem: ErrorDetails) -> str:
     if problem["type"] in _RULES:
         limits = {name: _shorten(value) for name, value in problem.get("ctx", {}).items()}
         return _RULES[problem["type"]].format(**limits)
     return problem["msg"][0].lower() + problem["msg"][1:]
 
 
-def _shorten(value: Any) -> Any:
+def _shorten(value: object) -> object:
     """1 for 1.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

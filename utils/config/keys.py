@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from utils.config.metadata import ConfigSection, Devices, Resume, read_about
 from utils.config.sections import RunConfig
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def iterate_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iter
 
 def find_keys(place: tuple[str | int, ...]) -> list[str]:
     """The keys of the section or list element at a place such as ("distill", "teachers", 0)."""
-    section: Any = RunConfig
+    section: type[ConfigSection] | None = RunConfig
     for part in place:
         if isinstance(part, str):
             section = section.model_fields[part].annotation
@@ -67,7 +67,7 @@ def get_resume_rules() -> dict[str, Resume]:
 def get_stream_values(config: RunConfig) -> JsonObject:
     """Entries of the stream's description, with the value of their key or a list of values."""
     values = config.model_dump(mode="json")
-    entries: dict[str, list[Any]] = {}
+    entries: dict[str, list[JsonValue]] = {}
     for key in get_keys().values():
         if key.stream:
             section, _, name = key.name.partition(".")
@@ -97,7 +97,7 @@ def check_devices(device: str, **sections: ConfigSection) -> None:
             )
 
 
-def _needs(devices: Devices, field: FieldInfo, value: Any) -> bool:
+def _needs(devices: Devices, field: FieldInfo, value: object) -> bool:
     return value != field.default if devices.value is None else value == devices.value
 
 
@@ -106,5 +106,5 @@ def _read_key(name: str, owner: type[ConfigSection], field: FieldInfo) -> Key:
     return Key(name, said.resume or owner.on_resume, said.stream, said.devices, said.aliases)
 
 
-def _is_section(annotation: Any) -> bool:
+def _is_section(annotation: object) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, ConfigSection)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -59,7 +58,7 @@ def _refuse_repeats(node: yaml.Node, path: str, prefix: str) -> None:
             _refuse_repeats(item, path, f"{prefix}{number}.")
     if not isinstance(node, yaml.MappingNode):
         return
-    lines: dict[Any, int] = {}
+    lines: dict[object, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
             continue

@@ -6,7 +6,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import torch
 import torch.profiler
@@ -41,11 +41,11 @@ class LossTask(Protocol):
 
     unit: tuple[str, int]
 
-    def loss(self, model: nn.Module, batch: Any) -> Any: ...
+    def loss(self, model: nn.Module, batch: BatchLike) -> object: ...
 
-    def count(self, model: nn.Module, batch: Any) -> Tensor: ...
+    def count(self, model: nn.Module, batch: BatchLike) -> Tensor: ...
 
-    def summarise(self, sums: Tensor) -> Any: ...
+    def summarise(self, sums: Tensor) -> object: ...
 
 
 B = TypeVar("B", bound=BatchLike)
@@ -76,7 +76,7 @@ class Runtime(ABC):
         self.current_span = ""
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
-        self._pending: list[tuple[Callable[..., None], tuple[Any, ...], Tensor]] = []
+        self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
         self._declared_reads = 0
 
     @property
@@ -125,7 +125,7 @@ class Runtime(ABC):
         """The task as the loop calls it: may begin to sum gradients in the backward pass."""
         return task
 
-    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         """Call a block of a model that is computed again in the backward pass."""
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False, **kwargs)
 
@@ -164,7 +164,7 @@ class Runtime(ABC):
         """Host numbers as one float32 vector on the device: data, never constants of a graph."""
         return torch.tensor(values, dtype=torch.float32).to(self.device)
 
-    def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
+    def optimizer_arguments(self, optimizer_name: str) -> dict[str, bool]:
         """Arguments that make this optimizer fast and steady on this device."""
         return {}
 
@@ -242,7 +242,7 @@ class Runtime(ABC):
             yield
         self.current_span = before
 
-    def _annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
+    def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
         """A name in the trace for what happens inside."""
         return torch.profiler.record_function(name)
 
@@ -271,7 +271,7 @@ class Runtime(ABC):
         for name, tensor in placed.items():
             tensor.copy_(host[name])
 
-    def defer(self, function: Callable[..., None], *args: Any, scalars: Tensor) -> None:
+    def defer(self, function: Callable[..., None], *args: object, scalars: Tensor) -> None:
         """Call `function(*args, host_scalars)` at the next `flush_deferred`.
 
         That is one step behind the device: the read then waits for a step that has a successor in
@@ -320,7 +320,7 @@ def _reset_state(optimizer: torch.optim.Optimizer) -> None:
             group["step"] = _get_zero(group["step"])
 
 
-def _get_zero(value: Any) -> Any:
+def _get_zero(value: T) -> T:
     if isinstance(value, Tensor):
         return value.zero_()
     return type(value)(0) if isinstance(value, int | float) else value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -65,7 +65,7 @@ class CudaRuntime(NativeRuntime):
             )
         return section.num_processes or available
 
-    def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
+    def optimizer_arguments(self, optimizer_name: str) -> dict[str, bool]:
         return {"fused": True} if optimizer_name in _FUSED else {}
 
     def to_device(self, batch: B) -> B:

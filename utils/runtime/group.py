@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,8 @@ from utils.runtime.choice import get_planned_size
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
+
+T = TypeVar("T")
 
 
 class ProcessGroup:
@@ -56,9 +58,9 @@ class ProcessGroup:
         for tensor in tensors:
             dist.broadcast(tensor.detach(), src=0)
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Every rank's host object, in order of ranks."""
-        found: list[Any] = [None] * self.size
+        found: list[T | None] = [None] * self.size
         dist.all_gather_object(found, value)
         return found
 

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.runtime.choice import choose_device, get_planned_size, has_chips, prepare_environment
@@ -25,7 +25,7 @@ _SPMD = ("utils.runtime.xla_spmd", "XlaSpmdRuntime")
 
 
 def launch(
-    section: RuntimeSection, worker: Callable[..., int | None], *args: Any, device: str = ""
+    section: RuntimeSection, worker: Callable[..., int | None], *args: object, device: str = ""
 ) -> int:
     """Run `worker(runtime, *args)` on every replica; gives the exit code.
 
@@ -60,7 +60,7 @@ def find_runtime_class(section: RuntimeSection) -> type[Runtime]:
 
 
 def _start(
-    name: str, section: RuntimeSection, worker: Callable[..., int | None], args: tuple[Any, ...]
+    name: str, section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
 ) -> int:
     if has_chips(name) and section.parallel == "process":
         from utils.runtime.xla_chips import launch_on_chips

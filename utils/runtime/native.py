@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -88,7 +88,7 @@ class _Step(nn.Module):
         super().__init__()
         self.task, self.model, self.loss_modules = task, model, loss_modules
 
-    def forward(self, batch: B) -> Any:
+    def forward(self, batch: B) -> object:
         return self.task.loss(self.model, batch)
 
 
@@ -114,7 +114,7 @@ class _OverlappedTask:
         if reduce_dtype == torch.bfloat16:
             self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
-    def loss(self, model: nn.Module, batch: B) -> Any:
+    def loss(self, model: nn.Module, batch: B) -> object:
         if batch.is_last:
             return self._ddp(batch)
         with self._ddp.no_sync():

@@ -72,7 +72,7 @@ class Failure:
 
 
 def launch_processes(
-    count: int, timeout_s: float, entry: Callable[..., int | None], *args: Any
+    count: int, timeout_s: float, entry: Callable[..., int | None], *args: object
 ) -> int:
     """Run `entry(*args)` in `count` processes that find each other; gives the exit code.
 
@@ -113,7 +113,7 @@ def run_on(
     create: Callable[[RuntimeSection], Runtime],
     section: RuntimeSection,
     worker: Callable[..., int | None],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
 ) -> int:
     """Make a replica's runtime, do its work there and leave the other ranks; gives the exit code.
 
@@ -267,7 +267,7 @@ def _classify(error: BaseException) -> str:
 
 
 def _run_rank(
-    rank: int, shared: dict[str, str], entry: Callable[..., int | None], args: tuple[Any, ...]
+    rank: int, shared: dict[str, str], entry: Callable[..., int | None], args: tuple[object, ...]
 ) -> None:
     """In a new process: take the rank's place, run, leave a record of what went wrong."""
     os.environ.update(shared, RANK=str(rank), LOCAL_RANK=str(rank))

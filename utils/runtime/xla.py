@@ -7,7 +7,7 @@ import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from utils.config.sections import RuntimeSection
 
 # Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
@@ -94,7 +96,7 @@ class XlaRuntime(Runtime):
         # compile another graph.
         return self._xm.send_cpu_data_to_device([tensor], self.device)[0]
 
-    def optimizer_arguments(self, optimizer_name: str) -> dict[str, Any]:
+    def optimizer_arguments(self, optimizer_name: str) -> dict[str, bool]:
         if optimizer_name in _DEVICE_LR:
             return {"capturable": True, "foreach": False}
         return {}
@@ -111,7 +113,7 @@ class XlaRuntime(Runtime):
         for position, group in enumerate(optimizer.param_groups):
             group["lr"] = values[position]
 
-    def checkpoint_block(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         # Its optimisation barrier keeps the compiler from sharing the two computations again.
         from torch_xla.utils.checkpoint import checkpoint
 
@@ -136,7 +138,7 @@ class XlaRuntime(Runtime):
         del outputs, logits  # nothing alive, so nothing of it is compiled
         self.finish_step()
 
-    def _annotate(self, name: str) -> contextlib.AbstractContextManager[Any]:
+    def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
         # Not `Trace`: its scope must not stand open across a sync.
         return self._xla._XLAC.profiler.TraceMe(name)
 
@@ -181,7 +183,7 @@ class XlaRuntime(Runtime):
         return {**super().describe(), "hardware": self._hardware}
 
 
-def _get_hardware(xr: Any) -> str:
+def _get_hardware(xr: ModuleType) -> str:
     """The kind of device behind PJRT.
 
     Raises:

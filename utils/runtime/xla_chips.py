@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from utils.runtime.processes import (
     RECORDS,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def launch_on_chips(
-    section: RuntimeSection, worker: Callable[..., int | None], args: tuple[Any, ...]
+    section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
 ) -> int:
     """Run a worker on each chip; a failed one ends the others and is named."""
     import torch_xla
@@ -53,7 +53,7 @@ def _run_on_chip(
     rank: int,
     section: RuntimeSection,
     worker: Callable[..., int | None],
-    args: tuple[Any, ...],
+    args: tuple[object, ...],
 ) -> None:
     """In a chip's process, which can give no exit code: leave it, or the cause, as a file."""
     try:

@@ -14,12 +14,15 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from utils.json_types import JsonObject
 from utils.storage.folder import ASIDE, COMMIT_FILE, Folder, StorageError
 from utils.storage.local import compute_crc32c
 from utils.storage.retry import retry
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 T = TypeVar("T")
 
@@ -27,7 +30,7 @@ T = TypeVar("T")
 class RemoteFolder(Folder):
     """A prefix of an object store, or any other fsspec file system."""
 
-    def __init__(self, filesystem: Any, path: str) -> None:
+    def __init__(self, filesystem: AbstractFileSystem, path: str) -> None:
         self._filesystem = filesystem
         self._path = path.rstrip("/")
         self._root = filesystem._strip_protocol(self._path)
@@ -206,7 +209,7 @@ class RemoteFolder(Folder):
         self.remove()
         return target
 
-    def _call(self, name: str, call: Callable[..., T], *arguments: Any) -> T:
+    def _call(self, name: str, call: Callable[..., T], *arguments: object) -> T:
         return retry(call, *arguments, place=f"{self.place}/{name}".rstrip("/"))
 
     def _read(self, name: str) -> bytes:
@@ -228,7 +231,9 @@ def _get_version(info: JsonObject, data: bytes) -> str:
     return str(info.get("generation") or hashlib.sha256(data).hexdigest())
 
 
-def _write_generation(filesystem: Any, path: str, data: bytes, generation: str) -> None:
+def _write_generation(
+    filesystem: AbstractFileSystem, path: str, data: bytes, generation: str
+) -> None:
     """Google Cloud Storage's own condition: written only over that generation, 0 for none."""
     bucket, key, _ = filesystem.split_path(path)
     filesystem.call(

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from utils.storage.folder import StorageError
 
@@ -24,7 +24,7 @@ _CLIENTS = {"aiohttp", "gcsfs", "google", "requests", "urllib3", "botocore", "s3
 _PASSING_STATUS = (408, 429)
 
 
-def retry(call: Callable[..., T], *arguments: Any, place: str, tries: int = TRIES) -> T:
+def retry(call: Callable[..., T], *arguments: object, place: str, tries: int = TRIES) -> T:
     """The result of a call to a store, made again after a passing fault.
 
     Args:

@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from store import Run
 from store.runs import CONFIG_FILE
@@ -120,7 +119,7 @@ def run_entry(
     return TableEntry(entry.name, seed, facts["final"]["test_top1"], facts["processor_s"])
 
 
-def start(config: Any) -> None:
+def start(config: RunConfig) -> None:
     """One run in this process."""
     import job
 
@@ -195,7 +194,7 @@ def is_finished(run: Run, config_text: str) -> bool:
 def limit_time(seconds: int) -> Iterator[None]:
     """Ends the block by a TimeoutError after that many seconds of processor time."""
 
-    def stop(_signal: int, _frame: Any) -> None:
+    def stop(_signal: int, _frame: object) -> None:
         raise TimeoutError(f"longer than {seconds} s of processor time; raise --limit-s")
 
     before = signal.signal(signal.SIGPROF, stop)
