@@ -12,7 +12,7 @@ from datasets import Loader, Role, create_loader
 from engine import Plan, TrainState
 from job.check import check_split
 from job.resume import restore, start_weights
-from job.spec import RunTask, settle_processes
+from job.spec import RunTask, with_input_processes
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, create_schedule
@@ -83,7 +83,7 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
         part = train_loaders[0].rank_batch_size // config.train.accumulate_steps
         runtime.trace_once(state.model, task.create_inputs(part))
     resumed = restore(runtime, job, state)
-    task.start(plan, settle_processes(job.stream, runtime.ranks.size), shard)
+    task.start(plan, with_input_processes(job.stream, runtime.ranks.size), shard)
     return Parts(state, plan, task, train_loaders, eval_loader, resumed)
 
 

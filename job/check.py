@@ -54,7 +54,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     _check_ranks(config, task, device)
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
-    task.rehearse(student)
+    task.dry_run(student)
     create_optimizer(config.optim, student, extra=task.losses)
     facts = task.find_facts()
     processes = find_planned_ranks(config.runtime, device)

@@ -178,7 +178,7 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
         student.load_state_dict(tensors.get("ema", tensors["model"]))
         source = str(job.checkpoint)
     task: RunTask = TASKS.get(config.train.task)(config, job.facts, {"eval": loader})
-    task.place(runtime)
+    task.to_device(runtime)
     model = runtime.prepare(student)
     try:
         evaluation = evaluate(model, loader.batches(), task, runtime)

@@ -47,7 +47,7 @@ class TaskCheck(Protocol):
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a number of examples of one device's micro-batch that the task cannot use."""
 
-    def rehearse(self, student: nn.Module) -> None:
+    def dry_run(self, student: nn.Module) -> None:
         """Try the student, on the meta device."""
 
     def find_facts(self) -> TaskFacts:
@@ -90,7 +90,7 @@ class RunTask(engine.Task, Protocol):
     def attach(self, runtime: Runtime, state: engine.TrainState) -> None:
         """Put teachers and the like on the device, once student and average are there."""
 
-    def place(self, runtime: Runtime) -> None:
+    def to_device(self, runtime: Runtime) -> None:
         """Put on the device what an evaluation needs beside the model."""
 
     def start(self, plan: engine.Plan, stream: JsonMapping, shard: tuple[int, int]) -> None:
@@ -152,7 +152,7 @@ def describe_stream(
 
     Args:
       of_task: what of the task belongs to it and is no key.
-      processes: input processes; none: the device decides, see `settle_processes`.
+      processes: input processes; none: the device decides, see `with_input_processes`.
     """
     values, order = get_stream_values(config), create_source(config.data).choose_order()
     is_sharded = order == "sharded"
@@ -168,7 +168,7 @@ def describe_stream(
     }
 
 
-def settle_processes(stream: JsonMapping, processes: int) -> JsonObject:
-    """The stream's description once the number of input processes is certain."""
+def with_input_processes(stream: JsonMapping, processes: int) -> JsonObject:
+    """The stream's description, with the number of input processes that it depends on."""
     count = processes if stream["order"] == "sharded" else 0
     return {**stream, "input_processes": count}

@@ -29,9 +29,9 @@ from models.patches import patch_for
 from models.transforms import to_pixels
 from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
 from tasks.counting import compute_ece, count_agreement, count_batch
+from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
 from tasks.mixing import Mixing
-from tasks.rehearsal import FeatureShapes, check_images, find_feature_shapes
 from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
 from tasks.term_weights import TermWeights
 from utils.errors import UserError
@@ -156,9 +156,9 @@ class Classify:
             self._student_tap = FeatureTap(state.model, losses.student_layers(), "student")
         if not section.teacher_cache:
             self._attach_teachers(runtime, state)
-        self.place(runtime)
+        self.to_device(runtime)
 
-    def place(self, runtime: Runtime) -> None:
+    def to_device(self, runtime: Runtime) -> None:
         """Put what stands before the student on the device."""
         self.transform.to(runtime.device)
 

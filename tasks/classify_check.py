@@ -21,8 +21,7 @@ from models import (
     get_teacher_sections,
     hash_teacher,
 )
-from tasks.facts import TaskFacts
-from tasks.rehearsal import (
+from tasks.dry_run import (
     FeatureShapes,
     ImageShapes,
     check_images,
@@ -30,6 +29,7 @@ from tasks.rehearsal import (
     find_feature_shapes,
     get_image_shapes,
 )
+from tasks.facts import TaskFacts
 from tasks.teacher_cache import open_cache
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -86,7 +86,7 @@ class ClassifyCheck:
         """Refuse a number of examples that pairs or groups do not divide; see the function."""
         check_micro_batch(self.config, self.losses, examples, devices)
 
-    def rehearse(self, student: nn.Module) -> None:
+    def dry_run(self, student: nn.Module) -> None:
         """Try images, teachers, losses and projections on a student on the meta device."""
         config = self.config
         if config.train.scan_layers and self.losses.student_layers():
@@ -97,7 +97,7 @@ class ClassifyCheck:
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
         teachers = self._create_teachers(student, transform)
-        _rehearse_losses(config, self.num_classes, student, self.losses)
+        _dry_run_losses(config, self.num_classes, student, self.losses)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
@@ -220,7 +220,7 @@ def _describe_export(config: RunConfig, classes: int) -> JsonObject:
     }
 
 
-def _rehearse_losses(
+def _dry_run_losses(
     config: RunConfig, classes: int, student: nn.Module, losses: WeightedLoss
 ) -> None:
     """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.

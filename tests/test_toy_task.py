@@ -107,7 +107,7 @@ class PlaneCheck:
     def check_micro_batch(self, examples: int, devices: int) -> None:
         return
 
-    def rehearse(self, student: nn.Module) -> None:
+    def dry_run(self, student: nn.Module) -> None:
         student(torch.empty(2, 3, device="meta"))
 
     def find_facts(self) -> TaskFacts:
@@ -157,7 +157,7 @@ class Plane:
     def attach(self, runtime: Any, state: Any) -> None:
         return
 
-    def place(self, runtime: Any) -> None:
+    def to_device(self, runtime: Any) -> None:
         return
 
     def start(self, plan: Any, stream: Any, shard: tuple[int, int]) -> None:

@@ -150,14 +150,14 @@ def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
     from tqdm import tqdm
 
     from job.build import build_parts
-    from job.spec import settle_processes
+    from job.spec import with_input_processes
     from tasks.teacher_cache import CacheWriter, write_manifest
 
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     shard = (runtime.ranks.index, runtime.ranks.size)
     parts = build_parts(runtime, job)
     if runtime.ranks.is_writer:
-        stream = settle_processes(job.stream, runtime.ranks.size)
+        stream = with_input_processes(job.stream, runtime.ranks.size)
         write_manifest(folder, stream, job.facts.teachers, shape, runtime.ranks.size)
     runtime.ranks.barrier("manifest")
     total = shape.epochs * shape.steps_per_epoch

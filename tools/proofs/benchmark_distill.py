@@ -134,13 +134,13 @@ def store_answers(options: argparse.Namespace, folder: str) -> None:
     import torch
 
     from job.check import check
-    from job.spec import settle_processes
+    from job.spec import with_input_processes
     from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
 
     job = check(create_config(options, folder, "live"))
     shape = CacheShape(options.top_k, options.classes, 1, 64, options.batch)
     target = Path(folder) / "cache"
-    write_manifest(target, settle_processes(job.stream, 1), job.facts.teachers, shape, 1)
+    write_manifest(target, with_input_processes(job.stream, 1), job.facts.teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(options.batch, options.classes), shape))

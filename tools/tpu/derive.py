@@ -262,14 +262,14 @@ def _write_answers(live: RunConfig, top_k: int, target: Path) -> None:
     import torch
 
     from job.check import describe_answers
-    from job.spec import settle_processes
+    from job.spec import with_input_processes
     from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
 
     stream, teachers, classes = describe_answers(live)
     size = live.data.global_batch_size
     top_k = min(top_k, classes)
     shape = CacheShape(top_k, classes, 1, _EXAMPLES_IN_BATCHES, size)
-    write_manifest(target, settle_processes(stream, 1), teachers, shape, 1)
+    write_manifest(target, with_input_processes(stream, 1), teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(size, classes), shape))

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = [
     Room("engine", ("engine.py",), ("tests/test_engine.py", "tests/test_faults.py")),
     Room("optim_factory", ("optim_factory.py",),
-         ("tests/test_optim_factory.py", "tests/tasks/test_rehearsal.py")),
+         ("tests/test_optim_factory.py", "tests/tasks/test_dry_run.py")),
     Room("losses", ("losses/*.py",), ("tests/losses/*.py",)),
     Room("pp", ("big_vision/pp/*.py",), ("tests/big_vision/test_pp_*.py",)),
     Room("order", ("big_vision/input/order.py",),
