@@ -7,7 +7,6 @@ made. Nothing is changed but flags at the end that shorten a run.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import json
 import logging
@@ -24,6 +23,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from tests.support.documented_commands import ROOT, get_call, read_commands, start_script
+from tests.support.documented_launches import import_program, split_program
 from utils.log import get_logger
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,7 +67,7 @@ NOT_RUN = {
     r"python -m tools\.proofs\.kd_table ": "an hour of runs: tests/test_readme.py",
     r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
     r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
-    r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark",
+    r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
     r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",
     r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
@@ -126,7 +126,7 @@ class Workplace:
             tokens = ["python", *get_call(script)]
         before, output = self.find_files(), io.StringIO()
         with contextlib.redirect_stdout(output):
-            code = call_program(tokens[1], tokens[2:])
+            code = call_program(tokens[1:])
         done = Done(code, output.getvalue(), self.find_files() - before)
         self.done[command] = done
         return done
@@ -162,11 +162,11 @@ def is_training(command: str) -> bool:
     return command.startswith("python main.py --config") and "--eval" not in command
 
 
-def call_program(path: str, flags: list[str]) -> int:
-    """A program's exit code, in this process."""
-    module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+def call_program(words: list[str]) -> int:
+    """The exit code, in this process, of the program that Python is asked to run."""
+    name, flags = split_program(words)
     try:
-        return module.main(flags)
+        return import_program(name).main(flags)
     except SystemExit as end:
         return int(end.code or 0)
 

@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# The one program, beside the loader checks, that also runs by its path.
+# This program also runs by its path, as the loader checks do; all others by `python -m`.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tools.tpu.targets import Target, list_targets, parse_target

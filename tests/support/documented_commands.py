@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from job.check import check
-from tests.support.documented_launches import find_launch, import_program, show_dry
+from tests.support.documented_launches import find_launch, import_program, show_dry, split_program
 from utils.config import change, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ def run_dry(command: str, places: Places) -> str:
         return _check_run(tokens[2:], places)
     if program == "torchrun":
         return _check_run(tokens[tokens.index("main.py") + 1 :], places)
-    if program in ("python", "python3", "python3.11") and _find_tool(tokens[1:]):
+    if program in ("python", "python3", "python3.11") and _is_tool(tokens[1:]):
         return _parse_tool(tokens[1:], places)
     if tokens[:2] == ["bash", "run_commands.sh"]:
         return _show_script(tokens[2:], places)
@@ -144,19 +144,12 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     return "checked: all that main.py does before a device"
 
 
-def _find_tool(words: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """The module and the flags of a tool, started as a module or by its path; none: no tool."""
-    if words[0] == "-m" and words[1].startswith("tools."):
-        return words[1], words[2:]
-    if words[0].startswith("tools/"):
-        return words[0].removesuffix(".py").replace("/", "."), words[1:]
-    return None
+def _is_tool(words: Sequence[str]) -> bool:
+    return split_program(words)[0].startswith("tools.")
 
 
 def _parse_tool(words: Sequence[str], places: Places) -> str:
-    found = _find_tool(words)
-    assert found is not None, f"{words} is no tool"
-    name, flags = found
+    name, flags = split_program(words)
     module = import_program(name)
     flags = [place_flag(flag, places) for flag in flags]
     parse: Callable[..., Any]

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import re
 import shlex
+from collections.abc import Sequence
 from types import ModuleType
 
 _WIDTH = 96
@@ -27,6 +28,13 @@ def find_launch(command: str) -> tuple[str, list[str]] | None:
         module, words = _SCRIPTS[tokens[1]]
         return module, [*words, *tokens[2:]]
     return None
+
+
+def split_program(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The module that Python is asked to run, by `-m NAME` or by a path, and the flags for it."""
+    if words[0] == "-m":
+        return words[1], list(words[2:])
+    return words[0].removesuffix(".py").replace("/", "."), list(words[1:])
 
 
 def import_program(name: str) -> ModuleType:
