@@ -1,4 +1,4 @@
-"""What the house knows of input: `Batch` and its kinds, `SOURCES`, `create_loader`.
+"""This is all that other rooms know of input: `Batch` and its kinds, `SOURCES`, `create_loader`.
 
     loader = create_loader(config.data, "train", seed=0, shard=(rank, world_size))
     for batch in loader.batches(Position(epoch=3, examples=4096)): ...

@@ -433,7 +433,7 @@ class _Loop:
                     self.save()
                     raise PreemptedError(result.step)
                 if result.step % plan.eval_every == 0 or is_end:
-                    runtime.flush_deferred()
+                    runtime.flush_deferred()  # the steps' lines come before the evaluation's
                     evaluation = self.evaluate()
                 if is_end:
                     return evaluation

@@ -1,4 +1,4 @@
-"""What can be found wrong before any device is touched: `check` turns a config into a `Job`."""
+"""`check` turns a config into a `Job` and refuses what is wrong before a device is touched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run and checkpoint a run goes on from, whether it may, and how its state comes back."""
+"""Chooses the run and checkpoint to resume from, checks that they fit, and restores the state."""
 
 from __future__ import annotations
 

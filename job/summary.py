@@ -1,4 +1,4 @@
-"""What a run says of itself: at its start, with --check, and at its end."""
+"""Describes a run for a person: at its start, with --check, and at its end."""
 
 from __future__ import annotations
 

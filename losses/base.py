@@ -1,4 +1,4 @@
-"""What a loss gets and gives, the base class of all losses, and their registry."""
+"""Defines the inputs and the output of a loss, the base class of all losses, and their registry."""
 
 from __future__ import annotations
 

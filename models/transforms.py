@@ -1,4 +1,4 @@
-"""What a model sees of a batch: `InputTransform` turns raw pixels into its normalised input."""
+"""`InputTransform` turns the raw pixels of a batch into the normalised input of a model."""
 
 from __future__ import annotations
 

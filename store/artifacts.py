@@ -1,4 +1,4 @@
-"""What a run leaves behind beside checkpoints and metrics: sent, checked and listed."""
+"""Sends, checks and lists what a run leaves behind beside checkpoints and metrics."""
 
 from __future__ import annotations
 

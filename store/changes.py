@@ -1,4 +1,4 @@
-"""What of a configuration may differ between a run's start and its continuation."""
+"""Compares the configuration of a run's start with that of its continuation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run ran: versions, git commit, host and Python of this process."""
+"""Reads where a run runs: versions, git commit, host and Python of this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be found wrong with a classification before a device is touched."""
+"""Refuses what is wrong with a classification before a device is touched."""
 
 from __future__ import annotations
 

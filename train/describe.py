@@ -1,4 +1,4 @@
-"""What Cloud TPU says of a TPU VM."""
+"""Reads what Cloud TPU says of a TPU VM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run measures of itself, and the one file that it writes it to."""
+"""Measures what steps and evaluations cost, and writes a run's metrics to its one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every program does alike: shows its docstring as help, ends in one line and a code."""
+"""Every program shows its docstring as help, and ends in one line and an exit code."""
 
 from __future__ import annotations
 

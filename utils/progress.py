@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, a line at each log point elsewhere."""
+"""Shows a person how a run gets on: a bar on a terminal, a line at each log point elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a path means: the newest whole one; broken ones are named and passed over."""
+"""Finds the checkpoint that a path means: the newest whole one; broken ones are passed over."""
 
 from __future__ import annotations
 

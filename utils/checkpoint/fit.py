@@ -1,4 +1,4 @@
-"""Whether tensors fit those of a model, by name, shape and type."""
+"""Compares tensors with those of a model, by name, shape and type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people write on a command line, as the parser of the configuration wants it."""
+"""Turns what people write on a command line into what the configuration's parser wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a key says of itself beside type, default and meaning: `Field(..., **about(...))`."""
+"""Lets a key say more than type, default and meaning: `Field(..., **about(...))`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which runtime it is and how many ranks it has: decided before a device is touched."""
+"""Chooses the runtime and its number of ranks, before a device is touched."""
 
 from __future__ import annotations
 

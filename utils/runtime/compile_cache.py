@@ -1,4 +1,4 @@
-"""Where compiled graphs are kept between runs, and how much of the disk they may take."""
+"""Keeps compiled graphs between runs, and says how much of the disk they may take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the CPU and CUDA runtimes share: native PyTorch, alone or in a torch.distributed group."""
+"""The CPU and CUDA runtimes share native PyTorch, alone or in a torch.distributed group."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person writes, a path or a URL, and the folder behind it."""
+"""Opens the folder behind what a person writes: a path or a URL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a directory can be read at all, asked once and without a run's patience."""
+"""Asks once, and without a run's patience, whether a directory can be read at all."""
 
 from __future__ import annotations
 

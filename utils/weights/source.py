@@ -1,4 +1,4 @@
-"""What a path to weights means, and what stands there: names and shapes first, tensors at need."""
+"""Opens the weights that a path means: names and shapes come first, tensors when asked for."""
 
 from __future__ import annotations
 
