@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 import statistics
 import sys
 import tempfile
@@ -18,7 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store import read_environment
+from tools import twin
+from tools.tpu.hlo import count_dot_flops
 from utils.config import load_config
+from utils.config.sections import TeacherSection
 from utils.json_types import JsonObject
 from utils.programs import ProgramParser, run_program
 
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
-_SHAPE = re.compile(r"\w+\[([\d,]*)\]")
+_STEPS_PER_EPOCH = 64
+_CHANNELS = 3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -64,7 +67,8 @@ def measure(options: argparse.Namespace) -> JsonObject:
     with tempfile.TemporaryDirectory() as folder:
         plain = create_config(options, folder, "plain")
         runtime = create_runtime(plain.runtime)
-        store_answers(options, folder)
+        live, target = create_config(options, folder, "live"), Path(folder) / "cache"
+        twin.write_random_answers(live, options.top_k, target, steps=_STEPS_PER_EPOCH)
         kinds = {
             kind: StepRunner(runtime, create_config(options, folder, kind))
             for kind in ("plain", "stored", "live")
@@ -96,8 +100,8 @@ def measure(options: argparse.Namespace) -> JsonObject:
 def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunConfig:
     """The run of one kind; the three differ in their teacher alone."""
     size = options.image_size
-    examples = options.batch * 64
-    name = f"image_size={size},num_classes={options.classes},num_examples={examples}"
+    examples = options.batch * _STEPS_PER_EPOCH
+    name = twin.name_examples(size, _CHANNELS, options.classes, examples)
     flags = [
         "--data.source=synthetic", f"--data.name={name}", "--data.train_pp=value_range(-1, 1)",
         "--data.eval_pp=value_range(-1, 1)", f"--batch_size={options.batch}", "--mixup=0.8",
@@ -106,44 +110,15 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunCon
         f"--run.output_dir={folder}", "--distill.allow_weak_teacher",
     ]  # fmt: skip
     if kind != "plain":
-        teacher = {"model": options.teacher, "args": {"img_size": size}, "weights": ""}
-        weights = Path(folder) / "teacher.safetensors"
-        if not weights.is_file():
-            save_random_teacher(options, weights)
-        teacher["weights"] = str(weights)
+        target = Path(folder) / "teacher"
+        section = TeacherSection(model=options.teacher, args={"img_size": size})
+        if not target.is_dir():
+            twin.create_random_teacher(section, options.classes, target)
+        teacher = {**section.model_dump(), "weights": str(target)}
         flags += [f"--distill.teachers={json.dumps([teacher])}", "--distill.loss=kd"]
     if kind == "stored":
         flags += [f"--distill.teacher_cache={folder}/cache", "--distill.cache_end=cycle"]
     return load_config(flags)
-
-
-def save_random_teacher(options: argparse.Namespace, path: Path) -> None:
-    """Random weights: the cost of a teacher does not depend on what it knows."""
-    import timm
-    import torch
-    from safetensors.torch import save_file
-
-    torch.manual_seed(0)
-    size, classes = options.image_size, options.classes
-    model = timm.create_model(options.teacher, img_size=size, num_classes=classes)
-    save_file(model.state_dict(), path)
-
-
-def store_answers(options: argparse.Namespace, folder: str) -> None:
-    """Make the cache that the stored kind replays, of random answers of the right form."""
-    import torch
-
-    from job.check import check
-    from job.spec import with_input_processes
-    from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
-
-    job = check(create_config(options, folder, "live"))
-    shape = CacheShape(options.top_k, options.classes, 1, 64, options.batch)
-    target = Path(folder) / "cache"
-    write_manifest(target, with_input_processes(job.stream, 1), job.facts.teachers, shape, 1)
-    writer = CacheWriter(target, shape, 0)
-    for _ in range(shape.steps_per_epoch):
-        writer.append(pack_answers(torch.randn(options.batch, options.classes), shape))
 
 
 class StepRunner:
@@ -199,25 +174,6 @@ class StepRunner:
         parts = self.parts
         batch = self.runtime.to_device(next(iterate_batches(parts, 0)))
         return train_step(parts.state, batch, parts.task, self.runtime, parts.plan)
-
-
-def count_dot_flops(text: str) -> float:
-    """2 * outputs * contracted length, over all matrix products of an HLO text."""
-    shapes = dict(re.findall(r"%?([\w.\-]+) = (\w+\[[\d,]*\])", text))
-    total = 0.0
-    pattern = r"= (\w+\[[\d,]*\])\S* dot\(([^)]*)\).*?lhs_contracting_dims=\{([\d,]*)\}"
-    for result, operands, contracted in re.findall(pattern, text):
-        left = operands.split(",%")[0].split(", ")[0].split()[-1].lstrip("%")
-        match = _SHAPE.match(operands) or _SHAPE.match(shapes.get(left, ""))
-        sizes = get_sizes(match[1])
-        length = math.prod(sizes[int(axis)] for axis in contracted.split(",") if axis)
-        total += 2.0 * math.prod(get_sizes(_SHAPE.match(result)[1])) * length
-    return total
-
-
-def get_sizes(text: str) -> list[int]:
-    """`8,16` as numbers."""
-    return [int(size) for size in text.split(",") if size]
 
 
 def describe_storage(options: argparse.Namespace) -> dict[str, float]:

@@ -27,6 +27,7 @@ _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\](?:\{([^}]*)\})?")
 _SPACE = re.compile(r"S\((\d+)\)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|body|to_apply|branch_computations)=\{?%?([\w.\-]+)")
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _CONDITION_LIMIT = re.compile(r"constant\((\d+)\)")
 
 
@@ -173,6 +174,20 @@ def _find_closing(text: str, start: int) -> int:
         if depth == 0:
             return position
     return len(text) - 1
+
+
+def count_dot_flops(text: str) -> float:
+    """2 * outputs * contracted length, over all matrix products of a module's text."""
+    total = 0.0
+    for body in read_module(text).values():
+        arrays = {one.name: one.arrays for one in body}
+        for one in body:
+            if one.opcode == "dot":
+                left = arrays[one.operands[0]][0]
+                axes = _CONTRACTED.search(one.text)[1].split(",")
+                length = math.prod(left.sizes[int(axis)] for axis in axes if axis)
+                total += 2.0 * one.arrays[0].elements * length
+    return total
 
 
 def get_hbm_bytes(instructions: list[Instruction]) -> int:

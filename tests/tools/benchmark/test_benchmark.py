@@ -30,6 +30,7 @@ from tools.benchmark import loop
 from tools.benchmark.bare import BareLoop
 from tools.benchmark.configuration import create_measured_config
 from utils.config import load_config
+from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
@@ -251,8 +252,14 @@ def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
     assert (shape.image_size, shape.channels) == (size, 3)
 
 
-def test_synthetic_input_needs_a_size(tmp_path):
-    flags = ["--data.source=folder", f"--data.root={tmp_path}", "--data.train_pp=decode"]
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [("decode", "finds no one size"),
+     ("decode|resize(64)|inception_crop(area_min=20)", "finds no one size"),
+     ("decode|resize((64, 32))", "gives images of 64 x 32")],
+)  # fmt: skip
+def test_synthetic_input_needs_a_size(tmp_path, spec, reason):
+    flags = ["--data.source=folder", f"--data.root={tmp_path}", f"--data.train_pp={spec}"]
     flags += ["--model.num_classes=3"]
-    with pytest.raises(ValueError, match="finds no square image of one size"):
+    with pytest.raises(UserError, match=reason):
         create_measured_config(load_config(flags), tmp_path, synthetic=True, random_teachers=False)

@@ -97,7 +97,8 @@ def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
     ("spec", "shape"),
     [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
      ("decode|resize(40)|random_crop(32)|vgg_value_range", (32, 3)),
-     ("decode(1)|resize(28)|value_range(0, 1)", (28, 1))],
+     ("decode(1)|resize(28)|value_range(0, 1)", (28, 1)),
+     ("decode|inception_crop(area_min=8, size=96)", (96, 3))],
 )  # fmt: skip
 def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
     config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
@@ -107,7 +108,8 @@ def test_image_shapes_are_those_of_the_preprocessing(spec, shape):
 def test_datasets_that_tfds_knows_have_images_of_their_own_size():
     config = load_config(["--config", "configs/kd/cifar100_dkd.yaml"])
     assert find_image_shape(config) == (32, 3)
-    config = load_config(["--config", CONFIG, "--data.train_pp=decode|random_crop(600)"])
+    spec = 'decode|random_crop(600)|concat(["image", "image"])|resize(32)'
+    config = load_config(["--config", CONFIG, f"--data.train_pp={spec}"])
     with pytest.raises(UserError, match="fails on a made-up image of 400 x 500"):
         find_image_shape(config)
 
