@@ -53,7 +53,7 @@ def create_optimizer(
     section: OptimSection,
     model: nn.Module,
     *,
-    extra: nn.Module | None = None,
+    loss_modules: nn.Module | None = None,
     device_arguments: Mapping[str, Any] | None = None,
 ) -> torch.optim.Optimizer:
     """A timm optimizer over decay and no-decay groups.
@@ -62,7 +62,7 @@ def create_optimizer(
     Each group carries `lr_scale` (layer decay, else 1) and `decays`.
 
     Args:
-      extra: further trainable modules (projections of feature losses): decay, no layer decay.
+      loss_modules: trainable modules of the losses, such as projections: decay, no layer decay.
       device_arguments: what the runtime adds for its device.
 
     Raises:
@@ -71,8 +71,8 @@ def create_optimizer(
     name = section.name.lower()
     check_optimizer_name(name)
     groups = get_parameter_groups(section, model)
-    if extra is not None and any(p.requires_grad for p in extra.parameters()):
-        groups += param_groups_weight_decay(extra, _get_first_decay(section))
+    if loss_modules is not None and any(p.requires_grad for p in loss_modules.parameters()):
+        groups += param_groups_weight_decay(loss_modules, _get_first_decay(section))
     for group in groups:
         group.setdefault("lr_scale", 1.0)
         group["decays"] = group["weight_decay"] > 0

@@ -12,11 +12,11 @@ from datasets import Loader, Role, create_loader
 from engine import Plan, TrainState
 from job.check import check_split
 from job.resume import restore, start_weights
-from job.spec import RunTask, with_input_processes
+from job.spec import with_input_processes
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, create_schedule
-from tasks import TASKS
+from tasks import TASKS, RunTask
 from utils.ema import create_ema
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -62,7 +62,7 @@ class Parts:
 
 def build_parts(runtime: Runtime, job: Job) -> Parts:
     """Loaders, student, task and train state of this replica, restored if asked."""
-    config, shard = job.config, (runtime.ranks.index, runtime.ranks.size)
+    config = job.config
     kind = TASKS.get(config.train.task)
     train_loaders = [
         open_loader(runtime, config, "train", augmentation=number)
@@ -78,12 +78,13 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     check_split(config, task, runtime.device_count)
     task.prepare(student)
     state = _create_state(runtime, job, student, task.losses)
-    task.attach(runtime, state)
+    stream = with_input_processes(job.stream, runtime.ranks.size)
+    task.to_device(runtime)
+    task.attach(runtime, state, plan, stream)
     if config.train.scan_layers:
         part = train_loaders[0].rank_batch_size // config.train.accumulate_steps
         runtime.trace_once(state.model, task.create_inputs(part))
     resumed = restore(runtime, job, state)
-    task.start(plan, with_input_processes(job.stream, runtime.ranks.size), shard)
     return Parts(state, plan, task, train_loaders, eval_loader, resumed)
 
 
@@ -119,7 +120,7 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
     optimizer = create_optimizer(
         config.optim,
         student,
-        extra=losses,
+        loss_modules=losses,
         device_arguments=runtime.optimizer_arguments(config.optim.name.lower()),
     )
     if config.optim.name.lower() in PREPARABLE:

@@ -1,4 +1,4 @@
-"""`check` turns a config into a `Job` and refuses what is wrong before a device is touched."""
+"""What can be found wrong before any device is touched: `check` turns a config into a `Job`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from job.resume import check_resume, choose_run
-from job.spec import Job, RunTask, TaskCheck, describe_stream
+from job.spec import Job, describe_stream
 from models import (
     check_patch_names,
     create_model,
@@ -17,12 +17,10 @@ from models import (
     scan_blocks,
 )
 from optim_factory import create_optimizer, create_schedule
-from tasks import TASKS
-from tasks.classify_check import ClassifyCheck, identify_teachers
+from tasks import TASKS, RunTask, TaskCheck
 from utils.config.checks import check_profiled_steps
 from utils.config.keys import check_devices
 from utils.errors import UserError
-from utils.json_types import JsonObject
 from utils.runtime import choose_device, count_planned_ranks, find_planned_ranks
 
 if TYPE_CHECKING:
@@ -55,11 +53,11 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
     task.dry_run(student)
-    create_optimizer(config.optim, student, extra=task.losses)
+    create_optimizer(config.optim, student, loss_modules=task.losses)
     facts = task.find_facts()
     processes = find_planned_ranks(config.runtime, device)
     stream = describe_stream(config, facts.dataset, facts.stream, processes)
-    task.check_stream(stream, facts.teachers)
+    task.check_stream(stream, total_steps)
     run, checkpoint = choose_run(config)
     job = Job(
         config=config,
@@ -74,14 +72,6 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     )
     check_resume(job, student)
     return job
-
-
-def describe_answers(config: RunConfig) -> tuple[JsonObject, list[str], int]:
-    """Stream, teachers and classes of a run: what a cache of its teachers' answers belongs to."""
-    found = ClassifyCheck(config)
-    processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
-    stream = describe_stream(config, found.dataset, found.stream, processes)
-    return stream, identify_teachers(config), found.num_classes
 
 
 def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> None:

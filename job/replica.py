@@ -31,7 +31,9 @@ from utils.storage import StorageError
 
 if TYPE_CHECKING:
     from job.build import Parts
-    from job.spec import Job, RunTask, SumOver
+    from job.spec import Job
+    from tasks import RunTask
+    from tasks.protocol import SumOver
     from utils.checkpoint import Location
     from utils.runtime.base import Runtime
 

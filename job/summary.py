@@ -73,7 +73,7 @@ def _describe_data(job: Job) -> str:
     if config.run.eval_only:
         return line
     batch = config.data.global_batch_size
-    epochs = f"{job.total_steps / (sizes['train'] // batch):g}"
+    epochs = f"{job.total_steps / job.steps_per_epoch:g}"
     unit = "epoch" if epochs == "1" else "epochs"
     return f"{line}; {job.total_steps:,} steps of {batch}, {epochs} {unit}"
 

@@ -2,8 +2,9 @@
 
 from tasks.classify import Classify
 from tasks.facts import TaskFacts
+from tasks.protocol import RunTask, TaskCheck
 from tasks.registry import TASKS
 
 TASKS.register("classify")(Classify)
 
-__all__ = ["TASKS", "Classify", "TaskFacts"]
+__all__ = ["TASKS", "Classify", "RunTask", "TaskCheck", "TaskFacts"]

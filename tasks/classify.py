@@ -6,7 +6,7 @@ knows of neither.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +32,7 @@ from tasks.counting import compute_ece, count_agreement, count_batch
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
 from tasks.mixing import Mixing
+from tasks.protocol import RunTask, SumOver
 from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
 from tasks.term_weights import TermWeights
 from utils.errors import UserError
@@ -46,11 +47,9 @@ if TYPE_CHECKING:
 
 # Names of what travels with a batch beside mixing coefficients.
 TEACHER_IMAGES, TERM_SCALES = "teacher_images", "term_scales"
-# Goes over the evaluation split: a count of each batch -> its sum over all batches and ranks.
-SumOver = Callable[[Callable[[ImageBatch], Tensor]], Tensor]
 
 
-class Classify:
+class Classify(RunTask):
     """A micro-batch on the device -> mixed images -> student and teachers -> one loss.
 
     Args:
@@ -149,29 +148,22 @@ class Classify:
         if hasattr(student, "set_distilled_training"):
             student.set_distilled_training(self.losses.needs_distill_token())
 
-    def attach(self, runtime: Runtime, state: TrainState) -> None:
-        """Put the live teachers on the device and their taps, and the student's, in place."""
-        section, losses = self.config.distill, self.losses
-        if losses.student_layers():
-            self._student_tap = FeatureTap(state.model, losses.student_layers(), "student")
-        if not section.teacher_cache:
-            self._attach_teachers(runtime, state)
-        self.to_device(runtime)
-
     def to_device(self, runtime: Runtime) -> None:
-        """Put what stands before the student on the device."""
+        """Put what turns pixels into the student's input on the device."""
         self.transform.to(runtime.device)
 
-    def start(self, plan: Plan, stream: JsonMapping, shard: tuple[int, int]) -> None:
-        """Make ready what travels with the batches of a rank.
-
-        Args:
-          stream: the run's, the number of input processes certain.
-          shard: (index, count) of this rank.
-        """
-        config = self.config
+    def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
+        """Put the live teachers on the device, or open their stored answers; set the taps."""
+        config, losses = self.config, self.losses
+        if losses.student_layers():
+            self._student_tap = FeatureTap(state.model, losses.student_layers(), "student")
         if config.distill.teacher_cache:
-            self._cache = open_cache(config, stream, self.facts.teachers, shard)
+            shard = (runtime.ranks.index, runtime.ranks.size)
+            self._cache = open_cache(
+                config.distill, stream, self.facts.teachers, shard, plan.total_steps
+            )
+        else:
+            self._attach_teachers(runtime, state)
         self._term_weights = TermWeights.create(
             config.distill.losses, plan.total_steps, plan.steps_per_epoch
         )

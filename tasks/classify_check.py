@@ -1,4 +1,4 @@
-"""Refuses what is wrong with a classification before a device is touched."""
+"""What can be found wrong with a classification before a device is touched."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from tasks.dry_run import (
     get_image_shapes,
 )
 from tasks.facts import TaskFacts
+from tasks.protocol import TaskCheck
 from tasks.teacher_cache import open_cache
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -53,7 +54,7 @@ class ClassifyFacts(TaskFacts):
     feature_shapes: FeatureShapes | None
 
 
-class ClassifyCheck:
+class ClassifyCheck(TaskCheck):
     """Looks at a configuration, then at the student on the meta device.
 
     Attributes:
@@ -97,7 +98,7 @@ class ClassifyCheck:
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
         teachers = self._create_teachers(student, transform)
-        _dry_run_losses(config, self.num_classes, student, self.losses)
+        _rehearse_losses(config, self.num_classes, student, self.losses)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
@@ -120,10 +121,11 @@ class ClassifyCheck:
             feature_shapes=self._feature_shapes,
         )
 
-    def check_stream(self, stream: JsonObject, teachers: list[str]) -> None:
-        """Refuse stored answers to another stream of examples or of other teachers."""
+    def check_stream(self, stream: JsonObject, total_steps: int) -> None:
+        """Refuse stored answers to another stream of examples, or of other teachers."""
         if self.config.distill.teacher_cache:
-            open_cache(self.config, stream, teachers, shard=(0, 1))
+            teachers = identify_teachers(self.config)
+            open_cache(self.config.distill, stream, teachers, (0, 1), total_steps)
 
     def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
         """The teachers on the meta device, their names, weights, classes and layers looked at."""
@@ -220,7 +222,7 @@ def _describe_export(config: RunConfig, classes: int) -> JsonObject:
     }
 
 
-def _dry_run_losses(
+def _rehearse_losses(
     config: RunConfig, classes: int, student: nn.Module, losses: WeightedLoss
 ) -> None:
     """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.

@@ -23,7 +23,7 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, open_folder
 
 if TYPE_CHECKING:
-    from utils.config import RunConfig
+    from utils.config.sections import DistillSection
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2
@@ -298,30 +298,34 @@ class TeacherCache:
 
 
 def open_cache(
-    config: RunConfig, stream: JsonMapping, teachers: list[str], shard: tuple[int, int]
+    section: DistillSection,
+    stream: JsonMapping,
+    teachers: list[str],
+    shard: tuple[int, int],
+    total_steps: int,
 ) -> TeacherCache:
     """The cache of a run, checked against it.
 
     Args:
       stream: of `describe_stream` for this run.
       teachers: hashes of the teachers that the run names; empty: whatever the cache holds.
+      total_steps: of the run.
 
     Raises:
       UserError: the cache belongs to another stream or teacher (the difference is named), is not
         whole, or holds fewer epochs than the run needs.
     """
-    folder = open_folder(config.distill.teacher_cache)
+    folder = open_folder(section.teacher_cache)
     manifest = read_manifest(folder)
     known = {name: value for name, value in stream.items() if value is not None}
     wanted = {"stream": known, "teachers": teachers or manifest["teachers"]}
     _refuse_difference(folder, manifest, {**manifest, **wanted}, "distill.teacher_cache")
-    steps = config.train.steps or config.train.epochs * manifest["steps_per_epoch"]
     stored = manifest["epochs"] * manifest["steps_per_epoch"]
-    if steps > stored and config.distill.cache_end == "stop":
+    if total_steps > stored and section.cache_end == "stop":
+        needed = total_steps / manifest["steps_per_epoch"]
         raise UserError(
             f"distill.teacher_cache ({str(folder)!r}) holds {manifest['epochs']} epochs, the run "
-            f"needs {steps / manifest['steps_per_epoch']:g}; store more, lower train.epochs, or "
-            "set distill.cache_end=cycle"
+            f"needs {needed:g}; store more, lower train.epochs, or set distill.cache_end=cycle"
         )
     return TeacherCache(folder, shard)
 

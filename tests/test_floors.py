@@ -135,11 +135,22 @@ def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"floor {FLOORS[room]} imports {top}"
 
 
+# What a job may know of tasks: the table of them and what they have in common.
+_TASK_SEAM = {"tasks", "tasks.TASKS", "tasks.RunTask", "tasks.TaskCheck", "tasks.TaskFacts"}
+
+
+def _knows_a_kind(room: str, target: str) -> bool:
+    is_seam = target in _TASK_SEAM or target.startswith("tasks.protocol")
+    return room.startswith("job") and target.startswith("tasks") and not is_seam
+
+
 def _check_direction(
     node: ast.stmt, room: str, target: str, *, is_for_types: bool
 ) -> Iterator[tuple[int, str]]:
     """Down only; a sibling may be named in annotations."""
     other = _get_room(target)
+    if _knows_a_kind(room, target):
+        yield node.lineno, f"{room} imports {target}: a job knows no kind of task"
     if target.startswith("tests"):
         yield node.lineno, f"{room} imports tests"
     elif other is None or other == room:
@@ -237,6 +248,7 @@ PLANTED = [
     ("engine.py", "from tasks import classify", "its sibling"),
     ("job/check.py", "def f():\n    from job.build import Parts", "above it"),
     ("job/spec.py", "from job.resume import restore", "above it"),
+    ("job/check.py", "from tasks.mixing import Mixing", "knows no kind of task"),
     ("utils/runtime/a.py", "from big_vision.pp import registry", "its sibling"),
     ("utils/config/a.py", "def f():\n    from engine import fit", "above it"),
     ("utils/runtime/a.py", "from utils import checkpoint", "above it"),
@@ -328,3 +340,46 @@ def test_the_engine_knows_no_kind_of_task():
 )  # fmt: skip
 def test_a_planted_word_of_a_task_is_found(text, word):
     assert find_task_words(text) == {word}
+
+
+def draw_house(root: Path) -> dict[str, set[str]]:
+    """Rooms at the top level and the rooms that each imports, types and deferred ones left out."""
+    arrows: dict[str, set[str]] = {}
+    for path in list_sources(root):
+        name = path.relative_to(root).as_posix()
+        top = name.partition("/")[0].removesuffix(".py")
+        if top == "tests":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typed = {id(n) for i in ast.walk(tree) if _is_for_types(i) for n in ast.walk(i)}
+        module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        found = arrows.setdefault(top, set())
+        for node, target in _iterate_imports(module, name, tree):
+            other = target.partition(".")[0]
+            if other in OWN and other != top and id(node) not in typed:
+                found.add(other)
+    return arrows
+
+
+def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
+    """Rooms from which one comes back to them; empty: there is none."""
+    open_rooms = {room: targets & between for room, targets in arrows.items() if room in between}
+    while leaves := [room for room, targets in open_rooms.items() if not targets]:
+        for leaf in leaves:
+            del open_rooms[leaf]
+        open_rooms = {room: targets - set(leaves) for room, targets in open_rooms.items()}
+    return set(open_rooms)
+
+
+def test_the_house_is_small_and_has_no_circle():
+    """`utils` is four rooms of different floors behind one name, so it stands apart."""
+    arrows = draw_house(ROOT)
+    assert len(arrows) <= 13
+    assert sum(map(len, arrows.values())) <= 40
+    assert find_circle(arrows, set(arrows) - {"utils"}) == set()
+
+
+def test_a_planted_circle_is_found():
+    arrows = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set()}
+    assert find_circle(arrows, set(arrows)) >= {"a", "b", "c"}
+    assert find_circle({"a": {"b"}, "b": set()}, {"a", "b"}) == set()

@@ -138,17 +138,17 @@ def test_layer_decay_needs_a_model_that_names_its_layers():
 
 
 def test_projections_of_losses_are_trained_without_layer_decay():
-    extra = nn.Linear(3, 3)
+    loss_modules = nn.Linear(3, 3)
     section = BASE.model_copy(update={"layer_decay": 0.5})
-    optimizer = create_optimizer(section, create_distilled_vit(), extra=extra)
+    optimizer = create_optimizer(section, create_distilled_vit(), loss_modules=loss_modules)
     for group in optimizer.param_groups:
-        if any(p is extra.weight for p in group["params"]):
+        if any(p is loss_modules.weight for p in group["params"]):
             assert group["lr_scale"] == 1.0
             assert group["decays"]
-        if any(p is extra.bias for p in group["params"]):
+        if any(p is loss_modules.bias for p in group["params"]):
             assert not group["decays"]
     listed = {p for group in optimizer.param_groups for p in group["params"]}
-    assert {extra.weight, extra.bias} <= listed
+    assert {loss_modules.weight, loss_modules.bias} <= listed
 
 
 # ---- schedules
@@ -245,10 +245,10 @@ def test_a_weight_decay_that_begins_at_zero_still_has_groups_that_decay():
 
 def test_projections_of_losses_decay_from_zero_on_too():
     section = BASE.model_copy(update={"weight_decay": 0.0, "weight_decay_end": 0.4})
-    extra = nn.Linear(2, 2)
-    groups = create_optimizer(section, create_vit(), extra=extra).param_groups
+    loss_modules = nn.Linear(2, 2)
+    groups = create_optimizer(section, create_vit(), loss_modules=loss_modules).param_groups
     owners = {p: group["decays"] for group in groups for p in group["params"]}
-    assert (owners[extra.weight], owners[extra.bias]) == (True, False)
+    assert (owners[loss_modules.weight], owners[loss_modules.bias]) == (True, False)
 
 
 def test_learning_rate_and_weight_decay_end_at_the_same_step():

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,8 +23,9 @@ from datasets import describe_dataset as describe
 from losses import LossOutput
 from models.factory import MODELS
 from store import METRICS, Metric, read_metrics
-from tasks import TASKS, TaskFacts
+from tasks import TASKS, RunTask, TaskCheck, TaskFacts
 from tests.support.child_runs import ROOT, get_environment
+from utils.config import RunConfig
 from utils.metrics import Evaluation
 
 SLOPES = torch.tensor([[2.0], [-1.0], [0.5]])
@@ -96,16 +96,13 @@ class PointSource(Source):
         return PointReader(reading)
 
 
-class PlaneCheck:
+class PlaneCheck(TaskCheck):
     """Nothing can be wrong with a plane."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: RunConfig) -> None:
         self.model_arguments = {"inputs": 3}
         self.dataset = describe(config.data)
         self.losses = nn.Module()
-
-    def check_micro_batch(self, examples: int, devices: int) -> None:
-        return
 
     def dry_run(self, student: nn.Module) -> None:
         student(torch.empty(2, 3, device="meta"))
@@ -116,25 +113,16 @@ class PlaneCheck:
             stream={}, teachers=[], description="3 slopes",
         )  # fmt: skip
 
-    def check_stream(self, stream: dict[str, Any], teachers: list[str]) -> None:
-        return
 
-
-class Plane:
+class Plane(RunTask):
     """Least squares."""
 
     unit = ("points", 1)
     score_name = "-mse"
     check = PlaneCheck
-    reads = frozenset()
-    stream_epochs = None
 
-    def __init__(self, config: Any, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
         self.losses = nn.Module()
-
-    @staticmethod
-    def count_streams(config: Any) -> int:
-        return 1
 
     def loss(self, model: nn.Module, batch: PointBatch) -> LossOutput:
         mse = ((model(batch.xs) - batch.ys) ** 2).mean()
@@ -147,42 +135,6 @@ class Plane:
     def summarise(self, sums: Tensor) -> Evaluation:
         mse = float(sums[0] / sums[1])
         return Evaluation({"plane_mse": mse, "examples": float(sums[1])}, -mse)
-
-    def check_micro_batch(self, examples: int, devices: int) -> None:
-        return
-
-    def prepare(self, student: nn.Module) -> None:
-        return
-
-    def attach(self, runtime: Any, state: Any) -> None:
-        return
-
-    def to_device(self, runtime: Any) -> None:
-        return
-
-    def start(self, plan: Any, stream: Any, shard: tuple[int, int]) -> None:
-        return
-
-    def create_inputs(self, examples: int) -> Tensor:
-        return torch.zeros(examples, 3)
-
-    def draw(self, step: int, batch: PointBatch, *others: PointBatch) -> PointBatch:
-        return batch
-
-    def get_values(self, step: int) -> dict[str, Tensor]:
-        return {}
-
-    def describe(self, metrics: Mapping[str, float]) -> str:
-        return f"mse {metrics['plane_mse']:.3g}"
-
-    def judge_teachers(self, sum_over: Any) -> list[dict[str, float]]:
-        return []
-
-    def compare(self, model: nn.Module, sum_over: Any) -> dict[str, float]:
-        return {}
-
-    def close(self) -> None:
-        return
 
 
 class PlaneModel(nn.Linear):

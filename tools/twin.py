@@ -142,11 +142,15 @@ def write_random_answers(config: RunConfig, top_k: int, target: Path, *, steps: 
     """
     import torch
 
-    from job.check import describe_answers
-    from job.spec import with_input_processes
+    from job.spec import describe_stream, with_input_processes
+    from tasks.classify_check import ClassifyCheck, identify_teachers
     from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
+    from utils.runtime import choose_device, find_planned_ranks
 
-    stream, teachers, classes = describe_answers(config)
+    found = ClassifyCheck(config)
+    processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
+    stream = describe_stream(config, found.dataset, found.stream, processes)
+    teachers, classes = identify_teachers(config), found.num_classes
     size = config.data.global_batch_size
     shape = CacheShape(min(top_k, classes), classes, 1, steps, size)
     write_manifest(target, with_input_processes(stream, 1), teachers, shape, 1)

@@ -126,22 +126,21 @@ def test_a_row_costs_what_arithmetic_says():
 
 def test_a_cache_of_another_stream_or_teacher_is_refused_by_name(tmp_path):
     write_cache(tmp_path)
-    config = create_config(tmp_path)
-    assert open_cache(config, create_stream(), [], (0, 1)).epochs == 2
+    section = create_config(tmp_path).distill
+    assert open_cache(section, create_stream(), [], (0, 1), 4).epochs == 2
     with pytest.raises(UserError, match="made with seed 0, here it is 5"):
-        open_cache(config, {**create_stream(), "seed": 5}, [], (0, 1))
+        open_cache(section, {**create_stream(), "seed": 5}, [], (0, 1), 4)
     with pytest.raises(UserError, match="made with teachers"):
-        open_cache(config, create_stream(), ["other"], (0, 1))
+        open_cache(section, create_stream(), ["other"], (0, 1), 4)
 
 
 def test_a_run_longer_than_the_cache_stops_or_cycles_as_configured(tmp_path):
     write_cache(tmp_path)
-    config = create_config(tmp_path)
-    config.train.epochs = 3
+    section, steps = create_config(tmp_path).distill, 3 * SHAPE.steps_per_epoch
     with pytest.raises(UserError, match="holds 2 epochs, the run needs 3"):
-        open_cache(config, create_stream(), [], (0, 1))
-    config.distill.cache_end = "cycle"
-    cache = open_cache(config, create_stream(), [], (0, 1))
+        open_cache(section, create_stream(), [], (0, 1), steps)
+    section.cache_end = "cycle"
+    cache = open_cache(section, create_stream(), [], (0, 1), steps)
     per_cycle = SHAPE.epochs * SHAPE.steps_per_epoch
     assert torch.equal(cache.read(per_cycle + 1)[LOG_PROBS], cache.read(1)[LOG_PROBS])
 

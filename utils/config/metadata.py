@@ -43,7 +43,7 @@ class About:
 
     Attributes:
       resume: none: as its section says, `ConfigSection.on_resume`.
-      stream: the entry of the stream's description (`tasks.teacher_cache.describe_stream`) that
+      stream: the entry of the stream's description (`job.spec.describe_stream`) that
         the key stands in, because it decides which examples come when and how they look; empty: it
         decides nothing of them. Keys that share an entry make a list.
       devices: none: all of them.

@@ -219,7 +219,7 @@ class OptimSection(ConfigSection):
 class TrainSection(ConfigSection):
     """The loop."""
 
-    task: str = Field("classify", description="what is learnt: a name in tasks/, here classify")
+    task: str = Field("classify", description="what is learnt: a name in tasks/")
     epochs: int = Field(
         90,
         ge=1,
@@ -396,7 +396,7 @@ class DistillSection(ConfigSection):
         **about(resume="free", aliases=("teacher_path",)),
     )
     teachers: tuple[TeacherSection, ...] = Field(
-        (), description="several teachers, or one with its own view, dtype or classes"
+        (), description="several teachers, or one with its own input transform, dtype or classes"
     )
     ensemble: Literal["probs", "logits", "separate"] = Field(
         "probs", description="several teachers: mean of probabilities or logits, or one by one"

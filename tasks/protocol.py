@@ -1,0 +1,143 @@
+"""What a run asks of a task, beside the loss, the counts and the verdict that the engine asks for.
+
+A task is a subclass of `RunTask` with a subclass of `TaskCheck` beside it. What has a body here is
+what most tasks need nothing of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from torch import Tensor, nn
+
+from datasets import Batch
+from tasks.facts import TaskFacts
+from utils.json_types import JsonMapping, JsonObject
+from utils.metrics import Evaluation
+
+if TYPE_CHECKING:
+    from datasets import DatasetFacts, Loader
+    from engine import Plan, TaskLoss, TrainState
+    from utils.config import RunConfig
+    from utils.runtime.base import Runtime
+
+# Goes over the evaluation split: a count of each batch -> its sum over batches and ranks.
+SumOver = Callable[[Callable[[Batch], Tensor]], Tensor]
+
+
+class TaskCheck(Protocol):
+    """Looks at a configuration before a device is touched, as the job leads it on.
+
+    Attributes:
+      dataset: sizes and kinds of the splits.
+      model_arguments: what the student must be created with.
+      losses: modules that are trained beside the student.
+    """
+
+    dataset: DatasetFacts
+    model_arguments: dict[str, Any]
+    losses: nn.Module
+
+    def __init__(self, config: RunConfig) -> None:
+        """Refuse what the configuration and the dataset's metadata show to be wrong."""
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples of one device's micro-batch that the task cannot use."""
+
+    def dry_run(self, student: nn.Module) -> None:
+        """Refuse a student, on the meta device, that does not fit its inputs or teachers."""
+
+    def find_facts(self) -> TaskFacts:
+        """All that was found, once the student has been tried."""
+        ...
+
+    def check_stream(self, stream: JsonObject, total_steps: int) -> None:
+        """Refuse what was stored for another stream of examples, or for a shorter run."""
+
+
+class RunTask(Protocol):
+    """A task as a run leads it: created on each replica, after the student and its loaders.
+
+    Attributes:
+      unit: what throughput counts, and how many of it one example holds.
+      score_name: of an evaluation's score, for a person.
+      check: the class that looks at a configuration first.
+      reads: keys and sections that this task honours and not every task does.
+      losses: modules that are trained beside the student.
+      stream_epochs: after which the stream of examples starts over; none: it never does.
+    """
+
+    unit: ClassVar[tuple[str, int]]
+    score_name: ClassVar[str]
+    check: ClassVar[type[TaskCheck]]
+    reads: ClassVar[frozenset[str]] = frozenset()
+    losses: nn.Module
+    stream_epochs: int | None = None
+
+    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+        """Make what needs no device; `train` is missing among the loaders of an evaluation."""
+
+    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
+        """As `engine.Task`."""
+        ...
+
+    def count(self, model: nn.Module, batch: Batch) -> Tensor:
+        """As `engine.Task`."""
+        ...
+
+    def summarise(self, sums: Tensor) -> Evaluation:
+        """As `engine.Task`."""
+        ...
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        """An evaluation's numbers, for a person."""
+        return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+    @staticmethod
+    def count_streams(config: RunConfig) -> int:
+        """How many augmentations of the same examples a step needs."""
+        return 1
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """As `TaskCheck`, now that the devices have been counted."""
+
+    def prepare(self, student: nn.Module) -> None:
+        """Make what is trained beside the student, before either is on the device."""
+
+    def to_device(self, runtime: Runtime) -> None:
+        """Put on the device what stands before the student."""
+
+    def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
+        """Make ready what teaches, once student and average are on the device.
+
+        Args:
+          stream: the description of this run's stream, its input processes counted.
+        """
+
+    def create_inputs(self, examples: int) -> Tensor:
+        """Host inputs of the student, for a trace: what `train.scan_layers` needs."""
+        raise NotImplementedError(f"{type(self).__name__} has no inputs to trace a student by")
+
+    def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
+        """A host batch with what is drawn for its examples at a step of the stream.
+
+        Args:
+          others: the same examples, augmented otherwise.
+        """
+        return batch
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole."""
+        return {}
+
+    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+        """Metrics of the teachers before the run begins; refuses one that knows nothing."""
+        return []
+
+    def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
+        """What student and teachers have in common at the end."""
+        return {}
+
+    def close(self) -> None:
+        """Let files go."""
