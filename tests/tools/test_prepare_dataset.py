@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from tests.support.input_data import get_image
 from tools import prepare_dataset
 
-TOOL = Path(prepare_dataset.__file__)
+ROOT = Path(prepare_dataset.__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -223,8 +224,19 @@ def test_another_format_than_the_stored_one_is_refused_and_none_is_any(photos, d
 
 def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
     result = subprocess.run(
-        [sys.executable, TOOL, "folder", "nowhere", "--out", "out", "--name", "x"],
+        [
+            sys.executable,
+            "-m",
+            "tools.prepare_dataset",
+            "folder",
+            "nowhere",
+            "--out",
+            "out",
+            "--name",
+            "x",
+        ],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
