@@ -44,6 +44,8 @@ _LAYERS = json.dumps([
     {"name": "fitnet", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1},
     {"name": "rkd", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1, "weight_end": 0.0},
 ])  # fmt: skip
+# Of the run that goes on: its warm-up ends before its first half does.
+_HALVED = ("--train.ema", "--optim.warmup_epochs=1")
 _RICH = (
     "--train.ema", "--train.ema_decay=0.9", "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0",
     "--train.accumulate_steps=2", "--data.random_erasing=0.25", "--distill.loss=",
@@ -83,8 +85,8 @@ CASES = {
     ),
     "processes": Case((*_STUDENT, *_CPU, "--runtime.num_processes=2")),
     "resumed": Case(
-        (*_STUDENT, *_XLA, "--train.ema", "--run.resume=auto"),
-        before=("main", *_STUDENT, *_XLA, "--train.ema", "--train.steps=23",
+        (*_STUDENT, *_XLA, *_HALVED, "--run.resume=auto"),
+        before=("main", *_STUDENT, *_XLA, *_HALVED, "--train.steps=23",
                 "--train.checkpoint_every_steps=23"),
     ),
 }  # fmt: skip
