@@ -12,7 +12,7 @@ from tests.support.cloud import ROOT, Cloud, needs_git
 from train.commands import RemoteCommand
 from train.execute import CommandResult
 from train.generations import LAUNCHED, find_generation
-from train.provision import draw_table, find_problems, read_pins
+from train.provision import describe_workers, find_problems, read_pins
 from train.recover import add_resume, name_run
 from train.worker import main as worker
 from utils.errors import UserError
@@ -378,8 +378,12 @@ def test_a_wrong_call_gives_one_line_and_code_2(cloud, words, text):
 
 
 def test_the_odd_worker_out_is_starred():
-    table = draw_table({"0": {"torch": "2.9.0"}, "1": {"torch": "2.8.0"}, "2": {"torch": "2.9.0"}})
+    table = describe_workers(
+        {"0": {"torch": "2.9.0"}, "1": {"torch": "2.8.0"}, "2": {"torch": "2.9.0"}}
+    )
     assert table.splitlines()[1].split() == ["torch", "2.9.0", "2.8.0", "*", "2.9.0"]
+    table = describe_workers({"0": {"torch": "2.9.0"}, "10": {}})
+    assert table.splitlines() == ["       w0       w10", "torch  2.9.0 *  - *"]
 
 
 def test_builds_of_a_version_count_as_it_and_missing_libtpu_does_not_pass():

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from utils.errors import UserError
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Generation:
     """One row of the table.
 
@@ -21,12 +21,12 @@ class Generation:
     Attributes:
       chip_tflops: public peak of a chip, bfloat16.
       chip_gb_per_s: public bandwidth of a chip's HBM.
-      devices_per_chip: devices that the compiler sees in one chip.
       usable_gib: HBM of a device that a program may use, as the compiler says where one needs more.
       clock_ghz: derived, see above.
+      pci_device: the chip's PCI device id; the vendor is 0x1ae0.
+      devices_per_chip: devices that the compiler sees in one chip.
       unit_width: side of the matrix unit.
       dimensions: of its topologies, 2 or 3.
-      pci_device: the chip's PCI device id; the vendor is 0x1ae0.
       prefix: of accelerator types, such as `v5litepod` in `v5litepod-8`; empty: none is launched.
       runtime_version: the image of its TPU VMs for PyTorch and JAX.
       counts: what the number in an accelerator type counts, cores or chips.
@@ -36,12 +36,12 @@ class Generation:
     name: str
     chip_tflops: float
     chip_gb_per_s: float
-    devices_per_chip: int = 1
     usable_gib: float
     clock_ghz: float
+    pci_device: str
+    devices_per_chip: int = 1
     unit_width: int = 128
     dimensions: int = 2
-    pci_device: str
     prefix: str = ""
     runtime_version: str = ""
     counts: str = ""

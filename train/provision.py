@@ -12,6 +12,7 @@ from train import commands
 from train.commands import TREE_ARCHIVE, VENV, Tpu
 from train.execute import ROOT, Executor
 from train.fanout import copy_worker_script
+from train.table import draw_table, find_odd
 from train.tree import pack_tree
 from train.worker import MARK
 from utils.errors import UserError
@@ -54,7 +55,7 @@ def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
     found = {worker: json.loads(text) for worker, text in _FACTS.findall(output)}
     if not found:
         raise UserError(f"no worker told its versions; they said: {output.strip()[-200:]!r}")
-    print(draw_table(found))
+    print(describe_workers(found))
     problems = find_problems(found, read_pins(ROOT / "requirements.txt"))
     for problem in problems:
         print(f"problem: {problem}")
@@ -63,20 +64,12 @@ def set_up(tpu: Tpu, executor: Executor, *, workdir: str) -> bool:
     return not problems
 
 
-def draw_table(columns: Mapping[str, Mapping[str, str]]) -> str:
+def describe_workers(columns: Mapping[str, Mapping[str, str]]) -> str:
     """A row for each fact, a column for each worker; what differs from the most is starred."""
     workers = sorted(columns, key=lambda worker: (len(worker), worker))
-    names = list(dict.fromkeys(name for worker in workers for name in columns[worker]))
-    rows = [["", *(f"w{worker}" for worker in workers)]]
-    for name in names:
-        values = [columns[worker].get(name, "-") for worker in workers]
-        usual = Counter(values).most_common(1)[0][0]
-        rows.append([name, *(value if value == usual else f"{value} *" for value in values)])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(workers) + 1)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    names = dict.fromkeys(name for worker in workers for name in columns[worker])
+    rows = {name: [columns[worker].get(name, "-") for worker in workers] for name in names}
+    return draw_table(workers, rows, {name: find_odd(cells) for name, cells in rows.items()})
 
 
 def find_problems(columns: Mapping[str, Mapping[str, str]], pins: Mapping[str, str]) -> list[str]:

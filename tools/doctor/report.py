@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding
+from train.table import draw_table, find_odd
 
 _COLOURS = {GREEN: "\033[32m", YELLOW: "\033[33m", RED: "\033[31m"}
 _PLAIN = "\033[0m"
@@ -56,26 +57,15 @@ def format_table(workers: Mapping[str, Sequence[Finding]]) -> str:
     """A row for each check, a column for each worker; what differs from most workers is starred."""
     names = list(dict.fromkeys(finding.name for row in workers.values() for finding in row))
     found = {worker: {finding.name: finding for finding in row} for worker, row in workers.items()}
-    rows = [["", *(f"w{worker}" for worker in workers)]]
-    details = []
+    rows, odd, details = {}, {}, []
     for name in names:
         cells = [found[worker].get(name) for worker in workers]
-        keys = [(cell.level, cell.value) if cell else None for cell in cells]
-        usual, votes = Counter(keys).most_common(1)[0]
-        odd = [key != usual or (votes == 1 and len(keys) > 1) for key in keys]
-        rows.append([name, *map(_format_cell, cells, odd)])
+        odd[name] = find_odd([(cell.level, cell.value) if cell else None for cell in cells])
+        rows[name] = [cell.level if cell else "missing" for cell in cells]
         details += [
             f"w{worker} {name}: {cell.text}" + (f" -> {cell.hint}" if cell.hint else "")
-            for worker, cell, is_odd in zip(workers, cells, odd)  # noqa: B905  older Pythons
+            for worker, cell, is_odd in zip(workers, cells, odd[name])  # noqa: B905  older Pythons
             if cell and (is_odd or cell.level == RED)
         ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()  # noqa: B905
-        for row in rows
-    ]
-    return "\n".join([*table, *(["", *details] if details else [])])
-
-
-def _format_cell(cell: Finding | None, is_odd: bool) -> str:
-    return f"{cell.level if cell else 'missing'}{' *' if is_odd else ''}"
+    table = draw_table(list(workers), rows, odd)
+    return "\n".join([table, *(["", *details] if details else [])])
