@@ -248,7 +248,8 @@ class StreamInComputeType:
         if getattr(self, "dynamic_img_size", False):
             whole.pop("pos_embed", None)  # it is resampled there
         try:
-            # For the length of the call: timm reads them as attributes.
+            # For the length of the call: timm reads them as attributes. A second thread, or
+            # torch.compile, would see the change as well.
             for name, value in whole.items():
                 self._parameters[name] = spread(value, x.shape[0])
             return super()._pos_embed(x).to(dtype)
@@ -270,6 +271,7 @@ class HeadTokens:
             or has_output_hooks(norm)
         ):
             return super().forward(x, *args, **kwargs)
+        # Set for the length of the call: a second thread, or torch.compile, would see it as well.
         try:
             norm.kept_tokens = 2 if hasattr(self, "head_dist") else 1
             return super().forward(x, *args, **kwargs)

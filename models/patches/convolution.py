@@ -33,6 +33,7 @@ class HwioWeight:
         held = self._parameters["weight"]
         seen = held.permute(TO_OIHW)
         seen.held = held
+        # For the length of the call: a second thread, or torch.compile, would see the swap as well.
         try:
             self._parameters["weight"] = seen  # what the class's own code reads
             return super().forward(x)

@@ -9,10 +9,14 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 if TYPE_CHECKING:
     from job.build import Parts
@@ -34,6 +38,7 @@ class Origin(NamedTuple):
     path: str
 
 
+_ORIGIN = "_traced_as"  # attribute of a module: its role and its path; copies of it keep both
 # The hook after a residual branch opens before the gradient of the branch's last layer.
 _BRANCHES = {"drop_path1": "attn", "drop_path2": "mlp", "ls1": "attn", "ls2": "mlp"}
 
@@ -62,16 +67,25 @@ class ScopeLabels:
         self._local = threading.local()
         self._held: dict[int, Any] = {}
         self._handles: list[Any] = []
+        self._labelled: list[nn.Module] = []
 
     def __enter__(self) -> ScopeLabels:
         self._watch(self._parts.state.model, "student")
         for number, teacher in enumerate(self._parts.task.teachers):
             self._watch(teacher.model, f"teacher{number or ''}")
+        # Of all modules alike: a hook of a module's own would have it make an output that the step
+        # does without.
+        self._handles = [
+            register_module_forward_pre_hook(self._begin_module),
+            register_module_forward_hook(self._end_module),
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
+        for module in self._labelled:
+            delattr(module, _ORIGIN)
         self.leave()
         # A scope may only be taken off by the thread that set it, and autograd's thread is out of
         # reach: its last one stays for ever.
@@ -93,28 +107,32 @@ class ScopeLabels:
 
     def _watch(self, model: nn.Module, role: str) -> None:
         for path, module in model.named_modules():
-            before, after = self._create_hooks(role, path)
-            self._handles.append(module.register_forward_pre_hook(before))
-            self._handles.append(module.register_forward_hook(after))
+            setattr(module, _ORIGIN, (role, path))
+            self._labelled.append(module)
 
-    def _create_hooks(self, role: str, path: str) -> tuple[Callable[..., None], ...]:
-        outer = path.rpartition(".")[0]
+    def _begin_module(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Before the forward pass of any module."""
+        role, path = getattr(module, _ORIGIN, ("", ""))
+        if not role:
+            return
+        if not hasattr(self._local, "stack"):
+            self._local.stack = []
+        self._local.stack.append(getattr(self._local, "name", ("loss", "forward", "")))
+        if path:
+            self._label_backward(inputs, role, path.rpartition(".")[0])
+        self.enter(role, "forward", path)
 
-        def before(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-            if not hasattr(self._local, "stack"):
-                self._local.stack = []
-            self._local.stack.append(getattr(self._local, "name", ("loss", "forward", "")))
-            for value in inputs:
-                if path and isinstance(value, Tensor) and value.requires_grad:
-                    value.register_hook(lambda _: self.enter(role, "backward", outer))
-            self.enter(role, "forward", path)
+    def _end_module(self, module: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+        """After the forward pass of any module."""
+        role, path = getattr(module, _ORIGIN, ("", ""))
+        if not role:
+            return
+        values = output if isinstance(output, tuple | list) else (output,)
+        self._label_backward(values, role, path)
+        self.enter(*self._local.stack.pop())
 
-        def after(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
-            values = output if isinstance(output, tuple | list) else (output,)
-            for value in values:
-                if isinstance(value, Tensor) and value.requires_grad:
-                    value.register_hook(lambda _: self.enter(role, "backward", path))
-            self.enter(*self._local.stack.pop())
-
-        after.labels_trace = True
-        return before, after
+    def _label_backward(self, values: Iterable[Any], role: str, path: str) -> None:
+        """Label what the backward pass records from the moment that a value has its gradient."""
+        for value in values:
+            if isinstance(value, Tensor) and value.requires_grad:
+                value.register_hook(lambda _: self.enter(role, "backward", path))
