@@ -130,11 +130,12 @@ def run_engine(
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     steps = run_steps(state, batches(state.step), task, runtime, plan)
     budget = plan.graph_budget + recorder.foreign_graphs
-    meter = LoopMeter(runtime, budget, plan.steps_per_epoch, task.unit[0])
+    unit, per_example = task.unit
+    meter = LoopMeter(runtime, budget, plan.steps_per_epoch, unit)
     recorder.begin(state.step)
     with contextlib.closing(steps):
         for result in steps:
-            meter.end_step(result.step, plan.global_batch_size, result.wait_s)
+            meter.end_step(result.step, plan.global_batch_size * per_example, result.wait_s)
             runtime.flush_deferred()
             if result.step % plan.log_every == 0:
                 meter.take(result.step)
