@@ -215,9 +215,9 @@ def train_step(
             totals[name] = totals.get(name, 0.0) + value / plan.accumulate_steps
     # The mean over ranks comes before clipping, or the limit would be one for each rank.
     runtime.ranks.reduce_gradients(state.optimizer)
-    runtime.unscale(state.optimizer)
+    runtime.updates.unscale(state.optimizer)
     grad_norm = _clip_gradients(state.parameters(), plan.max_grad_norm)
-    runtime.optimizer_step(state.optimizer)
+    runtime.updates.apply(state.optimizer)
     if state.ema is not None:
         weight = runtime.upload([1.0 - get_ema_decay(plan.ema_decay, state.step)])[0]
         update_ema(state.ema, state.model, weight)
@@ -285,7 +285,7 @@ class _Stepper:
             return (), None
         with runtime.span("step"), runtime.step(self.plan.seed, state.step):
             lrs, decays = self.plan.schedule.values(state.step, state.optimizer)
-            runtime.set_hyperparameters(state.optimizer, lrs, decays)
+            runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
             scalars = train_step(state, batch, self.task, runtime, self.plan)
             # One vector, made in every step: the same graph whether or not it is read.
             values = torch.stack([v.detach().float().reshape(()) for v in scalars.values()])

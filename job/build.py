@@ -121,16 +121,16 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
         config.optim,
         student,
         loss_modules=losses,
-        device_arguments=runtime.optimizer_arguments(config.optim.name.lower()),
+        device_arguments=runtime.updates.get_arguments(config.optim.name.lower()),
     )
     if config.optim.name.lower() in PREPARABLE:
-        runtime.prepare_optimizer(optimizer)
+        runtime.updates.prepare(optimizer)
     return TrainState(
         model=student,
         loss_modules=losses,
         optimizer=optimizer,
         ema=ema,
-        scaler=runtime.scaler,
+        scaler=runtime.updates.scaler,
     )
 
 

@@ -228,8 +228,8 @@ def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:
             "steps_per_epoch": plan.steps_per_epoch,
             "lr": plan.schedule.lr_at(state.step),
         },
-        # Host and device are seeded from (seed, step, rank) before each step.
-        "rng": {"seed": plan.seed, "step": state.step, "device": runtime.rng_state},
+        # Host and device are seeded from (seed, step, rank) before each step: no state of theirs.
+        "rng": {"seed": plan.seed, "step": state.step, "device": {}},
         "model": job.facts.export,
         "teachers": job.facts.teachers,
         "config": config,

@@ -183,7 +183,7 @@ def _restore_from(
         raise
     check_same_config(job, facts)  # a later one than was looked at before, or an older one
     _check_hardware(runtime, job, facts)
-    restore_state(state, parts, facts, found, runtime.load)
+    restore_state(state, parts, facts, found)
     return found, facts
 
 
@@ -221,7 +221,7 @@ def roll_back_state(runtime: Runtime, job: Job, state: TrainState, bad_step: int
         return False
     skipped = {*state.skipped_steps, bad_step}
     _, parts, facts = load_newest(location)
-    restore_state(state, parts, facts, location, runtime.load)
+    restore_state(state, parts, facts, location)
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *skipped}))
     return True
 

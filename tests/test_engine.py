@@ -120,7 +120,7 @@ def test_ema_equals_a_float64_reference_over_30_steps(device):
     task = TinyTask()
     for step in range(steps):
         lrs, decays = plan.schedule.values(step, state.optimizer)
-        runtime.set_hyperparameters(state.optimizer, lrs, decays)
+        runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
         batch = create_batch(seed=step).map(runtime.tensor_to_device)
         state.step = 60 + step
         train_step(state, batch, task, runtime, plan)
@@ -347,7 +347,7 @@ def test_a_scaled_gradient_that_overflows_drops_its_step_and_no_more():
         return LossOutput((network.weight * next(factors)).sum(), {})
 
     state = create_state(runtime, model, SGD)
-    state.scaler = runtime.scaler
+    state.scaler = runtime.updates.scaler
     callbacks = TestCallbacks(lambda step: create_batches(3), lines)
     fit(state, create_plan(3, SGD), callbacks, TinyTask(loss), runtime)
     assert model.weight.item() == pytest.approx(-2.0)

@@ -74,7 +74,7 @@ def give_rank_sums(folder: str) -> int:
     }
     Path(folder, f"rank_{ranks.index}").write_text(json.dumps(found))
     ranks.barrier("end")
-    runtime.close()
+    runtime.ranks.leave()
     return 0
 
 
@@ -113,7 +113,7 @@ def sum_gradients(folder: str) -> None:
             runtime.ranks.reduce_gradients(optimizer)
             found[f"{overlap} {dtype}"] = layer.weight.grad.item()
             del task  # DDP must be gone before the group that it speaks by
-    runtime.close()
+    runtime.ranks.leave()
     Path(folder, f"rank_{os.environ['RANK']}").write_text(json.dumps(found))
 
 

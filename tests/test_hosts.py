@@ -120,7 +120,7 @@ def run_hosts(folder: Path, *flags: str) -> list[Any]:
         except Exception as error:
             outcome = error
         finally:
-            runtime.close()
+            runtime.ranks.leave()
         return outcome, runtime.fetches
 
     with ThreadPoolExecutor(HOSTS) as pool:

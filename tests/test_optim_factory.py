@@ -226,7 +226,7 @@ def test_the_weight_decay_schedule_is_a_cosine_and_never_touches_no_decay_groups
     schedule = create_schedule(section, total_steps=TOTAL, steps_per_epoch=PER_EPOCH)
     runtime = create_cpu_runtime()
     for step in range(TOTAL):
-        runtime.set_hyperparameters(optimizer, *schedule.values(step, optimizer))
+        runtime.updates.set_hyperparameters(optimizer, *schedule.values(step, optimizer))
         expected = cosine(0.04, 0.4, step / TOTAL)
         for group in optimizer.param_groups:
             wanted = expected if group["decays"] else 0.0
@@ -352,7 +352,7 @@ def test_prepared_state_gives_the_same_bits_as_lazy_state(name):
     models = [nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(16, 6)) for _ in "ab"]
     models[1].load_state_dict(models[0].state_dict())
     optimizers = [create_optimizer(section, model) for model in models]
-    runtime.prepare_optimizer(optimizers[1])
+    runtime.updates.prepare(optimizers[1])
     generator = torch.Generator().manual_seed(1)
     start = [p.detach().clone() for p in models[0].parameters()]
     for step in range(5):
@@ -360,7 +360,7 @@ def test_prepared_state_gives_the_same_bits_as_lazy_state(name):
         for model, optimizer in zip(models, optimizers, strict=True):
             for parameter, gradient in zip(model.parameters(), gradients, strict=True):
                 parameter.grad = gradient.clone()
-            runtime.optimizer_step(optimizer)
+            runtime.updates.apply(optimizer)
         for lazy, prepared in zip(models[0].parameters(), models[1].parameters(), strict=True):
             assert torch.equal(lazy, prepared), f"step {step}"
     moved = [not torch.equal(a, b) for a, b in zip(start, models[0].parameters(), strict=True)]
@@ -372,7 +372,7 @@ def test_preparing_the_state_leaves_the_parameters_alone(name):
     runtime, model = create_cpu_runtime(), create_vit()
     before = [p.detach().clone() for p in model.parameters()]
     section = BASE.model_copy(update={"name": name, "lr": 1.0})
-    runtime.prepare_optimizer(create_optimizer(section, model))
+    runtime.updates.prepare(create_optimizer(section, model))
     for old, new in zip(before, model.parameters(), strict=True):
         assert torch.equal(old, new)
         assert new.grad is None

@@ -213,10 +213,10 @@ def test_fp16_scales_the_loss_and_unscales_its_gradients():
     assert output.dtype == torch.float16
     # A quarter: 65,536, the first scale, is itself no float16.
     runtime.backward(output.float().sum() / 4, last=True)
-    assert layer.weight.grad[0, 0] == runtime.scaler.get_scale() / 4
-    runtime.unscale(optimizer)
+    assert layer.weight.grad[0, 0] == runtime.updates.scaler.get_scale() / 4
+    runtime.updates.unscale(optimizer)
     assert layer.weight.grad.tolist() == [[0.25, 0.5]]
-    runtime.optimizer_step(optimizer)
+    runtime.updates.apply(optimizer)
     assert torch.equal(layer.weight, before - torch.tensor([[0.25, 0.5]]))
 
 
@@ -226,11 +226,11 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale():
     optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
     before = layer.weight.detach().clone()
     runtime.backward(layer(torch.full((1, 2), torch.inf)).sum(), last=True)
-    scale = runtime.scaler.get_scale()
-    runtime.unscale(optimizer)
-    runtime.optimizer_step(optimizer)
+    scale = runtime.updates.scaler.get_scale()
+    runtime.updates.unscale(optimizer)
+    runtime.updates.apply(optimizer)
     assert torch.equal(layer.weight, before)
-    assert runtime.scaler.get_scale() < scale
+    assert runtime.updates.scaler.get_scale() < scale
 
 
 def test_channels_last_and_compile_change_layout_and_call_alone():

@@ -118,7 +118,7 @@ def describe(config: RunConfig) -> dict[str, Any]:
     except UserError as error:
         return found | {"refused": str(error)}
     finally:
-        runtime.close()
+        runtime.ranks.leave()
 
 
 def _describe_plan(config: RunConfig) -> dict[str, Any]:

@@ -126,9 +126,9 @@ def create_state(
     for module in (model, average):
         if module is not None:
             runtime.prepare(module)
-    device_arguments = runtime.optimizer_arguments(section.name)
+    device_arguments = runtime.updates.get_arguments(section.name)
     optimizer = create_optimizer(section, model, device_arguments=device_arguments)
-    runtime.prepare_optimizer(optimizer)
+    runtime.updates.prepare(optimizer)
     return TrainState(
         model=model,
         loss_modules=nn.Module(),

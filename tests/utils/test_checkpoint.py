@@ -47,7 +47,7 @@ def train(runtime, state, first: int, last: int) -> None:
     for step in range(first, last):
         with runtime.step(0, step):
             values = plan.schedule.values(step, state.optimizer)
-            runtime.set_hyperparameters(state.optimizer, *values)
+            runtime.updates.set_hyperparameters(state.optimizer, *values)
             batch = create_batch(seed=step).map(runtime.tensor_to_device)
             train_step(state, batch, TinyTask(), runtime, plan)
         state.step = step + 1
@@ -106,7 +106,7 @@ def test_a_state_comes_back_with_all_that_it_counts(tmp_path):
     folder = save(tmp_path, state, runtime)
     other = create_trained(runtime, steps=0)
     parts, facts = load_checkpoint(folder)
-    restore_state(other, parts, facts, folder, runtime.load)
+    restore_state(other, parts, facts, folder)
     assert (other.step, other.skipped_steps) == (2, (3, 7))
     assert (other.input_processes, other.best_score) == (4, 12.5)
 
@@ -117,7 +117,7 @@ def test_a_checkpoint_of_one_device_is_restored_on_another_to_the_bit(tmp_path, 
     state = create_trained(runtime)
     path = save(tmp_path, state, runtime)
     restored = create_trained(other, steps=0)
-    restore_state(restored, *load_checkpoint(path), path, other.load)
+    restore_state(restored, *load_checkpoint(path), path)
     found, _ = collect_state(restored, other.fetch_all)
     written, _ = load_checkpoint(path)
     assert found.keys() == written.keys()

@@ -27,8 +27,8 @@ import torch_xla
 for name, tensor in {"images": batch.images, **batch.draws, **batch.values}.items():
     specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)
 layer = runtime.prepare(torch.nn.Linear(6, 8))
-optimizer = torch.optim.AdamW(layer.parameters(), **runtime.optimizer_arguments("adamw"))
-runtime.prepare_optimizer(optimizer)
+optimizer = torch.optim.AdamW(layer.parameters(), **runtime.updates.get_arguments("adamw"))
+runtime.updates.prepare(optimizer)
 moments = optimizer.state[layer.weight]
 for name, tensor in {**dict(layer.named_parameters()), "moment": moments["exp_avg"]}.items():
     specs[name] = torch_xla._XLAC._get_xla_sharding_spec(tensor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from utils.runtime import choice as room
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
 from utils.runtime.group import ProcessGroup
+from utils.runtime.launcher import _RUNTIMES
 from utils.runtime.xla import XlaRuntime
 from utils.runtime.xla_spmd import get_mesh_shape
 
@@ -128,9 +130,9 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
     with pytest.raises(UserError, match="this host has 2; lower it"):
         CudaRuntime(RuntimeSection(device="cuda"))
     with pytest.raises(UserError, match=r"num_processes \(3\) exceeds the 2 GPUs"):
-        CudaRuntime.count_processes(RuntimeSection(device="cuda", num_processes=3))
-    assert CudaRuntime.count_processes(RuntimeSection(device="cuda", num_processes=2)) == 2
-    assert CudaRuntime.count_processes(RuntimeSection(device="cuda")) == 2
+        room.count_processes(RuntimeSection(device="cuda", num_processes=3), "cuda")
+    assert room.count_processes(RuntimeSection(device="cuda", num_processes=2), "cuda") == 2
+    assert room.count_processes(RuntimeSection(device="cuda"), "cuda") == 2
 
 
 def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeypatch):
@@ -148,3 +150,8 @@ def test_a_gpu_is_taken_by_its_number_on_the_host_and_sums_overlap_there(monkeyp
     CudaRuntime(RuntimeSection(device="cuda", tf32=True))
     first, second = torch.device("cuda", 0), torch.device("cuda", 1)
     assert taken == [first, "highest", first, "highest", second, "high"]
+
+
+def test_every_device_that_may_be_asked_for_has_a_runtime():
+    asked = get_args(RuntimeSection.model_fields["device"].annotation)
+    assert set(asked) == {"auto", *_RUNTIMES}

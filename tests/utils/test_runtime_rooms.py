@@ -8,19 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from utils.config.sections import RuntimeSection
 from utils.runtime.base import Runtime
 from utils.runtime.cpu import CpuRuntime
-from utils.runtime.cuda import CudaRuntime
+from utils.runtime.cuda import CudaRuntime, _CudaUpdates
 from utils.runtime.ranks import Alone, ProcessRanks, Ranks
-from utils.runtime.xla import XlaRuntime
+from utils.runtime.updates import Updates
+from utils.runtime.xla import XlaRuntime, XlaUpdates
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, MeshRanks
-from utils.runtime.xla_spmd import XlaSpmdRuntime
+from utils.runtime.xla_spmd import XlaSpmdRuntime, _MeshUpdates
 
 PACKAGE = "utils.runtime"
 FOLDER = Path(__file__).resolve().parents[2] / "utils" / "runtime"
 # Each is a word that an author of a runtime, or of the engine, must know: raise them with a reason.
-MAX_METHODS = 37
-MAX_ATTRIBUTES = 5
+MAX_METHODS = 28
+MAX_ATTRIBUTES = 7
+MAX_UPDATES_METHODS = 5
 MAX_RANKS_METHODS = 13
 
 
@@ -100,7 +103,14 @@ def _is_method(value: object) -> bool:
 def test_a_runtime_has_few_doors():
     assert len(list_public(Runtime)) <= MAX_METHODS
     assert len(list_public(Ranks)) <= MAX_RANKS_METHODS
+    assert len(list_public(Updates)) <= MAX_UPDATES_METHODS
     assert len([name for name in Runtime.__annotations__ if name[0] != "_"]) <= MAX_ATTRIBUTES
+
+
+def test_a_runtime_has_no_attribute_that_it_does_not_announce():
+    """What an instance holds is a door as well."""
+    held = {name for name in vars(CpuRuntime(RuntimeSection(device="cpu"))) if name[0] != "_"}
+    assert held <= set(Runtime.__annotations__)
 
 
 def test_no_device_has_a_door_of_its_own():
@@ -110,3 +120,5 @@ def test_no_device_has_a_door_of_its_own():
         assert names <= list_public(Runtime) | set(Runtime.__annotations__), kind
     for kind in (Alone, ProcessRanks, ChipRanks, GlooRanks, MeshRanks):
         assert list_public(kind) <= list_public(Ranks), kind
+    for kind in (_CudaUpdates, XlaUpdates, _MeshUpdates):
+        assert list_public(kind) <= list_public(Updates), kind

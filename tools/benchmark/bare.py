@@ -64,12 +64,12 @@ class BareLoop:
         runtime.accelerate(runtime.prepare(self.model)).train()
         name = config.optim.name.lower()
         self._optimizer = create_optimizer(
-            config.optim, self.model, device_arguments=runtime.optimizer_arguments(name)
+            config.optim, self.model, device_arguments=runtime.updates.get_arguments(name)
         )
         if name in PREPARABLE:
-            runtime.prepare_optimizer(self._optimizer)
+            runtime.updates.prepare(self._optimizer)
         lrs, decays = parts.plan.schedule.values(0, self._optimizer)
-        runtime.set_hyperparameters(self._optimizer, lrs, decays)
+        runtime.updates.set_hyperparameters(self._optimizer, lrs, decays)
         images = parts.train_loader.facts
         transform = create_input_transform(*images.normalisation, channels=images.image_shape[2])
         transform.to(runtime.device)

@@ -80,7 +80,7 @@ def trace_step(config: RunConfig) -> StepExport:
     runtime = _create_tracing_runtime(config)
     job = check(config)
     parts = build_parts(runtime, job)
-    runtime.prepare_optimizer(parts.state.optimizer)
+    runtime.updates.prepare(parts.state.optimizer)
     try:
         return _run_step(runtime, job, parts)
     finally:
@@ -120,11 +120,15 @@ def _create_tracing_runtime(config: RunConfig) -> Any:
             if last:
                 self.label("gradients")
 
-        def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-            self.label("optimizer")
-            super().optimizer_step(optimizer)
+    runtime = TracingRuntime(config.runtime)
+    apply = runtime.updates.apply
 
-    return TracingRuntime(config.runtime)
+    def apply_labelled(optimizer: torch.optim.Optimizer) -> None:
+        runtime.label("optimizer")
+        apply(optimizer)
+
+    runtime.updates.apply = apply_labelled
+    return runtime
 
 
 class _TracedTask:

@@ -70,12 +70,8 @@ def restore_state(
     parts: Tensors,
     facts: JsonMapping,
     location: Location,
-    load: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], None] = copy_tensors,
 ) -> None:
     """Copy a checkpoint into a train state in place: all of it or nothing.
-
-    Args:
-      load: copies host tensors into placed ones by name, as the device wants it.
 
     Raises:
       UserError: the checkpoint is of another model, optimizer or EMA setting; names what differs.
@@ -87,7 +83,7 @@ def restore_state(
     own["optimizer"], _ = _flatten_optimizer(state)
     _check_fit(own, parts, location)
     for part, tensors in own.items():
-        load(tensors, parts.get(part, {}))
+        copy_tensors(tensors, parts.get(part, {}))
     _restore_scalars(state, facts["optimizer"])
     if state.scaler is not None and facts.get("scaler"):
         state.scaler.load_state_dict(facts["scaler"])

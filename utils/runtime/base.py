@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from utils.json_types import JsonObject
 from utils.runtime.feeding import Feeder
 from utils.runtime.ranks import Alone, Ranks
+from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
@@ -36,20 +37,15 @@ class BatchLike(Protocol):
     def split(self, parts: int, blocks: int = 1) -> list[Self]: ...
 
 
-class LossTask(Protocol):
+class HasLoss(Protocol):
     """What a runtime asks of a task: that its loss can be called in another way."""
 
-    unit: tuple[str, int]
-
     def loss(self, model: nn.Module, batch: BatchLike) -> object: ...
-
-    def count(self, model: nn.Module, batch: BatchLike) -> Tensor: ...
-
-    def summarise(self, sums: Tensor) -> object: ...
 
 
 B = TypeVar("B", bound=BatchLike)
 T = TypeVar("T")
+Task = TypeVar("Task", bound=HasLoss)
 
 
 class Runtime(ABC):
@@ -60,6 +56,8 @@ class Runtime(ABC):
 
     Attributes:
       ranks: what this process does together with the run's other ones.
+      updates: how an optimizer changes weights on the device.
+      section: what the configuration says of the device.
       local_devices: that this process's part of a batch is dealt to.
       current_span: the stretch of the loop that runs now.
     """
@@ -67,17 +65,24 @@ class Runtime(ABC):
     name: str
     device: torch.device
     ranks: Ranks
+    updates: Updates
+    section: RuntimeSection
+    current_span: str
     local_devices: int = 1
-    scaler: torch.amp.GradScaler | None = None
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section
         self.ranks = Alone()
+        self.updates = self._create_updates()
         self.current_span = ""
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
         self._declared_reads = 0
+
+    def _create_updates(self) -> Updates:
+        """The device's own way with optimizers."""
+        return Updates(self)
 
     @property
     def wants_patches(self) -> bool:
@@ -93,15 +98,6 @@ class Runtime(ABC):
     def device_count(self) -> int:
         """Devices that a global batch is dealt to."""
         return self.ranks.size * self.local_devices
-
-    @classmethod
-    def count_processes(cls, section: RuntimeSection) -> int:
-        """Processes that this host starts for a run."""
-        return section.num_processes or 1
-
-    def close(self) -> None:
-        """Leave the other ranks."""
-        self.ranks.leave()
 
     def make_deterministic(self) -> list[str]:
         """Choose operations that give the same bits each time.
@@ -121,7 +117,7 @@ class Runtime(ABC):
         """A placed model whose forward pass may be compiled or laid out for the device."""
         return module
 
-    def prepare_task(self, task: LossTask, model: nn.Module, loss_modules: nn.Module) -> LossTask:
+    def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         """The task as the loop calls it: may begin to sum gradients in the backward pass."""
         return task
 
@@ -143,38 +139,9 @@ class Runtime(ABC):
         """
         return
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Create the optimizer's state before step 0, so that every step is alike.
-
-        A step with zero gradients makes the state; parameters and state are then put back.
-        """
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        saved = [p.detach().clone() for p in parameters]
-        for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for parameter, value in zip(parameters, saved, strict=True):
-                parameter.copy_(value)
-        _reset_state(optimizer)
-        self.finish_step()
-
     def upload(self, values: Sequence[float]) -> Tensor:
         """Host numbers as one float32 vector on the device: data, never constants of a graph."""
         return torch.tensor(values, dtype=torch.float32).to(self.device)
-
-    def optimizer_arguments(self, optimizer_name: str) -> dict[str, bool]:
-        """Arguments that make this optimizer fast and steady on this device."""
-        return {}
-
-    def set_hyperparameters(
-        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
-    ) -> None:
-        """Give each parameter group its learning rate and weight decay of this step."""
-        for group, lr, decay in zip(optimizer.param_groups, lrs, decays, strict=True):
-            group["lr"] = lr
-            group["weight_decay"] = decay
 
     @contextlib.contextmanager
     def step(self, seed: int, step: int) -> Iterator[None]:
@@ -225,15 +192,6 @@ class Runtime(ABC):
         """Have micro-batches' gradients added up over devices once; nothing to do on one device."""
         return
 
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take a gradient scaler's factor out; nothing to do without a scaler."""
-        return
-
-    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Apply the gradients and drop them, so that they are no outputs of the step."""
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """A named stretch of the loop, as traces and a watchdog see it."""
@@ -265,12 +223,6 @@ class Runtime(ABC):
         self._declared_reads += 1
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
 
-    @torch.no_grad()
-    def load(self, placed: Mapping[str, Tensor], host: Mapping[str, Tensor]) -> None:
-        """Host tensors into placed ones, by name and in place."""
-        for name, tensor in placed.items():
-            tensor.copy_(host[name])
-
     def defer(self, function: Callable[..., None], *args: object, scalars: Tensor) -> None:
         """Call `function(*args, host_scalars)` at the next `flush_deferred`.
 
@@ -284,11 +236,6 @@ class Runtime(ABC):
         pending, self._pending = self._pending, []
         for function, args, scalars in pending:
             function(*args, self.fetch(scalars))
-
-    @property
-    @abstractmethod
-    def rng_state(self) -> JsonObject:
-        """What a checkpoint must hold of the generators; empty where steps are seeded."""
 
     def counters(self) -> dict[str, int]:
         """Since the start: `graphs` compiled, undeclared `host_reads`, ops on the host."""
@@ -308,19 +255,3 @@ def derive_seed(seed: int, step: int, rank: int) -> int:
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & mask
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & mask
     return (value ^ (value >> 31)) & 0x7FFFFFFF
-
-
-def _reset_state(optimizer: torch.optim.Optimizer) -> None:
-    """Take an optimizer's fresh state back to its start: moments, steps and counters at zero."""
-    for state in optimizer.state.values():
-        for key, value in state.items():
-            state[key] = _get_zero(value)
-    for group in optimizer.param_groups:
-        if "step" in group:
-            group["step"] = _get_zero(group["step"])
-
-
-def _get_zero(value: T) -> T:
-    if isinstance(value, Tensor):
-        return value.zero_()
-    return type(value)(0) if isinstance(value, int | float) else value

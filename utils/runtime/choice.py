@@ -63,6 +63,27 @@ def find_planned_ranks(section: RuntimeSection, name: str) -> int | None:
     return count_planned_ranks(section, name)
 
 
+def count_processes(section: RuntimeSection, name: str) -> int:
+    """Processes that this host starts for a run.
+
+    Raises:
+      UserError: they are more than there are GPUs.
+    """
+    if section.parallel == "spmd":
+        return 1
+    if name != "cuda":
+        return section.num_processes or 1
+    import torch
+
+    available = torch.cuda.device_count()
+    if section.num_processes and section.num_processes > available:
+        raise UserError(
+            f"runtime.num_processes ({section.num_processes}) exceeds the {available} GPUs of "
+            "this host; lower it"
+        )
+    return section.num_processes or available
+
+
 def get_planned_size() -> int:
     """The group's size as torchrun's variables say; 1 without them.
 

@@ -15,11 +15,19 @@ from utils.json_types import JsonObject
 from utils.runtime.base import B
 from utils.runtime.choice import get_planned_size
 from utils.runtime.native import NativeRuntime
+from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
     from utils.config.sections import RuntimeSection
 
 _FUSED = ("adam", "adamw", "sgd", "nesterov", "momentum")  # timm names of torch's own optimizers
+
+
+class _CudaUpdates(Updates):
+    """In one kernel for all weights, where the optimizer has one."""
+
+    def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
+        return {"fused": True} if optimizer_name in _FUSED else {}
 
 
 class CudaRuntime(NativeRuntime):
@@ -44,6 +52,9 @@ class CudaRuntime(NativeRuntime):
         # Copies run beside the step on a stream of their own.
         self._copies = torch.cuda.Stream(self.device)
 
+    def _create_updates(self) -> Updates:
+        return _CudaUpdates(self)
+
     def make_deterministic(self) -> list[str]:
         # cuBLAS reads it when its first handle is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -54,19 +65,6 @@ class CudaRuntime(NativeRuntime):
             "no deterministic backward on cuda: memory-efficient attention, bilinear and bicubic "
             "interpolation, adaptive average pooling to other sizes than 1; torch warns by name",
         ]
-
-    @classmethod
-    def count_processes(cls, section: RuntimeSection) -> int:
-        available = torch.cuda.device_count()
-        if section.num_processes and section.num_processes > available:
-            raise UserError(
-                f"runtime.num_processes ({section.num_processes}) exceeds the {available} GPUs of "
-                "this host; lower it"
-            )
-        return section.num_processes or available
-
-    def optimizer_arguments(self, optimizer_name: str) -> dict[str, bool]:
-        return {"fused": True} if optimizer_name in _FUSED else {}
 
     def to_device(self, batch: B) -> B:
         """In the feeder's thread, which waits for the copies: the loop gets finished batches."""

@@ -9,7 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
-from utils.runtime.choice import choose_device, get_planned_size, has_chips, prepare_environment
+from utils.runtime.choice import (
+    choose_device,
+    count_processes,
+    get_planned_size,
+    has_chips,
+    prepare_environment,
+)
 from utils.runtime.processes import launch_processes, run_on
 
 if TYPE_CHECKING:
@@ -68,7 +74,7 @@ def _start(
         return launch_on_chips(section, worker, args)
     kind = _find_class(name, section)
     # Of a group that somebody else has started this process is one rank.
-    count = 1 if get_planned_size() > 1 else kind.count_processes(section)
+    count = 1 if get_planned_size() > 1 else count_processes(section, name)
     work = (kind, section, worker, args)
     if count == 1:
         return run_on(*work)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-from utils.json_types import JsonObject
-from utils.runtime.base import DTYPES, B, LossTask, Runtime, derive_seed
+from utils.runtime.base import DTYPES, B, HasLoss, Runtime, Task, derive_seed
 from utils.runtime.group import ProcessGroup
 from utils.runtime.ranks import ProcessRanks
 
@@ -35,7 +34,7 @@ class NativeRuntime(Runtime):
                 self, group, self._reduce_dtype, sums_in_backward=self._uses_ddp
             )
         if section.precision == "fp16":
-            self.scaler = torch.amp.GradScaler(self.device.type)
+            self.updates.scaler = torch.amp.GradScaler(self.device.type)
 
     def make_deterministic(self) -> list[str]:
         # An operation without a deterministic form warns by its name where it is first used.
@@ -56,35 +55,20 @@ class NativeRuntime(Runtime):
             module.compile()
         return module
 
-    def prepare_task(self, task: LossTask, model: nn.Module, loss_modules: nn.Module) -> LossTask:
+    def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         if not self._uses_ddp:
             return task
-        return _OverlappedTask(task, model, loss_modules, self._reduce_dtype)
+        return cast("Task", _OverlappedTask(task, model, loss_modules, self._reduce_dtype))
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
-
-    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.scaler is not None:
-            self.scaler.unscale_(optimizer)
-
-    def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        if self.scaler is None:
-            optimizer.step()
-        else:
-            self.scaler.step(optimizer)
-            self.scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-
-    @property
-    def rng_state(self) -> JsonObject:
-        return {}
+        scaler = self.updates.scaler
+        (loss if scaler is None else scaler.scale(loss)).backward()
 
 
 class _Step(nn.Module):
     """All trainable modules behind one forward, as DistributedDataParallel wants them."""
 
-    def __init__(self, task: LossTask, model: nn.Module, loss_modules: nn.Module) -> None:
+    def __init__(self, task: HasLoss, model: nn.Module, loss_modules: nn.Module) -> None:
         super().__init__()
         self.task, self.model, self.loss_modules = task, model, loss_modules
 
@@ -93,19 +77,19 @@ class _Step(nn.Module):
 
 
 class _OverlappedTask:
-    """A task whose backward pass sums gradients over ranks bucket by bucket.
+    """A task in all but its loss, whose backward pass sums gradients over ranks bucket by bucket.
 
     Only the last micro-batch of a step communicates.
     """
 
     def __init__(
         self,
-        task: LossTask,
+        task: HasLoss,
         model: nn.Module,
         loss_modules: nn.Module,
         reduce_dtype: torch.dtype,
     ) -> None:
-        self.unit, self.count, self.summarise = task.unit, task.count, task.summarise
+        self._task = task
         # find_unused_parameters: buckets are then never rebuilt after the first step, which would
         # add up in another order than a resumed run does.
         self._ddp = DistributedDataParallel(
@@ -113,6 +97,9 @@ class _OverlappedTask:
         )
         if reduce_dtype == torch.bfloat16:
             self._ddp.register_comm_hook(None, default_hooks.bf16_compress_hook)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._task, name)
 
     def loss(self, model: nn.Module, batch: B) -> object:
         if batch.is_last:

@@ -124,7 +124,7 @@ def run_on(
     try:
         return worker(runtime, *args) or 0
     finally:
-        runtime.close()
+        runtime.ranks.leave()
 
 
 def get_core_share(count: int) -> int:

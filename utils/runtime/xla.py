@@ -20,6 +20,7 @@ from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.group import ProcessGroup
 from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
+from utils.runtime.updates import Updates
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
 if TYPE_CHECKING:
@@ -30,6 +31,27 @@ if TYPE_CHECKING:
 # Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
 # included, is then data of one graph. The others take Python floats.
 _DEVICE_LR = ("adamw", "adam", "nadam", "adamax")
+
+
+class XlaUpdates(Updates):
+    """Hyperparameters are data of the graph, never constants."""
+
+    def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
+        if optimizer_name in _DEVICE_LR:
+            return {"capturable": True, "foreach": False}
+        return {}
+
+    def set_hyperparameters(
+        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
+    ) -> None:
+        super().set_hyperparameters(optimizer, lrs, decays)
+        if not optimizer.defaults.get("capturable"):
+            return
+        # A zero-dimensional host tensor of 0 or 1 would be baked into the graph; a slice of an
+        # uploaded vector is always data.
+        values = self._device.upload(lrs)
+        for position, group in enumerate(optimizer.param_groups):
+            group["lr"] = values[position]
 
 
 class XlaRuntime(Runtime):
@@ -52,6 +74,9 @@ class XlaRuntime(Runtime):
         self.device = torch_xla.device()
         self.ranks = self._create_ranks()
         self._counted_before = self._count()
+
+    def _create_updates(self) -> Updates:
+        return XlaUpdates(self)
 
     @property
     def wants_patches(self) -> bool:
@@ -95,23 +120,6 @@ class XlaRuntime(Runtime):
         # main thread between the two would take that half-made tensor for an output of the step and
         # compile another graph.
         return self._xm.send_cpu_data_to_device([tensor], self.device)[0]
-
-    def optimizer_arguments(self, optimizer_name: str) -> dict[str, bool]:
-        if optimizer_name in _DEVICE_LR:
-            return {"capturable": True, "foreach": False}
-        return {}
-
-    def set_hyperparameters(
-        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
-    ) -> None:
-        super().set_hyperparameters(optimizer, lrs, decays)
-        if not optimizer.defaults.get("capturable"):
-            return
-        # A zero-dimensional host tensor of 0 or 1 would be baked into the graph; a slice of an
-        # uploaded vector is always data.
-        values = self.upload(lrs)
-        for position, group in enumerate(optimizer.param_groups):
-            group["lr"] = values[position]
 
     def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
         # Its optimisation barrier keeps the compiler from sharing the two computations again.
@@ -158,10 +166,6 @@ class XlaRuntime(Runtime):
             values = self._xla._XLAC._xla_get_cpu_tensors([tensors[n].detach() for n in on_device])
             host.update(zip(on_device, values, strict=True))
         return {name: host[name].detach().clone() for name in names}
-
-    @property
-    def rng_state(self) -> JsonObject:
-        return {}
 
     def counters(self) -> dict[str, int]:
         now = self._count()

@@ -7,7 +7,7 @@ sums over all devices without being asked for, BatchNorm's statistics included.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,8 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.parts import split_gradients
 from utils.runtime.ranks import Ranks
-from utils.runtime.xla import XlaRuntime
+from utils.runtime.updates import Updates
+from utils.runtime.xla import XlaRuntime, XlaUpdates
 from utils.runtime.xla_ranks import MeshRanks, join_hosts
 
 if TYPE_CHECKING:
@@ -43,17 +44,36 @@ def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, int]:
     return data, fsdp
 
 
+class _MeshUpdates(XlaUpdates):
+    """The state is laid out like its parameters.
+
+    Args:
+      lay_out: gives a tensor of the state anew, in the layout that belongs there.
+    """
+
+    def __init__(self, device: XlaSpmdRuntime, lay_out: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__(device)
+        self._lay_out = lay_out
+
+    def prepare(self, optimizer: torch.optim.Optimizer) -> None:
+        super().prepare(optimizer)
+        for parameter, state in optimizer.state.items():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.device.type == parameter.device.type:
+                    state[key] = self._lay_out(value, parameter)
+        self._device.finish_step()
+
+
 class XlaSpmdRuntime(XlaRuntime):
     """All devices of the run behind one mesh of (data, fsdp)."""
+
+    def _create_updates(self) -> Updates:
+        return _MeshUpdates(self, self._lay_out_state)
 
     @property
     def fp32_weight_gradients(self) -> bool:
         # The partitioner sums what a product gives, before it is cast to the weight's type.
         return self.section.reduce_dtype == "fp32"
-
-    @classmethod
-    def count_processes(cls, section: RuntimeSection) -> int:
-        return 1
 
     def _start_backend(self) -> None:
         import torch_xla.distributed.spmd as xs
@@ -77,19 +97,17 @@ class XlaSpmdRuntime(XlaRuntime):
         self.finish_step()
         return module
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        super().prepare_optimizer(optimizer)
-        for parameter, state in optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, Tensor) and value.device.type == self.device.type:
-                    # Uploaded anew in its layout: what the zeroing step left lies in another one.
-                    same = value.shape == parameter.shape
-                    partition = self._get_partition(value.shape) if same else (None,) * value.dim()
-                    state[key] = self._upload(value.cpu(), partition)
-        self.finish_step()
-
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
         return self._upload(tensor, ((_DATA, _FSDP), *[None] * (tensor.dim() - 1)), part=True)
+
+    def _lay_out_state(self, value: Tensor, parameter: Tensor) -> Tensor:
+        """A tensor of an optimizer's state as its parameter lies; other shapes on every device.
+
+        Uploaded anew: what the zeroing step left lies in another layout.
+        """
+        same = value.shape == parameter.shape
+        partition = self._get_partition(value.shape) if same else (None,) * value.dim()
+        return self._upload(value.cpu(), partition)
 
     def _replicate(self, tensor: Tensor) -> Tensor:
         return self._upload(tensor, (None,) * tensor.dim())
