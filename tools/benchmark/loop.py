@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tools.benchmark.flops import count_flops, get_peak_tflops, name_hardware
+from tools.benchmark.gauges import create_gauge
 from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def measure(runtime: Runtime, job: Job, pace: Pace, path: str) -> None:
     from utils.log import setup_logging
 
     setup_logging(runtime.ranks.index, runtime.ranks.size)
-    before = count_compiles(runtime)
+    before = create_gauge(runtime).count_compiles()
     parts = build_parts(runtime, job)
     try:
         batches: Callable[[int], Iterable[Batch]] = partial(iterate_batches, parts)
@@ -154,7 +155,8 @@ class Recorder:
     def __init__(self, runtime: Runtime, pace: Pace, bare: BareLoop | None = None) -> None:
         self._runtime, self._pace, self._bare = runtime, pace, bare
         self._record = Record()
-        self._clock = _create_clock(runtime)
+        self._gauge = create_gauge(runtime)
+        self._clock = self._gauge.create_clock()
         self._last_result: StepResult | None = None
         self.foreign_graphs = 0
         self._counted = (0, 0.0)
@@ -203,7 +205,7 @@ class Recorder:
         now = time.perf_counter()
         if step:
             self._record.warmup_s.append(now - self._last)
-        graphs = count_compiles(self._runtime)[0]
+        graphs = self._gauge.count_compiles()[0]
         has_news = self._runtime.ranks.any(graphs != self._seen_graphs)
         self._quiet = 0 if has_news else self._quiet + 1
         self._seen_graphs = graphs
@@ -244,64 +246,18 @@ class Recorder:
     def _close(self) -> None:
         """Note what was compiled and held."""
         record, runtime = self._record, self._runtime
-        graphs, seconds = count_compiles(runtime)
+        graphs, seconds = self._gauge.count_compiles()
         record.graphs = graphs - self._counted[0]
         record.compile_s = seconds - self._counted[1]
         record.graphs_measured = graphs - self._at_start[0]
         record.host_reads_measured = runtime.counters()["host_reads"] - self._at_start[1]
         record.host_rss_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        record.device_gib = get_peak_device_gib(runtime)
+        record.device_gib = self._gauge.get_peak_gib()
 
     def _wait_for_device(self) -> None:
         """A number that the last step has made: reading it waits for that step."""
         if self._last_result is not None:
             self._runtime.fetch(self._last_result.values)
-
-
-class _HostClock:
-    """Steps by the host's clock; the last one of a block ends when the device has finished."""
-
-    def __init__(self) -> None:
-        self._stamps: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._stamps)
-
-    def start(self) -> None:
-        self._stamps = [time.perf_counter()]
-
-    def stamp(self) -> None:
-        self._stamps.append(time.perf_counter())
-
-    def take(self) -> list[float]:
-        """Seconds of each step since the start."""
-        self.stamp()
-        return np.diff(self._stamps).tolist()
-
-
-class _CudaClock(_HostClock):
-    """Steps by the GPU's own clock: the host runs many steps ahead of it."""
-
-    def start(self) -> None:
-        self._stamps = []
-        self.stamp()
-
-    def stamp(self) -> None:
-        import torch
-
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        self._stamps.append(event)
-
-    def take(self) -> list[float]:
-        self.stamp()
-        self._stamps[-1].synchronize()
-        pairs = itertools.pairwise(self._stamps)
-        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
-
-
-def _create_clock(runtime: Runtime) -> _HostClock:
-    return _CudaClock() if runtime.name == "cuda" else _HostClock()
 
 
 def _repeat(batches: list[Batch], first_step: int) -> Iterator[Batch]:
@@ -312,40 +268,13 @@ def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batc
     """The bare loop with its graphs made; `compiled` says how many, in how many seconds."""
     from tools.benchmark.bare import BareLoop
 
-    before = count_compiles(runtime)
+    gauge = create_gauge(runtime)
+    before = gauge.count_compiles()
     bare = BareLoop(runtime, job, parts, batches)
     bare.run(_QUIET_STEPS + 1)
-    after = count_compiles(runtime)
+    after = gauge.count_compiles()
     bare.compiled = (after[0] - before[0], after[1] - before[1])
     return bare
-
-
-def count_compiles(runtime: Runtime) -> tuple[int, float]:
-    """Graphs of this process so far and, on XLA, the seconds that they took to compile."""
-    if runtime.name == "xla":
-        import torch_xla.debug.metrics as metrics
-
-        found = metrics.metric_data("CompileTime")  # count, nanoseconds, samples
-        return runtime.counters()["graphs"], found[1] / 1e9 if found else 0.0
-    if runtime.section.compile:
-        from torch._dynamo.utils import counters
-
-        return counters["stats"]["unique_graphs"], 0.0
-    return 0, 0.0
-
-
-def get_peak_device_gib(runtime: Runtime) -> float | None:
-    """Most memory that the device has held at a time; none where the host's is the device's."""
-    if runtime.name == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated(runtime.device) / 2**30
-    if runtime.name == "xla" and runtime.describe()["hardware"] != "CPU":
-        import torch_xla.core.xla_model as xm
-
-        peak = xm.get_memory_info(runtime.device).get("peak_bytes_used")
-        return None if peak is None else peak / 2**30
-    return None
 
 
 def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject:
