@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -98,6 +99,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--before", required=True, help="revision that this tree is compared with")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="some of the runs; none: all")
     parser.add_argument("--keep", type=Path, help="directory in which the runs stay")
+    # Asked to end, it takes its checkout away all the same.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return run_program(lambda: prove(parser.parse_args(argv)))
 
 
