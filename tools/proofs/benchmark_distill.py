@@ -25,8 +25,6 @@ from utils.json_types import JsonObject
 from utils.programs import ProgramParser, run_program
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -145,20 +143,13 @@ class StepRunner:
         return time.perf_counter() - began
 
     def count_flops(self) -> float:
-        """FLOPs of matrix products in one step: of XLA's graph, or as PyTorch counts them."""
+        """FLOPs of matrix products in the next step: of XLA's graph, or as PyTorch counts them."""
         if self.runtime.name == "xla":
-            import torch_xla
-
-            scalars = self._make_step()
-            state = self.parts.state
-            outputs = [*state.model.parameters(), *scalars.values()]
-            text = torch_xla._XLAC._get_xla_tensors_hlo(outputs)
-            self.runtime.finish_step()
-            return count_dot_flops(text)
+            return count_dot_flops(self._read_graph())
         from torch.utils.flop_counter import FlopCounterMode
 
         with FlopCounterMode(display=False) as counter:
-            self._make_step()
+            next(self._steps)
         return float(counter.get_total_flops())
 
     def close(self) -> None:
@@ -166,14 +157,25 @@ class StepRunner:
         self._steps.close()
         self.parts.close()
 
-    def _make_step(self) -> dict[str, Tensor]:
-        """A step that is recorded and not dispatched."""
-        from engine import train_step
-        from job.stream import iterate_batches
+    def _read_graph(self) -> str:
+        """HLO of the engine's next step, as it stands where the step is dispatched."""
+        import torch_xla
 
-        parts = self.parts
-        batch = self.runtime.to_device(next(iterate_batches(parts, 0)))
-        return train_step(parts.state, batch, parts.task, self.runtime, parts.plan)
+        texts, finish = [], self.runtime.finish_step
+        weights = list(self.parts.state.model.parameters())
+
+        def read_and_finish() -> None:
+            texts.append(torch_xla._XLAC._get_xla_tensors_hlo(weights))
+            finish()
+
+        # torch_xla shows a graph only while it is pending.
+        self.runtime.finish_step = read_and_finish
+        try:
+            next(self._steps)
+        finally:
+            del self.runtime.finish_step
+        (text,) = texts
+        return text
 
 
 def describe_storage(options: argparse.Namespace) -> dict[str, float]:
