@@ -107,11 +107,6 @@ class _SplitLists(dict[str, tuple[int, ...]]):
         return (len(self.files[name]),)
 
 
-def list_images(directory: Path) -> list[Path]:
-    """Image files of a class folder, by name."""
-    return _list_images(directory)[0]
-
-
 def _list_images(directory: Path) -> tuple[list[Path], Counter[str]]:
     """Images by name, and how many files of other kinds and folders lie beside them."""
     images, others = [], Counter()

@@ -28,9 +28,9 @@ from utils.checkpoint import (
     CheckpointManager,
     collect_state,
     find_checkpoint,
+    inspect_checkpoint,
     load_checkpoint,
     load_newest,
-    read_table,
     restore_state,
 )
 from utils.config.sections import OptimSection
@@ -132,7 +132,7 @@ def test_a_checkpoint_says_of_every_tensor_what_it_is(saved):
     parts, facts = load_checkpoint(path)
     assert facts["step"] == 3
     assert set(parts) == {"model", "ema", "optimizer"}
-    table = read_table(path)
+    table = inspect_checkpoint(path)["tensors"]
     assert table["model/head.weight"][:2] == [[10, 4], "float32"]
     assert set(table) == {f"{part}/{name}" for part, named in parts.items() for name in named}
     assert json.loads((path / "state.json").read_text()) == facts

@@ -35,7 +35,6 @@ _TOP = 20
 _BUFFERS = 12
 _LARGE = 2**20
 _COPIES = ("copy", "transpose")
-_ASYNCHRONOUS = re.compile(r"^(copy|slice|async|all-\w+|reduce-scatter|collective-permute)-start$")
 # Custom calls that only rename memory.
 _RENAMING = ("ConcatBitcast", "X64Split", "X64Combine", "Sharding", "AssumeGatherIndicesInBound")
 _ROLES = (

@@ -13,7 +13,6 @@ from utils.checkpoint.files import (
     inspect_checkpoint,
     load_checkpoint,
     load_part,
-    read_table,
     verify_checkpoint,
     write_checkpoint,
 )
@@ -51,7 +50,6 @@ __all__ = [
     "load_newest",
     "load_part",
     "read_best_step",
-    "read_table",
     "restore_state",
     "verify_checkpoint",
     "write_checkpoint",

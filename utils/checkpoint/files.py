@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.checkpoint.fit import Entry, Table
-from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, give_usual_mode, open_folder
 
@@ -127,14 +126,6 @@ def inspect_checkpoint(location: Location | Folder) -> JsonObject:
     _check_marker(folder, facts)
     _check_files(folder, facts)
     return facts
-
-
-def read_table(location: Location) -> Table:
-    """[shape, dtype, checksum] of every tensor of a checkpoint, without reading tensors."""
-    try:
-        return _read_state(open_folder(location))["tensors"]
-    except CheckpointError as error:
-        raise UserError(f"checkpoint cannot be read: {error}; choose another") from error
 
 
 def describe_tensor(tensor: Tensor) -> Entry:
