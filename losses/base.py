@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -105,6 +105,50 @@ class Loss(nn.Module):
     def compute(self, inputs: LossInputs) -> Tensor:
         """The scalar value, with autocast off."""
         raise NotImplementedError
+
+
+class LogitLoss(Loss):
+    """`function` of the student's and the only teacher's logits, the mask and `arguments`.
+
+    Args:
+      function: pure maths with its source; takes both logits, then `mask` and `arguments` by name.
+      reduction: `numel` divides its value by K too, `batchmean` leaves it.
+      arguments: attributes too: an ensemble averages at its loss's `temperature`, and a batch
+        must be a multiple of every `group_size`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Tensor], *, reduction: str = "batchmean", **arguments: float
+    ) -> None:
+        super().__init__()
+        self.function = function
+        self.reduction = reduction
+        self.arguments = arguments
+        vars(self).update(arguments)
+
+    def get_student_logits(self, inputs: LossInputs) -> Tensor:
+        """The head that learns from the teacher: the class head."""
+        return inputs.student_logits
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value of `compare`, reduced."""
+        student, teacher = self.get_student_logits(inputs), get_teacher_logits(inputs)
+        check_classes(student, teacher)
+        value = self.compare(student, teacher, inputs)
+        return value / student.shape[-1] if self.reduction == "numel" else value
+
+    def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
+        """The scalar of both [B, K] logits; targets are not used."""
+        return self.function(student, teacher, mask=inputs.mask, **self.arguments)
+
+
+class TargetLoss(LogitLoss):
+    """A logit loss whose function takes the target classes too, as its third argument."""
+
+    def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
+        """The scalar; mixed targets count as their heaviest class."""
+        classes = inputs.target_classes()
+        return self.function(student, teacher, classes, mask=inputs.mask, **self.arguments)
 
 
 def get_teacher_logits(inputs: LossInputs) -> Tensor:

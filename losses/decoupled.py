@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
-from losses.base import LOSSES, Loss, LossInputs, get_teacher_logits
+from losses.base import LOSSES, TargetLoss
 from losses.factory import check_positive
 from losses.reductions import as_constant, mean_valid, upcast
 
@@ -72,6 +72,15 @@ def compute_dkd_parts(
     return scale * mean_valid(tckd, mask), scale * mean_valid(nckd, mask)
 
 
+def compute_dkd(*inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor) -> Tensor:
+    """alpha * TCKD + beta * NCKD of `compute_dkd_parts`, which takes everything else.
+
+    No warm-up factor: the reference's first 20 epochs are a schedule of the weight.
+    """
+    tckd, nckd = compute_dkd_parts(*inputs, **arguments)
+    return alpha * tckd + beta * nckd
+
+
 def compute_nkd(
     student_logits: Tensor,
     teacher_logits: Tensor,
@@ -133,65 +142,21 @@ def compute_wsld(
 
 
 @LOSSES.register("dkd")
-class DKD(Loss):
-    """alpha * TCKD + beta * NCKD; mixed targets count as their heaviest class."""
-
-    def __init__(self, temperature: float = 4.0, alpha: float = 1.0, beta: float = 8.0) -> None:
-        super().__init__()
-        check_positive("dkd", temperature=temperature)
-        self.temperature = temperature
-        self.alpha = alpha
-        self.beta = beta
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """No warm-up factor: the reference's first 20 epochs are a schedule of the weight."""
-        tckd, nckd = compute_dkd_parts(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            inputs.target_classes(),
-            self.temperature,
-            mask=inputs.mask,
-        )
-        return self.alpha * tckd + self.beta * nckd
+def create_dkd(temperature: float = 4.0, alpha: float = 1.0, beta: float = 8.0) -> TargetLoss:
+    """`compute_dkd`; mixed targets count as their heaviest class."""
+    check_positive("dkd", temperature=temperature)
+    return TargetLoss(compute_dkd, temperature=temperature, alpha=alpha, beta=beta)
 
 
 @LOSSES.register("nkd")
-class NKD(Loss):
+def create_nkd(temperature: float = 1.0, gamma: float = 1.5) -> TargetLoss:
     """`compute_nkd`; mixed targets count as their heaviest class."""
-
-    def __init__(self, temperature: float = 1.0, gamma: float = 1.5) -> None:
-        super().__init__()
-        check_positive("nkd", temperature=temperature)
-        self.temperature = temperature
-        self.gamma = gamma
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        return compute_nkd(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            inputs.target_classes(),
-            temperature=self.temperature,
-            gamma=self.gamma,
-            mask=inputs.mask,
-        )
+    check_positive("nkd", temperature=temperature)
+    return TargetLoss(compute_nkd, temperature=temperature, gamma=gamma)
 
 
 @LOSSES.register("wsld")
-class WSLD(Loss):
+def create_wsld(temperature: float = 2.0) -> TargetLoss:
     """`compute_wsld`; mixed targets count as their heaviest class (the paper has hard labels)."""
-
-    def __init__(self, temperature: float = 2.0) -> None:
-        super().__init__()
-        check_positive("wsld", temperature=temperature)
-        self.temperature = temperature
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        return compute_wsld(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            inputs.target_classes(),
-            self.temperature,
-            mask=inputs.mask,
-        )
+    check_positive("wsld", temperature=temperature)
+    return TargetLoss(compute_wsld, temperature=temperature)

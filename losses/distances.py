@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from losses.base import LOSSES, Loss, LossInputs, get_teacher_logits
+from losses.base import LOSSES, LogitLoss, LossInputs
 from losses.factory import check_positive
 from losses.reductions import as_constant, mean_valid, upcast
 from utils.errors import UserError
@@ -69,17 +69,16 @@ def compute_agreement(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:
     return (ahead.sum(dim=-1) < top_k).to(student.dtype)
 
 
-class Distance(Loss):
-    """Mean over valid examples of one distance; targets are not used."""
+class Distance(LogitLoss):
+    """Mean over valid examples of one distance, a function without a mask."""
 
     def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
         """[B] distances."""
-        raise NotImplementedError
+        return self.function(student, teacher, **self.arguments)
 
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        per_example = self.get_distance(inputs.student_logits, get_teacher_logits(inputs))
-        return mean_valid(per_example, inputs.mask)
+    def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
+        """The mean; targets are not used."""
+        return mean_valid(self.get_distance(student, teacher), inputs.mask)
 
 
 class LogitDistance(Distance):
@@ -96,73 +95,42 @@ class LogitDistance(Distance):
 
 
 @LOSSES.register("bv_euclidean")
-class BVEuclidean(LogitDistance):
+def create_euclidean() -> LogitDistance:
     """`compute_euclidean`."""
-
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] distances."""
-        return compute_euclidean(student, teacher)
+    return LogitDistance(compute_euclidean)
 
 
 @LOSSES.register("bv_l2")
-class BVL2(LogitDistance):
+def create_l2() -> LogitDistance:
     """`compute_l2`."""
-
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] distances."""
-        return compute_l2(student, teacher)
+    return LogitDistance(compute_l2)
 
 
 @LOSSES.register("bv_hard")
-class BVHard(Distance):
+def create_hard(label_smoothing: float = 0.0) -> Distance:
     """`compute_hard`."""
-
-    def __init__(self, label_smoothing: float = 0.0) -> None:
-        super().__init__()
-        if not 0 <= label_smoothing < 1:
-            raise UserError(
-                f"distill.losses: bv_hard.label_smoothing is {label_smoothing!r}; "
-                "give 0 <= value < 1"
-            )
-        self.label_smoothing = label_smoothing
-
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] distances."""
-        return compute_hard(student, teacher, self.label_smoothing)
+    if not 0 <= label_smoothing < 1:
+        raise UserError(
+            f"distill.losses: bv_hard.label_smoothing is {label_smoothing!r}; give 0 <= value < 1"
+        )
+    return Distance(compute_hard, label_smoothing=label_smoothing)
 
 
 @LOSSES.register("bv_kl")
-class BVKL(Distance):
+def create_clipped_kl(temperature: float = 1.0) -> Distance:
     """`compute_clipped_kl`; FunMatch trains with it alone (Beyer et al., arXiv:2106.05237)."""
-
-    def __init__(self, temperature: float = 1.0) -> None:
-        super().__init__()
-        check_positive("bv_kl", temperature=temperature)
-        self.temperature = temperature
-
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] distances."""
-        return compute_clipped_kl(student, teacher, self.temperature)
+    check_positive("bv_kl", temperature=temperature)
+    return Distance(compute_clipped_kl, temperature=temperature)
 
 
 @LOSSES.register("bv_logsoftmax_euclidean")
-class BVLogSoftmaxEuclidean(Distance):
+def create_log_softmax_euclidean() -> Distance:
     """`compute_log_softmax_euclidean`."""
-
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] distances."""
-        return compute_log_softmax_euclidean(student, teacher)
+    return Distance(compute_log_softmax_euclidean)
 
 
 @LOSSES.register("bv_agree")
-class BVAgree(Distance):
+def create_agreement(top_k: int = 1) -> Distance:
     """`compute_agreement`: a share between 0 and 1 to log with weight 0; it has no gradient."""
-
-    def __init__(self, top_k: int = 1) -> None:
-        super().__init__()
-        check_positive("bv_agree", top_k=top_k)
-        self.top_k = top_k
-
-    def get_distance(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[B] ones and zeros."""
-        return compute_agreement(student, teacher, self.top_k)
+    check_positive("bv_agree", top_k=top_k)
+    return Distance(compute_agreement, top_k=top_k)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from losses.base import LOSSES, Loss, LossInputs, check_classes, get_teacher_logits
+from losses.base import LOSSES, LogitLoss, LossInputs
 from losses.factory import check_choice, check_positive
 from losses.reductions import as_constant, mean_valid, upcast
 from utils.errors import UserError
@@ -108,102 +108,65 @@ def compute_hard_kd(
     return mean_valid(per_example, mask)
 
 
-class SoftKD(Loss):
+@LOSSES.register("kd")
+class SoftKD(LogitLoss):
     """`kd_kl_div`; reduction `numel` divides by K too; form `cross_entropy` keeps the entropy."""
 
     def __init__(
         self, temperature: float = 4.0, reduction: str = "batchmean", form: str = "kl"
     ) -> None:
-        super().__init__()
         check_positive("kd", temperature=temperature)
         check_choice("kd", "reduction", reduction, REDUCTIONS)
         check_choice("kd", "form", form, FORMS)
-        self.temperature = temperature
-        self.reduction = reduction
-        self.function = kd_kl_div if form == "kl" else compute_soft_label_cross_entropy
-
-    def get_student_logits(self, inputs: LossInputs) -> Tensor:
-        """The head that learns from the teacher."""
-        return inputs.student_logits
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """Works with any targets: they are not used."""
-        student_logits = self.get_student_logits(inputs)
-        teacher_logits = get_teacher_logits(inputs)
-        check_classes(student_logits, teacher_logits)
-        value = self.function(student_logits, teacher_logits, self.temperature, mask=inputs.mask)
-        return value / student_logits.shape[-1] if self.reduction == "numel" else value
+        function = kd_kl_div if form == "kl" else compute_soft_label_cross_entropy
+        super().__init__(function, reduction=reduction, temperature=temperature)
 
 
-class HardKD(Loss):
+@LOSSES.register("hard")
+class HardKD(LogitLoss):
     """`compute_hard_kd` on the class head."""
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
-        super().__init__()
         if not 0 <= label_smoothing < 1:
             raise UserError(
                 f"distill.losses: label_smoothing is {label_smoothing!r}; give 0 <= value < 1"
             )
-        self.label_smoothing = label_smoothing
+        super().__init__(compute_hard_kd, label_smoothing=label_smoothing)
+
+
+class DistillTokenLoss(LogitLoss):
+    """A logit loss on the distillation token: the class token learns the task alone."""
+
+    def needs_distill_token(self) -> bool:
+        """Always."""
+        return True
 
     def get_student_logits(self, inputs: LossInputs) -> Tensor:
-        """The head that learns from the teacher."""
-        return inputs.student_logits
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """Works with any targets: they are not used."""
-        student_logits = self.get_student_logits(inputs)
-        teacher_logits = get_teacher_logits(inputs)
-        check_classes(student_logits, teacher_logits)
-        return compute_hard_kd(
-            student_logits, teacher_logits, self.label_smoothing, mask=inputs.mask
-        )
+        """The distillation-token head; a UserError if the student has none."""
+        if inputs.student_distill_logits is None:
+            raise UserError(
+                "distill.losses: deit_soft and deit_hard need a student with a distillation token; "
+                "set model.name to one (deit_small_distilled_patch16_224) or use kd or hard"
+            )
+        return inputs.student_distill_logits
 
 
-class DeitSoft(SoftKD):
-    """`kd` on the distillation token: the class token learns the task alone.
+@LOSSES.register("deit_soft")
+class DeitSoft(DistillTokenLoss, SoftKD):
+    """`kd` on the distillation token.
 
     DeiT divides by B * K, which is 1/K of the default here: reduction `numel` follows it.
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """
 
-    def needs_distill_token(self) -> bool:
-        """Always."""
-        return True
 
-    def get_student_logits(self, inputs: LossInputs) -> Tensor:
-        """The distillation-token head."""
-        return get_distill_logits(inputs)
-
-
-class DeitHard(HardKD):
-    """`hard` on the distillation token: the class token learns the task alone.
+@LOSSES.register("deit_hard")
+class DeitHard(DistillTokenLoss, HardKD):
+    """`hard` on the distillation token.
 
     Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
     """
 
-    def needs_distill_token(self) -> bool:
-        """Always."""
-        return True
 
-    def get_student_logits(self, inputs: LossInputs) -> Tensor:
-        """The distillation-token head."""
-        return get_distill_logits(inputs)
-
-
-def get_distill_logits(inputs: LossInputs) -> Tensor:
-    """The distillation-token logits; a UserError if the student has no such head."""
-    if inputs.student_distill_logits is None:
-        raise UserError(
-            "distill.losses: deit_soft and deit_hard need a student with a distillation token; "
-            "set model.name to one (deit_small_distilled_patch16_224) or use kd or hard"
-        )
-    return inputs.student_distill_logits
-
-
-for _name in ("kd", "soft"):
-    LOSSES.register(_name)(SoftKD)
-for _name in ("hard", "hard_kd"):
-    LOSSES.register(_name)(HardKD)
-LOSSES.register("deit_soft")(DeitSoft)
-LOSSES.register("deit_hard")(DeitHard)
+LOSSES.register("soft")(SoftKD)
+LOSSES.register("hard_kd")(HardKD)

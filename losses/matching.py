@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
-from losses.base import LOSSES, Loss, LossInputs, get_teacher_logits
+from losses.base import LOSSES, LogitLoss, TargetLoss
 from losses.factory import check_choice, check_positive
 from losses.reductions import (
     as_constant,
@@ -73,6 +73,14 @@ def compute_dist_parts(
     )
     intra = 1 - mean_groups(columns.mean(dim=-1), weights)
     return temperature**2 * inter, temperature**2 * intra
+
+
+def compute_dist(
+    *inputs: Tensor, beta: float, gamma: float, **arguments: float | Tensor | None
+) -> Tensor:
+    """beta * inter + gamma * intra of `compute_dist_parts`, which takes everything else."""
+    inter, intra = compute_dist_parts(*inputs, **arguments)
+    return beta * inter + gamma * intra
 
 
 def compute_ttm(
@@ -160,58 +168,28 @@ def compute_bkd(
 
 
 @LOSSES.register("dist")
-class DIST(Loss):
-    """beta * inter + gamma * intra of `compute_dist_parts`; targets are not used."""
-
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        beta: float = 1.0,
-        gamma: float = 1.0,
-        eps: float = 1e-8,
-        group_size: int = 0,
-    ) -> None:
-        super().__init__()
-        check_positive("dist", temperature=temperature, eps=eps)
-        self.temperature = temperature
-        self.beta = beta
-        self.gamma = gamma
-        self.eps = eps
-        self.group_size = group_size
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        inter, intra = compute_dist_parts(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            self.temperature,
-            eps=self.eps,
-            group_size=self.group_size,
-            mask=inputs.mask,
-        )
-        return self.beta * inter + self.gamma * intra
+def create_dist(
+    temperature: float = 1.0,
+    beta: float = 1.0,
+    gamma: float = 1.0,
+    eps: float = 1e-8,
+    group_size: int = 0,
+) -> LogitLoss:
+    """`compute_dist`; targets are not used."""
+    check_positive("dist", temperature=temperature, eps=eps)
+    arguments = {"temperature": temperature, "eps": eps, "group_size": group_size}
+    return LogitLoss(compute_dist, beta=beta, gamma=gamma, **arguments)
 
 
 @LOSSES.register("ttm")
-class TTM(Loss):
+class TTM(LogitLoss):
     """`compute_ttm`; targets are not used."""
 
     weighted = False
 
     def __init__(self, temperature: float = 4.0) -> None:
-        super().__init__()
         check_positive("ttm", temperature=temperature)
-        self.temperature = temperature
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        return compute_ttm(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            self.temperature,
-            weighted=self.weighted,
-            mask=inputs.mask,
-        )
+        super().__init__(compute_ttm, temperature=temperature, weighted=self.weighted)
 
 
 @LOSSES.register("wttm")
@@ -222,38 +200,14 @@ class WTTM(TTM):
 
 
 @LOSSES.register("ofa")
-class OFA(Loss):
+def create_ofa(temperature: float = 1.0, exponent: float = 1.0) -> TargetLoss:
     """`compute_ofa` on the logits; mixed targets count as their heaviest class."""
-
-    def __init__(self, temperature: float = 1.0, exponent: float = 1.0) -> None:
-        super().__init__()
-        check_positive("ofa", temperature=temperature, exponent=exponent)
-        self.temperature = temperature
-        self.exponent = exponent
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        return compute_ofa(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            inputs.target_classes(),
-            temperature=self.temperature,
-            exponent=self.exponent,
-            mask=inputs.mask,
-        )
+    check_positive("ofa", temperature=temperature, exponent=exponent)
+    return TargetLoss(compute_ofa, temperature=temperature, exponent=exponent)
 
 
 @LOSSES.register("bkd")
-class BinaryKD(Loss):
+def create_bkd(reduction: str = "batchmean") -> LogitLoss:
     """`compute_bkd`; reduction `numel` divides by K too, as vanillaKD does."""
-
-    def __init__(self, reduction: str = "batchmean") -> None:
-        super().__init__()
-        check_choice("bkd", "reduction", reduction, ("batchmean", "numel"))
-        self.reduction = reduction
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head; targets are not used."""
-        teacher_logits = get_teacher_logits(inputs)
-        value = compute_bkd(inputs.student_logits, teacher_logits, mask=inputs.mask)
-        return value / teacher_logits.shape[-1] if self.reduction == "numel" else value
+    check_choice("bkd", "reduction", reduction, ("batchmean", "numel"))
+    return LogitLoss(compute_bkd, reduction=reduction)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from losses.base import LOSSES, Loss, LossInputs, check_classes, get_teacher_logits
+from losses.base import LOSSES, LogitLoss, Loss, LossInputs, check_classes, get_teacher_logits
 from losses.factory import check_positive
 from losses.logits import kd_kl_div
 from losses.reductions import (
@@ -115,26 +115,14 @@ def compute_low_confidence_shares(teacher_logits: Tensor, mask: Tensor) -> tuple
 
 
 @LOSSES.register("mlkd_bc")
-class BatchConsistency(Loss):
+class BatchConsistency(LogitLoss):
     """`compute_batch_consistency`; targets are not used."""
 
     function = staticmethod(compute_batch_consistency)
 
     def __init__(self, temperature: float = 4.0, group_size: int = 0) -> None:
-        super().__init__()
         check_positive("mlkd_bc", temperature=temperature)
-        self.temperature = temperature
-        self.group_size = group_size
-
-    def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
-        return self.function(
-            inputs.student_logits,
-            get_teacher_logits(inputs),
-            self.temperature,
-            group_size=self.group_size,
-            mask=inputs.mask,
-        )
+        super().__init__(self.function, temperature=temperature, group_size=group_size)
 
 
 @LOSSES.register("mlkd_cc")
