@@ -40,7 +40,7 @@ ADAMW = OptimSection(lr=1e-2, min_lr=1e-4, warmup_steps=2, warmup_lr=0.0, max_gr
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
 
-class TestCallbacks(Callbacks):
+class LoopCallbacks(Callbacks):
     """Callbacks of which a test gives what it looks at."""
 
     def __init__(self, batches, lines: list | None = None, **given) -> None:
@@ -252,7 +252,7 @@ def test_fit_keeps_its_order_of_operations():
         yield from create_batches(6)
 
     runtime.ranks.barrier = lambda name: calls.append(f"barrier: {name}")
-    callbacks = TestCallbacks(
+    callbacks = LoopCallbacks(
         batches,
         evaluate=lambda s: calls.append(f"evaluate {s.step}") or {"top1": float(-s.step)},
         write=lambda step, kind, scalars: calls.append(f"write {kind} {step}"),
@@ -275,7 +275,7 @@ def test_the_meter_counts_the_examples_of_each_step(monkeypatch):
     monkeypatch.setattr(LoopMeter, "end_step", lambda meter, *facts: told.append(facts))
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
-    callbacks = TestCallbacks(lambda first: create_batches(3, size=8))
+    callbacks = LoopCallbacks(lambda first: create_batches(3, size=8))
     fit(state, create_plan(3, SGD, global_batch_size=32), callbacks, TinyTask(), runtime)
     assert [facts[:2] for facts in told] == [(1, 32), (2, 32), (3, 32)]
     assert all(0.0 <= waited < 32 for *_, waited in told)
@@ -290,7 +290,7 @@ def test_an_evaluation_leaves_the_model_in_training_mode():
 
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
-    callbacks = TestCallbacks(
+    callbacks = LoopCallbacks(
         lambda first: create_batches(3), evaluate=lambda s: s.model.eval() and {"top1": 0.0}
     )
     fit(state, create_plan(3, SGD, eval_every=1), callbacks, TinyTask(watched), runtime)
@@ -301,7 +301,7 @@ def test_the_best_evaluation_so_far_is_saved_as_such():
     """The older one of two equals stays the best."""
     saved, scores = [], iter([10.0, 30.0, 30.0, 20.0])
     runtime = create_cpu_runtime()
-    callbacks = TestCallbacks(
+    callbacks = LoopCallbacks(
         lambda step: create_batches(8),
         evaluate=lambda state: {"top1": next(scores)},
         save=lambda state, best: saved.append((state.step, best)),
@@ -316,7 +316,7 @@ def test_the_best_evaluation_so_far_is_saved_as_such():
 def test_a_state_restored_at_an_evaluations_step_is_evaluated_first():
     seen = []
     runtime = create_cpu_runtime()
-    callbacks = TestCallbacks(
+    callbacks = LoopCallbacks(
         lambda step: seen.append(f"batches from {step}") or create_batches(6),
         evaluate=lambda state: seen.append(f"evaluate {state.step}") or {"top1": 0.0},
     )
@@ -329,7 +329,7 @@ def test_a_state_restored_at_an_evaluations_step_is_evaluated_first():
 def test_a_finished_run_of_any_length_is_evaluated_when_it_is_continued():
     """Five steps with evaluations at 2 and 4: the end's own may have been lost."""
     runtime = create_cpu_runtime()
-    callbacks = TestCallbacks(lambda step: iter(()), evaluate=lambda state: {"top1": 7.0})
+    callbacks = LoopCallbacks(lambda step: iter(()), evaluate=lambda state: {"top1": 7.0})
     state = create_state(runtime, TinyConvNet(), SGD)
     state.step = 5
     evaluation = fit(state, create_plan(5, SGD, eval_every=2), callbacks, TinyTask(), runtime)
@@ -348,7 +348,7 @@ def test_a_scaled_gradient_that_overflows_drops_its_step_and_no_more():
 
     state = create_state(runtime, model, SGD)
     state.scaler = runtime.updates.scaler
-    callbacks = TestCallbacks(lambda step: create_batches(3), lines)
+    callbacks = LoopCallbacks(lambda step: create_batches(3), lines)
     fit(state, create_plan(3, SGD), callbacks, TinyTask(loss), runtime)
     assert model.weight.item() == pytest.approx(-2.0)
     norms = [line["grad_norm"] for _, line in lines if "grad_norm" in line]
@@ -364,7 +364,7 @@ def test_an_evaluation_after_a_bad_step_makes_no_best_checkpoint():
     def loss(network, batch):
         return LossOutput((network.weight * next(losses)).sum(), {})
 
-    callbacks = TestCallbacks(
+    callbacks = LoopCallbacks(
         lambda step: create_batches(9),
         evaluate=lambda state: {"top1": next(scores)},
         save=lambda state, best: saved.append((state.step, best)),
@@ -388,7 +388,7 @@ def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
     with pytest.raises(RuntimeError, match="cannot read batch 2") as caught:
-        fit(state, create_plan(6, SGD), TestCallbacks(batches, lines), TinyTask(), runtime)
+        fit(state, create_plan(6, SGD), LoopCallbacks(batches, lines), TinyTask(), runtime)
     assert isinstance(caught.value.__cause__, OSError)
     assert state.step == 2
 
@@ -396,7 +396,7 @@ def test_an_error_of_the_loader_reaches_the_loop_with_its_cause():
 def test_a_loader_that_ends_early_is_no_quiet_end_of_the_run():
     runtime = create_cpu_runtime()
     state = create_state(runtime, TinyConvNet(), SGD)
-    callbacks = TestCallbacks(lambda step: create_batches(3))
+    callbacks = LoopCallbacks(lambda step: create_batches(3))
     with pytest.raises(RuntimeError, match="the batches ended at step 3 of 6"):
         fit(state, create_plan(6, SGD), callbacks, TinyTask(), runtime)
 
@@ -419,7 +419,7 @@ def test_a_non_finite_loss_stops_the_run_and_names_the_step(device, checkpoint_e
                 batch.indices.fill_(-7)
             yield batch
 
-    callbacks = TestCallbacks(batches, lines, save=lambda state, best: saved.append(state.step))
+    callbacks = LoopCallbacks(batches, lines, save=lambda state, best: saved.append(state.step))
     slow = SGD.model_copy(update={"lr": 0.1})
     state = create_state(runtime, TinyConvNet(6), slow)
     plan = create_plan(10, slow, log_every=5, checkpoint_every=checkpoint_every)
@@ -437,7 +437,7 @@ def test_a_run_that_exceeds_its_graph_budget_ends_and_names_the_step():
         state = create_state(runtime, TinyConvNet(5), SGD)
         runtime.finish_step()
         budget = runtime.counters()["graphs"] + more_graphs
-        callbacks = TestCallbacks(lambda step: (create_batch(size) for size in sizes))
+        callbacks = LoopCallbacks(lambda step: (create_batch(size) for size in sizes))
         plan = create_plan(len(sizes), SGD, graph_budget=budget)
         fit(state, plan, callbacks, TinyTask(), runtime)
 

@@ -27,7 +27,7 @@ from tests.support.tiny_parts import (
     create_state,
     create_vit,
 )
-from tests.test_engine import RUNTIMES, SGD, TestCallbacks
+from tests.test_engine import RUNTIMES, SGD, LoopCallbacks
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR
 
 
@@ -119,7 +119,7 @@ def test_answers_that_are_no_numbers_agree_with_nobody(device):
 
 def run_fit(scores: list[dict[str, float]]) -> tuple[list, object]:
     saved, found = [], iter(scores)
-    callbacks = TestCallbacks(
+    callbacks = LoopCallbacks(
         lambda step: create_batches(6),
         evaluate=lambda state: next(found),
         save=lambda state, best: saved.append((state.step, best)),
