@@ -161,7 +161,7 @@ def test_weights_of_another_model_are_refused(tmp_path, capsys, earlier_run):
     )
     line = refuse(capsys, flags, tmp_path / "runs")
     assert "model.weights" in line
-    assert "missing (blocks.1." in line
+    assert "is of another model: 12 missing: blocks.1." in line
 
 
 def test_a_teacher_of_other_classes_is_refused(tmp_path, capsys, seven_classes):
