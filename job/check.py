@@ -47,6 +47,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     task: TaskCheck = kind.check(config)
     steps_per_epoch = task.dataset.num_examples["train"] // config.data.global_batch_size
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
+    # Refused here, made again on each replica: a schedule is functions, which do not travel.
     create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     check_profiled_steps(config.profile.steps, total_steps)
     _check_ranks(config, task, device)
