@@ -3,8 +3,9 @@
 from tasks.classify import Classify
 from tasks.facts import TaskFacts
 from tasks.protocol import RunTask, TaskCheck
-from tasks.registry import TASKS
+from utils.registry import Registry
 
+TASKS = Registry("train.task")
 TASKS.register("classify")(Classify)
 
 __all__ = ["TASKS", "Classify", "RunTask", "TaskCheck", "TaskFacts"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,6 +84,12 @@ class ClassifyCheck(TaskCheck):
         """What beside keys decides which answers a teacher gives."""
         return {"num_classes": self.num_classes}
 
+    @cached_property
+    def teachers(self) -> list[str]:
+        """Hashes of the teachers, whose weights are read for them, and how several become one."""
+        hashes = [hash_teacher(one) for one in get_teacher_sections(self.config.distill)]
+        return [*hashes, self.config.distill.ensemble] if len(hashes) > 1 else hashes
+
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a number of examples that pairs or groups do not divide; see the function."""
         check_micro_batch(self.config, self.losses, examples, devices)
@@ -98,7 +105,7 @@ class ClassifyCheck(TaskCheck):
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
         teachers = self._create_teachers(student, transform)
-        _rehearse_losses(config, self.num_classes, student, self.losses)
+        _dry_run_losses(config, self.num_classes, student, self.losses)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
@@ -114,7 +121,7 @@ class ClassifyCheck(TaskCheck):
             model_arguments=self.model_arguments,
             export=_describe_export(self.config, self.num_classes),
             stream=self.stream,
-            teachers=identify_teachers(self.config),
+            teachers=self.teachers,
             description=self._describe(),
             num_classes=self.num_classes,
             image_shapes=self._shapes,
@@ -124,8 +131,7 @@ class ClassifyCheck(TaskCheck):
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
         """Refuse stored answers to another stream of examples, or of other teachers."""
         if self.config.distill.teacher_cache:
-            teachers = identify_teachers(self.config)
-            open_cache(self.config.distill, stream, teachers, (0, 1), total_steps)
+            open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
 
     def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
         """The teachers on the meta device, their names, weights, classes and layers looked at."""
@@ -181,12 +187,6 @@ def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, de
             )
 
 
-def identify_teachers(config: RunConfig) -> list[str]:
-    """Hashes of the teachers, and how several become one answer."""
-    hashes = [hash_teacher(one) for one in get_teacher_sections(config.distill)]
-    return [*hashes, config.distill.ensemble] if len(hashes) > 1 else hashes
-
-
 def _check_ranges(config: RunConfig) -> None:
     """Pixels reach the model on one scale, in training and in evaluation."""
     if config.run.eval_only:
@@ -222,7 +222,7 @@ def _describe_export(config: RunConfig, classes: int) -> JsonObject:
     }
 
 
-def _rehearse_losses(
+def _dry_run_losses(
     config: RunConfig, classes: int, student: nn.Module, losses: WeightedLoss
 ) -> None:
     """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import main
+from models import hash_teacher
 from store import read_metrics
 from tests.support.child_runs import ROOT
 
@@ -92,10 +93,16 @@ def test_what_an_old_run_has_learnt_is_judged_as_it_was_then(name, kind, runs, c
     assert f"loss {final['eval_loss']:.4f}" in told
 
 
-def test_old_answers_still_teach(runs):
+def test_old_answers_still_teach(runs, monkeypatch):
+    """The teacher's weights are read once, to see that the answers are its own."""
+    hashed = []
+    monkeypatch.setattr(
+        "tasks.classify_check.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
+    )
     flags = (
         *TAUGHT, "--distill.loss=kd", f"--distill.teacher_cache={runs / 'cache'}",
         "--run.run_id=new", f"--model.args={json.dumps(ARGS)}",
     )  # fmt: skip
     assert start(runs, *flags) == 0
     assert json.loads((runs / "new" / "run.json").read_text())["status"] == "complete"
+    assert len(hashed) == 1

@@ -143,17 +143,17 @@ def write_random_answers(config: RunConfig, top_k: int, target: Path, *, steps: 
     import torch
 
     from job.spec import describe_stream, with_input_processes
-    from tasks.classify_check import ClassifyCheck, identify_teachers
+    from tasks.classify_check import ClassifyCheck
     from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
     from utils.runtime import choose_device, find_planned_ranks
 
     found = ClassifyCheck(config)
     processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
     stream = describe_stream(config, found.dataset, found.stream, processes)
-    teachers, classes = identify_teachers(config), found.num_classes
+    classes = found.num_classes
     size = config.data.global_batch_size
     shape = CacheShape(min(top_k, classes), classes, 1, steps, size)
-    write_manifest(target, with_input_processes(stream, 1), teachers, shape, 1)
+    write_manifest(target, with_input_processes(stream, 1), found.teachers, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
         writer.append(pack_answers(torch.randn(size, classes), shape))
