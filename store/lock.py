@@ -103,8 +103,11 @@ class RunLock:
             self._claim.release()
 
     def _open(self) -> IO[str]:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        return self.path.open("a+", encoding="utf-8")
+        while True:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # The directory's owner may rename it between the two lines.
+            with contextlib.suppress(FileNotFoundError):
+                return self.path.open("a+", encoding="utf-8")
 
     def _is_in_place(self, file: IO[str]) -> bool:
         try:

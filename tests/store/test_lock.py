@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -130,3 +131,21 @@ def test_a_lock_that_was_moved_or_removed_meanwhile_is_taken_anew(tmp_path):
         waiting.join()
         assert find_owner(folder)["pid"] == os.getpid()
         second.release()
+
+
+def test_a_directory_renamed_while_its_lock_is_opened_is_made_anew(tmp_path, monkeypatch):
+    folder = tmp_path / "a"
+    renamed = []
+    open_file = Path.open
+
+    def rename_first(path, *args, **kwargs):
+        if path.name == LOCK_FILE and not renamed:
+            renamed.append(folder.rename(tmp_path / "aside_a"))
+        return open_file(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", rename_first)
+    lock = RunLock(folder)
+    lock.acquire(wait_s=0)
+    assert renamed
+    assert find_owner(folder)["pid"] == os.getpid()
+    lock.release()
