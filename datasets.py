@@ -30,7 +30,7 @@ from utils.log import get_logger
 from utils.registry import Registry
 
 if TYPE_CHECKING:
-    from utils.config.sections import DataSection
+    from utils.config.data import DataSection
 
 __all__ = [
     "SOURCES",

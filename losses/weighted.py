@@ -13,7 +13,7 @@ from losses.factory import create_loss
 from losses.logits import soft_cross_entropy
 
 if TYPE_CHECKING:
-    from utils.config.sections import DistillSection, LossTerm
+    from utils.config.distill import DistillSection, LossTerm
 
 
 class WeightedLoss(nn.Module):

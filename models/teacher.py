@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
 from models.transforms import InputTransform, spread_channels
-from utils.config.sections import TeacherSection
+from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import open_folder
@@ -20,7 +20,7 @@ from utils.weights import load_weights, open_weights
 
 if TYPE_CHECKING:
     from utils.checkpoint import TensorDiff
-    from utils.config.sections import DistillSection
+    from utils.config.distill import DistillSection
 
 EMA = "ema"
 _WEIGHTS_KEY = "distill.teacher_weights"

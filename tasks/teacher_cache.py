@@ -23,7 +23,7 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, open_folder
 
 if TYPE_CHECKING:
-    from utils.config.sections import DistillSection
+    from utils.config.distill import DistillSection
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 2

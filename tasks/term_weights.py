@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from utils.config.sections import LossTerm
+    from utils.config.distill import LossTerm
 
 
 class TermWeights:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import get_args
 
 from utils.config import RunConfig, get_resume_rules
+from utils.config.distill import LossTerm, TeacherSection
 from utils.config.keys import get_keys, iterate_keys
 from utils.config.metadata import About, Resume, read_about
-from utils.config.sections import LossTerm, TeacherSection
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFIXES = {

@@ -27,7 +27,8 @@ from tests.support.tiny_parts import (
     create_xla_runtime,
     predict,
 )
-from utils.config.sections import OptimSection, RuntimeSection
+from utils.config.execution import RuntimeSection
+from utils.config.sections import OptimSection
 from utils.ema import create_ema
 from utils.metrics import Evaluation, GraphBudgetError, LoopMeter
 from utils.runtime.cpu import CpuRuntime

@@ -34,7 +34,7 @@ TIMEOUT_S = 10.0
 
 
 def join() -> object:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
     from utils.runtime import create_runtime
 
     return create_runtime(RuntimeSection(device="cpu", timeout_s=TIMEOUT_S))
@@ -93,7 +93,7 @@ def sum_gradients(folder: str) -> None:
     import torch
 
     from datasets import ImageBatch
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
     from utils.runtime import create_runtime
     from utils.runtime.group import ProcessGroup
 

@@ -23,7 +23,7 @@ from store import Run
 from tests.support.tiny_parts import create_argv, create_config
 from utils.checkpoint import CheckpointError
 from utils.checkpoint import files as checkpoint_files
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.ranks import ProcessRanks
 

@@ -15,7 +15,7 @@ from tests.support.key_effects import ELSEWHERE, describe, list_rows, load
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from tests.test_config_keys import get_wanted
 from utils.config.aliases import ALIASES
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime.compile_cache import prepare_cache
 

@@ -27,7 +27,8 @@ from tests.support.tiny_parts import (
     create_xla_runtime,
 )
 from utils.config import load_config
-from utils.config.sections import ModelSection, RuntimeSection
+from utils.config.execution import RuntimeSection
+from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.runtime import choose_device, create_runtime
 from utils.runtime.choice import _has_tpu

@@ -29,7 +29,7 @@ from datasets import (
 )
 from store import read_metrics
 from tests.support.tiny_parts import create_argv
-from utils.config.sections import DataSection
+from utils.config.data import DataSection
 from utils.errors import EXIT_USER_ERROR, UserError
 
 EXAMPLES = 44

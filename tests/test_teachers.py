@@ -33,7 +33,7 @@ from tests.support.tiny_parts import (
     create_xla_runtime,
 )
 from tools import checkpoint
-from utils.config.sections import DistillSection, TeacherSection
+from utils.config.distill import DistillSection, TeacherSection
 from utils.ema import get_ema_decay
 from utils.errors import EXIT_USER_ERROR, UserError
 

@@ -290,7 +290,7 @@ def _create_pipeline(arguments: argparse.Namespace) -> Callable[[], int]:
 
 def _create_loader(arguments: argparse.Namespace, name: str, **data: object) -> Loader:
     from datasets import create_loader
-    from utils.config.sections import DataSection
+    from utils.config.data import DataSection
 
     section = DataSection(
         name=name,

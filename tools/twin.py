@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from utils.config import RunConfig
-    from utils.config.sections import TeacherSection
+    from utils.config.distill import TeacherSection
 
 
 def find_image_shape(config: RunConfig) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     from big_vision.input.batches import Batch
-    from utils.config.sections import DataSection
+    from utils.config.data import DataSection
 
 Role = Literal["train", "eval", "test"]
 SPLIT_KEYS: dict[Role, str] = {

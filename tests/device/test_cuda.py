@@ -11,7 +11,7 @@ import torch
 import main
 from store import read_metrics
 from tests.support.tiny_parts import create_argv, create_batch
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.runtime import create_runtime
 
 pytestmark = [

@@ -8,7 +8,7 @@ import torch
 
 from losses import LossInputs, WeightedLoss, create_loss, create_weighted_loss
 from tests.losses.examples import create_example_loss, create_inputs
-from utils.config.sections import DistillSection, LossTerm
+from utils.config.distill import DistillSection, LossTerm
 
 
 def create_two_terms(alpha=0.3):

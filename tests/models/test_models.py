@@ -19,7 +19,8 @@ from models import (
 )
 from models.transforms import to_pixels
 from tests.support.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
-from utils.config.sections import DistillSection, ModelSection
+from utils.config.distill import DistillSection
+from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.weights import load_weights, open_weights
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from datasets import Loader, Role, create_loader
-from utils.config.sections import DataSection
+from utils.config.data import DataSection
 
 RECORDS = {"train": 203, "validation": 45}
 RECORD_CLASSES = 7

@@ -17,7 +17,8 @@ from optim_factory import create_optimizer, create_schedule
 from tasks import Classify
 from tasks.counting import count_batch
 from utils.config import RunConfig, load_config
-from utils.config.sections import ModelSection, OptimSection, RuntimeSection
+from utils.config.execution import RuntimeSection
+from utils.config.sections import ModelSection, OptimSection
 from utils.ema import create_ema
 from utils.metrics import Evaluation
 from utils.runtime import create_runtime

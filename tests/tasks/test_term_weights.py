@@ -9,7 +9,7 @@ import torch
 
 from losses import LossInputs, create_weighted_loss
 from tasks.term_weights import TermWeights
-from utils.config.sections import DistillSection, LossTerm
+from utils.config.distill import DistillSection, LossTerm
 
 
 def get_scales(term: LossTerm, total_steps: int = 101, steps_per_epoch: int = 10) -> list[float]:

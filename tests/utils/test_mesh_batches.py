@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from tests.support.tiny_parts import create_batch
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.runtime import create_runtime
 
 runtime = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_fsdp=2))

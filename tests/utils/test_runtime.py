@@ -17,7 +17,7 @@ from tests.support.tiny_parts import (
     create_cpu_runtime,
     create_xla_runtime,
 )
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime import choose_device, create_runtime, launch
 from utils.runtime.base import DTYPES, derive_seed

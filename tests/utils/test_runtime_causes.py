@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.child_runs import ROOT, get_environment
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.errors import EXIT_PREEMPTED
 from utils.runtime.processes import Failure, GroupError, _explain_exit, raise_cause
 from utils.runtime.xla import XlaRuntime

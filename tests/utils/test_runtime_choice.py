@@ -10,7 +10,7 @@ from typing import get_args
 import pytest
 import torch
 
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.runtime import choice as room
 from utils.runtime.compile_cache import prepare_cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from utils.config.sections import RuntimeSection
+from utils.config.execution import RuntimeSection
 from utils.runtime.base import Runtime
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.cuda import CudaRuntime, _CudaUpdates

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from models import create_input_transform, create_model, create_teachers, hash_teacher
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_vit
-from utils.config.sections import DistillSection, ModelSection, TeacherSection
+from utils.config.distill import DistillSection, TeacherSection
+from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.weights import open_weights, write_weights
 

@@ -22,7 +22,8 @@ from tests.support.tiny_parts import (
     create_vit,
 )
 from utils.checkpoint import CheckpointManager
-from utils.config.sections import DistillSection, ModelSection, TeacherSection
+from utils.config.distill import DistillSection, TeacherSection
+from utils.config.sections import ModelSection
 from utils.weights import check_fitting, load_fitting, open_weights, write_weights
 
 NAME = "vit_tiny_patch16_224"

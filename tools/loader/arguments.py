@@ -11,7 +11,7 @@ from utils.storage import is_remote, to_path
 
 if TYPE_CHECKING:
     from datasets import Loader, Role
-    from utils.config.sections import DataSection
+    from utils.config.data import DataSection
 
 _MODES = ("train", "eval")
 
@@ -74,7 +74,7 @@ def open_loader(arguments: argparse.Namespace, shard: tuple[int, int]) -> Loader
 
 def create_section(arguments: argparse.Namespace) -> tuple[DataSection, Role]:
     """The section that the flags describe, and the role to open."""
-    from utils.config.sections import DataSection
+    from utils.config.data import DataSection
 
     role = arguments.mode or ("train" if arguments.split.startswith("train") else "eval")
     root, name = _find_dataset(arguments)

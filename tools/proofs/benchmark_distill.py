@@ -20,7 +20,7 @@ from store import read_environment
 from tools import twin
 from tools.tpu.hlo import count_dot_flops
 from utils.config import load_config
-from utils.config.sections import TeacherSection
+from utils.config.distill import TeacherSection
 from utils.json_types import JsonObject
 from utils.programs import ProgramParser, run_program
 

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: every key, its default, unit and meaning."""
+"""`RunConfig` and its sections: every key of a run, its default, unit and meaning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from utils.config.data import DataSection
+from utils.config.distill import DistillSection
 from utils.config.execution import ProfileSection, RunSection, RuntimeSection
 from utils.config.metadata import ConfigSection, Devices, about
 
@@ -55,105 +57,6 @@ class ModelSection(ConfigSection):
         """What these keys say of the data: `num_classes` and `image_size`, where they are set."""
         sizes = {"num_classes": self.num_classes, "image_size": self.image_size}
         return {name: size for name, size in sizes.items() if size is not None}
-
-
-class DataSection(ConfigSection):
-    """What the model sees."""
-
-    source: str = Field(
-        "tfds",
-        description="tfds dataset, folder of class folders, or a fixed synthetic pattern",
-        **about(stream="dataset"),
-    )
-    name: str = Field(
-        "",
-        description="TFDS dataset name, `name`, `name/config` or `name:version`",
-        **about(stream="dataset", aliases=("data_set",)),
-    )
-    root: str = Field(
-        "",
-        description="directory that holds the dataset (tfds data_dir)",
-        **about(resume="free", aliases=("data_path", "tfds_data_dir")),
-    )
-    train_split: str = Field(
-        "train",
-        description="split to train on, TFDS slicing allowed",
-        **about(stream="dataset", aliases=("tfds_train_split",)),
-    )
-    eval_split: str = Field(
-        "validation",
-        description="split to evaluate on during the run",
-        **about(aliases=("tfds_eval_split",)),
-    )
-    test_split: str = Field(
-        "", description="split to evaluate once at the end; empty: none", **about(resume="free")
-    )
-    train_pp: str = Field(
-        "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
-        description="preprocessing string of the training split",
-        **about(stream="train_pp"),
-    )
-    eval_pp: str = Field(
-        "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
-        description="preprocessing string of evaluation",
-    )
-    image_key: str = Field(
-        "image",
-        description="the image among the examples' features; strings call it image",
-        **about(stream="image_key"),
-    )
-    label_key: str = Field(
-        "label", description="the integer label among the examples' features; in a group: group/key"
-    )
-    global_batch_size: int = Field(
-        1024,
-        ge=1,
-        description="examples of one optimizer step, over all ranks and micro-batches",
-        **about(stream="global_batch_size", aliases=("batch_size", "batch-size")),
-    )
-    eval_batch_size: int | None = Field(
-        None,
-        ge=1,
-        description="examples of one global evaluation batch; none: global_batch_size",
-        **about(resume="free"),
-    )
-    order: Literal["auto", "exact", "sharded"] = Field(
-        "auto",
-        description="exact: one seeded permutation by random access; sharded: files dealt to "
-        "input processes and a shuffle buffer; auto: exact for local roots",
-        **about(stream="order"),
-    )
-    shuffle_gib: float = Field(
-        1.0,
-        gt=0,
-        description="memory bound of the shuffle buffer of order=sharded, in GiB",
-        **about(resume="between_epochs", stream="shuffle_gib"),
-    )
-    threads: int = Field(
-        0,
-        ge=0,
-        description="threads of the input pipeline; 0: as many as the process has cores",
-        **about(resume="free"),
-    )
-    prefetch_batches: int = Field(
-        2, ge=1, description="batches prepared ahead of the loop", **about(resume="free")
-    )
-    return_id: bool = Field(
-        False, description="carry the example's TFDS id along in Batch.ids", **about(resume="free")
-    )
-    skip_corrupt: int = Field(
-        0,
-        ge=0,
-        description="unreadable records to skip and count before the run stops",
-        **about(resume="free"),
-    )
-    random_erasing: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="probability of erasing a rectangle, on the device",
-        **about(stream="random_erasing"),
-    )
 
 
 class OptimSection(ConfigSection):
@@ -333,111 +236,6 @@ class TrainSection(ConfigSection):
         lt=1,
         description="decay of the average per step; it rises to it as (1 + step) / (10 + step)",
         **about(aliases=("model_ema_decay",)),
-    )
-
-
-class TeacherSection(ConfigSection):
-    """One teacher."""
-
-    model: str = Field(
-        "", description="model name; 'ema': the student's own average; empty: as weights tell"
-    )
-    weights: str = Field(
-        "",
-        description=".safetensors, .pth, run directory or checkpoint; empty: timm's hub",
-    )
-    args: dict[str, Any] = Field(default_factory=dict, description="model arguments")
-    weight: float = Field(1.0, gt=0, description="share in an ensemble, relative to the others")
-    num_classes: int | None = Field(
-        None, ge=1, description="classes it answers; none: as its weights tell, or the student's"
-    )
-    label_map: str = Field(
-        "", description="JSON list: for each class of the student, the teacher's class"
-    )
-    size: int | None = Field(
-        None, ge=1, description="side in pixels it sees; none: the student's crop as it is"
-    )
-    mean: tuple[float, ...] | None = Field(
-        None, description="its pixel mean on the 0..255 scale; none: as its weights tell"
-    )
-    std: tuple[float, ...] | None = Field(
-        None, description="its pixel std on the 0..255 scale; none: as its weights tell"
-    )
-    dtype: Literal["fp32", "bf16"] = Field("fp32", description="type of its weights")
-
-
-class LossTerm(ConfigSection):
-    """One distillation term of the weighted sum."""
-
-    name: str = Field(description="registered loss name")
-    args: dict[str, Any] = Field(default_factory=dict, description="arguments of the loss")
-    layers: dict[str, str] | None = Field(
-        None, description="student layer: teacher layer, by module path (feature losses)"
-    )
-    weight: float = Field(1.0, ge=0, description="factor of the term")
-    weight_end: float | None = Field(
-        None, ge=0, description="factor at the end of the run, by a cosine; none: constant"
-    )
-    warmup_epochs: float = Field(0.0, ge=0, description="epochs of a linear rise from 0")
-
-
-class DistillSection(ConfigSection):
-    """Distillation: total = (1 - alpha) * task loss + alpha * sum of weighted terms."""
-
-    teacher: str = Field(
-        "",
-        description="model name of the only teacher; 'ema': the student's average (train.ema)",
-        **about(aliases=("teacher",)),
-    )
-    teacher_weights: str = Field(
-        "",
-        description="the teacher's .safetensors, .pth, run directory or checkpoint; empty: timm's "
-        "hub",
-        **about(resume="free", aliases=("teacher_path",)),
-    )
-    teachers: tuple[TeacherSection, ...] = Field(
-        (), description="several teachers, or one with its own input transform, dtype or classes"
-    )
-    ensemble: Literal["probs", "logits", "separate"] = Field(
-        "probs", description="several teachers: mean of probabilities or logits, or one by one"
-    )
-    views: Literal["consistent", "independent"] = Field(
-        "consistent", description="teachers see the student's crop, or another one of the image"
-    )
-    teacher_cache: str = Field(
-        "", description="directory of stored answers (python -m tools.cache_teacher) to teach by"
-    )
-    cache_end: Literal["stop", "cycle"] = Field(
-        "stop", description="epochs beyond those stored: refuse the run, or start over with them"
-    )
-    loss: str = Field(
-        "",
-        description="one registered loss name: short for a single term",
-        **about(aliases=("kd",)),
-    )
-    temperature: float = Field(
-        4.0,
-        gt=0,
-        description="temperature of terms whose args do not name one",
-        **about(aliases=("kd_temperature",)),
-    )
-    alpha: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="share of distillation in the total loss",
-        **about(aliases=("kd_alpha",)),
-    )
-    losses: tuple[LossTerm, ...] = Field(
-        (), description="several terms: name, args, layers, weight, weight_end, warmup_epochs"
-    )
-    group_size: int = Field(
-        16, ge=1, description="consecutive examples that losses between examples work on"
-    )
-    allow_weak_teacher: bool = Field(
-        False,
-        description="go on although the teacher is no better than chance",
-        **about(resume="free"),
     )
 
 

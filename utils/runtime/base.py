@@ -19,7 +19,7 @@ from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -12,7 +12,7 @@ from utils.config.keys import check_devices
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 # Variables with which torch_xla narrows float32 tensors behind everybody's back.
 _NARROWING = (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from utils.storage import to_path
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 _AUTO = "~/.cache/xla_graphs"
 

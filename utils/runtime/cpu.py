@@ -10,7 +10,7 @@ from utils.runtime.base import derive_seed
 from utils.runtime.native import NativeRuntime
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 
 class CpuRuntime(NativeRuntime):

@@ -18,7 +18,7 @@ from utils.runtime.native import NativeRuntime
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 _FUSED = ("adam", "adamw", "sgd", "nesterov", "momentum")  # timm names of torch's own optimizers
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from utils.runtime.choice import get_planned_size
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from utils.runtime.choice import (
 from utils.runtime.processes import launch_processes, run_on
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
     from utils.runtime.base import Runtime
 
 _RUNTIMES = {

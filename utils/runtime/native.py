@@ -14,7 +14,7 @@ from utils.runtime.group import ProcessGroup
 from utils.runtime.ranks import ProcessRanks
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 
 class NativeRuntime(Runtime):

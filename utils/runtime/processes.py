@@ -30,7 +30,7 @@ import psutil
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PREEMPTED, EXIT_USER_ERROR, UserError
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
     from utils.runtime.base import Runtime
 
 RECORDS = "RUN_GROUP_RECORDS"  # environment: the directory of this group's records

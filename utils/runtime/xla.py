@@ -26,7 +26,7 @@ from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, joi
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 # Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
 # included, is then data of one graph. The others take Python floats.

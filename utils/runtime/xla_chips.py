@@ -20,7 +20,7 @@ from utils.runtime.processes import (
 from utils.runtime.xla import XlaRuntime
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 
 def launch_on_chips(

@@ -15,7 +15,7 @@ from utils.runtime.parts import join_gradients
 from utils.runtime.ranks import Alone, Device, ProcessRanks, list_owners
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from utils.runtime.xla import XlaRuntime, XlaUpdates
 from utils.runtime.xla_ranks import MeshRanks, join_hosts
 
 if TYPE_CHECKING:
-    from utils.config.sections import RuntimeSection
+    from utils.config.execution import RuntimeSection
 
 _DATA, _FSDP = "data", "fsdp"
 

@@ -1,0 +1,108 @@
+"""`DataSection`: what a run reads, and how its batches come about."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from utils.config.metadata import ConfigSection, about
+
+
+class DataSection(ConfigSection):
+    """What the model sees."""
+
+    source: str = Field(
+        "tfds",
+        description="tfds dataset, folder of class folders, or a fixed synthetic pattern",
+        **about(stream="dataset"),
+    )
+    name: str = Field(
+        "",
+        description="TFDS dataset name, `name`, `name/config` or `name:version`",
+        **about(stream="dataset", aliases=("data_set",)),
+    )
+    root: str = Field(
+        "",
+        description="directory that holds the dataset (tfds data_dir)",
+        **about(resume="free", aliases=("data_path", "tfds_data_dir")),
+    )
+    train_split: str = Field(
+        "train",
+        description="split to train on, TFDS slicing allowed",
+        **about(stream="dataset", aliases=("tfds_train_split",)),
+    )
+    eval_split: str = Field(
+        "validation",
+        description="split to evaluate on during the run",
+        **about(aliases=("tfds_eval_split",)),
+    )
+    test_split: str = Field(
+        "", description="split to evaluate once at the end; empty: none", **about(resume="free")
+    )
+    train_pp: str = Field(
+        "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
+        description="preprocessing string of the training split",
+        **about(stream="train_pp"),
+    )
+    eval_pp: str = Field(
+        "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
+        description="preprocessing string of evaluation",
+    )
+    image_key: str = Field(
+        "image",
+        description="the image among the examples' features; strings call it image",
+        **about(stream="image_key"),
+    )
+    label_key: str = Field(
+        "label", description="the integer label among the examples' features; in a group: group/key"
+    )
+    global_batch_size: int = Field(
+        1024,
+        ge=1,
+        description="examples of one optimizer step, over all ranks and micro-batches",
+        **about(stream="global_batch_size", aliases=("batch_size", "batch-size")),
+    )
+    eval_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="examples of one global evaluation batch; none: global_batch_size",
+        **about(resume="free"),
+    )
+    order: Literal["auto", "exact", "sharded"] = Field(
+        "auto",
+        description="exact: one seeded permutation by random access; sharded: files dealt to "
+        "input processes and a shuffle buffer; auto: exact for local roots",
+        **about(stream="order"),
+    )
+    shuffle_gib: float = Field(
+        1.0,
+        gt=0,
+        description="memory bound of the shuffle buffer of order=sharded, in GiB",
+        **about(resume="between_epochs", stream="shuffle_gib"),
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        description="threads of the input pipeline; 0: as many as the process has cores",
+        **about(resume="free"),
+    )
+    prefetch_batches: int = Field(
+        2, ge=1, description="batches prepared ahead of the loop", **about(resume="free")
+    )
+    return_id: bool = Field(
+        False, description="carry the example's TFDS id along in Batch.ids", **about(resume="free")
+    )
+    skip_corrupt: int = Field(
+        0,
+        ge=0,
+        description="unreadable records to skip and count before the run stops",
+        **about(resume="free"),
+    )
+    random_erasing: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="probability of erasing a rectangle, on the device",
+        **about(stream="random_erasing"),
+    )
