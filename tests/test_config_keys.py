@@ -260,12 +260,13 @@ def test_a_new_key_is_honoured_everywhere_by_what_its_field_says(tmp_path):
     """The program's own files, with one field more in `DataSection` and no other edit."""
     _link(ROOT, tmp_path, but="utils")
     _link(ROOT / "utils", tmp_path / "utils", but="config")
-    _link(ROOT / "utils" / "config", tmp_path / "utils" / "config", but="sections.py")
+    _link(ROOT / "utils" / "config", tmp_path / "utils" / "config", but="data.py")
     head, name, tail = (
-        (ROOT / "utils/config/sections.py").read_text().partition('"""What the model sees."""\n')
+        (ROOT / "utils/config/data.py").read_text().partition('"""What the model sees."""\n')
     )
     assert name
-    (tmp_path / "utils/config/sections.py").write_text(head + name + PLANTED + tail)
+    head = head.replace("ConfigSection, about", "ConfigSection, Devices, about")
+    (tmp_path / "utils/config/data.py").write_text(head + name + PLANTED + tail)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
