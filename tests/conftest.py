@@ -33,11 +33,11 @@ if importlib.util.find_spec("torch_xla") is not None:
 def digits_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that holds the digits dataset, written once by the tool that users call."""
     from tests.support.input_data import use_private_cache
-    from tools import prepare_dataset
+    from tools.prepare_dataset.__main__ import main
 
     use_private_cache(tmp_path_factory.mktemp("cache"))
     root = tmp_path_factory.mktemp("datasets")
-    assert prepare_dataset.main(["digits", "--out", str(root)]) == 0
+    assert main(["digits", "--out", str(root)]) == 0
     return root
 
 

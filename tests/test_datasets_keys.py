@@ -39,7 +39,7 @@ def root(tmp_path_factory):
     """The dataset `odd`: no feature is called image or label, some lie in a group."""
     import tensorflow_datasets as tfds
 
-    from tools.prepare_dataset import Conversion, write_dataset
+    from tools.prepare_dataset.write import Conversion, write_dataset
 
     use_private_cache(tmp_path_factory.mktemp("cache"))
     directory = tmp_path_factory.mktemp("data")

@@ -33,7 +33,7 @@ def root(tmp_path_factory):
     """The dataset `kinds`: `label` is an int64 that knows no classes."""
     import tensorflow_datasets as tfds
 
-    from tools.prepare_dataset import Conversion, write_dataset
+    from tools.prepare_dataset.write import Conversion, write_dataset
 
     def encode(key: tuple[str, int]) -> dict[str, object]:
         split, number = key

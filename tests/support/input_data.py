@@ -50,7 +50,7 @@ def write_records(root: Path, file_format: str = "tfrecord", broken: tuple[int, 
     import tensorflow as tf
     import tensorflow_datasets as tfds
 
-    from tools.prepare_dataset import Conversion, write_dataset
+    from tools.prepare_dataset.write import Conversion, write_dataset
 
     def encode(key: tuple[str, int]) -> dict[str, object]:
         split, number = key

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from tests.support.input_data import get_image
-from tools import prepare_dataset
+from tools.prepare_dataset import digits, write
+from tools.prepare_dataset.__main__ import main
 
-ROOT = Path(prepare_dataset.__file__).parents[1]
+ROOT = Path(write.__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def digits_root(tmp_path_factory):
     root = tmp_path_factory.mktemp("digits")
-    assert prepare_dataset.main(["digits", "--out", str(root)]) == 0
+    assert main(["digits", "--out", str(root)]) == 0
     return root
 
 
@@ -51,8 +52,8 @@ def test_digits_splits_are_fixed_and_stratified(digits_root):
         assert np.array_equal(np.bincount(labels), np.full(10, 30))
     from sklearn.datasets import load_digits
 
-    first = prepare_dataset.split_digits(load_digits().target)
-    assert first == prepare_dataset.split_digits(load_digits().target)
+    first = digits.split_digits(load_digits().target)
+    assert first == digits.split_digits(load_digits().target)
 
 
 def test_tfds_load_reads_the_digits_by_name(digits_root):
@@ -67,7 +68,7 @@ def test_tfds_load_reads_the_digits_by_name(digits_root):
 def test_preparing_twice_changes_nothing(digits_root):
     files = sorted((digits_root / "digits" / "1.0.0").iterdir())
     before = [(f.name, f.stat().st_mtime_ns) for f in files]
-    assert prepare_dataset.main(["digits", "--out", str(digits_root)]) == 0
+    assert main(["digits", "--out", str(digits_root)]) == 0
     assert before == [(f.name, f.stat().st_mtime_ns) for f in files]
 
 
@@ -88,7 +89,7 @@ def photos(tmp_path):
 def prepare_photos(photos: Path, *more: str, code: int = 0) -> Path:
     out = photos.parent / "out"
     arguments = ["folder", str(photos), "--out", str(out), "--name", "pets", *more]
-    assert prepare_dataset.main(arguments) == code
+    assert main(arguments) == code
     return out / "pets" / "1.0.0"
 
 
@@ -115,23 +116,23 @@ def test_a_folder_keeps_its_images_labels_and_splits(photos, file_format):
 
 
 def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
-    write = prepare_dataset._write_shard
+    write_shard = write._write_shard
     written = []
 
     def stop_at_second(path, *arguments):
         if len(written) == 1:
             raise KeyboardInterrupt
         written.append(path)
-        return write(path, *arguments)
+        return write_shard(path, *arguments)
 
     # Files of one byte: every image gets a file of its own.
-    monkeypatch.setattr(prepare_dataset, "_SHARD_UNIT", 1)
-    monkeypatch.setattr(prepare_dataset, "_write_shard", stop_at_second)
+    monkeypatch.setattr(write, "_SHARD_UNIT", 1)
+    monkeypatch.setattr(write, "_write_shard", stop_at_second)
     directory = prepare_photos(photos, "--shard-mib", "1", code=130)
     assert "interrupted; the same command continues" in capsys.readouterr().err
     assert not directory.exists()
     first = written[0].stat().st_mtime_ns
-    monkeypatch.setattr(prepare_dataset, "_write_shard", write)
+    monkeypatch.setattr(write, "_write_shard", write_shard)
     assert prepare_photos(photos, "--shard-mib", "1") == directory
     assert (directory / written[0].name).stat().st_mtime_ns == first
     assert len(list(directory.glob("pets-train*"))) == 12
@@ -139,12 +140,12 @@ def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
 
 
 def test_a_broken_off_run_over_other_files_starts_afresh(photos, monkeypatch):
-    write = prepare_dataset._write_shard
-    monkeypatch.setattr(prepare_dataset, "_finish", lambda *arguments: 1 / 0)
+    write_shard = write._write_shard
+    monkeypatch.setattr(write, "_finish", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_photos(photos)
     monkeypatch.undo()
-    assert prepare_dataset._write_shard is write
+    assert write._write_shard is write_shard
     (photos / "train" / "cat" / "0.png").unlink()
     import tensorflow_datasets as tfds
 
@@ -217,8 +218,8 @@ def test_another_format_than_the_stored_one_is_refused_and_none_is_any(photos, d
     prepare_photos(photos, "--format", "tfrecord", code=2)
     line = capsys.readouterr().err.splitlines()[-1]
     assert "1.0.0 is there already as array_record; write it beside with --version 1.0.1" in line
-    digits = ["digits", "--out", str(digits_root), "--format", "array_record"]
-    assert prepare_dataset.main(digits) == 2
+    again = ["digits", "--out", str(digits_root), "--format", "array_record"]
+    assert main(again) == 2
     assert "as tfrecord; choose another --out" in capsys.readouterr().err
 
 

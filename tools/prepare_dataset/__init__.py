@@ -1,0 +1,1 @@
+"""Makes datasets that runs read: one file a kind of source, each with its subcommand."""

@@ -1,0 +1,188 @@
+"""Any folder of class folders, read image by image."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from tools.prepare_dataset import write
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from big_vision.input.folder import FolderSelection
+
+_SHOWN = 5
+
+
+def add_command(commands: argparse._SubParsersAction) -> None:
+    """The subcommand `folder`."""
+    folder = commands.add_parser(
+        "folder", help="SRC/<class>/<image> or SRC/<split>/<class>/<image>; images are kept as is"
+    )
+    folder.add_argument("source", metavar="SRC", help="the folder")
+    folder.add_argument("--name", required=True, help="name of the dataset: a-z, 0-9 and _")
+    folder.add_argument(
+        "--splits",
+        default="",
+        help="comma-separated subfolders that are splits; default: those named train, val, "
+        "validation or test; without any, all classes become the split train",
+    )
+    folder.add_argument(
+        "--fewer-classes",
+        default="",
+        metavar="SPLITS",
+        help="comma-separated splits that may lack classes which others have",
+    )
+    folder.add_argument(
+        "--check", action="store_true", help="decode every image first, and name those that fail"
+    )
+    folder.add_argument("--version", default=write.VERSION, help="of the dataset (default 1.0.0)")
+    folder.set_defaults(prepare=prepare_folder)
+    write.add_output_flags(folder)
+
+
+def prepare_folder(arguments: argparse.Namespace) -> Path:
+    """Write a folder of class folders; files are copied into the records byte by byte."""
+    from big_vision.input.folder import select_folder
+
+    if not arguments.name.isidentifier() or arguments.name != arguments.name.lower():
+        raise UserError(f"--name ({arguments.name}) must consist of a-z, 0-9 and _; rename it")
+    target = write.get_target(arguments)
+    found = {
+        name: select_folder(arguments.source, inner, "SRC")
+        for name, inner in _find_splits(arguments).items()
+    }
+    if write.is_complete(target):
+        write.refuse_other_format(target, arguments.format, "write it beside with --version 1.0.1")
+        _compare_with_stored(target, found, arguments.source)
+        return target
+    class_names = join_classes(found, arguments.fewer_classes.split(","))
+    show_summary(found)
+    if arguments.check:
+        check_images([path for selection in found.values() for path in selection.paths])
+    numbers = {name: number for number, name in enumerate(class_names)}
+    import tensorflow_datasets as tfds
+
+    conversion = write.Conversion(
+        name=arguments.name,
+        description=f"Images of {len(class_names)} classes.",
+        features={
+            "image": tfds.features.Image(shape=(None, None, 3)),
+            "label": tfds.features.ClassLabel(names=list(class_names)),
+            "file_name": tfds.features.Text(),
+        },
+        splits={
+            name: [(path, numbers[path.parent.name]) for path in selection.paths]
+            for name, selection in found.items()
+        },
+        encode=lambda example: {
+            "image": str(example[0]),
+            "label": example[1],
+            "file_name": f"{example[0].parent.name}/{example[0].name}",
+        },
+        get_bytes=lambda example: example[0].stat().st_size,
+    )
+    return write.write_asked(conversion, target, arguments)
+
+
+def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) -> tuple[str, ...]:
+    """Names of the classes of all splits together.
+
+    Raises:
+      UserError: a split lacks some, and nobody has said that it may.
+    """
+    names = tuple(sorted({name for one in found.values() for name in one.class_names}))
+    for split, selection in found.items():
+        missing = sorted(set(names) - set(selection.class_names))
+        if missing and split not in may_lack:
+            shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+            raise UserError(
+                f"split {split} has no folder for {len(missing)} of the {len(names)} classes: "
+                f"{shown}; add the folders, or allow it by --fewer-classes {split}"
+            )
+    return names
+
+
+def show_summary(found: Mapping[str, FolderSelection]) -> None:
+    """A line for each split on stderr: classes, images, and what is not taken."""
+    for split, selection in found.items():
+        filled = len(np.unique(selection.labels))
+        words = f"{split}: {len(selection.paths)} images in {len(selection.class_names)} classes"
+        if filled < len(selection.class_names):
+            words += f", {len(selection.class_names) - filled} of them without an image"
+        if selection.left_out:
+            words += f"; left out, as no images: {', '.join(selection.left_out)}"
+        print(words, file=sys.stderr)
+
+
+def check_images(paths: Sequence[Path]) -> None:
+    """Decode every image.
+
+    Raises:
+      UserError: counts those that cannot be decoded; each has a line of its own on stderr.
+    """
+    from big_vision.input.faults import get_reason
+    from big_vision.pp.builder import get_preprocess_fn
+
+    decode = get_preprocess_fn("decode")
+
+    def find_fault(path: Path) -> str:
+        try:
+            decode({"image": path.read_bytes()})
+        except Exception as error:  # TensorFlow's classes
+            return f"{path}: {get_reason(error)}"
+        return ""
+
+    with ThreadPoolExecutor() as pool:
+        bar = tqdm(
+            pool.map(find_fault, paths), total=len(paths), desc="check", unit="image", disable=None
+        )
+        faults = [fault for fault in bar if fault]
+    for fault in faults:
+        print(fault, file=sys.stderr)
+    if faults:
+        raise UserError(
+            f"{len(faults)} of the {len(paths)} images cannot be decoded; restore or remove them"
+        )
+
+
+def _compare_with_stored(target: Path, found: Mapping[str, FolderSelection], source: str) -> None:
+    """Say that the dataset is there already; refuse if it is that of other images.
+
+    Raises:
+      UserError: the numbers of images differ.
+    """
+    from big_vision.input.catalog import load_tfds_catalog
+
+    stored = load_tfds_catalog(str(target), "").splits
+    sizes = {name: sum(split.lengths) for name, split in stored.items()}
+    now = {name: len(selection.paths) for name, selection in found.items()}
+    if sizes != now:
+        raise UserError(
+            f"{target} is there already with {_show_sizes(sizes)}, but {source} has "
+            f"{_show_sizes(now)}; write it beside with --version 1.0.1, or remove the old one"
+        )
+    print(f"is there already, with {_show_sizes(sizes)}; nothing is written", file=sys.stderr)
+
+
+def _show_sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} images in {split}" for split, count in sizes.items())
+
+
+def _find_splits(arguments: argparse.Namespace) -> dict[str, str]:
+    """TFDS split -> subfolder (or `all`: the folder itself)."""
+    base = Path(arguments.source)
+    if not base.is_dir():
+        raise UserError(f"SRC ({base}) is no folder; name the folder that holds the class folders")
+    if arguments.splits:
+        return {name: name for name in arguments.splits.split(",")}
+    known = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
+    found = {split: name for name, split in known.items() if (base / name).is_dir()}
+    return found or {"train": "all"}

@@ -1,0 +1,195 @@
+"""Writes a TFDS dataset file by file, so that a broken-off run goes on where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from utils.errors import UserError
+
+VERSION = "1.0.0"
+_FORMATS = ("tfrecord", "array_record")
+_SHARD_UNIT = 1 << 20
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What is to be written.
+
+    Attributes:
+      features: name -> feature, for tfds.features.FeaturesDict.
+      splits: name -> examples; each is turned into features only when it is written.
+      encode: makes the features of one example.
+      get_bytes: about how large an example is.
+    """
+
+    name: str
+    description: str
+    features: dict[str, Any]
+    splits: dict[str, Sequence[Any]]
+    encode: Callable[[Any], dict[str, Any]]
+    get_bytes: Callable[[Any], int]
+
+
+def add_output_flags(command: argparse.ArgumentParser) -> None:
+    """The flags of every kind that becomes a TFDS dataset."""
+    command.add_argument("--out", required=True, metavar="DIR", help="data root to write below")
+    command.add_argument("--format", choices=_FORMATS, help="file format (default tfrecord)")
+    command.add_argument("--shard-mib", type=int, default=128, help="size of a file (default 128)")
+
+
+def get_target(arguments: argparse.Namespace) -> Path:
+    """DIR/NAME/VERSION of the flags."""
+    if not re.fullmatch(r"\d+\.\d+\.\d+", arguments.version):
+        raise UserError(f"--version ({arguments.version}) is not of the form 1.0.0; write it so")
+    return Path(arguments.out) / arguments.name / arguments.version
+
+
+def is_complete(target: Path) -> bool:
+    """Whether the dataset is there, whole."""
+    return (target / "dataset_info.json").exists()
+
+
+def is_there(target: Path, arguments: argparse.Namespace) -> bool:
+    """Whether the dataset is there already, which is said.
+
+    Raises:
+      UserError: it is, but in another format than the one that was asked for.
+    """
+    if not is_complete(target):
+        return False
+    refuse_other_format(target, arguments.format, "choose another --out")
+    print("is there already; nothing is written", file=sys.stderr)
+    return True
+
+
+def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
+    """A format that was asked for is given, or refused where files of another one lie.
+
+    Raises:
+      UserError: the stored dataset has another format.
+    """
+    facts = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
+    stored = facts.get("fileFormat", _FORMATS[0])
+    if wanted not in (None, stored):
+        raise UserError(
+            f"--format {wanted}: {target} is there already as {stored}; {way_out}, or remove the "
+            "old one"
+        )
+
+
+def write_asked(conversion: Conversion, target: Path, arguments: argparse.Namespace) -> Path:
+    """`write_dataset` in the format and the file size of the flags."""
+    file_format = arguments.format or _FORMATS[0]
+    return write_dataset(conversion, target, file_format, arguments.shard_mib * _SHARD_UNIT)
+
+
+def write_dataset(conversion: Conversion, target: Path, file_format: str, shard_bytes: int) -> Path:
+    """Write files one by one beside `target`, then metadata, then move all to `target`."""
+    import tensorflow_datasets as tfds
+
+    partial = target.with_name(f"{target.name}.incomplete")
+    _open_partial(partial, conversion, shard_bytes)
+    features = tfds.features.FeaturesDict(conversion.features)
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=partial, dataset_name=conversion.name, filetype_suffix=file_format
+    )
+    infos = []
+    total = sum(len(examples) for examples in conversion.splits.values())
+    with tqdm(total=total, desc=f"write {conversion.name}", unit="example", disable=None) as bar:
+        for split, examples in conversion.splits.items():
+            shards = list(_cut(examples, conversion.get_bytes, shard_bytes))
+            num_bytes = 0
+            for number, shard in enumerate(shards):
+                name = f"{conversion.name}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
+                records = _serialize(conversion, features, shard)
+                num_bytes += _write_shard(partial / name, records, file_format)
+                bar.update(len(shard))
+            infos.append(
+                tfds.core.SplitInfo(
+                    name=split,
+                    shard_lengths=[len(shard) for shard in shards],
+                    num_bytes=num_bytes,
+                    filename_template=template.replace(split=split),
+                )
+            )
+    return _finish(conversion, partial, target, infos)
+
+
+def _finish(conversion: Conversion, partial: Path, target: Path, infos: list[Any]) -> Path:
+    """Add the metadata and give the directory its name."""
+    import tensorflow_datasets as tfds
+
+    for path in partial.iterdir():
+        if not path.name.startswith(f"{conversion.name}-"):
+            path.unlink()
+    tfds.folder_dataset.write_metadata(
+        data_dir=partial,
+        features=tfds.features.FeaturesDict(conversion.features),
+        split_infos=infos,
+        version=target.name,
+        filename_template=infos[0].filename_template.replace(split=None),
+        check_data=False,
+        description=conversion.description,
+    )
+    partial.replace(target)
+    return target
+
+
+def _open_partial(partial: Path, conversion: Conversion, shard_bytes: int) -> None:
+    """The directory of unfinished work; emptied if it belongs to other examples."""
+    content = repr((shard_bytes, [(split, list(e)) for split, e in conversion.splits.items()]))
+    fingerprint = hashlib.sha256(content.encode()).hexdigest()
+    note = partial / "fingerprint"
+    if partial.exists() and not (note.exists() and note.read_text() == fingerprint):
+        shutil.rmtree(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    note.write_text(fingerprint)
+
+
+def _serialize(conversion: Conversion, features: Any, examples: Sequence[Any]) -> Iterator[bytes]:
+    for example in examples:
+        yield features.serialize_example(features.encode_example(conversion.encode(example)))
+
+
+def _write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
+    """Write one file atomically, unless it is there from an earlier run; its size in bytes."""
+    if path.exists():
+        return path.stat().st_size
+    temporary = path.with_name(f"writing.{os.getpid()}")
+    if file_format == "array_record":
+        from array_record.python.array_record_module import ArrayRecordWriter
+
+        writer = ArrayRecordWriter(str(temporary), "group_size:1")
+    else:
+        import tensorflow as tf
+
+        writer = tf.io.TFRecordWriter(str(temporary))
+    for record in records:
+        writer.write(record)
+    writer.close()
+    temporary.replace(path)
+    return path.stat().st_size
+
+
+def _cut(examples: Sequence[Any], get_bytes: Callable, limit: int) -> Iterator[Sequence[Any]]:
+    """Consecutive parts of about `limit` bytes; where they end is the same in every run."""
+    begin, size = 0, 0
+    for number, example in enumerate(examples):
+        size += get_bytes(example)
+        if size >= limit:
+            yield examples[begin : number + 1]
+            begin, size = number + 1, 0
+    if begin < len(examples):
+        yield examples[begin:]
