@@ -9,12 +9,13 @@ from pathlib import Path
 from store.attempts import ATTEMPTS_FILE
 from store.lock import LOCK_FILE
 from store.mirror import RUN_FILE
+from store.tags import TAGS_FILE
 from utils.json_types import JsonObject
 from utils.storage import compute_crc32c, open_folder, write_atomically
 
 ARTIFACTS_FILE = "artifacts.json"
 # They still change, or have a way of their own.
-_OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, "checkpoints"}
+_OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, "checkpoints"}
 _KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".yaml": "config",
           ".json": "facts"}  # fmt: skip
 

@@ -19,8 +19,13 @@ def read_attempts(folder: Path) -> list[JsonObject]:
     path = folder / ATTEMPTS_FILE
     if not path.is_file():
         return []
+    return merge_attempts(path.read_text(encoding="utf-8", errors="replace"))
+
+
+def merge_attempts(text: str) -> list[JsonObject]:
+    """The same from the file's text."""
     found: dict[int, JsonObject] = {}
-    for line in parse_lines(path.read_text(encoding="utf-8", errors="replace")):
+    for line in parse_lines(text):
         number = line.get("attempt")
         if isinstance(number, int):
             found.setdefault(number, {}).update(line)

@@ -1,0 +1,122 @@
+"""What lies in a run directory, as models: the published schemas are written from them.
+
+Files of version 1 and 2 fit: what only newer runs have may be missing. Readers do not need this
+module; `validate` and exports hold files against it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, RootModel
+
+from utils.json_types import JsonObject
+
+Sum = Field(pattern=r"^[0-9a-f]{8}$", description="CRC32C of the bytes, as object stores keep it")
+
+
+class _File(BaseModel):
+    """What is not named here is kept: a newer program may say more."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class RunFile(_File):
+    """`run.json`: what a run is and how it stands. One writer: the program that holds the lock."""
+
+    schema_version: int = Field(1, ge=1, le=2, description="1: it has no id, perhaps a number")
+    id: str = Field("", description="UUID of version 7: it sorts by time")
+    experiment: str = ""
+    name: str = ""
+    status: str = Field(description="running, complete, or how its last attempt ended")
+    started: float = Field(description="seconds since 1970")
+    ended: float | None = None
+    attempts: int = Field(0, ge=0, description="programs that have worked on it")
+    final_up_to_step: int = Field(0, ge=0, description="no step up to it will be done again")
+    environment: dict[str, object] = Field(default_factory=dict)
+    final: dict[str, object] = Field(default_factory=dict, description="metrics at its end")
+    nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(
+        default_factory=dict, description="nulls of this file that were no finite numbers, by place"
+    )
+
+
+class AttemptStart(_File):
+    """A program has begun to work on the run."""
+
+    attempt: int = Field(ge=1)
+    host: str
+    pid: int
+    began: float = Field(description="seconds since 1970")
+    from_step: int = Field(ge=0)
+    hardware: dict[str, object] = Field(default_factory=dict)
+
+
+class AttemptEnd(_File):
+    """A program has ended; an attempt without such a line was killed."""
+
+    attempt: int = Field(ge=1)
+    ended: float = Field(description="seconds since 1970")
+    to_step: int = Field(ge=0)
+    status: str
+    reason: str = ""
+
+
+class AttemptLine(RootModel[AttemptStart | AttemptEnd]):
+    """A line of `attempts.jsonl`."""
+
+
+class MetricLine(_File):
+    """A line of `metrics.jsonl`: its head, and numbers by name; null: it was not finite."""
+
+    __pydantic_extra__: dict[str, float | None]
+
+    step: int = Field(ge=0)
+    kind: Literal["train", "eval"] = Field("train", description="version 1 had none")
+    attempt: int = Field(0, ge=0)
+    nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(default_factory=dict)
+
+
+class Artifact(_File):
+    """A file that a run has left behind."""
+
+    path: str = Field(min_length=1, description="below the run's directory")
+    kind: str
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    crc32c: str = Sum
+
+
+class ArtifactsFile(_File):
+    """`artifacts.json`: what a run has left behind, written at its end."""
+
+    schema_version: int = Field(ge=1, le=2)
+    artifacts: list[Artifact]
+
+
+class TagsFile(_File):
+    """`tags.json`: words that people have given a run; not of the trainer."""
+
+    schema_version: int = Field(ge=2, le=2)
+    tags: list[str] = Field(description="sorted, each once")
+
+
+# Name of a schema's file -> its model.
+MODELS: dict[str, type[BaseModel]] = {
+    "run": RunFile,
+    "attempt_line": AttemptLine,
+    "metric_line": MetricLine,
+    "artifacts": ArtifactsFile,
+    "tags": TagsFile,
+}
+
+
+def create_schema(name: str) -> JsonObject:
+    """The JSON Schema (2020-12) of a file or line."""
+    schema = MODELS[name].model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def format_schema(name: str) -> str:
+    """The text of a schema's file."""
+    return json.dumps(create_schema(name), indent=2, sort_keys=True) + "\n"

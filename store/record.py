@@ -1,0 +1,214 @@
+"""`RunRecord`: what a run directory says, of version 1 or 2, on a disk or a bucket.
+
+Reading never waits for the run's program and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+
+from store.artifacts import ARTIFACTS_FILE
+from store.attempts import ATTEMPTS_FILE, merge_attempts
+from store.catalogue import EVAL, TRAIN
+from store.config_text import flatten_config, parse_config
+from store.history import (
+    METRICS_FILE,
+    Line,
+    get_learnt,
+    get_numbers,
+    modernise,
+    parse_lines,
+)
+from store.mirror import CONFIG_FILE, RUN_FILE, read_segments
+from store.tags import TAGS_FILE, parse_tags
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
+from utils.storage import Folder, open_folder
+
+# Newer run directories are for newer programs.
+NEWEST_SCHEMA = 2
+TEST = "test"
+# How the last numbers of a run's end were named: `eval_top1` is `eval.top1`.
+_SPLITS = (EVAL, TEST)
+# How far from its end a history is searched for its newest lines.
+_TAIL_BYTES = 1 << 13
+_TAIL_MOST = 1 << 20
+# What `run.json` says of a run itself, as a filter names it.
+FACTS = (
+    "path", "experiment", "name", "id", "status", "started", "ended", "attempts",
+    "final_up_to_step", "schema_version", "host", "device", "git_commit",
+)  # fmt: skip
+Values = dict[str, float]
+
+
+class RunRecord:
+    """One run directory; each file is read when it is first asked for.
+
+    Attributes:
+      folder: where it lies.
+      facts: `run.json`.
+
+    Raises:
+      UserError: no run is there, or its `run.json` is damaged or of a newer program.
+    """
+
+    def __init__(self, place: str | Path | Folder) -> None:
+        self.folder = open_folder(place)
+        text = self.folder.read_texts([RUN_FILE]).get(RUN_FILE)
+        if text is None:
+            raise UserError(f"{self.folder} holds no {RUN_FILE}; give the directory of a run")
+        self.facts = parse_facts(text, f"{self.folder}/{RUN_FILE}")
+
+    @property
+    def path(self) -> str:
+        """`experiment/name`: how a person names it."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has come to its end."""
+        return self.facts.get("status") == "complete"
+
+    @cached_property
+    def config(self) -> JsonObject:
+        """Dotted key -> value of the resolved configuration; empty without one."""
+        return flatten_config(parse_config(self._read(CONFIG_FILE)))
+
+    @cached_property
+    def attempts(self) -> list[JsonObject]:
+        """Each program that has worked on it, with how it ended."""
+        return merge_attempts(self._read(ATTEMPTS_FILE))
+
+    @cached_property
+    def artifacts(self) -> list[JsonObject]:
+        """Files that it has left behind, with their checksums; none before its end."""
+        try:
+            found = json.loads(self._read(ARTIFACTS_FILE) or "{}").get("artifacts", [])
+        except (ValueError, AttributeError):
+            return []
+        return found if isinstance(found, list) else []
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """Words that people have given it."""
+        return parse_tags(self._read(TAGS_FILE))
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Its metrics in today's form; those of a bucket come from its segments."""
+        text = self._read(METRICS_FILE)
+        if text or not self.folder.child("metrics").is_there():
+            return read_history(text)
+        return read_segments(self.folder)
+
+    @cached_property
+    def values(self) -> Values:
+        """Its newest numbers by name, as filters know them: `eval.top1`, `train.loss/total`."""
+        return {**get_last_values(self.lines), **get_final_values(self.facts)}
+
+    def _read(self, name: str) -> str:
+        return self.folder.read_texts([name]).get(name, "")
+
+
+def parse_facts(text: str, file: str) -> JsonObject:
+    """What a `run.json` says.
+
+    Raises:
+      UserError: it is torn or of a newer program; names the file.
+    """
+    try:
+        facts = json.loads(text)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise UserError(f"{file} is damaged; mend it, or move the run away")
+    version = facts.get("schema_version", 1)
+    if type(version) is not int or version > NEWEST_SCHEMA:
+        raise UserError(
+            f"{file} has schema_version {version!r}, this program reads up to {NEWEST_SCHEMA}; "
+            "use a newer one"
+        )
+    return facts
+
+
+def read_history(text: str) -> list[Line]:
+    """The whole lines of a metrics file in today's form."""
+    return [modernise(line) for line in parse_lines(text) if type(line.get("step")) is int]
+
+
+def describe(facts: JsonObject) -> dict[str, JsonValue]:
+    """The facts of a run by the names of `FACTS`, without its path; those unknown are none."""
+    environment = facts.get("environment")
+    environment = environment if isinstance(environment, dict) else {}
+    found = {name: facts.get(name) for name in FACTS[1:]}
+    found["schema_version"] = facts.get("schema_version", 1)
+    for name in ("host", "device", "git_commit"):
+        found[name] = environment.get(name)
+    return found
+
+
+def get_final_values(facts: JsonObject) -> Values:
+    """The numbers of a run's end: `eval.top1`, `test.top1`, `parameters`."""
+    final, told = facts.get("final"), facts.get("nonfinite")
+    told = told if isinstance(told, dict) else {}
+    found: Values = {}
+    for name, value in (final if isinstance(final, dict) else {}).items():
+        split, _, rest = name.partition("_")
+        key = f"{split}.{rest}" if split in _SPLITS and rest else name
+        number = _to_number(value, told.get(f"final.{name}"))
+        if number is not None:
+            found[key] = number
+    return found
+
+
+def get_last_values(lines: list[Line]) -> Values:
+    """The numbers of the newest line of each kind: `train.lr`, `eval.top1`; and the last `step`."""
+    found: Values = {}
+    for kind in (TRAIN, EVAL):
+        line = next((one for one in reversed(lines) if one["kind"] == kind), None)
+        if line is not None:
+            # An evaluation's line repeats numbers of the loop.
+            told = get_finite_or_told(line)
+            wanted = told if kind == TRAIN else told.keys() & get_learnt(line).keys()
+            found |= {f"{kind}.{name}": told[name] for name in wanted}
+    if lines:
+        found["step"] = float(lines[-1]["step"])
+    return found
+
+
+def get_finite_or_told(line: Line) -> Values:
+    """A line's numbers; those that were not finite as what they were."""
+    told = line.get("nonfinite")
+    told = told if isinstance(told, dict) else {}
+    pairs = ((name, _to_number(v, told.get(name))) for name, v in get_numbers(line).items())
+    return {name: number for name, number in pairs if number is not None}
+
+
+def read_tail(path: Path) -> list[Line]:
+    """The newest lines of a metrics file, one of each kind among them if there is one."""
+    try:
+        with path.open("rb") as file:
+            size, count = file.seek(0, 2), _TAIL_BYTES
+            while True:
+                file.seek(max(0, size - count))
+                text = file.read(count).decode("utf-8", errors="replace")
+                if size > count:
+                    text = text.partition("\n")[2]  # the first line began before
+                lines = read_history(text)
+                if count >= min(size, _TAIL_MOST) or len({one["kind"] for one in lines}) == 2:
+                    return lines
+                count *= 8
+    except OSError:
+        return []
+
+
+def _to_number(value: object, told: object) -> float | None:
+    """A number of a line: null with its word is nan or an infinity, null alone is nan."""
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
+        return None
+    if value is not None:
+        return float(value)
+    return float(told) if told in ("nan", "inf", "-inf") else math.nan

@@ -1,0 +1,49 @@
+"""Words that people give runs, in a file of their own: `run.json` belongs to its trainer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+
+from store.ids import check_name
+from utils.errors import UserError
+from utils.storage import Folder
+
+TAGS_FILE = "tags.json"
+_TRIES = 100
+
+
+def parse_tags(text: str) -> list[str]:
+    """The tags that a file's text holds; none if it is damaged."""
+    try:
+        found = json.loads(text)["tags"]
+    except (ValueError, TypeError, KeyError):
+        return []
+    return sorted({tag for tag in found if isinstance(tag, str)}) if isinstance(found, list) else []
+
+
+def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> list[str]:
+    """Give a run tags and take others off; gives what it has then.
+
+    Raises:
+      UserError: no word that a filter could name, or a tag that is not there.
+      OSError: the place cannot be written.
+    """
+    add, remove = set(add), set(remove)
+    for tag in add:
+        check_name("TAG", tag)
+    for _ in range(_TRIES):
+        known = folder.read_claim(TAGS_FILE)
+        tags = set(parse_tags(known[0])) if known else set()
+        if missing := sorted(remove - tags):
+            raise UserError(
+                f"--remove {missing[0]!r}: the run {folder} has no such tag, but "
+                f"{', '.join(sorted(tags)) or 'none at all'}; name one of its tags"
+            )
+        found = sorted((tags | add) - remove)
+        if found == sorted(tags):
+            return found
+        text = json.dumps({"schema_version": 2, "tags": found}) + "\n"
+        if folder.write_claim(TAGS_FILE, text, known[1] if known else None) is not None:
+            return found
+    raise OSError(f"{folder}/{TAGS_FILE}: others write it all the time")

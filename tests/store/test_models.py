@@ -1,0 +1,90 @@
+"""The published schemas equal the models, and two validators judge alike."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+
+import jsonschema
+import pytest
+from pydantic import ValidationError
+
+from store.models import MODELS, create_schema, format_schema
+from store.record import RunRecord
+from tests.support.stored_runs import make_run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def is_valid(name: str, value: object) -> bool:
+    try:
+        MODELS[name].model_validate(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_published_schema_is_that_of_the_code(name):
+    text = (ROOT / "schemas" / f"{name}.json").read_text(encoding="utf-8")
+    assert text == format_schema(name), "python -m tools.runs schemas --out schemas"
+    jsonschema.Draft202012Validator.check_schema(json.loads(text))
+
+
+def test_no_schema_is_published_that_nobody_has():
+    assert {path.stem for path in (ROOT / "schemas").glob("*.json")} == set(MODELS)
+
+
+@pytest.fixture(scope="module")
+def documents(tmp_path_factory) -> list[tuple[str, object]]:
+    """Each kind of file and line as programs have written it, of both versions."""
+    run = make_run(tmp_path_factory.mktemp("runs"), "a", final={"eval_top1": float("nan")})
+    fixtures = ROOT / "tests" / "fixtures" / "old_runs"
+    places = [run.path, fixtures / "plain", fixtures / "distilled"]
+    found: list[tuple[str, object]] = []
+    for place in places:
+        record = RunRecord(place)
+        found.append(("run", record.facts))
+        found += [("metric_line", line) for line in record.lines]
+        attempts = (place / "attempts.jsonl").read_text().splitlines()
+        found += [("attempt_line", json.loads(line)) for line in attempts]
+        if record.artifacts:
+            found.append(("artifacts", json.loads((place / "artifacts.json").read_text())))
+    found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
+    found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))
+    return found
+
+
+def test_what_programs_write_fits(documents):
+    assert {name for name, _ in documents} == set(MODELS)
+    for name, value in documents:
+        assert is_valid(name, value), value
+
+
+def mutate(value: object, draw: random.Random) -> object:
+    """A copy of a document with one place changed or taken away."""
+    changed = copy.deepcopy(value)
+    place, key = changed, draw.choice(sorted(changed))
+    while isinstance(place[key], dict | list) and place[key] and draw.random() < 0.7:
+        place = place[key]
+        key = draw.choice(sorted(place)) if isinstance(place, dict) else draw.randrange(len(place))
+    if draw.random() < 0.3:
+        del place[key]
+    else:
+        place[key] = draw.choice([None, True, -1, 0, 2, 3, 0.5, "", "x", "nan", [], {}, [1], ["a"]])
+    return changed
+
+
+def test_two_validators_agree_on_two_thousand_documents(documents):
+    draw = random.Random(16)
+    judges = {name: jsonschema.Draft202012Validator(create_schema(name)) for name in MODELS}
+    refused = 0
+    for _ in range(2000):
+        name, value = draw.choice(documents)
+        changed = mutate(value, draw)
+        expected = judges[name].is_valid(changed)
+        assert is_valid(name, changed) == expected, (name, changed)
+        refused += not expected
+    assert 200 < refused < 1800
