@@ -22,9 +22,11 @@ from big_vision.input.image_files import FolderSource, TfdsSource
 from big_vision.input.images import ImageFacts, require_images
 from big_vision.input.order import ShardSpec
 from big_vision.input.selection import ImageSelection, Selection
+from big_vision.input.sequences import SequenceSource
 from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
 from big_vision.input.splits_check import Choice, check_splits
 from big_vision.input.synthetic import SyntheticSource
+from big_vision.input.windows import TokenFacts, require_tokens
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.registry import Registry
@@ -48,17 +50,20 @@ __all__ = [
     "Selection",
     "Source",
     "TokenBatch",
+    "TokenFacts",
     "VectorBatch",
     "create_loader",
     "create_source",
     "describe_dataset",
     "require_images",
+    "require_tokens",
 ]
 
 SOURCES = Registry("data.source")
 SOURCES.register("tfds")(TfdsSource)
 SOURCES.register("folder")(FolderSource)
 SOURCES.register("synthetic")(SyntheticSource)
+SOURCES.register("sequences")(SequenceSource)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Models by name: `create_model` for students, `Teacher` for teachers, their `InputTransform`."""
 
 from models import cifar_resnet as cifar_resnet
+from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes

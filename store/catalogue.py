@@ -115,7 +115,9 @@ LEARNT = (
            "a part of the loss before its weight; `loss/total` is what is trained on"),
     Metric("top1", "%", "higher", "deterministic", "examples whose class is the likeliest one"),
     Metric("top5", "%", "higher", "deterministic", "examples whose class is among the five first"),
-    Metric("loss", "nats", "lower", "deterministic", "mean cross-entropy of the labels"),
+    Metric("loss", "nats", "lower", "deterministic", "mean cross-entropy of labels or next tokens"),
+    Metric("perplexity", "", "lower", "deterministic", "e to the loss, of a language model"),
+    Metric("accuracy", "%", "higher", "deterministic", "tokens that were held for the likeliest"),
     Metric("ece", "", "lower", "deterministic", "expected calibration error, 0 to 1"),
     Metric("examples", "examples", "none", "deterministic", "examples that were counted"),
 )  # fmt: skip

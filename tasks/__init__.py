@@ -2,10 +2,12 @@
 
 from tasks.classify import Classify
 from tasks.facts import TaskFacts
+from tasks.language import Language
 from tasks.protocol import RunTask, TaskCheck
 from utils.registry import Registry
 
 TASKS = Registry("train.task")
 TASKS.register("classify")(Classify)
+TASKS.register("language")(Language)
 
-__all__ = ["TASKS", "Classify", "RunTask", "TaskCheck", "TaskFacts"]
+__all__ = ["TASKS", "Classify", "Language", "RunTask", "TaskCheck", "TaskFacts"]

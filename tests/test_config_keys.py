@@ -28,8 +28,8 @@ model.name model.num_classes model.image_size model.pretrained model.weights mod
 model.drop_path_rate model.args model.xla_patches model.skip_patches
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
 data.eval_pp data.image_key data.label_key data.global_batch_size data.eval_batch_size data.order
-data.shuffle_gib data.threads data.prefetch_batches data.return_id data.skip_corrupt
-data.random_erasing
+data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
+data.skip_corrupt data.random_erasing
 optim.name optim.lr optim.min_lr optim.warmup_lr optim.warmup_epochs optim.warmup_steps
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
@@ -39,7 +39,8 @@ train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_ste
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
 train.stall_timeout_s train.deterministic
 train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_prob
-train.cutmix_prob train.remat train.scan_layers train.sync_batchnorm train.ema train.ema_decay
+train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
+train.sync_batchnorm train.ema train.ema_decay
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
 distill.losses distill.group_size distill.allow_weak_teacher
@@ -64,7 +65,7 @@ run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_chan
 run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """,
     "warns": """
-train.epochs train.steps train.deterministic train.remat train.scan_layers
+train.epochs train.steps train.deterministic train.logits_mib train.remat train.scan_layers
 runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
@@ -80,6 +81,7 @@ STREAM = {
     "global_batch_size": "data.global_batch_size",
     "order": "data.order",
     "shuffle_gib": "data.shuffle_gib",
+    "sequence_length": "data.sequence_length",
     "random_erasing": "data.random_erasing",
     "seed": "train.seed",
     "mixing": "train.mixup_alpha train.cutmix_alpha train.mix_prob train.cutmix_prob",

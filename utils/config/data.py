@@ -81,6 +81,12 @@ class DataSection(ConfigSection):
         description="memory bound of the shuffle buffer of order=sharded, in GiB",
         **about(resume="between_epochs", stream="shuffle_gib"),
     )
+    sequence_length: int = Field(
+        256,
+        ge=2,
+        description="tokens that a language model sees at once; a window holds one more",
+        **about(stream="sequence_length"),
+    )
     threads: int = Field(
         0,
         ge=0,

@@ -212,6 +212,18 @@ class TrainSection(ConfigSection):
         description="share of cutmix among mixed pairs where both are on",
         **about(stream="mixing"),
     )
+    z_loss: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the next token's squared log-normaliser: keeps logits small",
+    )
+    logits_mib: float = Field(
+        256.0,
+        gt=0,
+        description="memory that one device's float32 logits of tokens may take, in MiB; the loss "
+        "goes over the sequence in chunks that fit",
+        **about(resume="warns"),
+    )
     remat: bool = Field(
         False,
         description="recompute each block in the backward pass instead of storing it",

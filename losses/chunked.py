@@ -1,0 +1,117 @@
+"""A head and its loss chunk by chunk over the sequence: all logits never exist at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Logits [B, n, V] of a chunk and its places -> what is trained on, summed, and detached sums [S].
+Score = Callable[[Tensor, slice], tuple[Tensor, Tensor]]
+_FLOAT32_BYTES = 4
+_MIB = 1 << 20
+
+
+def choose_chunk(examples: int, length: int, vocab_size: int, limit_mib: float) -> int:
+    """Tokens of each example whose float32 logits fit into a limit; 0: not even one fits."""
+    fitting = int(limit_mib * _MIB) // (_FLOAT32_BYTES * examples * vocab_size)
+    if fitting >= length or not fitting:
+        return min(fitting, length)
+    return -(-length // -(-length // fitting))  # of equal size, but for the last
+
+
+def score_in_chunks(
+    hidden: Tensor, weight: Tensor, score: Score, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Sums of `score` over all chunks of a sequence.
+
+    The gradient of each chunk is taken while its logits are there: nothing of them is kept, and
+    nothing is computed twice. What else a score looks at (a teacher's hidden states, from which it
+    makes the logits of the same places) gets no gradient.
+
+    Args:
+      hidden: [B, T, C].
+      weight: [V, C] of the head.
+      chunk: places of a chunk; the last one may hold fewer.
+
+    Returns:
+      The scalar, which carries gradients to `hidden` and `weight`, and the detached sums [S].
+    """
+    return _ScoreInChunks.apply(hidden, weight, score, chunk)
+
+
+def _iterate_chunks(length: int, chunk: int) -> Iterator[slice]:
+    for start in range(0, length, chunk):
+        yield slice(start, min(start + chunk, length))
+
+
+class _ScoreInChunks(torch.autograd.Function):
+    """Keeps the two gradients for a factor of one, which the backward pass scales."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, score: Score, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        needs = ctx.needs_input_grad[:2]
+        with torch.autocast(hidden.device.type, enabled=False):
+            cast = weight.to(hidden.dtype)
+            total = sums = d_weight = None
+            d_hidden = []
+            for places in _iterate_chunks(hidden.shape[1], chunk):
+                part = hidden[:, places]
+                logits = torch.einsum("btc,vc->btv", part, cast)
+                value, counted, slope = _score_chunk(logits, score, places, any(needs))
+                total = value if total is None else total + value
+                sums = counted if sums is None else sums + counted
+                if needs[0]:
+                    d_hidden.append(torch.einsum("btv,vc->btc", slope, cast))
+                if needs[1]:
+                    own = torch.einsum("btv,btc->vc", slope, part).float()
+                    d_weight = own if d_weight is None else d_weight + own
+        ctx.save_for_backward(torch.cat(d_hidden, dim=1) if d_hidden else None, d_weight)
+        ctx.dtypes = hidden.dtype, weight.dtype
+        ctx.mark_non_differentiable(sums)
+        return total, sums
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        scaled = [
+            None if kept is None else (kept.float() * gradient).to(dtype)
+            for kept, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        ]
+        return *scaled, None, None
+
+
+def _score_chunk(
+    logits: Tensor, score: Score, places: slice, needs_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The value and the sums of a chunk, and the value's gradient by its logits in their type."""
+    with torch.set_grad_enabled(needs_gradient):
+        leaf = logits.float().detach().requires_grad_(needs_gradient)
+        value, sums = score(leaf, places)
+    slope = None
+    if needs_gradient:
+        (slope,) = torch.autograd.grad(value, leaf)
+        slope = slope.to(logits.dtype)
+    return value.detach(), sums.detach(), slope
+
+
+def pick(values: Tensor, indices: Tensor) -> Tensor:
+    """values[..., indices] of [..., V] by comparison, which fuses where a gather would not."""
+    places = torch.arange(values.shape[-1], device=values.device, dtype=indices.dtype)
+    return torch.where(places == indices[..., None], values, 0.0).sum(dim=-1)
+
+
+def count_next_tokens(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Nats, whether the likeliest token is right, and log-sum-exp of each place, float32 [B, n].
+
+    Args:
+      logits: [B, n, V].
+      targets: int [B, n].
+    """
+    normaliser = torch.logsumexp(logits, dim=-1)
+    picked = pick(logits, targets)
+    is_right = (picked.detach() >= logits.detach().amax(dim=-1)).float()
+    return normaliser - picked, is_right, normaliser

@@ -1,0 +1,283 @@
+"""A decoder of text: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+`forward` gives hidden states; the head's weight is applied to them by the task, chunk by chunk, so
+that the logits of all tokens never exist at once. The blocks are one `nn.Sequential` of equals.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.factory import MODELS
+from utils.errors import UserError
+
+_POSITIONS = ("rope", "learned", "sinusoidal")
+_INIT_STD = 0.02
+_MLP_MULTIPLE = 32
+
+
+@dataclass(frozen=True)
+class TransformerShape:
+    """The arguments of a decoder, as `model.args` gives them.
+
+    Attributes:
+      kv_heads: heads of keys and values, each shared by heads / kv_heads queries; none: `heads`.
+      mlp_width: hidden size of SwiGLU; none: 8/3 of the width, rounded up to a multiple of 32.
+      positions: rope, learned or sinusoidal.
+      tied: the head's weight is the embedding's.
+      rope_base: wavelengths of the rotation go up to 2 pi times this.
+    """
+
+    depth: int = 4
+    width: int = 256
+    heads: int = 4
+    kv_heads: int | None = None
+    mlp_width: int | None = None
+    positions: str = "rope"
+    tied: bool = True
+    rope_base: float = 10_000.0
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads or self.width // self.heads % 2:
+            raise UserError(
+                f"model.args.heads ({self.heads}) must cut model.args.width ({self.width}) into "
+                "heads of an even size; change one of them"
+            )
+        if self.heads % self.num_kv_heads:
+            raise UserError(
+                f"model.args.kv_heads ({self.kv_heads}) does not divide model.args.heads "
+                f"({self.heads}); choose a divisor, or leave it out"
+            )
+        if self.positions not in _POSITIONS:
+            raise UserError(
+                f"model.args.positions ({self.positions!r}) is none of {', '.join(_POSITIONS)}; "
+                "choose one"
+            )
+
+    @property
+    def head_width(self) -> int:
+        """Size of one head."""
+        return self.width // self.heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def hidden_width(self) -> int:
+        """Size of the layer inside SwiGLU."""
+        return self.mlp_width or -(-8 * self.width // (3 * _MLP_MULTIPLE)) * _MLP_MULTIPLE
+
+
+class LayerCache:
+    """Keys and values of the tokens that one block has seen, each [B, kv heads, N, D]."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Tokens seen so far."""
+        return 0 if self.keys is None else self.keys.shape[2]
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values, with those of new tokens at the end."""
+        if self.keys is not None:
+            keys = torch.cat([self.keys, keys], dim=2)
+            values = torch.cat([self.values, values], dim=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, computed in float32.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467.
+    """
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the type of x."""
+        wide = x.float()
+        scale = torch.rsqrt((wide * wide).mean(dim=-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class CausalAttention(nn.Module):
+    """Self-attention of each token to those before it and itself.
+
+    Source: grouped queries, Ainslie et al. 2023, arXiv:2305.13245.
+    """
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.shape = shape
+        width, kv_width = shape.width, shape.num_kv_heads * shape.head_width
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, kv_width, bias=False)
+        self.value = nn.Linear(width, kv_width, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """[B, N, C] -> [B, N, C]; with a cache the tokens follow those that it has seen."""
+        start = 0 if cache is None else cache.length
+        q, k = self.split_heads(self.query(x)), self.split_heads(self.key(x))
+        v = self.split_heads(self.value(x))
+        if self.shape.positions == "rope":
+            q, k = (rotate(heads, start, self.shape.rope_base) for heads in (q, k))
+        if cache is not None:
+            k, v = cache.append(k, v)
+        mixed = self.attend(q, k, v, start)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """[B, N, H * D] -> [B, H, N, D]."""
+        return x.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+        """[B, heads, N, D]: values mixed for N tokens that stand behind `start` others."""
+        mask = None
+        if start:
+            rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
+            mask = columns <= rows[:, None] + start
+        grouped = q.shape[1] != k.shape[1]
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
+        )
+
+
+def rotate(heads: Tensor, start: int, base: float) -> Tensor:
+    """Heads [B, H, N, D] turned by their places: pairs (i, i + D/2) by place / base^(2i/D).
+
+    The angles are made where they are used: a table would have to travel through a loop over
+    blocks, and costs more to read than these few numbers to compute.
+
+    Source: Su et al. 2021, arXiv:2104.09864.
+    """
+    half = heads.shape[-1] // 2
+    cos, sin = get_angles(start, heads.shape[2], half, base=base, device=heads.device)
+    first, second = heads.float().chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return turned.to(heads.dtype)
+
+
+def get_angles(
+    start: int, count: int, half: int, *, base: float, device: torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Float32 cosines and sines [count, half] of the places from `start` on."""
+    place = torch.arange(start, start + count, device=device, dtype=torch.float32)
+    step = torch.arange(half, device=device, dtype=torch.float32) / -half
+    angle = place[:, None] * torch.pow(torch.full_like(step, base), step)
+    return torch.cos(angle), torch.sin(angle)
+
+
+class SwiGlu(nn.Module):
+    """silu(gate(x)) * up(x), and back to the width.
+
+    Source: Shazeer 2020, arXiv:2002.05202.
+    """
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.gate = nn.Linear(shape.width, shape.hidden_width, bias=False)
+        self.up = nn.Linear(shape.width, shape.hidden_width, bias=False)
+        self.down = nn.Linear(shape.hidden_width, shape.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+
+class DecoderBlock(nn.Module):
+    """Attention and SwiGLU, each behind a norm and added to its input."""
+
+    def __init__(self, shape: TransformerShape) -> None:
+        super().__init__()
+        self.attention_norm, self.mlp_norm = RmsNorm(shape.width), RmsNorm(shape.width)
+        self.attention, self.mlp = CausalAttention(shape), SwiGlu(shape)
+
+    def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
+        """[B, N, C] -> [B, N, C]."""
+        x = x + self.attention(self.attention_norm(x), cache)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+@MODELS.register("transformer")
+class Transformer(nn.Module):
+    """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits.
+
+    Args:
+      vocab_size: of the task's data.
+      sequence_length: tokens that learned and sinusoidal positions reach; rotary ones go on.
+      shape: fields of `TransformerShape`.
+    """
+
+    def __init__(self, vocab_size: int, sequence_length: int, **shape: object) -> None:
+        super().__init__()
+        self.shape = TransformerShape(**shape)
+        self.vocab_size, self.sequence_length = vocab_size, sequence_length
+        width = self.shape.width
+        self.embedding = nn.Embedding(vocab_size, width)
+        self.blocks = nn.Sequential(*(DecoderBlock(self.shape) for _ in range(self.shape.depth)))
+        self.norm = RmsNorm(width)
+        self.head = None if self.shape.tied else nn.Linear(width, vocab_size, bias=False)
+        if self.shape.positions == "learned":
+            self.places = nn.Parameter(torch.zeros(sequence_length, width))
+        elif self.shape.positions == "sinusoidal":
+            self.register_buffer("places", self._create_waves(), persistent=False)
+        self._initialise()
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """[vocab_size, C]."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
+        """Hidden states [B, N, C], normalised.
+
+        Args:
+          tokens: int [B, N].
+          cache: of what stands before the tokens, one for each block; it grows.
+        """
+        x = self.embedding(tokens)
+        start = cache[0].length if cache else 0
+        if self.shape.positions != "rope":
+            x = x + self.places[start : start + tokens.shape[1]]
+        if cache is None:
+            return self.norm(self.blocks(x))
+        for block, layer in zip(self.blocks, cache, strict=True):
+            x = block(x, layer)
+        return self.norm(x)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""
+        return functional.linear(hidden, self.head_weight.to(hidden.dtype)).float()
+
+    def create_cache(self) -> list[LayerCache]:
+        """An empty cache for each block."""
+        return [LayerCache() for _ in self.blocks]
+
+    def _create_waves(self) -> Tensor:
+        """Sines and cosines of the places. Source: Vaswani et al. 2017, arXiv:1706.03762."""
+        half = self.shape.width // 2
+        cos, sin = get_angles(0, self.sequence_length, half, base=self.shape.rope_base)
+        return torch.cat([sin, cos], dim=1)
+
+    def _initialise(self) -> None:
+        """Normal weights; what adds to the stream is scaled down by its number of terms."""
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            adds = name.endswith(("out.weight", "down.weight"))
+            scale = (2 * self.shape.depth) ** -0.5 if adds else 1.0
+            nn.init.normal_(parameter, std=_INIT_STD * scale)

@@ -1,0 +1,112 @@
+"""Language modelling: the next token of windows of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from datasets import Loader, TokenBatch, require_tokens
+from losses import LossOutput
+from losses.chunked import choose_chunk, count_next_tokens, score_in_chunks
+from tasks.facts import TaskFacts
+from tasks.language_check import LanguageCheck
+from tasks.protocol import RunTask
+from utils.metrics import Evaluation
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+    from utils.runtime.base import Runtime
+
+
+class Language(RunTask):
+    """Windows of tokens -> hidden states -> a loss over all places, chunk by chunk.
+
+    Args:
+      loaders: by role; `train` is missing where nothing is trained.
+    """
+
+    score_name = "-loss"
+    check = LanguageCheck
+    reads = frozenset({"data.sequence_length", "train.z_loss", "train.logits_mib"})
+
+    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+        self.config = config
+        self.tokens = require_tokens(loaders["eval"].facts, config.data.source)
+        self.unit = ("tokens", self.tokens.sequence_length)
+        self.losses = nn.Module()
+        self._devices = 1
+
+    def to_device(self, runtime: Runtime) -> None:
+        """Learn how many devices share the examples that this process sees."""
+        self._devices = runtime.local_devices
+
+    def loss(self, model: nn.Module, batch: TokenBatch) -> LossOutput:
+        """Mean nats of the next token, with the z-loss."""
+        z_weight = self.config.train.z_loss
+        targets = batch.tokens[:, 1:]
+
+        def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+            nats, _, normaliser = count_next_tokens(logits, targets[:, places])
+            squares = (normaliser * normaliser).sum()
+            return nats.sum() + z_weight * squares, torch.stack([nats.sum(), squares])
+
+        total, sums = self.score(model, batch, score)
+        count = targets.numel()
+        terms = {"task": sums[0] / count, "total": total.detach() / count}
+        if z_weight:
+            terms["z_loss"] = sums[1] / count
+        return LossOutput(total / count, terms)
+
+    def count(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """Of each valid window the mean nats and share of right tokens, and one; then summed.
+
+        Float32 counts windows exactly up to 2^24, of which there are fewer than tokens.
+        """
+        targets = batch.tokens[:, 1:]
+        valid = batch.mask.float()
+
+        def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+            nats, is_right, _ = count_next_tokens(logits, targets[:, places])
+            sums = [(values.sum(dim=1) * valid).sum() for values in (nats, is_right)]
+            return sums[0], torch.stack(sums)
+
+        _, sums = self.score(model, batch, score)
+        return torch.cat([sums / targets.shape[1], valid.sum().reshape(1)])
+
+    def summarise(self, sums: Tensor) -> Evaluation:
+        """`loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss."""
+        nats, right, windows = sums.tolist()
+        share = 1.0 / max(windows, 1.0)
+        loss = nats * share
+        metrics = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "accuracy": 100.0 * right * share,
+            "examples": windows,
+        }
+        return Evaluation(metrics, -loss)
+
+    def create_inputs(self, examples: int) -> Tensor:
+        """Host inputs of the student, for a trace."""
+        return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        """An evaluation's numbers, for a person."""
+        return (
+            f"loss {metrics['loss']:.4f} nats a token, perplexity {metrics['perplexity']:.4g}, "
+            f"accuracy {metrics['accuracy']:.2f}, {metrics['examples']:.0f} windows"
+        )
+
+    def score(self, model: nn.Module, batch: TokenBatch, score: partial) -> tuple[Tensor, Tensor]:
+        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch."""
+        hidden = model(batch.tokens[:, :-1])
+        examples, length = hidden.shape[:2]
+        weight = model.head_weight
+        limit = self.config.train.logits_mib
+        chunk = choose_chunk(-(-examples // self._devices), length, len(weight), limit)
+        return score_in_chunks(hidden, weight, score, chunk)

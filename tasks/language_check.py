@@ -1,0 +1,83 @@
+"""What can be found wrong with a language model before a device is touched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from datasets import TokenFacts, describe_dataset, require_tokens
+from losses.chunked import choose_chunk
+from tasks.facts import TaskFacts
+from tasks.protocol import TaskCheck
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+
+
+class LanguageCheck(TaskCheck):
+    """Looks at a configuration, then at the student on the meta device.
+
+    Attributes:
+      tokens: vocabulary and length of the windows.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.dataset = describe_dataset(config.data, config.model.known_sizes)
+        self.tokens: TokenFacts = require_tokens(self.dataset.examples["train"], config.data.source)
+        self.model_arguments = {
+            "vocab_size": self.tokens.vocab_size,
+            "sequence_length": self.tokens.sequence_length,
+        }
+        self.losses = nn.Module()
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a batch of which not even one token's logits fit into the limit."""
+        size, limit = self.tokens.vocab_size, self.config.train.logits_mib
+        data = self.config.data
+        evaluated = data.eval_batch_size or data.global_batch_size
+        examples = max(examples, -(-evaluated // devices))
+        if not choose_chunk(examples, self.tokens.sequence_length, size, limit):
+            raise UserError(
+                f"train.logits_mib ({limit:g}) holds no logits of {size} tokens for {examples} "
+                "examples at once; raise it, or lower data.global_batch_size and eval_batch_size"
+            )
+
+    def dry_run(self, student: nn.Module) -> None:
+        """Try a window on the student."""
+        tokens = torch.zeros((2, self.tokens.sequence_length), dtype=torch.int32, device="meta")
+        if not hasattr(student, "head_weight"):
+            raise UserError(
+                f"model.name ({self.config.model.name!r}) is no language model; choose transformer"
+            )
+        with torch.no_grad():
+            student(tokens)
+
+    def find_facts(self) -> TaskFacts:
+        """All that was found, once the student has been tried."""
+        return TaskFacts(
+            dataset=self.dataset,
+            model_arguments=self.model_arguments,
+            export=self._describe_export(),
+            stream={},
+            teachers=[],
+            description=self._describe(),
+        )
+
+    def _describe_export(self) -> JsonObject:
+        config = self.config
+        return {"model": config.model.name, "args": dict(config.model.args), **self.model_arguments}
+
+    def _describe(self) -> str:
+        tokens = self.tokens
+        text = f"{tokens.vocab_size} tokens, windows of {tokens.sequence_length}"
+        if tokens.floor is not None:
+            text += f"; the loss can reach {tokens.floor:.4f} nats a token"
+        return text

@@ -1,0 +1,38 @@
+"""A tiny language model of copied symbols, as flags and in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from datasets import TokenBatch, create_loader
+from job.check import check
+from models import create_model
+from tasks import Language
+from utils.config import load_config
+
+LANGUAGE = (
+    "--train.task=language", "--data.source=sequences", "--model=transformer",
+    "--data.name=copy,symbols=4,num_examples=640,num_held_out=100", "--data.sequence_length=8",
+    '--model.args={"depth": 2, "width": 32, "heads": 4, "kv_heads": 2}',
+    "--data.global_batch_size=16", "--optim.lr=0.01", "--optim.warmup_steps=5",
+    "--train.log_every_steps=1", "--run.experiment=lang", "--run.run_id=a",
+    "--run.tensorboard=false", "--runtime.num_threads=1", "--runtime.graph_budget=100000",
+)  # fmt: skip
+
+
+def create_language_argv(folder: Path, *flags: str, device: str = "cpu") -> list[str]:
+    """The flags of a run."""
+    return [*LANGUAGE, f"--run.output_dir={folder}", f"--runtime.device={device}", *flags]
+
+
+def create_task(folder: Path, *flags: str) -> tuple[Language, nn.Module, TokenBatch]:
+    """The task, a student of seed 0 and a batch of its training split."""
+    config = load_config(create_language_argv(folder, *flags))
+    loaders = {role: create_loader(config.data, role, seed=0) for role in ("train", "eval")}
+    facts = check(config).facts
+    torch.manual_seed(0)
+    student = create_model(config.model, **facts.model_arguments)
+    return Language(config, facts, loaders), student, next(loaders["train"].batches())

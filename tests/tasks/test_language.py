@@ -1,0 +1,130 @@
+"""Next tokens of made-up sequences, through main and in parts."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import main
+from datasets import create_loader
+from job.check import check
+from losses import chunked
+from store import read_metrics
+from tasks import Language
+from tests.support.language import create_language_argv, create_task
+from utils.config import load_config
+from utils.errors import UserError
+
+
+def read_last(folder) -> dict:
+    return read_metrics(folder / "lang" / "a")[-1]
+
+
+def test_a_language_model_learns_to_copy_through_main(tmp_path):
+    flags = ("--train.steps=60", "--train.logits_mib=0.01", "--data.eval_batch_size=48")
+    assert main.main(create_language_argv(tmp_path, *flags)) == 0
+    first, *_, last = read_metrics(tmp_path / "lang" / "a")
+    config = load_config(create_language_argv(tmp_path))
+    facts = create_loader(config.data, "eval", seed=0).facts
+    assert first["loss/task"] == pytest.approx(math.log(facts.vocab_size), rel=0.05)
+    assert facts.floor < last["loss"] < 0.95 * first["loss/task"]
+    assert last["perplexity"] == pytest.approx(math.exp(last["loss"]))
+    assert last["examples"] == 100
+    assert 100 / 5 < last["accuracy"] <= 100
+
+
+def test_windows_are_as_long_as_the_key_says(tmp_path):
+    for length in (8, 12):
+        config = load_config(create_language_argv(tmp_path, f"--data.sequence_length={length}"))
+        batch = next(create_loader(config.data, "train", seed=0).batches())
+        assert batch.tokens.shape == (16, length + 1)
+        task = Language(config, None, {"eval": create_loader(config.data, "eval", seed=0)})
+        assert task.unit == ("tokens", length)
+
+
+def test_the_z_loss_adds_squares_of_the_log_normaliser(tmp_path):
+    outputs = {}
+    for weight in (0.0, 0.01):
+        task, model, batch = create_task(tmp_path, f"--train.z_loss={weight}")
+        outputs[weight] = task.loss(model, batch)
+    logits = model.compute_logits(model(batch.tokens[:, :-1]))
+    squares = (torch.logsumexp(logits, -1) ** 2).mean()
+    torch.testing.assert_close(outputs[0.01].terms["z_loss"], squares.detach())
+    wanted = outputs[0.0].total + 0.01 * squares
+    torch.testing.assert_close(outputs[0.01].total, wanted)
+    assert "z_loss" not in outputs[0.0].terms
+
+
+def test_logits_of_no_chunk_exceed_the_limit(tmp_path, monkeypatch):
+    sizes = []
+    count = chunked.count_next_tokens
+
+    def record(logits, targets):
+        sizes.append(logits.numel() * 4 / 2**20)
+        return count(logits, targets)
+
+    monkeypatch.setattr("tasks.language.count_next_tokens", record)
+    task, model, batch = create_task(tmp_path, "--train.logits_mib=0.002")
+    task.loss(model, batch)
+    with torch.no_grad():
+        task.count(model, batch)
+    assert max(sizes) <= 0.002 and len(sizes) > 2
+
+
+def test_a_limit_below_one_token_is_refused(tmp_path):
+    config = load_config(create_language_argv(tmp_path, "--train.logits_mib=0.0001"))
+    with pytest.raises(UserError, match=r"train.logits_mib \(0.0001\) holds no logits of 5 tokens"):
+        check(config)
+
+
+def test_counts_leave_padding_out(tmp_path):
+    task, model, batch = create_task(tmp_path)
+    with torch.no_grad():
+        whole = task.count(model, batch)
+        blank = create_loader(task.config.data, "eval", seed=0)._reader.create_blank(5)
+        padded = task.count(model, batch.append(blank))
+    torch.testing.assert_close(padded, whole)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--model=resnet18",), "resnet18"),
+        (("--data.name=coppy",), "data.name ('coppy') names no sequence; did you mean 'copy'?"),
+        (("--data.name=copy,symbols",), "'symbols' does not describe a sequence"),
+        (("--data.eval_split=val",), "data.eval_split ('val') is no split of made-up sequences"),
+        (("--data.sequence_length=7",), "data.sequence_length (7) does not suit copy; make it a"),
+        (("--model.args.kv_heads=3",), "model.args.kv_heads (3) does not divide model.args.heads"),
+        (("--model.args.heads=5",), "model.args.heads (5) must cut model.args.width (32)"),
+        (("--model.args.positions=none",), "model.args.positions ('none') is none of rope"),
+        (("--model.args.dept=3",), "unexpected keyword argument 'dept'"),
+        (("--mixup=0.5",), "train.mixup_alpha (0.5) means nothing to train.task=language"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys, flags, words):
+    assert main.main(create_language_argv(tmp_path, *flags, "--check")) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and words in error[0]
+
+
+def test_images_are_no_tokens(tmp_path, capsys):
+    flags = ("--data.source=synthetic", "--data.name=image_size=8", "--check")
+    assert main.main(create_language_argv(tmp_path, *flags)) == 2
+    assert "data.source (synthetic) gives no tokens" in capsys.readouterr().err
+
+
+def test_another_task_has_no_sequence_length(tmp_path, capsys):
+    argv = create_language_argv(tmp_path, "--train.task=classify", "--check")
+    assert main.main(argv) == 2
+    assert (
+        "data.sequence_length (8) means nothing to train.task=classify" in capsys.readouterr().err
+    )
+
+
+def test_the_same_weights_evaluate_to_the_same_score(tmp_path):
+    """A seed gives a model, and a model in eval mode gives its numbers again."""
+    task, model, batch = create_task(tmp_path)
+    again = create_task(tmp_path)[1]
+    assert torch.equal(task.count(model, batch), task.count(again, batch))
