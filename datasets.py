@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from big_vision.input.arrays import ArraySource, VectorFacts, require_vectors
 from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
 from big_vision.input.image_files import FolderSource, TfdsSource
 from big_vision.input.images import ImageFacts, require_images
@@ -52,11 +53,13 @@ __all__ = [
     "TokenBatch",
     "TokenFacts",
     "VectorBatch",
+    "VectorFacts",
     "create_loader",
     "create_source",
     "describe_dataset",
     "require_images",
     "require_tokens",
+    "require_vectors",
 ]
 
 SOURCES = Registry("data.source")
@@ -64,6 +67,7 @@ SOURCES.register("tfds")(TfdsSource)
 SOURCES.register("folder")(FolderSource)
 SOURCES.register("synthetic")(SyntheticSource)
 SOURCES.register("sequences")(SequenceSource)
+SOURCES.register("arrays")(ArraySource)
 
 
 @dataclass(frozen=True)

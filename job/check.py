@@ -93,17 +93,25 @@ def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> N
 
 def _refuse_unread_keys(config: RunConfig, kind: type[RunTask]) -> None:
     """A key that only other tasks read must stand at its default: it would have no effect."""
-    others = {key for name in TASKS for key in TASKS.get(name).reads} - kind.reads
-    for key in sorted(others):
-        section, _, name = key.partition(".")
+    others = set().union(*(_list_read(config, TASKS.get(name)) for name in TASKS))
+    for section, field in sorted(others - _list_read(config, kind)):
         owner = getattr(config, section)
-        for field in [name] if name else type(owner).model_fields:
-            value, default = getattr(owner, field), _get_default(owner, field)
-            if value != default:
-                raise UserError(
-                    f"{section}.{field} ({value!r}) means nothing to train.task="
-                    f"{config.train.task}; leave it out"
-                )
+        value, default = getattr(owner, field), _get_default(owner, field)
+        if value != default:
+            raise UserError(
+                f"{section}.{field} ({value!r}) means nothing to train.task="
+                f"{config.train.task}; leave it out"
+            )
+
+
+def _list_read(config: RunConfig, kind: type[RunTask]) -> set[tuple[str, str]]:
+    """(section, key) of all that a task reads; a section alone stands for its keys."""
+    parts = [key.partition(".")[::2] for key in kind.reads]
+    return {
+        (section, field)
+        for section, name in parts
+        for field in ([name] if name else type(getattr(config, section)).model_fields)
+    }
 
 
 def _get_default(section: BaseModel, field: str) -> object:

@@ -36,10 +36,12 @@ from losses import (
 from losses.base import LOSSES, Loss, LossInputs, LossOutput
 from losses.ensembles import combine_answers
 from losses.factory import create_loss
+from losses.regression import GAUSSIAN, compute_gaussian_nll, get_regression_loss
 from losses.sparse import SparseTeacher
 from losses.weighted import WeightedLoss, create_weighted_loss
 
 __all__ = [
+    "GAUSSIAN",
     "LOSSES",
     "Loss",
     "LossInputs",
@@ -47,6 +49,8 @@ __all__ = [
     "SparseTeacher",
     "WeightedLoss",
     "combine_answers",
+    "compute_gaussian_nll",
     "create_loss",
     "create_weighted_loss",
+    "get_regression_loss",
 ]

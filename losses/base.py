@@ -22,9 +22,10 @@ class LossInputs:
     """Everything that a loss may look at, on the device of the step.
 
     Attributes:
-      student_logits: [B, K], carries the gradient.
-      targets: float [B, K], rows sum to 1, after mixup and label smoothing.
-      labels: int [B], hard labels of the examples before mixing.
+      student_logits: [B, K], carries the gradient; of a regression its predictions [B, O].
+      targets: float [B, K], rows sum to 1, after mixup and label smoothing; of a regression the
+        numbers [B, O], in the units of the predictions.
+      labels: int [B], hard labels of the examples before mixing; none where there are no classes.
       mask: bool [B], valid examples; none: all are valid.
       teacher_logits: one [B, K] per live teacher.
       sparse_teacher: stored top-k answers of a teacher, instead of a live one.
@@ -37,11 +38,12 @@ class LossInputs:
       contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, where they are
         given with reference values; in a run `crd` draws them on the device.
       term_scales: float [terms], scheduled factors on the weights of the terms, as data.
+      log_variances: [B, O], of the predictions of a regression that answers them.
     """
 
     student_logits: Tensor
     targets: Tensor
-    labels: Tensor
+    labels: Tensor | None = None
     mask: Tensor | None = None
     teacher_logits: tuple[Tensor, ...] = ()
     sparse_teacher: SparseTeacher | None = None
@@ -53,6 +55,7 @@ class LossInputs:
     example_indices: Tensor | None = None
     contrast_indices: Tensor | None = None
     term_scales: Tensor | None = None
+    log_variances: Tensor | None = None
 
     def target_classes(self) -> Tensor:
         """int [B], the heaviest class of each target: the label, or mixup's larger partner."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +15,9 @@ from losses.logits import soft_cross_entropy
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection, LossTerm
 
+# What a task learns from its targets: a scalar, computed with autocast off.
+TaskTerm = Callable[[LossInputs], Tensor]
+
 
 class WeightedLoss(nn.Module):
     """total = (1 - alpha) * task + alpha * sum of weight * term; without terms, the task alone.
@@ -22,13 +25,20 @@ class WeightedLoss(nn.Module):
     Args:
       terms: (name, loss, weight) of each term; a repeated name is numbered in the log.
       alpha: share of distillation, 0 to 1.
+      task_loss: what is learnt from the targets; none: soft cross-entropy.
 
     A part of weight 0 is computed and logged and stays out of the total, so that an infinity in
     it cannot spread. `LossInputs.term_scales` multiplies the weights by data, for schedules.
     """
 
-    def __init__(self, terms: Sequence[tuple[str, Loss, float]] = (), alpha: float = 0.5) -> None:
+    def __init__(
+        self,
+        terms: Sequence[tuple[str, Loss, float]] = (),
+        alpha: float = 0.5,
+        task_loss: TaskTerm | None = None,
+    ) -> None:
         super().__init__()
+        self.task_loss = task_loss or compute_class_loss
         self.alpha = alpha if terms else 0.0
         self.names = _number_repeats([name for name, _, _ in terms])
         self.losses = nn.ModuleList(loss for _, loss, _ in terms)
@@ -59,7 +69,7 @@ class WeightedLoss(nn.Module):
     def forward(self, inputs: LossInputs) -> LossOutput:
         """The weighted total and its parts."""
         with torch.autocast(inputs.student_logits.device.type, enabled=False):
-            task = soft_cross_entropy(inputs.student_logits, inputs.targets, mask=inputs.mask)
+            task = self.task_loss(inputs)
         values = [loss(inputs) for loss in self.losses]
         parts = [(1 - self.alpha) * task] if self.alpha < 1 else []
         for index, (value, weight) in enumerate(zip(values, self.weights, strict=True)):
@@ -71,8 +81,18 @@ class WeightedLoss(nn.Module):
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
 
 
-def create_weighted_loss(distill: DistillSection) -> WeightedLoss:
+def compute_class_loss(inputs: LossInputs) -> Tensor:
+    """Cross-entropy with the targets of classes: a classification's task loss."""
+    return soft_cross_entropy(inputs.student_logits, inputs.targets, mask=inputs.mask)
+
+
+def create_weighted_loss(
+    distill: DistillSection, task_loss: TaskTerm = compute_class_loss
+) -> WeightedLoss:
     """The loss of a `distill` section: its terms, or the task loss alone.
+
+    Args:
+      task_loss: what is learnt from the targets.
 
     Raises:
       UserError: what `create_loss` refuses.
@@ -88,7 +108,7 @@ def create_weighted_loss(distill: DistillSection) -> WeightedLoss:
         )
         for name, args, weight in entries
     ]
-    return WeightedLoss(terms, distill.alpha)
+    return WeightedLoss(terms, distill.alpha, task_loss)
 
 
 def _with_layers(term: LossTerm) -> dict[str, Any]:

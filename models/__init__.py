@@ -1,10 +1,12 @@
 """Models by name: `create_model` for students, `Teacher` for teachers, their `InputTransform`."""
 
 from models import cifar_resnet as cifar_resnet
+from models import mlp as mlp
 from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes
+from models.mlp import Standardise
 from models.patches import apply_patches, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
@@ -20,6 +22,7 @@ __all__ = [
     "EMA",
     "FeatureTap",
     "InputTransform",
+    "Standardise",
     "Teacher",
     "apply_patches",
     "check_patch_names",

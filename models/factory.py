@@ -94,8 +94,10 @@ def build_model(
             return timm.create_model(name, pretrained=pretrained, **arguments)
     except (TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # Statistics of the data are many numbers, and never what is wrong.
+        shown = {name: value for name, value in arguments.items() if name != "statistics"}
         raise UserError(
-            f"{key} {name!r} refuses its arguments {arguments}: {reason}; change {key}.args, "
+            f"{key} {name!r} refuses its arguments {shown}: {reason}; change {key}.args, "
             "model.image_size or the rates"
         ) from error
     except (OSError, RuntimeError) as error:

@@ -119,6 +119,16 @@ LEARNT = (
     Metric("perplexity", "", "lower", "deterministic", "e to the loss, of a language model"),
     Metric("accuracy", "%", "higher", "deterministic", "tokens that were held for the likeliest"),
     Metric("ece", "", "lower", "deterministic", "expected calibration error, 0 to 1"),
+    Metric("mse", "", "lower", "deterministic",
+           "mean squared error in the targets' own units, mean over the targets"),
+    Metric("mae", "", "lower", "deterministic", "mean absolute error, likewise"),
+    Metric("r2", "", "higher", "deterministic",
+           "1 - squared error / variance of the split, mean over the targets"),
+    Metric("nll", "nats", "lower", "deterministic",
+           "negative log-likelihood of a target under the predicted normal distribution"),
+    Metric("mse/*", "", "lower", "deterministic", "mean squared error of one target"),
+    Metric("mae/*", "", "lower", "deterministic", "mean absolute error of one target"),
+    Metric("r2/*", "", "higher", "deterministic", "1 - squared error / variance of one target"),
     Metric("examples", "examples", "none", "deterministic", "examples that were counted"),
 )  # fmt: skip
 

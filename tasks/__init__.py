@@ -4,10 +4,12 @@ from tasks.classify import Classify
 from tasks.facts import TaskFacts
 from tasks.language import Language
 from tasks.protocol import RunTask, TaskCheck
+from tasks.regress import Regress
 from utils.registry import Registry
 
 TASKS = Registry("train.task")
 TASKS.register("classify")(Classify)
 TASKS.register("language")(Language)
+TASKS.register("regress")(Regress)
 
-__all__ = ["TASKS", "Classify", "Language", "RunTask", "TaskCheck", "TaskFacts"]
+__all__ = ["TASKS", "Classify", "Language", "Regress", "RunTask", "TaskCheck", "TaskFacts"]

@@ -27,14 +27,16 @@ KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.drop_rate
 model.drop_path_rate model.args model.xla_patches model.skip_patches
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
-data.eval_pp data.image_key data.label_key data.global_batch_size data.eval_batch_size data.order
-data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
-data.skip_corrupt data.random_erasing
+data.eval_pp data.image_key data.label_key data.input_columns data.target_columns data.split_seed
+data.standardise data.global_batch_size data.eval_batch_size data.order data.shuffle_gib
+data.sequence_length data.threads data.prefetch_batches data.return_id data.skip_corrupt
+data.random_erasing
 optim.name optim.lr optim.min_lr optim.warmup_lr optim.warmup_epochs optim.warmup_steps
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
 optim.max_grad_norm optim.args
-train.task train.epochs train.steps train.accumulate_steps train.seed train.log_every_steps
+train.task train.task_loss train.l2_penalty train.epochs train.steps train.accumulate_steps
+train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
 train.stall_timeout_s train.deterministic

@@ -75,6 +75,20 @@ ELSEWHERE = {
         "train.logits_mib":
             "test_logits_of_no_chunk_exceed_the_limit",
     },
+    "tests/tasks/test_regress.py": {
+        "data.input_columns":
+            "test_columns_are_chosen_by_name",
+        "data.target_columns":
+            "test_columns_are_chosen_by_name",
+        "data.split_seed":
+            "test_rows_are_permuted_by_the_split_seed_alone",
+        "data.standardise":
+            "test_the_model_holds_the_statistics_that_are_asked_for",
+        "train.task_loss":
+            "test_each_loss_trains_the_value_that_it_names",
+        "train.l2_penalty":
+            "test_the_penalty_is_on_matrices_alone",
+    },
     "tests/tasks/test_teacher_cache.py": {
         "distill.cache_end":
             "test_a_run_longer_than_the_cache_stops_or_cycles_as_configured",

@@ -14,7 +14,8 @@ class DataSection(ConfigSection):
 
     source: str = Field(
         "tfds",
-        description="tfds dataset, folder of class folders, or a fixed synthetic pattern",
+        description="tfds dataset, folder of class folders, a fixed synthetic pattern; arrays: a "
+        "table of numbers",
         **about(stream="dataset"),
     )
     name: str = Field(
@@ -56,6 +57,21 @@ class DataSection(ConfigSection):
     )
     label_key: str = Field(
         "label", description="the integer label among the examples' features; in a group: group/key"
+    )
+    input_columns: tuple[str, ...] = Field(
+        (), description="columns to predict from; none: `inputs`, or all that are no targets"
+    )
+    target_columns: tuple[str, ...] = Field((), description="columns to predict; none: `targets`")
+    split_seed: int = Field(
+        0,
+        ge=0,
+        lt=1 << 32,
+        description="seed of the permutation of a table's rows, which slices of splits are taken "
+        "from",
+    )
+    standardise: Literal["both", "inputs", "targets", "none"] = Field(
+        "both",
+        description="columns that the model divides by the training split's spread, and shifts",
     )
     global_batch_size: int = Field(
         1024,

@@ -123,6 +123,17 @@ class TrainSection(ConfigSection):
     """The loop."""
 
     task: str = Field("classify", description="what is learnt: a name in tasks/")
+    task_loss: str = Field(
+        "",
+        description="what is learnt from the targets (regress: mse, mae, huber, gaussian_nll); "
+        "empty: the task's first",
+    )
+    l2_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="factor of the sum of squared weight matrices in the loss: ridge, whatever "
+        "the optimizer",
+    )
     epochs: int = Field(
         90,
         ge=1,

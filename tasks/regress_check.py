@@ -1,0 +1,161 @@
+"""What can be found wrong with a regression before a device is touched."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from datasets import VectorFacts, describe_dataset, require_vectors
+from losses import GAUSSIAN, WeightedLoss, create_weighted_loss, get_regression_loss
+from models.factory import MODELS
+from tasks.facts import TaskFacts
+from tasks.protocol import TaskCheck
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.weights import open_weights
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+
+# A spread below this share of the mean is none that float32 could see.
+_RESOLUTION = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressFacts(TaskFacts):
+    """What is known of a regression.
+
+    Args:
+      rows: columns and statistics of the training split.
+    """
+
+    rows: VectorFacts
+
+
+class RegressCheck(TaskCheck):
+    """Looks at a configuration, then at the student on the meta device.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self.losses = create_regression_loss(config)
+        _check_model_name(config.model.name)
+        self.dataset = describe_dataset(config.data)
+        self.rows = require_vectors(self.dataset.examples["train"], config.data.source)
+        self._check_alike()
+        self.model_arguments: dict[str, Any] = {
+            "in_features": len(self.rows.input_names),
+            "out_features": len(self.rows.target_names),
+            "variance": config.train.task_loss == GAUSSIAN,
+            "statistics": _choose_statistics(config, self.rows),
+        }
+        if config.model.weights:
+            weights = open_weights(config.model.weights, "model.weights")
+            check_columns(weights.facts, self.rows, f"model.weights ({config.model.weights!r})")
+
+    def dry_run(self, student: nn.Module) -> None:
+        """Try rows on a student on the meta device."""
+        width = len(self.rows.input_names)
+        with torch.no_grad():
+            student.eval()(torch.empty((2, width), device="meta"))
+
+    def find_facts(self) -> RegressFacts:
+        """All that was found, once the student has been tried."""
+        return RegressFacts(
+            dataset=self.dataset,
+            model_arguments=self.model_arguments,
+            export=self._describe_export(),
+            stream=self._describe_stream(),
+            teachers=[],
+            description=self._describe(),
+            rows=self.rows,
+        )
+
+    def _check_alike(self) -> None:
+        for role, facts in self.dataset.examples.items():
+            other = require_vectors(facts, self.config.data.source)
+            assert other.input_names == self.rows.input_names, role
+
+    def _describe_stream(self) -> JsonObject:
+        data = self.config.data
+        return {
+            "input_columns": list(self.rows.input_names),
+            "target_columns": list(self.rows.target_names),
+            "split_seed": data.split_seed,
+        }
+
+    def _describe_export(self) -> JsonObject:
+        """How to create the student again; its statistics stand among its weights, too."""
+        arguments = {k: v for k, v in self.model_arguments.items() if k != "statistics"}
+        return {
+            "model": self.config.model.name,
+            "args": dict(self.config.model.args),
+            **arguments,
+            "input_columns": list(self.rows.input_names),
+            "target_columns": list(self.rows.target_names),
+            "standardise": self.config.data.standardise,
+            "statistics": self.rows.statistics.as_arguments(),
+        }
+
+    def _describe(self) -> str:
+        inputs, targets = self.rows.input_names, self.rows.target_names
+        return f"{len(inputs)} inputs -> {', '.join(targets)}"
+
+
+def create_regression_loss(config: RunConfig) -> WeightedLoss:
+    """The loss of train.task_loss and of the terms of distillation."""
+    return create_weighted_loss(config.distill, get_regression_loss(config.train.task_loss))
+
+
+def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
+    """Refuse weights that were trained on other columns, or on the same in another order.
+
+    Args:
+      facts: of the weights; those that tell no columns pass.
+      owner: the key and its value, the beginning of the sentence.
+    """
+    for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
+        known = facts.get(f"{kind}_columns")
+        if known is not None and tuple(known) != names:
+            raise UserError(
+                f"{owner} was trained with {len(known)} {kind} columns ({', '.join(known)}), "
+                f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); name the same in "
+                "the same order"
+            )
+
+
+def _check_model_name(name: str) -> None:
+    """Refuse a model that takes images, say: its arguments tell."""
+    own = {one: inspect.signature(MODELS.get(one)).parameters for one in MODELS}
+    fitting = [one for one, parameters in own.items() if "in_features" in parameters]
+    if name not in fitting:
+        raise UserError(
+            f"model.name ({name!r}) takes no rows of numbers, which train.task=regress learns "
+            f"from; choose one of {', '.join(fitting)}"
+        )
+
+
+def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[float]]:
+    """The statistics that data.standardise asks the model to use; refuses a constant column."""
+    wanted, key = config.data.standardise, "data.standardise"
+    sides = {"both": ("input", "target"), "inputs": ("input",), "targets": ("target",), "none": ()}
+    given = rows.statistics.as_arguments()
+    for side in sides[wanted]:
+        names = rows.input_names if side == "input" else rows.target_names
+        columns = zip(names, given[f"{side}_mean"], given[f"{side}_std"], strict=True)
+        for name, mean, std in columns:
+            if std <= _RESOLUTION * abs(mean):
+                raise UserError(
+                    f"{key} ({wanted}): the {side} column {name!r} is constant ({mean:g}) on "
+                    f"data.train_split ({config.data.train_split}), so it has no spread to divide "
+                    f"by; leave it out of data.{side}_columns"
+                )
+    return {f"{side}_{kind}": given[f"{side}_{kind}"] for side in sides[wanted]
+            for kind in ("mean", "std")}  # fmt: skip
