@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -14,6 +14,13 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from store.catalogue import EVAL, LOSS, TRAIN
 from utils.ema import get_ema_decay, update_ema
+from utils.endings import (
+    EarlyStop,
+    NonFiniteError,
+    NonFiniteEvaluationError,
+    PreemptedError,
+    Waited,
+)
 from utils.log import get_logger
 from utils.metrics import Evaluation, LoopMeter
 
@@ -71,6 +78,7 @@ class TrainState:
       scaler: of the loss, where the runtime computes in float16.
       step: optimizer steps done.
       best_score: of the best evaluation so far, higher is better; none before the first one.
+      waited: for a better score.
       input_processes: that the data position counts on; 0: any number may go on from it.
       skipped_steps: whose batches are drawn and dropped, because they spoilt the run once.
     """
@@ -82,6 +90,7 @@ class TrainState:
     scaler: torch.amp.GradScaler | None = None
     step: int = 0
     best_score: float | None = None
+    waited: Waited = field(default_factory=Waited)
     input_processes: int = 0
     skipped_steps: tuple[int, ...] = ()
 
@@ -113,6 +122,7 @@ class Plan:
       ema_decay: that the average reaches; its first steps forget faster.
       max_grad_norm: to which gradients are scaled down; none: they stay as they are.
       global_batch_size: examples of one optimizer step over all ranks.
+      early_stop: when a score that no longer rises ends the run.
     """
 
     total_steps: int
@@ -127,6 +137,11 @@ class Plan:
     accumulate_steps: int = 1
     ema_decay: float = 0.0
     max_grad_norm: float | None = None
+    early_stop: EarlyStop = field(default_factory=EarlyStop)
+
+    def is_over(self, state: TrainState) -> bool:
+        """Whether a run has come to its end, the planned or an earlier one."""
+        return state.step >= self.total_steps or self.early_stop.is_over(state.waited)
 
 
 @dataclass(frozen=True)
@@ -177,29 +192,6 @@ class Callbacks:
     def roll_back(self, state: TrainState, bad_step: int) -> bool:
         """Whether the state went back to before a step that was not finite."""
         return False
-
-
-class NonFiniteError(RuntimeError):
-    """A loss or gradient was not finite, first at `step`."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(
-            f"the loss or gradient of step {step} was not finite; lower optim.lr, set "
-            "optim.max_grad_norm, look at that batch, or skip it by train.on_nonfinite=rollback"
-        )
-        self.step = step
-
-
-class NonFiniteEvaluationError(RuntimeError):
-    """A model that is evaluated gives answers that are not finite."""
-
-
-class PreemptedError(RuntimeError):
-    """The run was asked to end and has saved its state, after `step` steps."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"asked to end; step {step} is saved")
-        self.step = step
 
 
 def train_step(
@@ -354,7 +346,7 @@ def map_batches(
 def fit(
     state: TrainState, plan: Plan, callbacks: Callbacks, task: Task, runtime: Runtime
 ) -> Evaluation:
-    """Train from `state.step` to the plan's end.
+    """Train from `state.step` to the plan's end, or until the score has not risen for long enough.
 
     The order: [batch -> step -> log -> checkpoint -> evaluate]* -> final checkpoint -> barrier.
     A restored state that stands on an evaluation's step is evaluated first: the run may have
@@ -405,9 +397,9 @@ class _Loop:
         state, plan, runtime = self.state, self.plan, self.runtime
         self.last = None
         evaluation = Evaluation({}, -math.inf)
-        if state.step and (state.step % plan.eval_every == 0 or state.step >= plan.total_steps):
+        if state.step and (state.step % plan.eval_every == 0 or plan.is_over(state)):
             evaluation = self.evaluate()
-        if state.step >= plan.total_steps:
+        if plan.is_over(state):
             return evaluation
         batches = self.callbacks.get_batches(state.step)
         steps = run_steps(
@@ -435,7 +427,7 @@ class _Loop:
                 if result.step % plan.eval_every == 0 or is_end:
                     runtime.flush_deferred()  # the steps' lines come before the evaluation's
                     evaluation = self.evaluate()
-                if is_end:
+                if plan.is_over(state):
                     return evaluation
         raise RuntimeError(f"the batches ended at step {state.step} of {plan.total_steps}")
 
@@ -466,6 +458,7 @@ class _Loop:
             runtime.ranks.check_replicas(state.get_replicated(), f"after step {state.step}")
             evaluation = self.callbacks.evaluate(state)
         state.model.train()
+        state.waited = self.plan.early_stop.count(state.waited, state.step, evaluation.score)
         if not evaluation.is_finite:
             get_logger().warning(
                 "the evaluation after step %d was not finite: %s", state.step, _NOT_FINITE

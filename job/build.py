@@ -12,12 +12,13 @@ from datasets import Loader, Role, create_loader
 from engine import Plan, TrainState
 from job.check import check_split
 from job.resume import restore, start_weights
-from job.spec import with_input_processes
+from job.spec import count_steps, with_input_processes
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, create_schedule
 from tasks import TASKS, RunTask
 from utils.ema import create_ema
+from utils.endings import EarlyStop
 from utils.json_types import JsonObject
 from utils.log import get_logger
 
@@ -136,26 +137,24 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
 
 def _create_plan(job: Job) -> Plan:
     config = job.config
-
-    def in_steps(epochs: float) -> int:
-        return max(1, round(epochs * job.steps_per_epoch))
-
+    train, steps_per_epoch = config.train, job.steps_per_epoch
     plan = Plan(
         total_steps=job.total_steps,
-        steps_per_epoch=job.steps_per_epoch,
-        log_every=config.train.log_every_steps,
-        eval_every=in_steps(config.train.eval_every_epochs),
-        checkpoint_every=config.train.checkpoint_every_steps
-        or in_steps(config.train.checkpoint_every_epochs),
-        seed=config.train.seed,
+        steps_per_epoch=steps_per_epoch,
+        log_every=train.log_every_steps,
+        eval_every=count_steps(train.eval_every_epochs, steps_per_epoch),
+        checkpoint_every=train.checkpoint_every_steps
+        or count_steps(train.checkpoint_every_epochs, steps_per_epoch),
+        seed=train.seed,
         graph_budget=config.runtime.graph_budget,
         schedule=create_schedule(
-            config.optim, total_steps=job.total_steps, steps_per_epoch=job.steps_per_epoch
+            config.optim, total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
         ),
         global_batch_size=config.data.global_batch_size,
-        accumulate_steps=config.train.accumulate_steps,
-        ema_decay=config.train.ema_decay,
+        accumulate_steps=train.accumulate_steps,
+        ema_decay=train.ema_decay,
         max_grad_norm=config.optim.max_grad_norm,
+        early_stop=EarlyStop(train.early_stop_patience, train.early_stop_min_delta),
     )
     get_logger().info(
         "%d steps, %d an epoch; graph budget %d",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from job.resume import check_resume, choose_run
-from job.spec import Job, describe_stream
+from job.spec import Job, count_steps, describe_stream
 from models import (
     check_patch_names,
     create_model,
@@ -18,7 +18,7 @@ from models import (
 )
 from optim_factory import create_optimizer, create_schedule
 from tasks import TASKS, RunTask, TaskCheck
-from utils.config.checks import check_profiled_steps
+from utils.config.checks import check_patience, check_profiled_steps
 from utils.config.keys import check_devices
 from utils.errors import UserError
 from utils.runtime import choose_device, count_planned_ranks, find_planned_ranks
@@ -50,6 +50,8 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     # Refused here, made again on each replica: a schedule is functions, which do not travel.
     create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     check_profiled_steps(config.profile.steps, total_steps)
+    eval_every = count_steps(config.train.eval_every_epochs, steps_per_epoch)
+    check_patience(config.train.early_stop_patience, -(-total_steps // eval_every))
     _check_ranks(config, task, device)
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)

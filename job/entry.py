@@ -6,11 +6,11 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from engine import NonFiniteError, NonFiniteEvaluationError
 from job.check import check
 from job.replica import run
 from job.summary import describe_job
 from utils.checkpoint import CheckpointError
+from utils.endings import NonFiniteError, NonFiniteEvaluationError
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
 from utils.metrics import GraphBudgetError, LostRunError
 from utils.runtime import is_silent_rank, launch

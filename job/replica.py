@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine import (
-    NonFiniteEvaluationError,
-    PreemptedError,
     evaluate,
     fit,
     sum_batches,
@@ -16,7 +14,7 @@ from engine import (
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
 from job.resume import open_store, take_run
-from job.summary import describe_end, describe_job
+from job.summary import describe_end, describe_job, describe_reason
 from models import create_model, export_model
 from store import read_environment
 from store.session import RunSession
@@ -24,6 +22,7 @@ from tasks import TASKS
 from utils.checkpoint import load_checkpoint
 from utils.config import dump_config
 from utils.curves import draw_run
+from utils.endings import NonFiniteEvaluationError, PreemptedError
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
@@ -73,10 +72,12 @@ def run(runtime: Runtime, job: Job) -> int:
 
 def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> int:
     """Train, and keep the run's status true; gives the exit code."""
+    first_step = parts.state.step
     try:
         outcome = train(runtime, job, parts, session)
+        reason = describe_reason(parts.plan, parts.state, first_step)
         if session is not None:
-            session.complete(parts.state.step, outcome)
+            session.complete(parts.state.step, outcome, reason)
     except BaseException as error:
         status = {PreemptedError: "preempted", KeyboardInterrupt: "interrupted"}
         if session is not None:
@@ -86,6 +87,7 @@ def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSes
             get_logger().warning("preempted at step %d; --resume auto goes on", error.step)
             return EXIT_PREEMPTED
         raise
+    get_logger().info("%s", reason)
     for line in describe_end(job, parts.task.score_name, parts.state, outcome["score"]):
         get_logger().info("%s", line)
     return 0

@@ -41,6 +41,11 @@ class Job:
     num_parameters: int
 
 
+def count_steps(epochs: float, steps_per_epoch: int) -> int:
+    """Epochs in whole steps, at least one."""
+    return max(1, round(epochs * steps_per_epoch))
+
+
 def describe_stream(
     config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping, processes: int | None
 ) -> JsonObject:

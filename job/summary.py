@@ -10,7 +10,7 @@ from utils.runtime import describe_device, find_planned_ranks
 from utils.storage import open_folder
 
 if TYPE_CHECKING:
-    from engine import TrainState
+    from engine import Plan, TrainState
     from job.spec import Job
 
 
@@ -22,6 +22,19 @@ def describe_job(job: Job, devices: int | None = None) -> list[str]:
     """
     return [_describe_device(job, devices), _describe_model(job), _describe_data(job),
             _describe_directory(job)]  # fmt: skip
+
+
+def describe_reason(plan: Plan, state: TrainState, first_step: int) -> str:
+    """Why a run that is complete has ended.
+
+    Args:
+      first_step: that this program went on from.
+    """
+    reason = f"all {plan.total_steps:,} steps are done"
+    if state.step < plan.total_steps:
+        reason = f"ended early after step {state.step:,} of {plan.total_steps:,}: "
+        reason += plan.early_stop.describe(state.waited)
+    return f"{reason}; nothing was left to train" if state.step == first_step else reason
 
 
 def describe_end(job: Job, score_name: str, state: TrainState, last: float) -> list[str]:

@@ -94,7 +94,7 @@ class RunSession:
             # The new run stands on its own feet; only now the one that it replaces may go.
             self._aside.pop().remove()
 
-    def complete(self, step: int, final: JsonObject) -> None:
+    def complete(self, step: int, final: JsonObject, reason: str) -> None:
         """Note a run's end, after all that it leaves behind has been sent and checked.
 
         Raises:
@@ -104,7 +104,7 @@ class RunSession:
             self.mirror.flush()
         publish_artifacts(self.run.path, self.run.remote)
         end_attempt(self.run.path, self.attempt, step, "complete")
-        self.run.update(status="complete", **_get_end(), final=final)
+        self.run.update(status="complete", reason=reason, **_get_end(), final=final)
 
     def end(self, step: int, status: str, reason: str) -> None:
         """Note that the attempt has ended another way; a disk that refuses is said, not raised."""

@@ -39,7 +39,7 @@ train.task train.task_loss train.l2_penalty train.epochs train.steps train.accum
 train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
-train.stall_timeout_s train.deterministic
+train.stall_timeout_s train.early_stop_patience train.early_stop_min_delta train.deterministic
 train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_prob
 train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
 train.sync_batchnorm train.ema train.ema_decay
@@ -67,7 +67,8 @@ run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_chan
 run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """,
     "warns": """
-train.epochs train.steps train.deterministic train.logits_mib train.remat train.scan_layers
+train.epochs train.steps train.early_stop_patience train.early_stop_min_delta
+train.deterministic train.logits_mib train.remat train.scan_layers
 runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib

@@ -22,6 +22,7 @@ FLOORS = {
     "utils.storage": 0.5,
     "utils.config": 1,
     "store": 1,
+    "utils.endings": 1,
     "utils.stopping": 1,
     "utils.stall": 1,
     "utils.runtime": 2,

@@ -37,6 +37,12 @@ ELSEWHERE = {
         "run.tensorboard":
             "test_tensorboard_events_are_written_where_asked_for",
     },
+    "tests/test_early_stop.py": {
+        "train.early_stop_patience":
+            "test_the_run_says_why_it_ended",
+        "train.early_stop_min_delta":
+            "test_the_run_ends_where_its_scores_say",
+    },
     "tests/test_bad_input.py": {
         "data.root":
             "test_a_dataset_root_that_is_not_there_names_the_flag",

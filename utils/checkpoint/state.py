@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from utils.checkpoint.files import Location, Tensors
 from utils.checkpoint.fit import compare_tensors
+from utils.endings import Waited
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
@@ -25,6 +27,7 @@ class TrainStateLike(Protocol):
     scaler: torch.amp.GradScaler | None
     step: int
     best_score: float | None
+    waited: Waited
     input_processes: int
     skipped_steps: tuple[int, ...]
 
@@ -50,6 +53,7 @@ def collect_state(
     facts = {
         "step": state.step,
         "best_metric": state.best_score,
+        "waited": asdict(state.waited),
         "input_processes": state.input_processes,
         "skipped_steps": list(state.skipped_steps),
         "optimizer": scalars,
@@ -88,6 +92,7 @@ def restore_state(
     if state.scaler is not None and facts.get("scaler"):
         state.scaler.load_state_dict(facts["scaler"])
     state.step, state.best_score = facts["step"], facts["best_metric"]
+    state.waited = Waited(**facts.get("waited", {}))
     state.input_processes = facts.get("input_processes", 0)
     state.skipped_steps = tuple(facts.get("skipped_steps", ()))
 

@@ -21,6 +21,12 @@ def check_config(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_runtime(config)
     _check_profile(config)
+    train = config.train
+    if train.early_stop_min_delta and not train.early_stop_patience:
+        raise UserError(
+            f"train.early_stop_min_delta ({train.early_stop_min_delta:g}) has no effect without "
+            "train.early_stop_patience; set it, or leave both out"
+        )
     if config.run.eval_only and not (config.run.resume or config.model.weights):
         raise UserError(
             "run.eval_only needs weights to evaluate; add --resume auto, --resume PATH or "
@@ -166,6 +172,16 @@ def check_profiled_steps(steps: str, total_steps: int) -> None:
         raise UserError(
             f"profile.steps ({steps!r}) lies beyond the run's {total_steps} steps, which are 0 to "
             f"{total_steps - 1}; name earlier ones or raise train.epochs"
+        )
+
+
+def check_patience(patience: int, evaluations: int) -> None:
+    """Refuse to wait for more evaluations than the run has: it could never end early."""
+    if patience >= evaluations > 0 and patience:
+        raise UserError(
+            f"train.early_stop_patience ({patience}) can end no run with {evaluations} "
+            f"evaluation{'' if evaluations == 1 else 's'}, the first of which has nothing to "
+            "exceed; lower it or train.eval_every_epochs, or leave it out"
         )
 
 

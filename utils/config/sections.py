@@ -193,6 +193,19 @@ class TrainSection(ConfigSection):
         "0: never",
         **about(resume="free"),
     )
+    early_stop_patience: int = Field(
+        0,
+        ge=0,
+        description="evaluations in a row without a better score after which the run ends; "
+        "0: it never ends early",
+        **about(resume="warns"),
+    )
+    early_stop_min_delta: float = Field(
+        0.0,
+        ge=0,
+        description="by how much a score must exceed the one before it to count as better",
+        **about(resume="warns"),
+    )
     deterministic: bool = Field(
         False,
         description="choose operations that give the same bits each time, at a cost",

@@ -1,0 +1,178 @@
+"""A run whose score no longer rises ends: at the same step with the same bits, killed or not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import main
+from store import keep_deterministic, read_metrics
+from tests.support.child_runs import run_main
+from tests.support.tiny_parts import create_argv
+from utils.checkpoint import load_checkpoint
+from utils.endings import EarlyStop, Waited
+
+NAN = float("nan")
+# An evaluation each 3 steps, of a model that learns nothing that lasts.
+STOPPING = (
+    "--train.epochs=60", "--train.eval_every_epochs=0.5", "--train.early_stop_patience=3",
+    "--train.early_stop_min_delta=0.5", "--train.checkpoint_every_steps=2",
+    "--train.keep_checkpoints=100", "--runtime.num_threads=1", "--run.run_id=a", "--lr=1e-2",
+    "--optim.schedule=constant",
+)  # fmt: skip
+
+
+def run(folder: Path, *flags: str) -> int:
+    return main.main(create_argv(folder, *STOPPING, *flags))
+
+
+def count_all(stop: EarlyStop, scores: list[float]) -> list[int]:
+    """Evaluations without a better score after each of the scores."""
+    waited, found = Waited(), []
+    for step, score in enumerate(scores, start=1):
+        waited = stop.count(waited, step, score)
+        found.append(waited.evaluations)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("min_delta", "scores", "waited"),
+    [
+        (0.0, [1, 2, 2, 1, 3, 3], [0, 0, 1, 2, 0, 1]),
+        # Many small steps up count together, once they exceed the delta.
+        (1.0, [1, 1.6, 2.0, 2.1, 2.2], [0, 1, 2, 0, 1]),
+        (0.0, [-5.0, -4.0, -4.5], [0, 0, 1]),
+        (0.0, [NAN, NAN, 1, NAN], [1, 2, 0, 1]),
+    ],
+)
+def test_a_score_counts_as_better_by_more_than_the_delta(min_delta, scores, waited):
+    assert count_all(EarlyStop(2, min_delta), scores) == waited
+
+
+def test_an_evaluation_that_is_made_again_counts_once():
+    stop = EarlyStop(2)
+    waited = stop.count(stop.count(Waited(), 4, 1.0), 8, 0.5)
+    assert stop.count(waited, 8, 0.5) == waited == Waited(1.0, 1, 8)
+    assert not stop.is_over(waited)
+    assert stop.is_over(stop.count(waited, 12, 1.0))
+    assert not EarlyStop(0).is_over(Waited(1.0, 99, 8))
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Path:
+    """The directory of a run that ended early."""
+    root = tmp_path_factory.mktemp("early")
+    assert run(root) == 0
+    return root / "tiny" / "a"
+
+
+def read_facts(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text())
+
+
+def get_last_step(folder: Path) -> int:
+    return max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step_*"))
+
+
+def test_the_run_ends_where_its_scores_say(unbroken):
+    lines = [line for line in read_metrics(unbroken) if line["kind"] == "eval"]
+    best, since = -1.0, 0
+    for line in lines[:-1]:
+        best, since = (line["top1"], 0) if line["top1"] > best + 0.5 else (best, since + 1)
+        assert since < 3, line
+    assert lines[-1]["top1"] <= best + 0.5 and since == 2
+    assert lines[-1]["step"] == get_last_step(unbroken) < 360
+
+
+def test_the_run_says_why_it_ended(unbroken):
+    facts = read_facts(unbroken)
+    assert facts["status"] == "complete"
+    begin = f"ended early after step {get_last_step(unbroken)} of 360: 3 evaluations in a row gave"
+    assert facts["reason"].startswith(begin)
+    assert facts["reason"].endswith("by more than 0.5 (train.early_stop_patience=3)")
+    assert (unbroken / "student.safetensors").exists()
+
+
+def test_a_run_that_goes_on_from_any_of_its_steps_ends_alike(unbroken, tmp_path):
+    """From just before, at and after evaluations; nothing but the checkpoint tells the past."""
+    last, steps = get_last_step(unbroken), sorted(unbroken.glob("checkpoints/step_*"))
+    numbers = [int(path.name[5:]) for path in steps]
+    assert any(number % 3 == 0 for number in numbers[:-1])
+    # The last ones: those that begin before, within and after the wait that ends the run.
+    for kept, place in enumerate(steps[:-1][-4:], start=len(steps) - 4):
+        folder = tmp_path / place.name / "tiny" / "a"
+        shutil.copytree(unbroken, folder, ignore=shutil.ignore_patterns("run.lock"))
+        for later in numbers[kept:]:
+            shutil.rmtree(folder / "checkpoints" / f"step_{later:08d}")
+        assert run(tmp_path / place.name, "--resume=auto") == 0
+        assert get_last_step(folder) == last
+        assert read_facts(folder)["reason"] == read_facts(unbroken)["reason"]
+        assert_same_end(folder, unbroken, last)
+
+
+def assert_same_end(folder: Path, other: Path, step: int) -> None:
+    """Weights, moments and the history up to a step, bit for bit."""
+    mine, theirs = (
+        load_checkpoint(f / "checkpoints" / f"step_{step:08d}") for f in (folder, other)
+    )
+    for part, tensors in theirs[0].items():
+        for name, tensor in tensors.items():
+            assert mine[0][part][name].equal(tensor), name
+    assert mine[1]["waited"] == theirs[1]["waited"]
+    lines = [[keep_deterministic(line) for line in read_metrics(one)] for one in (folder, other)]
+    assert [line for line in lines[0] if line["kind"] == "eval"] == [
+        line for line in lines[1] if line["kind"] == "eval"
+    ]
+
+
+def test_a_run_that_ended_early_does_not_train_on(unbroken, tmp_path):
+    folder = tmp_path / "tiny" / "a"
+    shutil.copytree(unbroken, folder, ignore=shutil.ignore_patterns("run.lock"))
+    last = get_last_step(folder)
+    assert run(tmp_path, "--resume=auto") == 0
+    assert get_last_step(folder) == last
+    assert read_facts(folder)["reason"] == (
+        f"{read_facts(unbroken)['reason']}; nothing was left to train"
+    )
+    # More patience is a reason to go on.
+    steps = f"--train.steps={last + 2}"
+    assert run(tmp_path, "--resume=auto", "--train.early_stop_patience=4", steps) == 0
+    assert get_last_step(folder) == last + 2
+    assert read_facts(folder)["reason"] == f"all {last + 2} steps are done"
+
+
+@pytest.mark.slow
+def test_two_ranks_end_after_the_same_step(tmp_path):
+    for name, more in (("a", ()), ("b", ("--resume=auto",))):
+        flags = create_argv(tmp_path, *STOPPING, "--runtime.num_processes=2", *more)
+        done = run_main([*flags, "--run.run_id=two"])
+        assert done.returncode == 0, (name, done.stderr)
+        assert "ended early after step" in done.stderr
+    assert "nothing was left to train" in done.stderr
+
+
+REFUSED = [
+    (("--train.early_stop_patience=3", "--epochs=3"), "can end no run with 3 evaluations"),
+    (("--train.early_stop_patience=1", "--epochs=2", "--train.eval_every_epochs=9"),
+     "can end no run with 1 evaluation, the first"),
+    (("--train.early_stop_min_delta=0.1",), "has no effect without train.early_stop_patience"),
+    (("--train.early_stop_patience=-1",), "it must be at least 0"),
+    (("--train.early_stop_min_delta=nan", "--train.early_stop_patience=1"), "a finite number"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "words"), REFUSED)
+def test_a_patience_that_can_do_nothing_is_refused(flags, words, tmp_path, capsys):
+    assert main.main(create_argv(tmp_path, *flags)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluations_rise_in_step(unbroken):
+    steps = [line["step"] for line in read_metrics(unbroken) if line["kind"] == "eval"]
+    assert all(later - earlier == 3 for earlier, later in pairwise(steps))
