@@ -124,8 +124,9 @@ def _check_ranks(config: RunConfig, task: TaskCheck, device: str) -> None:
     ranks = count_planned_ranks(config.runtime, device)
     examples = task.dataset.num_examples["train"]
     if ranks > examples:
+        key = "num_processes" if config.runtime.num_processes else "cpu_processes"
         raise UserError(
-            f"runtime.num_processes ({ranks}) exceeds the {examples} examples of "
+            f"runtime.{key} ({ranks}) exceeds the {examples} examples of "
             f"data.train_split ({config.data.train_split!r}); lower it"
         )
     check_split(config, task, ranks)

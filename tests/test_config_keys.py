@@ -46,7 +46,8 @@ train.sync_batchnorm train.ema train.ema_decay
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
 distill.losses distill.group_size distill.allow_weak_teacher
-runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.mesh_fsdp
+runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
+runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads profile.steps
@@ -69,7 +70,8 @@ run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrit
     "warns": """
 train.epochs train.steps train.early_stop_patience train.early_stop_min_delta
 train.deterministic train.logits_mib train.remat train.scan_layers
-runtime.device runtime.parallel runtime.num_processes runtime.mesh_data runtime.mesh_fsdp
+runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
+runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads

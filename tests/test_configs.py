@@ -13,7 +13,8 @@ from tests.support.documented_commands import Places, place_flag, run_dry
 from utils.config import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+PRESETS = ROOT / "configs" / "presets"  # parts of configurations: tests/utils/test_layers.py
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)
 IDS = [path.relative_to(ROOT / "configs").as_posix() for path in CONFIGS]
 
 

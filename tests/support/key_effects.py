@@ -368,6 +368,7 @@ _PLAIN_ROWS: list[Row] = [
     *_rows("", "runtime", [("device", "xla", "device"), ("parallel", "spmd", "refused"),
                            ("num_processes", "2", "ranks"), ("precision", "bf16", "loss"),
                            ("tf32", "true", "refused"), ("graph_budget", "77", "plan")]),
+    ("runtime.cpu_processes", (), "--runtime.cpu_processes=2", "ranks"),
     ("runtime.channels_last", (), "--runtime.channels_last=true", "layout"),
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),

@@ -126,10 +126,17 @@ def _check_runtime(config: RunConfig) -> None:
             f"runtime.{key} ({getattr(runtime, key)}) needs a mesh; set runtime.parallel=spmd or "
             f"leave it out"
         )
-    if runtime.parallel == "spmd" and (runtime.num_processes or 1) > 1:
+    for key in ("num_processes", "cpu_processes"):
+        count = getattr(runtime, key) or 1
+        if runtime.parallel == "spmd" and count > 1:
+            raise UserError(
+                f"runtime.{key} ({count}) contradicts runtime.parallel=spmd, which has one process "
+                "for all devices of a host; drop one of them"
+            )
+    if runtime.num_processes and runtime.cpu_processes:
         raise UserError(
-            f"runtime.num_processes ({runtime.num_processes}) contradicts runtime.parallel=spmd, "
-            "which has one process for all devices of a host; drop one of them"
+            f"runtime.num_processes ({runtime.num_processes}) and runtime.cpu_processes "
+            f"({runtime.cpu_processes}) are both given; keep one of them"
         )
     if runtime.parallel == "spmd" and (runtime.precision, runtime.reduce_dtype) == ("fp32", "bf16"):
         raise UserError(

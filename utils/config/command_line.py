@@ -18,6 +18,9 @@ from utils.errors import UserError
 _NONE_WORDS = ("none", "null", "~", "")
 # The parser's own word for it.
 _NONE = "None"
+# What is given beside keys.
+_ONCE = ("config", "preset")
+_SWITCHES = ("print-config",)
 _KEY_OF = {alias: key for key, aliases in ALIASES.items() for alias in aliases}
 
 
@@ -28,18 +31,18 @@ def spell_out(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     bare switch is `=true`, a list or mapping in YAML becomes JSON.
 
     Raises:
-      UserError: --config twice, or what is no list or mapping.
+      UserError: --config or --preset twice, or what is no list or mapping.
     """
     out: list[str] = []
     reset: list[str] = []
     for name, value in _pair(argv):
-        if name == "config" and any(word.startswith("--config=") for word in out):
-            raise UserError("--config is given twice; keep one file, and give single keys as flags")
+        if name in _ONCE and any(word.startswith(f"--{name}=") for word in out):
+            raise UserError(f"--{name} is given twice; keep one, and give single keys as flags")
         key, inner = _find_key(name)
         if value is None:
             out.append(f"--{name}=true" if _get_type(key) is bool else f"--{name}")
             continue
-        kinds = _get_kinds(key)
+        kinds = get_kinds(key)
         is_none = value.lower() in _NONE_WORDS and not inner
         if is_none and kinds & {dict, list, tuple}:
             reset.append(key)
@@ -64,10 +67,16 @@ def refuse_unknown_flag(token: str) -> NoReturn:
         raise UserError(f"command line: {token!r} belongs to no flag; write --KEY VALUE")
     if name.replace("-", "_") in OF_TIMM:
         raise UserError(f"unknown flag --{name}; here it is --{OF_TIMM[name.replace('-', '_')]}")
-    hint = get_near_keys(name.replace("-", "_"), [*iterate_keys(), "config", *_KEY_OF])
+    hint = get_near_keys(name.replace("-", "_"), [*iterate_keys(), *_ONCE, *_SWITCHES, *_KEY_OF])
     if hint.startswith("did you mean"):
         hint = hint.replace("'", "").replace("mean ", "mean --").replace(" or ", " or --")
     raise UserError(f"unknown flag --{name}; {hint}")
+
+
+def get_kinds(key: str) -> set[object]:
+    """Its types without their arguments: `tuple[int, ...] | None` is tuple and NoneType."""
+    kind = _get_type(key)
+    return {get_origin(one) or one for one in (kind, *get_args(kind))} - {None}
 
 
 def _pair(argv: Sequence[str]) -> list[tuple[str, str | None]]:
@@ -92,10 +101,10 @@ def _find_key(name: str) -> tuple[str, str]:
     """The key that a flag stands for, and a name inside its mapping; empty for none."""
     for spelling in (name, name.replace("-", "_")):
         key = "model.name" if spelling == "model" else _KEY_OF.get(spelling, spelling)
-        if _get_type(key) is not None or key == "config":
+        if _get_type(key) is not None or key in _ONCE:
             return key, ""
         outer, _, inner = key.rpartition(".")
-        if dict in _get_kinds(outer):
+        if dict in get_kinds(outer):
             return outer, inner
     return "", ""
 
@@ -106,12 +115,6 @@ def _get_type(key: str) -> object:
     owner = RunConfig.model_fields.get(section)
     field = owner.annotation.model_fields.get(name) if owner else None
     return field.annotation if field else None
-
-
-def _get_kinds(key: str) -> set[object]:
-    """Its types without their arguments: `tuple[int, ...] | None` is tuple and NoneType."""
-    kind = _get_type(key)
-    return {get_origin(one) or one for one in (kind, *get_args(kind))} - {None}
 
 
 def _to_json(key: str, kinds: set[object], value: str) -> str:

@@ -38,6 +38,12 @@ class RuntimeSection(ConfigSection):
         description="processes that main.py starts on this host; none: as torchrun says, one for "
         "each GPU on cuda, else one",
     )
+    cpu_processes: int | None = Field(
+        None,
+        ge=1,
+        description="the same where it runs on the CPU alone; a TPU's chips and GPUs have a "
+        "process each",
+    )
     mesh_data: int | None = Field(
         None, ge=1, description="mesh devices along the batch; none: all that mesh_fsdp leaves"
     )

@@ -39,8 +39,8 @@ _RULES = {
 _OWN_RULES = {"profile.steps": "write FIRST-LAST, as 20-25"}
 
 
-def explain(error: ValidationError) -> str:
-    """The first problem of a validation in one line."""
+def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
+    """The first problem of a validation in one line, and its place."""
     problems = error.errors()
     # A misspelled key explains the one that is missing.
     unknown = [one for one in problems if one["type"] == "extra_forbidden"]
@@ -48,12 +48,12 @@ def explain(error: ValidationError) -> str:
     place = problem["loc"]
     key = ".".join(str(part) for part in place)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}; {_hint_key(place)}"
+        return f"unknown key {key}; {_hint_key(place)}", place
     if problem["type"] == "missing":
-        return f"{key} is missing; give it a value"
+        return f"{key} is missing; give it a value", place
     rule = _OWN_RULES.get(key) or _get_rule(problem)
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}"
+    return f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}", place
 
 
 def describe_key(key: Key) -> str:
@@ -92,7 +92,7 @@ def _hint_key(place: tuple[str | int, ...]) -> str:
         return f"write it as {section}: {{{name}: VALUE}}"
     if any(isinstance(part, int) for part in place):
         return get_hint(str(place[-1]), find_keys(place[:-1]))
-    return get_near_keys(key, iterate_keys())
+    return get_near_keys(key, [*iterate_keys(), *(["extends"] if len(place) == 1 else [])])
 
 
 def _get_rule(problem: ErrorDetails) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -22,17 +23,28 @@ from utils.config.checks import check_config
 from utils.config.command_line import refuse_unknown_flag, spell_out
 from utils.config.explain import describe_key, explain
 from utils.config.keys import get_keys
+from utils.config.layers import (
+    COMMAND_LINE,
+    DEFAULT,
+    Layer,
+    find_origin,
+    list_presets,
+    merge_layers,
+    read_layers,
+)
 from utils.config.sections import RunConfig
-from utils.config.yaml_file import read_yaml
+from utils.config.show import show_origins
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 
 _EPILOG = """\
-Every key may stand in the YAML file of --config and on the command line (--a.b=v or --a.b v);
-the command line wins. --batch_size is the global batch of one optimizer step, --update_freq
-splits it into micro-batches; --kd, --kd_alpha and --kd_temperature fill one distillation term.
-none, null, ~ or nothing (--a.b=) sets a key that may be none back to it, and a list or mapping to
-its default; a mapping's entries join those of the file, --model.args.depth=2 gives a single one.
+Every key may stand in the YAML file of --config and on the command line (--a.b=v or --a.b v).
+What is stronger wins: defaults < what the file extends < the file < --preset < the command line;
+--print-config shows all values and where each is from. --batch_size is the global batch of one
+optimizer step, --update_freq splits it into micro-batches; --kd, --kd_alpha and --kd_temperature
+fill one distillation term. none, null, ~ or nothing (--a.b=) sets a key that may be none back to
+it, and a list or mapping to its default; a mapping's entries join those of the file,
+--model.args.depth=2 gives a single one.
 Brackets tell what else holds for a key. On --resume another value is refused, unless it says
 resume: free, resume: warns (it goes on, but bits may differ) or resume: between epochs.
 """
@@ -58,9 +70,9 @@ class _ConfigParser(argparse.ArgumentParser):
 
 
 def load_config(argv: Sequence[str]) -> RunConfig:
-    """The configuration of `--config FILE` overridden by the other flags.
+    """The configuration of `--config FILE` and `--preset NAME`, overridden by the other flags.
 
-    Prints the help and exits for `--help`.
+    Prints the help and exits for `--help`, and so with the values for `--print-config`.
 
     Raises:
       UserError: unknown key, wrong type, value out of range, or keys that contradict each other.
@@ -74,12 +86,20 @@ def load_config(argv: Sequence[str]) -> RunConfig:
     namespace, rest = create_parser().parse_known_args(words)
     if rest:
         refuse_unknown_flag(rest[0])
-    values = _merge(_drop(read_yaml(namespace.config), reset), _read_flags(namespace))
-    config = _validate(values)
+    layers = [
+        *read_layers(namespace.config, namespace.preset),
+        *(_make_layer(key, None, COMMAND_LINE) for key in reset),
+        Layer(COMMAND_LINE, _read_flags(namespace)),
+    ]
+    config = _validate(merge_layers(layers), layers)
     if not config.run.experiment:
-        name = _choose_experiment(namespace.config, config)
-        config = _validate(_merge(values, {"run": {"experiment": name}}))
+        name, origin = _choose_experiment(namespace.config, namespace.preset, config)
+        layers.append(_make_layer("run.experiment", name, origin))
+        config = _validate(merge_layers(layers), layers)
     check_config(config)
+    if namespace.print_config:
+        sys.stdout.write(show_origins(config, layers))
+        raise SystemExit(0)
     return config
 
 
@@ -103,9 +123,14 @@ def create_parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        usage="python main.py [--config FILE.yaml] [--KEY VALUE | --KEY=VALUE ...]",
+        usage="python main.py [--config FILE.yaml] [--preset NAME] [--KEY VALUE | --KEY=VALUE ...]",
     )
-    parser.add_argument("--config", metavar="FILE", default=None, help="YAML file of the run")
+    add = parser.add_argument
+    add("--config", metavar="FILE", default=None, help="YAML file of the run")
+    presets = ", ".join(list_presets())
+    add("--preset", metavar="NAME", default=None, help=f"on top of the file: {presets}")
+    what = "print the resolved YAML with the origin of each key, and end"
+    add("--print-config", "--print_config", action="store_true", help=what)
     CliSettingsSource(_Settings, root_parser=parser, formatter_class=parser.formatter_class)
     for action in parser._actions:
         action.help = _describe(action)
@@ -128,39 +153,30 @@ def _read_flags(namespace: argparse.Namespace) -> JsonObject:
         raise UserError(
             f"command line: {error}; write a list as '[a, b]' and a mapping as '{{name: value}}'"
         ) from error
-    overrides.pop("config", None)
-    return overrides
+    return {name: values for name, values in overrides.items() if name in RunConfig.model_fields}
 
 
-def _choose_experiment(path: str | None, config: RunConfig) -> str:
-    """The config's file name, or the model's."""
-    if path is None:
-        return config.model.name
-    name = Path(path).stem
-    if not re.fullmatch(r"[\w-][\w.-]*", name):
-        raise UserError(
-            f"run.experiment: the config's file name ({name!r}) is no directory name; rename the "
-            "file, or set --run.experiment"
-        )
-    return name
+def _choose_experiment(path: str | None, preset: str | None, config: RunConfig) -> tuple[str, str]:
+    """The config's file name, or the model's, and where it is from.
+
+    A preset's runs stand apart: `--resume auto` must not go on from a quick test.
+    """
+    name, origin = config.model.name, "model.name"
+    if path is not None:
+        name, origin = Path(path).stem, "the config's file name"
+        if not re.fullmatch(r"[\w-][\w.-]*", name):
+            raise UserError(
+                f"run.experiment: the config's file name ({name!r}) is no directory name; rename "
+                "the file, or set --run.experiment"
+            )
+    if preset is None:
+        return name, origin
+    return f"{name}_{preset}", f"{origin} and the preset"
 
 
-def _drop(values: JsonObject, keys: Sequence[str]) -> JsonObject:
-    """The file's values without those that the command line sets back."""
-    for key in keys:
-        section, _, name = key.partition(".")
-        if isinstance(values.get(section), dict):
-            values[section] = {k: v for k, v in values[section].items() if k != name}
-    return values
-
-
-def _merge(base: JsonObject, over: JsonObject) -> JsonObject:
-    """`base` with the keys of `over` on top, section by section."""
-    merged = dict(base)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = _merge(merged[key], value) if both else value
-    return merged
+def _make_layer(key: str, value: JsonValue, origin: str) -> Layer:
+    section, _, name = key.partition(".")
+    return Layer(origin, {section: {name: value}})
 
 
 def _describe(action: argparse.Action) -> str | None:
@@ -172,8 +188,14 @@ def _describe(action: argparse.Action) -> str | None:
     return f"{action.help}{also} {describe_key(get_keys()[name])}".rstrip()
 
 
-def _validate(values: JsonObject) -> RunConfig:
+def _validate(values: JsonObject, layers: Sequence[Layer] = ()) -> RunConfig:
+    """The configuration; with several files, the refusal of a value names its own."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        raise UserError(explain(error)) from error
+        message, place = explain(error)
+        origin = find_origin(layers, place)
+        known = {layer.origin for layer in layers} - {COMMAND_LINE}
+        if len(known) > 1 and origin not in (COMMAND_LINE, DEFAULT):
+            message += f" (in {origin})"
+        raise UserError(message) from error

@@ -1,4 +1,4 @@
-"""Reads the YAML file of `--config`, more strictly than YAML asks for."""
+"""Reads a YAML file of keys, more strictly than YAML asks for."""
 
 from __future__ import annotations
 
@@ -10,52 +10,53 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 
 
-def read_yaml(path: str | None) -> JsonObject:
-    """The sections of a file; empty without one.
+def read_yaml(path: str, reason: str) -> JsonObject:
+    """The sections of a file.
+
+    Args:
+      reason: what asked for it, such as --config: the beginning of each refusal.
 
     Raises:
       UserError: it cannot be read, is no YAML or not UTF-8, or says a key twice.
     """
-    if path is None:
-        return {}
-    text = _read_text(path)
+    text = _read_text(path, reason)
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if node is not None:
-            _refuse_repeats(node, path, "")
+            _refuse_repeats(node, f"{reason} {path}", "")
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"--config {path} is not valid YAML: {reason}") from error
+        raise UserError(f"{reason} {path} is not valid YAML: {reason}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UserError(f"--config {path} holds a {type(values).__name__}; write sections of keys")
+        raise UserError(f"{reason} {path} holds a {type(values).__name__}; write sections of keys")
     return values
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, reason: str) -> str:
     try:
         content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(
-            f"--config {path}: {error.strerror or error}; give a readable YAML file"
+            f"{reason} {path}: {error.strerror or error}; give a readable YAML file"
         ) from error
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(
-            f"--config {path}: byte 0x{content[error.start]:02x} in line {line} is not UTF-8; save "
+            f"{reason} {path}: byte 0x{content[error.start]:02x} in line {line} is not UTF-8; save "
             "the file as UTF-8"
         ) from error
 
 
-def _refuse_repeats(node: yaml.Node, path: str, prefix: str) -> None:
+def _refuse_repeats(node: yaml.Node, file: str, prefix: str) -> None:
     """YAML lets the last of two equal keys win, and so throws a whole section away."""
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
-            _refuse_repeats(item, path, f"{prefix}{number}.")
+            _refuse_repeats(item, file, f"{prefix}{number}.")
     if not isinstance(node, yaml.MappingNode):
         return
     lines: dict[object, int] = {}
@@ -65,8 +66,8 @@ def _refuse_repeats(node: yaml.Node, path: str, prefix: str) -> None:
         line = key.start_mark.line + 1
         if key.value in lines:
             raise UserError(
-                f"--config {path}: {prefix}{key.value} stands in line {lines[key.value]} and again "
+                f"{file}: {prefix}{key.value} stands in line {lines[key.value]} and again "
                 f"in line {line}; keep one of them"
             )
         lines[key.value] = line
-        _refuse_repeats(value, path, f"{prefix}{key.value}.")
+        _refuse_repeats(value, file, f"{prefix}{key.value}.")

@@ -52,7 +52,9 @@ def choose_device(section: RuntimeSection) -> str:
 
 def count_planned_ranks(section: RuntimeSection, name: str) -> int:
     """Input processes that are known before a device is touched; 1 where the device decides."""
-    return max(get_planned_size(), section.num_processes or 1) if section.parallel != "spmd" else 1
+    if section.parallel == "spmd":
+        return 1
+    return max(get_planned_size(), _get_asked(section, name) or 1)
 
 
 def find_planned_ranks(section: RuntimeSection, name: str) -> int | None:
@@ -72,7 +74,7 @@ def count_processes(section: RuntimeSection, name: str) -> int:
     if section.parallel == "spmd":
         return 1
     if name != "cuda":
-        return section.num_processes or 1
+        return _get_asked(section, name) or 1
     import torch
 
     available = torch.cuda.device_count()
@@ -82,6 +84,13 @@ def count_processes(section: RuntimeSection, name: str) -> int:
             "this host; lower it"
         )
     return section.num_processes or available
+
+
+def _get_asked(section: RuntimeSection, name: str) -> int | None:
+    """Processes that the configuration asks for; none: it leaves them to the device."""
+    if name == "cuda" or has_chips(name):
+        return section.num_processes
+    return section.num_processes or section.cpu_processes
 
 
 def get_planned_size() -> int:
