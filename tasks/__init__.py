@@ -3,7 +3,7 @@
 from tasks.classify import Classify
 from tasks.facts import TaskFacts
 from tasks.language import Language
-from tasks.protocol import RunTask, TaskCheck
+from tasks.protocol import RunTask, TaskCheck, Twin
 from tasks.regress import Regress
 from utils.registry import Registry
 
@@ -12,4 +12,4 @@ TASKS.register("classify")(Classify)
 TASKS.register("language")(Language)
 TASKS.register("regress")(Regress)
 
-__all__ = ["TASKS", "Classify", "Language", "Regress", "RunTask", "TaskCheck", "TaskFacts"]
+__all__ = ["TASKS", "Classify", "Language", "Regress", "RunTask", "TaskCheck", "TaskFacts", "Twin"]

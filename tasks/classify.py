@@ -6,7 +6,7 @@ knows of neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from models import (
 from models.patches import patch_for
 from models.transforms import to_pixels
 from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
+from tasks.classify_twin import ClassifyTwin
 from tasks.counting import compute_ece, count_agreement, count_batch
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
@@ -63,6 +64,7 @@ class Classify(RunTask):
     unit = ("img", 1)
     score_name = "top-1"
     check = ClassifyCheck
+    twin = ClassifyTwin
     reads = frozenset({
         "distill", "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
         "data.random_erasing", "model.num_classes", "model.image_size", "train.mixup_alpha",
@@ -172,6 +174,35 @@ class Classify(RunTask):
         """Host inputs of the student, for a trace."""
         height, width, channels = self._images["train"].image_shape
         return torch.zeros(examples, channels, height, width)
+
+    # For tools.
+
+    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """Teachers like those in the step, each with images of its own size."""
+        config, inputs = self.config, self.create_inputs(examples).to("meta")
+        if config.distill.teacher_cache:
+            return []
+        found = []
+        for one in self._create_shadows():
+            size = one.transform.size
+            own = inputs if size is None else inputs.new_empty(*inputs.shape[:2], size, size)
+            found.append((one.model.float(), own))
+        averages = [one for one in get_teacher_sections(config.distill) if one.model == EMA]
+        for _ in averages:
+            student = create_model(config.model, **self.facts.model_arguments, device="meta")
+            found.append((student.eval(), inputs))
+        return found
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """Teachers with weights of their own, and what makes pixels the student's input."""
+        teachers = {f"teacher{n or ''}": one for n, one in enumerate(self.own_teachers)}
+        return {**teachers, "transform": self.transform}
+
+    def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
+        """Cross-entropy of images that are normalised already."""
+        with torch.no_grad():
+            inputs, labels = self.transform(to_pixels(batch.images)), batch.labels.long()
+        return lambda model: nn.functional.cross_entropy(model(inputs), labels)
 
     # What travels with a batch.
 
@@ -309,6 +340,15 @@ class Classify(RunTask):
         ]
         self.teachers = [*self.own_teachers, *averages]
 
+    def _create_shadows(self) -> list[Teacher]:
+        """The teachers on the meta device."""
+        return create_teachers(
+            self.config.distill,
+            num_classes=self.facts.num_classes,
+            student_transform=self.transform,
+            device="meta",
+        )
+
     def _find_feature_shapes(self) -> FeatureShapes:
         """Of the layers that losses look at; tries what only the run's own images could tell."""
         shapes = {role: images.image_shape for role, images in self._images.items()}
@@ -319,12 +359,7 @@ class Classify(RunTask):
             return {}, {}
         config = self.config
         student = create_model(config.model, **self.facts.model_arguments, device="meta")
-        teachers = create_teachers(
-            config.distill,
-            num_classes=self.facts.num_classes,
-            student_transform=self.transform,
-            device="meta",
-        )
+        teachers = self._create_shadows()
         if not is_known:
             live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
             check_images(config, student, list(live), shapes)

@@ -15,6 +15,7 @@ from losses import LossOutput
 from losses.chunked import choose_chunk, count_next_tokens, score_in_chunks
 from tasks.facts import TaskFacts
 from tasks.language_check import LanguageCheck
+from tasks.language_twin import LanguageTwin
 from tasks.protocol import RunTask
 from utils.metrics import Evaluation
 
@@ -32,6 +33,7 @@ class Language(RunTask):
 
     score_name = "-loss"
     check = LanguageCheck
+    twin = LanguageTwin
     reads = frozenset({"data.sequence_length", "train.z_loss", "train.logits_mib"})
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
@@ -94,6 +96,10 @@ class Language(RunTask):
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
+
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The logits of all tokens at once, which a step makes chunk by chunk."""
+        return model.compute_logits(model(inputs))
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """An evaluation's numbers, for a person."""

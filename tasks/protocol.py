@@ -6,7 +6,9 @@ what most tasks need nothing of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torch import Tensor, nn
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 # Goes over the evaluation split: a count of each batch -> its sum over batches and ranks.
 SumOver = Callable[[Callable[[Batch], Tensor]], Tensor]
+# A run, its dataset and what of its task decides the stream -> the stream's whole description.
+StreamOf = Callable[["RunConfig", "DatasetFacts", JsonMapping], JsonObject]
 
 
 class TaskCheck(Protocol):
@@ -56,6 +60,66 @@ class TaskCheck(Protocol):
         """Refuse what was stored for another stream of examples, or for a shorter run."""
 
 
+class Twin(Protocol):
+    """A run's likeness: made-up examples, random teachers, random answers, the same step.
+
+    What a step costs, and which graph it is, depends on shapes and counts, and not on what examples
+    show or teachers know. So a run can be measured and compiled where its dataset, its teachers'
+    weights and its stored answers are not.
+
+    Attributes:
+      usual: sizes that a step depends on and a dataset tells, with what may be assumed of one that
+        nobody knows: `{"num_classes": 1000}`.
+    """
+
+    usual: ClassVar[Mapping[str, int]] = MappingProxyType({})
+
+    def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
+        """Find those sizes.
+
+        Args:
+          given: some of them, where the dataset is not here.
+
+        Raises:
+          UserError: one cannot be told.
+        """
+
+    def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
+        """The run on as many made-up examples, from which batches of the same shape are made.
+
+        Args:
+          folder: where files of examples may be written.
+          by_trial: a shape may be found by running the preprocessing, which imports TensorFlow.
+
+        Raises:
+          UserError: an example's shape cannot be told.
+        """
+        ...
+
+    def replace_teachers(
+        self, config: RunConfig, folder: Path, *, only_missing: bool = False
+    ) -> RunConfig:
+        """The same run with teachers of random weights, written below `folder`.
+
+        Args:
+          only_missing: teachers that have weights keep them.
+
+        Raises:
+          UserError: a teacher's sizes cannot be told, or it does not fit.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no teachers to replace")
+
+    def replace_answers(
+        self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
+    ) -> RunConfig:
+        """The same run with made-up stored answers of its random teachers, below `folder`.
+
+        Args:
+          steps: of an epoch.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no answers to replace")
+
+
 class RunTask(Protocol):
     """A task as a run leads it: created on each replica, after the student and its loaders.
 
@@ -63,16 +127,20 @@ class RunTask(Protocol):
       unit: what throughput counts, and how many of it one example holds.
       score_name: of an evaluation's score, for a person.
       check: the class that looks at a configuration first.
+      twin: how it is measured and compiled without its data; none: it cannot be.
       reads: keys and sections that this task honours and not every task does.
       losses: modules that are trained beside the student.
+      teachers: models that run in the step beside the student.
       stream_epochs: after which the stream of examples starts over; none: it never does.
     """
 
     unit: ClassVar[tuple[str, int]]
     score_name: ClassVar[str]
     check: ClassVar[type[TaskCheck]]
+    twin: ClassVar[type[Twin] | None] = None
     reads: ClassVar[frozenset[str]] = frozenset()
     losses: nn.Module
+    teachers: Sequence[nn.Module] = ()
     stream_epochs: int | None = None
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
@@ -118,6 +186,26 @@ class RunTask(Protocol):
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace: what `train.scan_layers` needs."""
         raise NotImplementedError(f"{type(self).__name__} has no inputs to trace a student by")
+
+    # For tools that compile, measure and count a step.
+
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """All that the loss asks of a model, for inputs as `create_inputs` makes them."""
+        return model(inputs)
+
+    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """Models on the meta device like the teachers in the step, with inputs for each."""
+        return []
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """What a step reads and never changes, by name: teachers of their own, a transform."""
+        return {}
+
+    def plan_plain_loss(self, batch: Batch) -> Callable[[nn.Module], Tensor]:
+        """A batch on the device -> the loss that one would write by hand, of a model."""
+        return lambda model: self.loss(model, batch).total
+
+    # What travels with a batch.
 
     def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
         """A host batch with what is drawn for its examples at a step of the stream.

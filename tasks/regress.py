@@ -18,6 +18,7 @@ from losses import LossInputs, LossOutput, compute_gaussian_nll
 from models import Standardise
 from tasks.protocol import RunTask
 from tasks.regress_check import RegressCheck, RegressFacts, create_regression_loss
+from tasks.regress_twin import RegressTwin
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Regress(RunTask):
     unit = ("rows", 1)
     score_name = "-mse"
     check = RegressCheck
+    twin = RegressTwin
     reads = frozenset({
         "data.input_columns", "data.target_columns", "data.split_seed", "data.standardise",
         "train.task_loss", "train.l2_penalty",
@@ -120,6 +122,10 @@ class Regress(RunTask):
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         return torch.zeros(examples, len(self.facts.rows.input_names))
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """The units of the targets."""
+        return {"units": self._units}
 
     # Around the run.
 

@@ -84,6 +84,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--chips", type=int, default=1, help="devices to partition over (SPMD); 1: one device")
     add("--batch", type=int, help="examples on each device; none: global batch / devices")
     add("--num-classes", type=int, help="classes, for a dataset that is not here")
+    add("--assume", metavar="NAME=NUMBER", action="append", default=[], help="another size of a "
+        "dataset that is not here, such as vocab_size=32000 (default: none)")  # fmt: skip
     add("--json", type=Path, help="write the report here")
     add("--hlo", type=Path, help="write the compiled program and the exported step here")
     add("--max-batch", action="store_true", help="search the largest batch of a device that fits")
@@ -150,7 +152,7 @@ def trace_and_compile(
             Path(folder),
             batch=compilation.batch,
             devices=compilation.chips,
-            num_classes=options.num_classes,
+            given=_read_sizes(options),
         )
         export = trace_step(derived)
     _log(f"compiling for {compilation.target.name}, {compilation.chips} device(s)")
@@ -186,7 +188,8 @@ def describe(
         device=compiled.facts.get("device_kind", compilation.target.generation.name),
         chips=compilation.chips,
         examples_per_chip=compilation.batch,
-        image_shape=list(export.image_shape),
+        unit=export.unit[0],
+        example=export.shapes,
         fits=compiled.needed_bytes is None and memory.peak_bytes <= memory.usable_bytes,
         memory=memory,
         graph=compiled.key,
@@ -198,8 +201,8 @@ def describe(
     flops, mcycles = analysis.get_flops(compiled), analysis.sum_mcycles(instructions)
     hbm_bytes = get_hbm_bytes(instructions)
     report.estimated_mcycles, report.flops, report.hbm_bytes = round(mcycles, 4), flops, hbm_bytes
-    report.step_ms, report.img_per_s, report.mfu = analysis.get_bounds(
-        flops, hbm_bytes, mcycles, compilation.target, compilation.batch
+    report.step_ms, report.units_per_s, report.mfu = analysis.get_bounds(
+        flops, hbm_bytes, mcycles, compilation.target, compilation.batch * export.unit[1]
     )
     report.collectives = analysis.list_collectives(instructions)
     report.collective_bytes = sum(one.bytes for one in report.collectives)
@@ -256,6 +259,17 @@ def _choose_batch(options: argparse.Namespace, config: RunConfig, target: Target
             f"{devices} devices of --target {target.name}; give --batch, the examples of a device"
         )
     return batch
+
+
+def _read_sizes(options: argparse.Namespace) -> dict[str, int]:
+    """Sizes that stand in for a dataset that is not here."""
+    found = {} if options.num_classes is None else {"num_classes": options.num_classes}
+    for text in options.assume:
+        name, _, number = text.partition("=")
+        if not number.isdecimal() or not int(number):
+            raise UserError(f"--assume ({text!r}) must be NAME=NUMBER, such as vocab_size=32000")
+        found[name] = int(number)
+    return found
 
 
 def _read_base(path: Path, compilation: Compilation) -> float:

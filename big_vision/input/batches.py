@@ -37,6 +37,11 @@ class Batch:
         """Examples, padding included."""
         return len(self.mask)
 
+    def get_tensors(self) -> dict[str, Tensor]:
+        """What a kind of batch holds of every example, mask and indices among it, by name."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
     def map(
         self, fn: Callable[[Tensor], Tensor], of_step: Callable[[Tensor], Tensor] | None = None
     ) -> Self:

@@ -131,6 +131,7 @@ class SequenceSource(Source):
     """Sequences out of nothing, described by data.name and data.sequence_length."""
 
     shaped_by_name = True
+    is_made_up = True
 
     @property
     def title(self) -> str:

@@ -99,9 +99,11 @@ class Source(ABC):
 
     Attributes:
       shaped_by_name: data.name, not a preprocessing string, says what examples look like.
+      is_made_up: its examples come out of nothing, so that they are everywhere.
     """
 
     shaped_by_name: ClassVar[bool] = False
+    is_made_up: ClassVar[bool] = False
 
     def __init__(self, data: DataSection, known: Known) -> None:
         self.data = data

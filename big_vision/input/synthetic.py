@@ -66,6 +66,7 @@ class SyntheticSource(ImageSource):
     """Examples out of nothing, described by data.name."""
 
     shaped_by_name = True
+    is_made_up = True
 
     def select(self, role: Role) -> SyntheticSelection:
         """The same examples for every role and split."""

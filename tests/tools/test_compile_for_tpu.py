@@ -320,7 +320,7 @@ def create_report(cost: float | None) -> Report:
     """A report of that many Mcycles."""
     memory = analysis.Memory(usable_bytes=2, peak_bytes=1)
     return Report(note="n", config="c", model="m", target="v5e:2x2", device="d", chips=1,
-                  examples_per_chip=8, image_shape=[8, 8, 3], fits=True, memory=memory,
+                  examples_per_chip=8, unit="img", example={"images": [8, 8, 3]}, fits=True, memory=memory,
                   estimated_mcycles=cost, graph="g", versions={}, made="2026-01-01")  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from store import read_environment
 from tools.benchmark.report import (
     SCHEMA,
     compare,
+    get_rate_name,
     print_comparison,
     print_report,
     read_report,
@@ -218,10 +219,10 @@ def measure_scaling(
             report = read_report(path)
             results += report["results"]
             environment = report["environment"]
-    first = results[0]
+    first, rate = results[0], get_rate_name(results[0])
     for result in results:
-        per_process = result["img_per_s"] / result["processes"]
-        result["scaling_efficiency"] = per_process / (first["img_per_s"] / first["processes"])
+        per_process = result[rate] / result["processes"]
+        result["scaling_efficiency"] = per_process / (first[rate] / first["processes"])
         result["cores_per_process"] = share or None
     return 0, create_report(options, config, results, environment)
 

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
-from models import create_input_transform, create_model, get_teacher_sections
-from models.transforms import to_pixels
+from models import create_model, get_teacher_sections
 from optim_factory import PREPARABLE, create_optimizer
 from utils.errors import UserError
 
@@ -48,7 +46,8 @@ def check_bare(config: RunConfig) -> None:
 class BareLoop:
     """Forward, loss, backward, optimizer step: no schedule, clipping, average, checks or log.
 
-    The same model and optimizer as the run's; its images lie on the device, already normalised.
+    The same model and optimizer as the run's; its batches lie on the device, what need not be done
+    in each step is done already.
 
     Attributes:
       compiled: graphs that it has cost, and the seconds to compile them.
@@ -70,12 +69,8 @@ class BareLoop:
             runtime.updates.prepare(self._optimizer)
         lrs, decays = parts.plan.schedule.values(0, self._optimizer)
         runtime.updates.set_hyperparameters(self._optimizer, lrs, decays)
-        images = parts.train_loader.facts
-        transform = create_input_transform(*images.normalisation, channels=images.image_shape[2])
-        transform.to(runtime.device)
         placed = [runtime.to_device(batch) for batch in batches]
-        with torch.no_grad():
-            self._inputs = [(transform(to_pixels(b.images)), b.labels.long()) for b in placed]
+        self._losses = [parts.task.plan_plain_loss(batch) for batch in placed]
         runtime.finish_step()
 
     def run(self, steps: int) -> tuple[float, float]:
@@ -83,9 +78,9 @@ class BareLoop:
         runtime = self._runtime
         began, cpu_began = time.perf_counter(), time.process_time()
         for step in range(steps):
-            images, labels = self._inputs[step % len(self._inputs)]
+            compute_loss = self._losses[step % len(self._losses)]
             with runtime.autocast():
-                loss = functional.cross_entropy(self.model(images), labels)
+                loss = compute_loss(self.model)
             loss.backward()
             self._optimizer.step()
             self._optimizer.zero_grad(set_to_none=True)

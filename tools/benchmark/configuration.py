@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import twin
+from tools.twin import create_twin, get_usual_sizes
 from utils.config import change
 from utils.errors import UserError
 from utils.log import get_logger
 
 if TYPE_CHECKING:
+    from tasks import Twin
     from utils.config import RunConfig
 
-FALLBACK_CLASSES = 1000
 _SYNTHETIC_EXAMPLES = 50_000
 
 
@@ -23,64 +23,46 @@ def create_measured_config(
     """The run's configuration as a new run that writes nothing, on the input that is asked for.
 
     Args:
-      scratch: where random teachers are written.
+      scratch: where made-up data and random teachers are written.
 
     Raises:
       UserError: keys that this measurement cannot honour.
     """
+    from datasets import create_source
+    from models import get_teacher_sections
+
     if config.profile.steps:
         get_logger().warning("profile.steps is ignored: a trace would be measured with the step")
     run = {"output_dir": str(scratch), "resume": "", "run_id": "", "eval_only": False}
     changed = change(config, run={**run, "tensorboard": False}, profile={"steps": ""})
-    classes = count_classes(changed) if synthetic or random_teachers else 0
-    if synthetic:
-        changed = _use_synthetic_input(changed, classes)
-    if random_teachers:
-        changed = _use_random_teachers(changed, scratch, classes)
-    return changed
-
-
-def count_classes(config: RunConfig) -> int:
-    """Classes of the student: as given, as the dataset tells, or 1000 where there is none."""
-    try:
-        return twin.find_classes(config)
-    except UserError as error:
-        get_logger().warning("%d classes are assumed: %s", FALLBACK_CLASSES, error)
-        return FALLBACK_CLASSES
-
-
-def _use_synthetic_input(config: RunConfig, classes: int) -> RunConfig:
-    """Made-up images of the same shape, classes and batch."""
-    if config.distill.teacher_cache:
+    if synthetic and config.distill.teacher_cache:
         raise UserError(
             "--input synthetic does not go with distill.teacher_cache, whose answers belong to the "
             "dataset; use --input real"
         )
-    if config.data.source == "synthetic":
-        return config
-    image = twin.find_image_shape(config)
-    if image is None:
-        raise UserError(
-            f"--input synthetic finds no one size in data.train_pp ({config.data.train_pp!r}); end "
-            "it with a resize or crop to one side, or set data.source=synthetic with "
-            "data.name=image_size=N"
-        )
-    examples = max(_SYNTHETIC_EXAMPLES, config.data.global_batch_size)
-    return change(config, data=twin.describe_twin_data(config, image, classes, examples))
-
-
-def _use_random_teachers(config: RunConfig, scratch: Path, classes: int) -> RunConfig:
-    """Random weights for teachers that have none: what they know does not change their cost."""
-    from models import EMA, get_teacher_sections
-
-    sections = get_teacher_sections(config.distill)
-    if not sections:
+    if random_teachers and not get_teacher_sections(config.distill):
         raise UserError("--random-teachers needs a teacher; set distill.teacher")
-    teachers = [
-        section
-        if section.model == EMA or section.weights
-        else twin.create_random_teacher(section, classes, scratch / f"teacher_{number}")
-        for number, section in enumerate(sections)
-    ]
-    given = [one.model_dump() for one in teachers]
-    return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
+    needs_data = synthetic and not create_source(config.data).is_made_up
+    if not needs_data and not random_teachers:
+        return changed
+    twin = _create_twin(changed)
+    if needs_data:
+        changed = twin.replace_data(
+            max(_SYNTHETIC_EXAMPLES, config.data.global_batch_size), scratch
+        )
+    if random_teachers:
+        changed = twin.replace_teachers(changed, scratch, only_missing=True)
+    return changed
+
+
+def _create_twin(config: RunConfig) -> Twin:
+    """The run's twin; of a dataset that nobody knows here the usual sizes are assumed."""
+    try:
+        return create_twin(config, {})
+    except UserError as error:
+        sizes = get_usual_sizes(config)
+        if not sizes:
+            raise
+        text = ", ".join(f"{name} {number}" for name, number in sizes.items())
+        get_logger().warning("%s is assumed: %s", text, error)
+        return create_twin(config, sizes)

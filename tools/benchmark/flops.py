@@ -1,4 +1,4 @@
-"""FLOPs of a training step per image, and the share of a device's peak that they are."""
+"""FLOPs of a training step per example, and the share of a device's peak that they are."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from utils.errors import UserError
 from utils.log import get_logger
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
+    from tasks import RunTask, TaskFacts
     from utils.config import RunConfig
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
-_IMAGES = 2  # BatchNorm in training mode refuses a single value
+_EXAMPLES = 2  # BatchNorm in training mode refuses a single value
 _A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
 _HOPPER = {"bf16": 989.0, "fp16": 989.0, "tf32": 494.0, "fp32": 67.0}
 # Dense TFLOP/s of one device by the type that its matmuls compute in, under the name that the
@@ -56,46 +57,26 @@ def name_hardware(name: str, pci_devices: Path = _PCI_DEVICES) -> str:
     return name
 
 
-def count_flops(
-    config: RunConfig, *, num_classes: int, image_shape: tuple[int, int, int]
-) -> dict[str, float] | None:
-    """FLOPs per image of matrix products and convolutions, counted on the meta device.
+def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str, float] | None:
+    """FLOPs per example of matrix products and convolutions, counted on the meta device.
 
     The student's forward and backward pass and the forward pass of the teachers in the step. Not
-    counted: losses and projections, the optimizer, and what train.remat computes again.
-
-    Args:
-      image_shape: (H, W, C).
+    counted: losses and projections, the optimizer, and what train.remat computes again. A causal
+    attention counts in full.
 
     Returns:
       `student`, `teachers` and `total`; none for a model that does not run without data.
     """
-    from models import (
-        EMA,
-        create_input_transform,
-        create_model,
-        create_teachers,
-        get_teacher_sections,
-    )
+    from models import create_model
 
-    height, width, channels = image_shape
-    student = create_model(config.model, num_classes=num_classes, device="meta").train()
+    student = create_model(config.model, **facts.model_arguments, device="meta").train()
     if hasattr(student, "set_distilled_training"):
         student.set_distilled_training(True)
-    shape = (channels, height, width)
     try:
-        found = {"student": _count(student, shape, backward=True), "teachers": 0.0}
-        if not config.distill.teacher_cache:
-            transform = create_input_transform((0.0,), (1.0,), channels=channels)
-            teachers = create_teachers(
-                config.distill, num_classes=num_classes, student_transform=transform, device="meta"
-            )
-            for one in teachers:
-                size = one.transform.size
-                own = shape if size is None else (channels, size, size)
-                found["teachers"] += _count(one.model.float(), own, backward=False)
-            averages = [one for one in get_teacher_sections(config.distill) if one.model == EMA]
-            found["teachers"] += len(averages) * _count(student.eval(), shape, backward=False)
+        inputs = task.create_inputs(_EXAMPLES).to("meta")
+        found = {"student": _count(task, student, inputs, backward=True), "teachers": 0.0}
+        for model, own in task.list_teachers(_EXAMPLES):
+            found["teachers"] += _count(task, model, own, backward=False)
     except UserError:
         raise
     except (RuntimeError, NotImplementedError) as error:
@@ -104,15 +85,14 @@ def count_flops(
     return {**found, "total": sum(found.values())}
 
 
-def _count(model: nn.Module, image_shape: tuple[int, ...], *, backward: bool) -> float:
-    """FLOPs per image of a model's forward pass, or of forward and backward pass."""
+def _count(task: RunTask, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
+    """FLOPs per example of a model's forward pass, or of forward and backward pass."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    images = torch.empty((_IMAGES, *image_shape), device="meta")
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(backward):
-        outputs: Any = model(images)
+        outputs: Any = task.answer(model, inputs)
         if backward:
             outputs = outputs if isinstance(outputs, tuple) else (outputs,)
             sum(output.sum() for output in outputs).backward()
-    return counter.get_total_flops() / _IMAGES
+    return counter.get_total_flops() / _EXAMPLES

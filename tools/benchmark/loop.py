@@ -21,6 +21,8 @@ import numpy as np
 
 from tools.benchmark.flops import count_flops, get_peak_tflops, name_hardware
 from tools.benchmark.gauges import create_gauge
+from tools.benchmark.report import get_rate_name
+from tools.twin import describe_example
 from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -288,13 +290,11 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject
         "global_batch_size": job.config.data.global_batch_size,
         "steps": pace.steps,
         "repeats": pace.repeats,
-        "image_shape": list(parts.train_loader.facts.image_shape),
+        "unit": parts.task.unit[0],
+        "units_per_example": parts.task.unit[1],
+        "example": describe_example(parts.train_loader),
         "parameters": parts.count_parameters(),
-        "flops_per_image": count_flops(
-            job.config,
-            num_classes=job.facts.num_classes,
-            image_shape=parts.train_loader.facts.image_shape,
-        ),
+        "flops_per_example": count_flops(job.config, job.facts, parts.task),
         "peak_tflops": get_peak_tflops(hardware, section.precision, tf32=section.tf32),
     }
 
@@ -308,19 +308,21 @@ def summarise(records: list[Record], facts: JsonObject) -> JsonObject:
     first = records[0]
     per_rank = [[block.wall_s for block in one.blocks] for one in records]
     walls = [max(times) for times in zip(*per_rank, strict=True)]
-    images = facts["global_batch_size"] * facts["steps"]
-    rates = [images / wall for wall in walls]
+    examples = facts["global_batch_size"] * facts["steps"]
+    rates = [examples * facts["units_per_example"] / wall for wall in walls]
     rate = float(np.median(rates))
     waits = [sum(b.wait_s for b in r.blocks) for r in records]
     steps_s = [seconds for block in first.blocks for seconds in block.step_s]
     device_gib = [r.device_gib for r in records if r.device_gib is not None]
-    flops, peak = facts["flops_per_image"], facts["peak_tflops"]
+    flops, peak = facts["flops_per_example"], facts["peak_tflops"]
     mfu = None
     if flops is not None and peak is not None:
-        mfu = rate * flops["total"] / (peak * 1e12 * facts["devices"])
+        flops_per_unit = flops["total"] / facts["units_per_example"]
+        mfu = rate * flops_per_unit / (peak * 1e12 * facts["devices"])
+    name = get_rate_name(facts)
     found = {
-        "img_per_s": rate,
-        "img_per_s_repeats": rates,
+        name: rate,
+        f"{name}_repeats": rates,
         "step_p50_s": float(np.percentile(steps_s, 50)),
         "step_p95_s": float(np.percentile(steps_s, 95)),
         "input_stall_share": float(np.mean(waits)) / sum(walls),

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
-SCHEMA = 1
-# Figures that a comparison looks at, and whether more is better. Graphs may not grow at all.
+SCHEMA = 2
+# Earlier forms whose compared figures mean the same.
+_READABLE = (1, SCHEMA)
+# Figures that a comparison looks at beside the throughput, and whether more is better. Graphs may
+# not grow at all.
 COMPARED = {
-    "img_per_s": True,
     "peak_host_gib": False,
     "peak_device_gib": False,
     "engine_over_bare": False,
@@ -27,6 +29,11 @@ _FREE_KEYS = ("run.", "runtime.num_processes")
 _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "device")
 
 
+def get_rate_name(result: JsonObject) -> str:
+    """The name of a result's throughput: `img_per_s`, `tokens_per_s`."""
+    return f"{result.get('unit', 'img')}_per_s"
+
+
 def read_report(path: Path) -> JsonObject:
     """An earlier report.
 
@@ -37,7 +44,7 @@ def read_report(path: Path) -> JsonObject:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"--compare {path} cannot be read: {error}; give a --json file") from error
-    if not isinstance(report, dict) or report.get("schema") != SCHEMA:
+    if not isinstance(report, dict) or report.get("schema") not in _READABLE:
         raise UserError(
             f"--compare {path} is no report of this tool (schema {SCHEMA}); give a --json file"
         )
@@ -105,7 +112,8 @@ def compare(report: JsonObject, base: JsonObject, tolerance: float) -> list[Json
                     f"--compare: {name} is {now[name]!r} now and was {before[name]!r}; reports "
                     "compare only on the same devices and batch"
                 )
-        figures = [name for name in COMPARED if None not in (now.get(name), before.get(name))]
+        names = (get_rate_name(now), *COMPARED)
+        figures = [name for name in names if None not in (now.get(name), before.get(name))]
         lines += [_compare_figure(name, now, before, tolerance) for name in figures]
     return lines
 
@@ -114,7 +122,7 @@ def print_report(report: JsonObject) -> None:
     """The figures as a table, one column for each measurement."""
     results = report["results"]
     print(f"{'processes':<24}" + "".join(f"{r['processes']:>14}" for r in results))
-    for label, get in _ROWS.items():
+    for label, get in {**_list_rates(results[0]), **_ROWS}.items():
         cells = [get(result) for result in results]
         if any(cells):
             print(f"{label:<24}" + "".join(f"{cell or '-':>14}" for cell in cells))
@@ -160,7 +168,7 @@ def _flatten(values: JsonObject, prefix: str = "") -> JsonObject:
 
 def _compare_figure(name: str, now: JsonObject, before: JsonObject, tolerance: float) -> JsonObject:
     old, new = before[name], now[name]
-    worse_by = old - new if COMPARED[name] else new - old
+    worse_by = old - new if COMPARED.get(name, True) else new - old
     change = worse_by / old if old else float(worse_by > 0)
     limit = 0.0 if name in _EXACT else tolerance
     return {
@@ -173,7 +181,7 @@ def _compare_figure(name: str, now: JsonObject, before: JsonObject, tolerance: f
     }
 
 
-def _format(name: str, pattern: str, factor: float = 1) -> Any:
+def _format(name: str, pattern: str, factor: float = 1) -> Callable[[JsonObject], str]:
     """A cell's text for one figure; empty where it is absent."""
 
     def get(result: JsonObject) -> str:
@@ -183,11 +191,18 @@ def _format(name: str, pattern: str, factor: float = 1) -> Any:
     return get
 
 
+def _list_rates(result: JsonObject) -> dict[str, Callable[[JsonObject], str]]:
+    """Rows of the batch and of the throughput in the run's own unit."""
+    name = get_rate_name(result)
+    return {
+        "global batch": _format("global_batch_size", "{:d}"),
+        f"{name.removesuffix('_per_s')}/s": _format(name, "{:.1f}"),
+        "  lowest repeat": lambda result: f"{min(result[f'{name}_repeats']):.1f}",
+        "  highest repeat": lambda result: f"{max(result[f'{name}_repeats']):.1f}",
+    }
+
+
 _ROWS = {
-    "global batch": _format("global_batch_size", "{:d}"),
-    "img/s": _format("img_per_s", "{:.1f}"),
-    "  lowest repeat": lambda result: f"{min(result['img_per_s_repeats']):.1f}",
-    "  highest repeat": lambda result: f"{max(result['img_per_s_repeats']):.1f}",
     "step p50 ms": _format("step_p50_s", "{:.2f}", 1e3),
     "step p95 ms": _format("step_p95_s", "{:.2f}", 1e3),
     "input stall %": _format("input_stall_share", "{:.1f}", 100.0),
@@ -196,8 +211,8 @@ _ROWS = {
     "compile s": _format("compile_s", "{:.1f}"),
     "peak host GiB": _format("peak_host_gib", "{:.2f}"),
     "peak device GiB": _format("peak_device_gib", "{:.2f}"),
-    "GFLOP / image": lambda result: (
-        f"{result['flops_per_image']['total'] / 1e9:.4g}" if result["flops_per_image"] else ""
+    "GFLOP / example": lambda result: (
+        f"{result['flops_per_example']['total'] / 1e9:.4g}" if result["flops_per_example"] else ""
     ),
     "MFU %": _format("mfu", "{:.1f}", 100.0),
     "scaling efficiency %": _format("scaling_efficiency", "{:.1f}", 100.0),

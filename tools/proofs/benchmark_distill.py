@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store import read_environment
-from tools import twin
 from tools.tpu.hlo import count_dot_flops
+from tools.twin import describe_stream_of_one
 from utils.config import load_config
 from utils.config.distill import TeacherSection
 from utils.json_types import JsonObject
@@ -60,13 +60,16 @@ def run(options: argparse.Namespace) -> None:
 
 def measure(options: argparse.Namespace) -> JsonObject:
     """All figures of one run."""
+    from tasks.classify_twin import write_random_answers
     from utils.runtime import create_runtime
 
     with tempfile.TemporaryDirectory() as folder:
         plain = create_config(options, folder, "plain")
         runtime = create_runtime(plain.runtime)
         live, target = create_config(options, folder, "live"), Path(folder) / "cache"
-        twin.write_random_answers(live, options.top_k, target, steps=_STEPS_PER_EPOCH)
+        write_random_answers(
+            live, options.top_k, target, steps=_STEPS_PER_EPOCH, describe=describe_stream_of_one
+        )
         kinds = {
             kind: StepRunner(runtime, create_config(options, folder, kind))
             for kind in ("plain", "stored", "live")
@@ -97,9 +100,11 @@ def measure(options: argparse.Namespace) -> JsonObject:
 
 def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunConfig:
     """The run of one kind; the three differ in their teacher alone."""
+    from tasks.classify_twin import create_random_teacher, name_examples
+
     size = options.image_size
     examples = options.batch * _STEPS_PER_EPOCH
-    name = twin.name_examples(size, _CHANNELS, options.classes, examples)
+    name = name_examples(size, _CHANNELS, options.classes, examples)
     flags = [
         "--data.source=synthetic", f"--data.name={name}", "--data.train_pp=value_range(-1, 1)",
         "--data.eval_pp=value_range(-1, 1)", f"--batch_size={options.batch}", "--mixup=0.8",
@@ -111,7 +116,7 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunCon
         target = Path(folder) / "teacher"
         section = TeacherSection(model=options.teacher, args={"img_size": size})
         if not target.is_dir():
-            twin.create_random_teacher(section, options.classes, target)
+            create_random_teacher(section, options.classes, target)
         teacher = {**section.model_dump(), "weights": str(target)}
         flags += [f"--distill.teachers={json.dumps([teacher])}", "--distill.loss=kd"]
     if kind == "stored":

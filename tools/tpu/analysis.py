@@ -116,9 +116,13 @@ def describe_owner(instruction: Instruction) -> str:
 
 
 def get_bounds(
-    flops: float, hbm_bytes: int, mcycles: float, target: Target, examples: int
+    flops: float, hbm_bytes: int, mcycles: float, target: Target, units: int
 ) -> tuple[Interval, Interval, Interval]:
-    """Step time in ms, images per second and share of the peak, of one device."""
+    """Step time in ms, units per second and share of the peak, of one device.
+
+    Args:
+      units: images or tokens of a step.
+    """
     device = target.generation
     lower = max(flops / (device.peak_tflops * 1e12), hbm_bytes / (device.hbm_gb_per_s * 1e9))
     estimate = mcycles / (device.clock_ghz * 1e3)
@@ -126,7 +130,7 @@ def get_bounds(
     shares = [flops / (device.peak_tflops * 1e12) / t for t in times]
     return (
         Interval(lower=1e3 * lower, estimate=1e3 * estimate),
-        Interval(lower=examples / lower, estimate=examples / estimate),
+        Interval(lower=units / lower, estimate=units / estimate),
         Interval(lower=shares[0], estimate=shares[1]),
     )
 

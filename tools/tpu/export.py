@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tools.tpu.scopes import ScopeLabels
+from tools.twin import describe_example
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from datasets import Batch, ImageBatch
+    from datasets import Batch
     from engine import Task, TaskLoss
     from job.build import Parts
     from job.spec import Job
@@ -47,7 +48,8 @@ class StepExport:
       gradients_alive: parameters whose gradient is still held when the step is dispatched.
       undonated: state tensors that the step replaces without giving their memory back.
       host_ops: operators of the step that have no lowering and would run on the host.
-      image_shape: (H, W, C) of an example.
+      unit: what throughput counts, and how many of it one example holds.
+      shapes: of one example's tensors on the host, by their names in the batch.
       examples: of one step, over all devices.
     """
 
@@ -58,7 +60,8 @@ class StepExport:
     gradients_alive: list[str]
     undonated: list[str]
     host_ops: list[str] = field(default_factory=list)
-    image_shape: tuple[int, int, int] = (0, 0, 0)
+    unit: tuple[str, int] = ("img", 1)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
     examples: int = 0
     parameters: int = 0
 
@@ -154,7 +157,7 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
     state_ids: dict[str, int] = {}
     alive: list[str] = []
 
-    def note(batch: ImageBatch) -> None:
+    def note(batch: Batch) -> None:
         labels.enter("loss", "forward")
         batch_ids.update(_get_data_ids(_name_batch(batch)))
         if not state_ids:
@@ -176,7 +179,8 @@ def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
         export = _take_graph(parts, {**batch_ids, **state_ids}, result.values, numbers)
     export.gradients_alive = alive
     export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
-    export.image_shape = tuple(parts.train_loader.facts.image_shape)
+    export.unit = parts.task.unit
+    export.shapes = describe_example(parts.train_loader)
     export.examples = job.config.data.global_batch_size
     export.parameters = parts.count_parameters()
     return export
@@ -258,11 +262,10 @@ def _name_by_numbers(
     return named
 
 
-def _name_batch(batch: ImageBatch) -> dict[str, Tensor]:
+def _name_batch(batch: Batch) -> dict[str, Tensor]:
     """The tensors of a batch on the device, as arguments of the step."""
-    found = {"batch/images": batch.images, "batch/labels": batch.labels, "batch/mask": batch.mask}
-    travelling = {**batch.draws, **batch.values}
-    return found | {f"batch/{name}": value for name, value in travelling.items()}
+    travelling = {**batch.get_tensors(), **batch.draws, **batch.values}
+    return {f"batch/{name}": value for name, value in travelling.items()}
 
 
 def _name_host_ops() -> list[str]:
@@ -287,10 +290,9 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
         for key, value in values.items():
             if hasattr(value, "device") and value.device.type == "xla":
                 found[f"optimizer/{names[id(parameter)]}|{key}"] = value
-    for number, teacher in enumerate(parts.task.own_teachers):
-        found |= dict(teacher.named_parameters(prefix=f"teacher{number or ''}"))
-        found |= dict(teacher.named_buffers(prefix=f"teacher{number or ''}"))
-    found |= dict(parts.task.transform.named_buffers(prefix="transform"))
+    for name, module in parts.task.get_modules().items():
+        found |= dict(module.named_parameters(prefix=name))
+        found |= dict(module.named_buffers(prefix=name))
     return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}
 
 

@@ -13,10 +13,10 @@ _SHOWN_BUFFERS = 5
 
 def print_report(report: Report) -> None:
     """Verdict, figures, costs and faults."""
-    height, width, channels = report.image_shape
+    shapes = ", ".join(f"{name} {sizes}" for name, sizes in report.example.items() if sizes)
     print(
         f"{report.model} on {report.target} ({report.device}), {report.chips} device(s), "
-        f"{report.examples_per_chip} images of {height} x {width} x {channels} each"
+        f"{report.examples_per_chip} examples each: {shapes}"
     )
     print(f"note: {report.note}")
     _print_memory(report)
@@ -62,15 +62,15 @@ def _print_memory(report: Report) -> None:
 
 
 def _print_cost(report: Report) -> None:
-    step, rate, mfu = report.step_ms, report.img_per_s, report.mfu
+    step, rate, mfu = report.step_ms, report.units_per_s, report.mfu
     print(
         f"\nestimated {report.estimated_mcycles:.2f} Mcyc; {report.flops / 1e12:.3f} TFLOP, "
         f"{report.hbm_bytes / 1e9:.2f} GB of HBM traffic"
     )
     print(
-        f"  step {step.lower:.1f} ms (bound) to {step.estimate:.1f} ms (estimate); img/s a device "
-        f"{rate.estimate:.0f} (estimate) to {rate.lower:.0f}; MFU {100 * mfu.estimate:.0f} to "
-        f"{100 * mfu.lower:.0f} %"
+        f"  step {step.lower:.1f} ms (bound) to {step.estimate:.1f} ms (estimate); "
+        f"{report.unit}/s a device {rate.estimate:.0f} (estimate) to {rate.lower:.0f}; "
+        f"MFU {100 * mfu.estimate:.0f} to {100 * mfu.lower:.0f} %"
     )
     for one in report.collectives:
         print(

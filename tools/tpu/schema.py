@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Part(BaseModel):
@@ -109,7 +109,10 @@ class Report(Part):
     device: str = Field(description="as the compiler calls it; a core on v2, v3 and v4")
     chips: int = Field(description="devices that the step is partitioned over; 1: not at all")
     examples_per_chip: int
-    image_shape: list[int]
+    unit: str = Field(description="what throughput counts: img, tokens, rows")
+    example: dict[str, list[int]] = Field(
+        description="shapes of one example's tensors on the host, by their names in the batch"
+    )
     fits: bool
     memory: Memory
     estimated_mcycles: float | None = Field(None, description="one device, loops times their trips")
@@ -118,8 +121,8 @@ class Report(Part):
     collective_bytes: int = Field(0, description="operands; they carry no estimated cycles")
     collectives: list[Collective] = Field(default_factory=list)
     step_ms: Interval | None = None
-    img_per_s: Interval | None = Field(
-        None, description="one device; lower: the time's lower bound"
+    units_per_s: Interval | None = Field(
+        None, description="one device, in `unit`; lower: the time's lower bound"
     )
     mfu: Interval | None = Field(None, description="share of the device's peak")
     uncosted: list[Uncosted] = Field(default_factory=list)

@@ -40,7 +40,7 @@ FIGURES = {
     "img_per_s": float, "img_per_s_repeats": list, "step_p50_s": float, "step_p95_s": float,
     "input_stall_share": float, "warmup_steps": int, "graphs": int, "graphs_measured": int,
     "host_reads_measured": int, "compile_s": float, "peak_host_gib": float,
-    "peak_device_gib": (float, type(None)), "flops_per_image": dict,
+    "peak_device_gib": (float, type(None)), "flops_per_example": dict,
     "mfu": (float, type(None)), "processes": int, "devices": int, "global_batch_size": int,
 }  # fmt: skip
 
@@ -197,7 +197,7 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
     teacher = f'[{{"model": "vit_tiny_patch16_224", "args": {args}}}]'
     flags = (f"--distill.teachers={teacher}", "--distill.loss=kd", "--random-teachers")
     (result,) = measure(tmp_path, *flags)["results"]
-    flops = result["flops_per_image"]
+    flops = result["flops_per_example"]
     assert flops["teachers"] > 0 and flops["total"] == flops["student"] + flops["teachers"]
     # A matrix product takes two FLOPs for each weight and token: at least the 4 patches.
     for name, width, passes in (("student", 16, 3), ("teachers", 24, 1)):
@@ -254,8 +254,8 @@ def test_synthetic_images_are_as_large_as_the_strings(tmp_path, spec, size):
 
 @pytest.mark.parametrize(
     ("spec", "reason"),
-    [("decode", "finds no one size"),
-     ("decode|resize(64)|inception_crop(area_min=20)", "finds no one size"),
+    [("decode", "tells none"),
+     ("decode|resize(64)|inception_crop(area_min=20)", "tells none"),
      ("decode|resize((64, 32))", "gives images of 64 x 32")],
 )  # fmt: skip
 def test_synthetic_input_needs_a_size(tmp_path, spec, reason):

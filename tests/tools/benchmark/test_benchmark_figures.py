@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from datasets import create_loader
+from job.check import check
+from tasks import Classify
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config
 from tools.benchmark.flops import (
     PEAK_TFLOPS,
@@ -16,11 +19,13 @@ from tools.benchmark.flops import (
 from tools.benchmark.loop import Block, Record, summarise
 from tools.benchmark.report import compare, read_report, write_csv
 from train.generations import LAUNCHED
+from utils.config import RunConfig
 from utils.errors import UserError
 
 FACTS = {
-    "global_batch_size": 8, "steps": 2, "devices": 2, "peak_tflops": 1e-9,
-    "flops_per_image": {"student": 3.0, "teachers": 1.0, "total": 4.0},
+    "global_batch_size": 8, "steps": 2, "devices": 2, "unit": "img",
+    "units_per_example": 1, "peak_tflops": 1e-9,
+    "flops_per_example": {"student": 3.0, "teachers": 1.0, "total": 4.0},
 }  # fmt: skip
 
 
@@ -38,7 +43,7 @@ def create_report(**changes: float) -> dict:
         "processes": 1, "devices": 1, "hardware": "CPU", "global_batch_size": 8,
         "img_per_s": 100.0, "img_per_s_repeats": [90.0, 100.0, 110.0], "graphs": 3,
         "graphs_measured": 0, "peak_host_gib": 1.0, "peak_device_gib": None,
-        "flops_per_image": None,
+        "flops_per_example": None,
     }  # fmt: skip
     return {
         "schema": 1, "created": "now", "environment": {"git_commit": "abc", "packages": {}},
@@ -72,7 +77,7 @@ def test_a_block_is_as_long_as_on_its_slowest_rank():
 def test_an_unknown_peak_gives_no_mfu():
     record = create_record([1.0], [0.0])
     assert summarise([record], {**FACTS, "peak_tflops": None})["mfu"] is None
-    assert summarise([record], {**FACTS, "flops_per_image": None})["mfu"] is None
+    assert summarise([record], {**FACTS, "flops_per_example": None})["mfu"] is None
 
 
 def test_engine_over_bare_is_a_median_of_pairs():
@@ -89,6 +94,16 @@ def test_engine_over_bare_is_a_median_of_pairs():
 # ---- FLOPs and peaks
 
 
+def count(config: RunConfig) -> dict[str, float]:
+    """FLOPs as the benchmark counts them, of a run's own task."""
+    facts = check(config).facts
+    loaders = {
+        role: create_loader(config.data, role, seed=0, known=config.model.known_sizes)
+        for role in ("train", "eval")
+    }
+    return count_flops(config, facts, Classify(config, facts, loaders))
+
+
 def test_flops_of_a_vit_are_those_of_its_products(tmp_path):
     config = create_config(tmp_path)
     width, patches, patch_values = VIT_ARGS["embed_dim"], 4, 16
@@ -99,14 +114,14 @@ def test_flops_of_a_vit_are_those_of_its_products(tmp_path):
     head = 2 * width * CLASSES
     # Backward costs twice the forward, but images get no gradient.
     expected = 2 * embed + 3 * (linear + attention + head)
-    found = count_flops(config, num_classes=CLASSES, image_shape=(8, 8, 1))
+    found = count(config)
     assert found == {"student": expected, "teachers": 0.0, "total": expected}
 
 
 def test_the_students_average_costs_a_forward_pass_as_a_teacher(tmp_path):
     flags = ("--distill.teacher=ema", "--train.ema=true", "--distill.loss=kd")
     config = create_config(tmp_path, *flags)
-    found = count_flops(config, num_classes=CLASSES, image_shape=(8, 8, 1))
+    found = count(config)
     patches = 2 * 4 * 16 * VIT_ARGS["embed_dim"]
     assert found["teachers"] == (found["student"] + patches) / 3
 

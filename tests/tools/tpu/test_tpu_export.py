@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from big_vision.input.synthetic import parse_synthetic_name
 from tests.support.tiny_parts import create_config
-from tools.tpu.derive import derive_config, find_image_shape
+from tools.tpu.derive import derive_config
 from tools.tpu.export import StepExport, compute_digest, trace_step
-from utils.config import load_config
+from tools.twin import create_twin
+from utils.config import RunConfig, load_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -93,6 +95,15 @@ def test_a_partitioned_step_knows_its_state_and_its_shards(tmp_path):
     assert len(state) == len(set(state)) and "scalar" in found["arguments"]
 
 
+def find_image_shape(config: RunConfig) -> tuple[int, int]:
+    """Side and channels of the images that the run's twin makes up."""
+    twin = create_twin(config, {"num_classes": 10})
+    data = twin.replace_data(64, Path("unwritten"), by_trial=True).data
+    made = parse_synthetic_name(data.name)
+    assert data.source == "synthetic" and made.num_examples == 64
+    return made.image_size, made.channels
+
+
 @pytest.mark.parametrize(
     ("spec", "shape"),
     [("decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)", (224, 3)),
@@ -117,12 +128,14 @@ def test_datasets_that_tfds_knows_have_images_of_their_own_size():
 def test_a_teacher_that_cannot_see_the_images_is_refused_by_name(tmp_path):
     config = load_config(["--config", "configs/kd/digits_dkd.yaml"])
     with pytest.raises(UserError, match=r"distill.teacher \('vit_tiny_patch16_224'\).* 8 x 8 x 1"):
-        derive_config(config, tmp_path, batch=4, devices=1, num_classes=10)
+        derive_config(config, tmp_path, batch=4, devices=1, given={"num_classes": 10})
 
 
 def test_a_teacher_whose_answers_are_stored_need_not_see_them(tmp_path):
     flags = ["--config", "configs/kd/digits_cached.yaml", "--distill.teacher_cache=nowhere"]
-    derived = derive_config(load_config(flags), tmp_path, batch=4, devices=1, num_classes=10)
+    derived = derive_config(
+        load_config(flags), tmp_path, batch=4, devices=1, given={"num_classes": 10}
+    )
     assert Path(derived.distill.teacher_cache, "manifest.json").is_file()
 
 
