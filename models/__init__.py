@@ -11,16 +11,19 @@ from models.patches import apply_patches, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
     EMA,
+    FrozenModel,
     Teacher,
     create_teachers,
     get_teacher_sections,
     hash_teacher,
+    open_teacher,
 )
 from models.transforms import InputTransform, create_input_transform
 
 __all__ = [
     "EMA",
     "FeatureTap",
+    "FrozenModel",
     "InputTransform",
     "Standardise",
     "Teacher",
@@ -34,6 +37,7 @@ __all__ = [
     "get_feature_shapes",
     "get_teacher_sections",
     "hash_teacher",
+    "open_teacher",
     "recompute_blocks",
     "scan_blocks",
     "synchronise_batch_norm",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import open_folder
-from utils.weights import load_weights, open_weights
+from utils.weights import Weights, load_weights, open_weights
 
 if TYPE_CHECKING:
     from utils.checkpoint import TensorDiff
@@ -26,10 +28,30 @@ EMA = "ema"
 _WEIGHTS_KEY = "distill.teacher_weights"
 
 
-class Teacher(nn.Module):
-    """A frozen model that answers under `no_grad` in the student's classes.
+class FrozenModel(nn.Module):
+    """What teachers of every task share: a model that answers under `no_grad` and never changes.
 
-    `train()` does not change its mode, and its parameters never require a gradient.
+    `train()` does not change its mode, and its parameters never require a gradient. A task's own
+    kind of teacher gives `forward`, from what its batches hold to float32 answers.
+
+    Args:
+      weight: share in an ensemble.
+    """
+
+    def __init__(self, model: nn.Module, *, weight: float = 1.0) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(False)
+        self.weight = weight
+        self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        """Stay in eval mode, whatever is asked."""
+        return super().train(False)
+
+
+class Teacher(FrozenModel):
+    """A teacher of images, which answers in the student's classes.
 
     Args:
       model: logits [B, Kt] of its normalised input.
@@ -46,23 +68,72 @@ class Teacher(nn.Module):
         classes: Tensor | None = None,
         weight: float = 1.0,
     ) -> None:
-        super().__init__()
-        self.model = model.requires_grad_(False)
+        super().__init__(model, weight=weight)
         self.transform = transform
-        self.weight = weight
-        self.dtype = next((p.dtype for p in model.parameters()), torch.float32)
         self.register_buffer("classes", classes, persistent=False)
-        self.eval()
-
-    def train(self, mode: bool = True) -> Teacher:
-        """Stay in eval mode, whatever is asked."""
-        return super().train(False)
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:
         """Float32 logits [B, K] of raw pixels [B, C, H, W]."""
         logits = self.model(self.transform(pixels).to(self.dtype)).float()
         return logits if self.classes is None else logits.index_select(1, self.classes)
+
+
+@dataclass(frozen=True)
+class TeacherSource:
+    """What a teacher's section names, looked at but not built: its model's name and its weights.
+
+    Whatever is learnt, teachers come this way: a task opens one, holds its facts against what it
+    knows of student and data, and builds it with its own arguments.
+    """
+
+    section: TeacherSection
+    name: str
+    weights: Weights | None
+
+    @property
+    def facts(self) -> JsonObject:
+        """What the weights tell of their model; empty without any."""
+        return self.weights.facts if self.weights is not None else {}
+
+    def build(
+        self,
+        of_task: Mapping[str, object],
+        *,
+        device: str = "cpu",
+        explain: Callable[[TensorDiff], str] = lambda diff: "",
+    ) -> nn.Module:
+        """The model with its weights, in the section's type.
+
+        Args:
+          of_task: arguments that the task gives: `{"num_classes": 10}`.
+          device: "cpu", or "meta" to check arguments and weights at no cost.
+          explain: says in the task's words why weights do not fit; empty: it has none.
+
+        Raises:
+          UserError: arguments that the model does not take, weights that do not fit.
+        """
+        model = build_model(
+            self.name,
+            {**self.facts.get("args", {}), **self.section.args, **of_task},
+            pretrained=not self.section.weights and device != "meta",
+            key="distill.teacher",
+            device=device,
+        )
+        if self.weights is not None:
+            load_weights(model, self.weights, explain)
+        return model.to(torch.bfloat16) if self.section.dtype == "bf16" else model
+
+
+def open_teacher(section: TeacherSection) -> TeacherSource:
+    """A teacher's weights and the name of its model, which they or the section tell.
+
+    Raises:
+      UserError: unknown model, missing weights, or a name that is not theirs.
+    """
+    weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
+    name = _choose_name(section, weights.facts if weights is not None else {})
+    return TeacherSource(section, name, weights)
 
 
 def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
@@ -116,9 +187,8 @@ def _create_teacher(
     section: TeacherSection, num_classes: int, student_transform: InputTransform, device: str
 ) -> Teacher:
     _check_normalisation(section)
-    weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
-    facts = weights.facts if weights is not None else {}
-    name = _choose_name(section, facts)
+    source = open_teacher(section)
+    name, facts = source.name, source.facts
     classes = _load_label_map(section, num_classes)
     own_classes = section.num_classes or facts.get("num_classes") or num_classes
     if classes is None and own_classes != num_classes:
@@ -131,18 +201,9 @@ def _create_teacher(
             f"distill.teachers label_map ({section.label_map!r}) names class {int(classes.max())}, "
             f"but {name!r} has {own_classes}; set num_classes or correct the map"
         )
-    arguments = {**facts.get("args", {}), **section.args, "num_classes": own_classes}
-    model = build_model(
-        name,
-        arguments,
-        pretrained=not section.weights and device != "meta",
-        key="distill.teacher",
-        device=device,
+    model = source.build(
+        {"num_classes": own_classes}, device=device, explain=partial(_explain_head, own_classes)
     )
-    if weights is not None:
-        load_weights(model, weights, partial(_explain_head, own_classes))
-    if section.dtype == "bf16":
-        model = model.to(torch.bfloat16)
     transform = _create_transform(section, facts, model, student_transform)
     return Teacher(model, transform, classes=classes, weight=section.weight)
 

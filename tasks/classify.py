@@ -18,14 +18,12 @@ from datasets import ImageBatch, Loader, require_images
 from losses import LossInputs, LossOutput, SparseTeacher, combine_answers, create_weighted_loss
 from models import (
     EMA,
-    FeatureTap,
     Teacher,
     create_input_transform,
     create_model,
     create_teachers,
     get_teacher_sections,
 )
-from models.patches import patch_for
 from models.transforms import to_pixels
 from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
 from tasks.classify_twin import ClassifyTwin
@@ -35,7 +33,7 @@ from tasks.erasing import Erasing
 from tasks.mixing import Mixing
 from tasks.protocol import RunTask, SumOver
 from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
-from tasks.term_weights import TermWeights
+from tasks.teaching import Teaching
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.log import get_logger
@@ -46,8 +44,8 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
-# Names of what travels with a batch beside mixing coefficients.
-TEACHER_IMAGES, TERM_SCALES = "teacher_images", "term_scales"
+# Travels with a batch beside mixing coefficients: the teachers' own crops.
+TEACHER_IMAGES = "teacher_images"
 
 
 class Classify(RunTask):
@@ -58,7 +56,7 @@ class Classify(RunTask):
 
     Attributes:
       losses: what is trained beside the student.
-      teachers: that run in the step; the student's average may be among them.
+      teaching: who teaches, and what is seen of it.
     """
 
     unit = ("img", 1)
@@ -84,12 +82,18 @@ class Classify(RunTask):
         self.mixing = Mixing(config.train)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
         self.losses = create_weighted_loss(config.distill)
-        self.teachers: list[Teacher] = []
-        self.own_teachers: list[Teacher] = []
-        self._student_tap: FeatureTap | None = None
-        self._teacher_tap: FeatureTap | None = None
+        self.teaching = Teaching(config, self.losses)
         self._cache: TeacherCache | None = None
-        self._term_weights: TermWeights | None = None
+
+    @property
+    def teachers(self) -> list[Teacher]:
+        """Those that run in the step; the student's average may be among them."""
+        return self.teaching.teachers
+
+    @property
+    def own_teachers(self) -> list[Teacher]:
+        """Those that have weights of their own."""
+        return self.teaching.own
 
     @staticmethod
     def count_streams(config: RunConfig) -> int:
@@ -111,10 +115,8 @@ class Classify(RunTask):
             teacher_logits=self.ask_teachers(pixels, batch),
             sparse_teacher=_get_stored_answers(batch),
             student_distill_logits=distill_logits,
-            student_features=self._student_tap.take() if self._student_tap else {},
-            teacher_features=self._teacher_tap.take() if self._teacher_tap else {},
             example_indices=batch.indices,
-            term_scales=batch.values.get(TERM_SCALES),
+            **self.teaching.take_seen(batch),
         )
         return self.losses(inputs)
 
@@ -156,19 +158,22 @@ class Classify(RunTask):
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         """Put the live teachers on the device, or open their stored answers; set the taps."""
-        config, losses = self.config, self.losses
-        if losses.student_layers():
-            self._student_tap = FeatureTap(state.model, losses.student_layers(), "student")
+        config = self.config
+        self.teaching.attach(state, plan)
         if config.distill.teacher_cache:
             shard = (runtime.ranks.index, runtime.ranks.size)
             self._cache = open_cache(
                 config.distill, stream, self.facts.teachers, shard, plan.total_steps
             )
         else:
-            self._attach_teachers(runtime, state)
-        self._term_weights = TermWeights.create(
-            config.distill.losses, plan.total_steps, plan.steps_per_epoch
-        )
+            teachers = create_teachers(
+                config.distill, num_classes=self.facts.num_classes,
+                student_transform=self.transform,
+            )  # fmt: skip
+            self.teaching.bring(
+                runtime, teachers, state.ema,
+                lambda model, weight: Teacher(model, self.transform, weight=weight),
+            )  # fmt: skip
 
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
@@ -227,9 +232,7 @@ class Classify(RunTask):
 
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole."""
-        if self._term_weights is None:
-            return {}
-        return {TERM_SCALES: self._term_weights.get_scales(step)}
+        return self.teaching.get_values(step)
 
     def close(self) -> None:
         """Let the stored answers go."""
@@ -247,9 +250,8 @@ class Classify(RunTask):
         """Answers of the teachers to mixed pixels, or to their own crop of the same examples."""
         if TEACHER_IMAGES in batch.draws:
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
-        answers = [teacher(pixels) for teacher in self.teachers]
-        weights = [teacher.weight for teacher in self.teachers]
-        return combine_answers(answers, weights, self.config.distill.ensemble)
+        answers = self.teaching.ask(pixels)
+        return combine_answers(answers, self.teaching.weights, self.config.distill.ensemble)
 
     def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         """Logits [B, K] of a device batch of evaluation."""
@@ -270,11 +272,8 @@ class Classify(RunTask):
         Raises:
           UserError: a teacher knows nothing, or answers what is no number.
         """
-        sections = [one for one in get_teacher_sections(self.config.distill) if one.model != EMA]
         found = []
-        # With stored answers there is none to ask.
-        for section, teacher in zip(sections, self.own_teachers, strict=False):
-            name = section.weights or section.model
+        for name, teacher in self.teaching.iterate_own():
             evaluation = self.summarise(sum_over(partial(_count_teacher, teacher)))
             self._refuse_weak(evaluation, name)
             found.append(evaluation.metrics)
@@ -322,23 +321,6 @@ class Classify(RunTask):
                 f"({limit:.2f}); check its weights and the preprocessing, or set "
                 "distill.allow_weak_teacher"
             )
-
-    def _attach_teachers(self, runtime: Runtime, state: TrainState) -> None:
-        config, layers = self.config, self.losses.teacher_layers()
-        teachers = create_teachers(
-            config.distill, num_classes=self.facts.num_classes, student_transform=self.transform
-        )
-        for teacher in teachers:
-            patch_for(runtime, config.model, teacher.model, frozen=True)
-        self.own_teachers = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
-        if layers:
-            self._teacher_tap = FeatureTap(teachers[0].model, layers, "teacher")
-        averages = [
-            Teacher(state.ema, self.transform, weight=section.weight)
-            for section in get_teacher_sections(config.distill)
-            if section.model == EMA
-        ]
-        self.teachers = [*self.own_teachers, *averages]
 
     def _create_shadows(self) -> list[Teacher]:
         """The teachers on the meta device."""

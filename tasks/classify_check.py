@@ -14,14 +14,7 @@ from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, describe_dataset, require_images
 from losses import LossInputs, SparseTeacher, WeightedLoss, combine_answers, create_weighted_loss
-from models import (
-    FeatureTap,
-    InputTransform,
-    Teacher,
-    create_teachers,
-    get_teacher_sections,
-    hash_teacher,
-)
+from models import InputTransform, Teacher, create_teachers, get_teacher_sections
 from tasks.dry_run import (
     FeatureShapes,
     ImageShapes,
@@ -33,6 +26,7 @@ from tasks.dry_run import (
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
 from tasks.teacher_cache import open_cache
+from tasks.teaching import check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -87,8 +81,7 @@ class ClassifyCheck(TaskCheck):
     @cached_property
     def teachers(self) -> list[str]:
         """Hashes of the teachers, whose weights are read for them, and how several become one."""
-        hashes = [hash_teacher(one) for one in get_teacher_sections(self.config.distill)]
-        return [*hashes, self.config.distill.ensemble] if len(hashes) > 1 else hashes
+        return list_hashes(self.config.distill)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a number of examples that pairs or groups do not divide; see the function."""
@@ -139,28 +132,14 @@ class ClassifyCheck(TaskCheck):
         teachers = create_teachers(
             config.distill, num_classes=self.num_classes, student_transform=transform, device="meta"
         )
-        FeatureTap(student, self.losses.student_layers(), "student")
-        layers = self.losses.teacher_layers()
-        if layers and (not teachers or config.distill.teacher_cache):
-            raise UserError(
-                "distill.losses names layers of a teacher, but no teacher with weights of its own "
-                "runs in the step; drop distill.teacher_cache or name a teacher"
-            )
-        if layers:
-            FeatureTap(teachers[0].model, layers, "teacher")
+        check_layers(config, self.losses, student, teachers)
         return teachers
 
     def _describe(self) -> str:
-        text, distill = f"{self.num_classes} classes", self.config.distill
+        text = f"{self.num_classes} classes"
         if self._shapes["train"] is not None:
             text += f", images of {' x '.join(map(str, self._shapes['train']))}"
-        teachers = [one.weights or one.model for one in get_teacher_sections(distill)]
-        if distill.teacher_cache:
-            teachers = [distill.teacher_cache]
-        if teachers:
-            losses = [distill.loss, *(term.name for term in distill.losses)]
-            text += f"; {', '.join(filter(None, losses))} from {', '.join(teachers)}"
-        return text
+        return text + describe_teaching(self.config.distill)
 
 
 def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, devices: int) -> None:
