@@ -24,7 +24,7 @@ class LossInputs:
     Attributes:
       student_logits: [B, K], carries the gradient; of a regression its predictions [B, O].
       targets: float [B, K], rows sum to 1, after mixup and label smoothing; of a regression the
-        numbers [B, O], in the units of the predictions.
+        numbers [B, O], in the units of the predictions; none: `labels` alone are.
       labels: int [B], hard labels of the examples before mixing; none where there are no classes.
       mask: bool [B], valid examples; none: all are valid.
       teacher_logits: one [B, K] per live teacher.
@@ -42,7 +42,7 @@ class LossInputs:
     """
 
     student_logits: Tensor
-    targets: Tensor
+    targets: Tensor | None
     labels: Tensor | None = None
     mask: Tensor | None = None
     teacher_logits: tuple[Tensor, ...] = ()
@@ -59,7 +59,7 @@ class LossInputs:
 
     def target_classes(self) -> Tensor:
         """int [B], the heaviest class of each target: the label, or mixup's larger partner."""
-        return self.targets.argmax(dim=-1)
+        return self.labels if self.targets is None else self.targets.argmax(dim=-1)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,13 @@ class Loss(nn.Module):
 
     Losses with projections make them in `build`; their parameters train with the student and are
     left out of what is exported. Losses with memory keep it in buffers.
+
+    Attributes:
+      why_not_tokens: the end of the sentence that refuses it to a language model; empty: its value
+        is a mean over rows of logits, or over windows of hidden states, whatever these are.
     """
+
+    why_not_tokens: str = ""
 
     def __init__(self) -> None:  # without it, create_loss would see nn.Module's *args
         super().__init__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +43,8 @@ class WeightedLoss(nn.Module):
         self.names = _number_repeats([name for name, _, _ in terms])
         self.losses = nn.ModuleList(loss for _, loss, _ in terms)
         self.weights = tuple(weight for _, _, weight in terms)
+        of_terms = zip(self.names, self.weights, strict=True)
+        self._factors = {"task": 1 - self.alpha} | {n: self.alpha * w for n, w in of_terms}
 
     def student_layers(self) -> tuple[str, ...]:
         """Module paths of the student whose outputs must come in `student_features`."""
@@ -70,15 +72,27 @@ class WeightedLoss(nn.Module):
         """The weighted total and its parts."""
         with torch.autocast(inputs.student_logits.device.type, enabled=False):
             task = self.task_loss(inputs)
-        values = [loss(inputs) for loss in self.losses]
-        parts = [(1 - self.alpha) * task] if self.alpha < 1 else []
-        for index, (value, weight) in enumerate(zip(values, self.weights, strict=True)):
-            if self.alpha * weight:
-                scaled = (self.alpha * weight) * value
-                parts.append(_scale(scaled, inputs.term_scales, index))
-        total = torch.stack(parts).sum() if parts else 0 * task
-        terms = {"task": task, **dict(zip(self.names, values, strict=True)), "total": total}
+        terms = {"task": task}
+        for name, loss in zip(self.names, self.losses, strict=True):
+            terms[name] = loss(inputs)
+        total = terms["total"] = self.weigh(terms, inputs.term_scales)
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
+
+    def weigh(self, parts: Mapping[str, Tensor], term_scales: Tensor | None = None) -> Tensor:
+        """What parts of the loss add to the total: it is their sum, taken together or in turn.
+
+        Args:
+          parts: `task` and terms by their names, or some of them; at least one.
+        """
+        scaled = []
+        for name, value in parts.items():
+            if not self._factors[name]:
+                continue
+            part = self._factors[name] * value
+            if term_scales is not None and name != "task":
+                part = term_scales[self.names.index(name)].to(part.dtype) * part
+            scaled.append(part)
+        return torch.stack(scaled).sum() if scaled else 0 * next(iter(parts.values()))
 
 
 def compute_class_loss(inputs: LossInputs) -> Tensor:
@@ -114,10 +128,6 @@ def create_weighted_loss(
 def _with_layers(term: LossTerm) -> dict[str, Any]:
     """A term's arguments; its `layers` are one of them."""
     return {**term.args, "layers": term.layers} if term.layers else dict(term.args)
-
-
-def _scale(value: Tensor, term_scales: Tensor | None, index: int) -> Tensor:
-    return value if term_scales is None else term_scales[index].to(value.dtype) * value
 
 
 def _number_repeats(names: Sequence[str]) -> tuple[str, ...]:

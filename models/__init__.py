@@ -18,6 +18,7 @@ from models.teacher import (
     hash_teacher,
     open_teacher,
 )
+from models.token_teacher import TokenTeacher, create_token_teachers
 from models.transforms import InputTransform, create_input_transform
 
 __all__ = [
@@ -27,11 +28,13 @@ __all__ = [
     "InputTransform",
     "Standardise",
     "Teacher",
+    "TokenTeacher",
     "apply_patches",
     "check_patch_names",
     "create_input_transform",
     "create_model",
     "create_teachers",
+    "create_token_teachers",
     "export_model",
     "find_model_name",
     "get_feature_shapes",

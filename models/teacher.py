@@ -178,7 +178,7 @@ def create_teachers(
     Raises:
       UserError: unknown model, missing or foreign weights, or classes that do not agree.
     """
-    _check_shares(section)
+    check_shares(section)
     sections = [one for one in get_teacher_sections(section) if one.model != EMA]
     return [_create_teacher(one, num_classes, student_transform, device) for one in sections]
 
@@ -247,7 +247,7 @@ def _create_transform(
     )
 
 
-def _check_shares(section: DistillSection) -> None:
+def check_shares(section: DistillSection) -> None:
     """Refuse weights of teachers where nobody averages their answers."""
     weights = [one.weight for one in section.teachers]
     if section.ensemble == "separate" and len(set(weights)) > 1:

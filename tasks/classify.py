@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from datasets import ImageBatch, Loader, require_images
-from losses import LossInputs, LossOutput, SparseTeacher, combine_answers, create_weighted_loss
+from losses import LossInputs, LossOutput, combine_answers, create_weighted_loss
 from models import (
     EMA,
     Teacher,
@@ -32,7 +32,7 @@ from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
 from tasks.mixing import Mixing
 from tasks.protocol import RunTask, SumOver
-from tasks.teacher_cache import INDICES, LOG_PROBS, RESIDUAL, TeacherCache, open_cache
+from tasks.teacher_cache import TeacherCache, get_stored_answers, open_cache
 from tasks.teaching import Teaching
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -113,7 +113,7 @@ class Classify(RunTask):
             labels=batch.labels,
             mask=batch.mask,
             teacher_logits=self.ask_teachers(pixels, batch),
-            sparse_teacher=_get_stored_answers(batch),
+            sparse_teacher=get_stored_answers(batch),
             student_distill_logits=distill_logits,
             example_indices=batch.indices,
             **self.teaching.take_seen(batch),
@@ -351,9 +351,3 @@ class Classify(RunTask):
 def _count_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:
     """What `count_batch` sums of a teacher, which sees the images in its own way."""
     return count_batch(teacher(to_pixels(batch.images)), batch)
-
-
-def _get_stored_answers(batch: ImageBatch) -> SparseTeacher | None:
-    if LOG_PROBS not in batch.draws:
-        return None
-    return SparseTeacher(*(batch.draws[name] for name in (LOG_PROBS, INDICES, RESIDUAL)))

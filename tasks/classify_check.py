@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,13 +12,14 @@ from torch import nn
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, describe_dataset, require_images
-from losses import LossInputs, SparseTeacher, WeightedLoss, combine_answers, create_weighted_loss
-from models import InputTransform, Teacher, create_teachers, get_teacher_sections
+from losses import WeightedLoss, create_weighted_loss
+from models import InputTransform, Teacher, create_teachers
 from tasks.dry_run import (
     FeatureShapes,
     ImageShapes,
     check_images,
     create_student_transform,
+    dry_run_losses,
     find_feature_shapes,
     get_image_shapes,
 )
@@ -98,7 +98,8 @@ class ClassifyCheck(TaskCheck):
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
         teachers = self._create_teachers(student, transform)
-        _dry_run_losses(config, self.num_classes, student, self.losses)
+        has_token = hasattr(student, "set_distilled_training")
+        dry_run_losses(config.distill, self.losses, self.num_classes, has_token=has_token)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
@@ -199,32 +200,3 @@ def _describe_export(config: RunConfig, classes: int) -> JsonObject:
         "mean": list(mean),
         "std": list(std),
     }
-
-
-def _dry_run_losses(
-    config: RunConfig, classes: int, student: nn.Module, losses: WeightedLoss
-) -> None:
-    """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.
-
-    That is the number of teachers it gets, stored answers, or a distillation token.
-    """
-    examples = math.lcm(2, *losses.group_sizes())
-    logits = torch.empty((examples, classes), device="meta")
-    sections, cached = get_teacher_sections(config.distill), bool(config.distill.teacher_cache)
-    answers = combine_answers(
-        [logits] * (0 if cached else len(sections)),
-        [section.weight for section in sections],
-        config.distill.ensemble,
-    )
-    rank, index = logits[:, :1], torch.zeros((examples, 1), dtype=torch.int32, device="meta")
-    inputs = LossInputs(
-        student_logits=logits,
-        targets=logits,
-        labels=index[:, 0],
-        teacher_logits=answers,
-        sparse_teacher=SparseTeacher(rank, index, rank[:, 0]) if cached else None,
-        student_distill_logits=logits if hasattr(student, "set_distilled_training") else None,
-    )
-    for loss in losses.losses:
-        if not loss.student_layers():
-            loss.compute(inputs)  # autocast does not know the meta device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
+from losses import LossInputs, SparseTeacher, combine_answers
 from models import (
     EMA,
     InputTransform,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from datasets import DatasetFacts
     from losses import WeightedLoss
     from utils.config import RunConfig
+    from utils.config.distill import DistillSection
 
 # (H, W, C) of the images of `train` and `eval`; None where only a run can tell.
 ImageShapes = Mapping[str, tuple[int, int, int] | None]
@@ -102,6 +105,38 @@ def find_feature_shapes(
         get_feature_shapes(student, student_layers, (channels, height, width), "student"),
         get_feature_shapes(teachers[0].model.float(), teacher_layers, (channels, *seen), "teacher"),
     )
+
+
+def dry_run_losses(
+    distill: DistillSection, losses: WeightedLoss, classes: int, *, has_token: bool = False
+) -> None:
+    """Ask each loss on logits for its value on the meta device: it refuses what it cannot use.
+
+    That is the number of teachers it gets, stored answers, or a distillation token.
+
+    Args:
+      has_token: whether the student answers by a distillation token, too.
+    """
+    examples = math.lcm(2, *losses.group_sizes())
+    logits = torch.empty((examples, classes), device="meta")
+    sections, cached = get_teacher_sections(distill), bool(distill.teacher_cache)
+    answers = combine_answers(
+        [logits] * (0 if cached else len(sections)),
+        [section.weight for section in sections],
+        distill.ensemble,
+    )
+    rank, index = logits[:, :1], torch.zeros((examples, 1), dtype=torch.int32, device="meta")
+    inputs = LossInputs(
+        student_logits=logits,
+        targets=logits,
+        labels=index[:, 0],
+        teacher_logits=answers,
+        sparse_teacher=SparseTeacher(rank, index, rank[:, 0]) if cached else None,
+        student_distill_logits=logits if has_token else None,
+    )
+    for loss in losses.losses:
+        if not loss.student_layers():
+            loss.compute(inputs)  # autocast does not know the meta device
 
 
 def _find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:

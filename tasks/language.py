@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from datasets import Loader, TokenBatch, require_tokens
-from losses import LossOutput
-from losses.chunked import choose_chunk, count_next_tokens, score_in_chunks
+from losses import LossOutput, create_weighted_loss
+from losses.chunked import Score, choose_chunk, count_next_tokens, score_in_chunks
 from tasks.facts import TaskFacts
 from tasks.language_check import LanguageCheck
 from tasks.language_twin import LanguageTwin
 from tasks.protocol import RunTask
+from tasks.token_teaching import TokenTeaching, count_answers
+from utils.json_types import JsonMapping
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
+    from engine import Plan, TrainState
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -34,34 +36,47 @@ class Language(RunTask):
     score_name = "-loss"
     check = LanguageCheck
     twin = LanguageTwin
-    reads = frozenset({"data.sequence_length", "train.z_loss", "train.logits_mib"})
+    reads = frozenset({"distill", "data.sequence_length", "train.z_loss", "train.logits_mib"})
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
         self.config = config
         self.tokens = require_tokens(loaders["eval"].facts, config.data.source)
         self.unit = ("tokens", self.tokens.sequence_length)
-        self.losses = nn.Module()
+        self.facts = facts
+        self.losses = create_weighted_loss(config.distill)
+        self.teaching = TokenTeaching(config, self.losses, self.tokens)
         self._devices = 1
 
     def to_device(self, runtime: Runtime) -> None:
         """Learn how many devices share the examples that this process sees."""
         self._devices = runtime.local_devices
 
+    def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
+        """Put the live teachers on the device, or open their stored answers."""
+        self.teaching.open(runtime, state, plan, stream, self.facts.teachers)
+
     def loss(self, model: nn.Module, batch: TokenBatch) -> LossOutput:
-        """Mean nats of the next token, with the z-loss."""
+        """Mean nats of the next token with the z-loss, and what the teachers say of it."""
         z_weight = self.config.train.z_loss
         targets = batch.tokens[:, 1:]
+        lesson = self.teaching.begin(batch)
+        valid, names = batch.mask.float()[:, None], []
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
             nats, _, normaliser = count_next_tokens(logits, targets[:, places])
-            squares = (normaliser * normaliser).sum()
-            return nats.sum() + z_weight * squares, torch.stack([nats.sum(), squares])
+            nats, squares = (nats * valid).sum(), (normaliser * normaliser * valid).sum()
+            task = nats + z_weight * squares
+            terms = self.teaching.score(lesson, logits, targets[:, places], places)
+            names[:] = ["task", "z_loss", *terms]
+            total = self.losses.weigh({"task": task, **terms}, lesson.term_scales)
+            return total, torch.stack([nats, squares, *terms.values()])
 
-        total, sums = self.score(model, batch, score)
-        count = targets.numel()
-        terms = {"task": sums[0] / count, "total": total.detach() / count}
-        if z_weight:
-            terms["z_loss"] = sums[1] / count
+        total, sums = self.score(model, batch, score, count_answers(self.config))
+        count = valid.sum().clamp(min=1) * targets.shape[1]
+        terms = dict(zip(names, sums / count, strict=True))
+        terms["total"] = total.detach() / count
+        if not z_weight:
+            del terms["z_loss"]
         return LossOutput(total / count, terms)
 
     def count(self, model: nn.Module, batch: TokenBatch) -> Tensor:
@@ -93,6 +108,27 @@ class Language(RunTask):
         }
         return Evaluation(metrics, -loss)
 
+    # What travels with a batch.
+
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs after which the stream starts over; none: it never does."""
+        return self.teaching.stream_epochs
+
+    def draw(self, step: int, batch: TokenBatch, *others: TokenBatch) -> TokenBatch:
+        """A host batch with what is stored for its windows."""
+        return self.teaching.draw(step, batch)
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole."""
+        return self.teaching.get_values(step)
+
+    def close(self) -> None:
+        """Let the stored answers go."""
+        self.teaching.close()
+
+    # Around the run.
+
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
@@ -108,11 +144,17 @@ class Language(RunTask):
             f"accuracy {metrics['accuracy']:.2f}, {metrics['examples']:.0f} windows"
         )
 
-    def score(self, model: nn.Module, batch: TokenBatch, score: partial) -> tuple[Tensor, Tensor]:
-        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch."""
+    def score(
+        self, model: nn.Module, batch: TokenBatch, score: Score, answers: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch.
+
+        Args:
+          answers: logits of a token that the score holds at once, the student's among them.
+        """
         hidden = model(batch.tokens[:, :-1])
         examples, length = hidden.shape[:2]
         weight = model.head_weight
-        limit = self.config.train.logits_mib
+        limit = self.config.train.logits_mib / answers
         chunk = choose_chunk(-(-examples // self._devices), length, len(weight), limit)
         return score_in_chunks(hidden, weight, score, chunk)

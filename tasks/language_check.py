@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from datasets import TokenFacts, describe_dataset, require_tokens
+from losses import create_weighted_loss
 from losses.chunked import choose_chunk
+from models import create_token_teachers
+from tasks.dry_run import dry_run_losses
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
+from tasks.teaching import check_layers, describe_teaching, list_hashes
+from tasks.token_teaching import count_answers
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -36,14 +42,33 @@ class LanguageCheck(TaskCheck):
             "vocab_size": self.tokens.vocab_size,
             "sequence_length": self.tokens.sequence_length,
         }
-        self.losses = nn.Module()
+        self.losses = create_weighted_loss(config.distill)
+        self._refuse_losses()
+        if config.distill.views != "consistent":
+            raise UserError(
+                f"distill.views ({config.distill.views!r}) means nothing to train.task=language: "
+                "a text has no crops; leave it out"
+            )
+
+    @property
+    def stream(self) -> JsonObject:
+        """What beside keys decides which answers a teacher gives."""
+        return {
+            "vocab_size": self.tokens.vocab_size,
+            "sequence_length": self.tokens.sequence_length,
+        }
+
+    @cached_property
+    def teachers(self) -> list[str]:
+        """As `list_hashes`, once."""
+        return list_hashes(self.config.distill)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a batch of which not even one token's logits fit into the limit."""
         size, limit = self.tokens.vocab_size, self.config.train.logits_mib
         data = self.config.data
         evaluated = data.eval_batch_size or data.global_batch_size
-        examples = max(examples, -(-evaluated // devices))
+        examples = max(examples * count_answers(self.config), -(-evaluated // devices))
         if not choose_chunk(examples, self.tokens.sequence_length, size, limit):
             raise UserError(
                 f"train.logits_mib ({limit:g}) holds no logits of {size} tokens for {examples} "
@@ -59,6 +84,9 @@ class LanguageCheck(TaskCheck):
             )
         with torch.no_grad():
             student(tokens)
+        teachers = create_token_teachers(self.config.distill, self.tokens, device="meta")
+        check_layers(self.config, self.losses, student, teachers)
+        dry_run_losses(self.config.distill, self.losses, self.tokens.vocab_size)
 
     def find_facts(self) -> TaskFacts:
         """All that was found, once the student has been tried."""
@@ -66,18 +94,30 @@ class LanguageCheck(TaskCheck):
             dataset=self.dataset,
             model_arguments=self.model_arguments,
             export=self._describe_export(),
-            stream={},
-            teachers=[],
+            stream=self.stream,
+            teachers=self.teachers,
             description=self._describe(),
         )
 
     def _describe_export(self) -> JsonObject:
         config = self.config
-        return {"model": config.model.name, "args": dict(config.model.args), **self.model_arguments}
+        facts = {"model": config.model.name, "args": dict(config.model.args)}
+        if self.tokens.tokenizer:
+            facts["tokenizer"] = self.tokens.tokenizer
+        return {**facts, **self.model_arguments}
+
+    def _refuse_losses(self) -> None:
+        """Refuse terms whose examples cannot be tokens, each by its own reason."""
+        for name, loss in zip(self.losses.names, self.losses.losses, strict=True):
+            if loss.why_not_tokens:
+                raise UserError(
+                    f"distill.losses: {name} means nothing to train.task=language: it "
+                    f"{loss.why_not_tokens}; use kd, reverse_kl or jsd, say"
+                )
 
     def _describe(self) -> str:
         tokens = self.tokens
         text = f"{tokens.vocab_size} tokens, windows of {tokens.sequence_length}"
         if tokens.floor is not None:
             text += f"; the loss can reach {tokens.floor:.4f} nats a token"
-        return text
+        return text + describe_teaching(self.config.distill)

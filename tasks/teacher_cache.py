@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datasets import Batch
+from losses import SparseTeacher
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, open_folder
@@ -295,6 +297,13 @@ class TeacherCache:
             return f"{self._folder.get_size(name)} bytes"
         except FileNotFoundError:
             return "missing"
+
+
+def get_stored_answers(batch: Batch) -> SparseTeacher | None:
+    """What a cache has given to a batch's examples; none without a cache."""
+    if LOG_PROBS not in batch.draws:
+        return None
+    return SparseTeacher(*(batch.draws[name] for name in (LOG_PROBS, INDICES, RESIDUAL)))
 
 
 def open_cache(

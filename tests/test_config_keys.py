@@ -86,7 +86,6 @@ STREAM = {
     "global_batch_size": "data.global_batch_size",
     "order": "data.order",
     "shuffle_gib": "data.shuffle_gib",
-    "sequence_length": "data.sequence_length",
     "random_erasing": "data.random_erasing",
     "seed": "train.seed",
     "mixing": "train.mixup_alpha train.cutmix_alpha train.mix_prob train.cutmix_prob",

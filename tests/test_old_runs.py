@@ -97,7 +97,7 @@ def test_old_answers_still_teach(runs, monkeypatch):
     """The teacher's weights are read once, to see that the answers are its own."""
     hashed = []
     monkeypatch.setattr(
-        "tasks.classify_check.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
+        "tasks.teaching.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
     )
     flags = (
         *TAUGHT, "--distill.loss=kd", f"--distill.teacher_cache={runs / 'cache'}",

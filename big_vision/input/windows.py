@@ -25,12 +25,14 @@ class TokenFacts:
       sequence_length: inputs of a window, which holds one token more.
       floor: nats a token that no model can go below, where that is known.
       ceiling: nats a token of the best model that looks at no token, where that is known.
+      tokenizer: what tells tokens of one meaning from others; empty: nothing does.
     """
 
     vocab_size: int
     sequence_length: int
     floor: float | None = None
     ceiling: float | None = None
+    tokenizer: str = ""
 
 
 def require_tokens(facts: object, source: str) -> TokenFacts:

@@ -101,7 +101,6 @@ class DataSection(ConfigSection):
         256,
         ge=2,
         description="tokens that a language model sees at once; a window holds one more",
-        **about(stream="sequence_length"),
     )
     threads: int = Field(
         0,

@@ -1,0 +1,155 @@
+"""What teaches a language model: teachers that run in the step, or their stored answers.
+
+All logits are made a chunk of the places at a time, the teachers' as the student's. A loss of a
+teacher's answers is then a mean over the rows of a chunk, and its sum over chunks is that of all
+tokens, whatever the chunk's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from datasets import TokenBatch, TokenFacts
+from losses import LossInputs, SparseTeacher, WeightedLoss, combine_answers
+from models import TokenTeacher, create_token_teachers, get_teacher_sections
+from tasks.teacher_cache import TeacherCache, get_stored_answers, open_cache
+from tasks.teaching import TERM_SCALES, Teaching
+
+if TYPE_CHECKING:
+    from engine import Plan, TrainState
+    from utils.config import RunConfig
+    from utils.json_types import JsonMapping
+    from utils.runtime.base import Runtime
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the teachers say to one micro-batch.
+
+    Attributes:
+      hidden: states [B, T, C] of each live teacher.
+      stored: answers [B, T, k] of a cache.
+      mask: bool [B], valid windows.
+      term_scales: float [terms], scheduled factors on the weights of the terms.
+    """
+
+    hidden: tuple[Tensor, ...]
+    stored: SparseTeacher | None
+    mask: Tensor
+    term_scales: Tensor | None
+
+
+class TokenTeaching(Teaching):
+    """Teachers of tokens, or their stored answers, and the terms that look at logits."""
+
+    def __init__(self, config: RunConfig, losses: WeightedLoss, tokens: TokenFacts) -> None:
+        super().__init__(config, losses)
+        self.config, self.losses, self.tokens = config, losses, tokens
+        self.cache: TeacherCache | None = None
+
+    def open(
+        self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping, known: list[str]
+    ) -> None:
+        """Put the live teachers on the device, or open their stored answers; set the taps.
+
+        Args:
+          known: hashes of the teachers that the run names.
+        """
+        distill = self.config.distill
+        self.attach(state, plan)
+        if distill.teacher_cache:
+            shard = (runtime.ranks.index, runtime.ranks.size)
+            self.cache = open_cache(distill, stream, known, shard, plan.total_steps)
+            return
+        teachers = create_token_teachers(distill, self.tokens)
+        self.bring(
+            runtime, teachers, state.ema,
+            lambda model, weight: TokenTeacher(model, weight=weight),
+        )  # fmt: skip
+
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs of answers that are stored; none: the teachers are asked."""
+        return None if self.cache is None else self.cache.epochs
+
+    def draw(self, step: int, batch: TokenBatch) -> TokenBatch:
+        """A host batch with this rank's stored answers to its windows.
+
+        Args:
+          step: of the stream, which a cache may start over.
+        """
+        if self.cache is None:
+            return batch
+        answers = self.cache.read(step, batch.indices)
+        return replace(batch, draws={**batch.draws, **answers})
+
+    def begin(self, batch: TokenBatch) -> Lesson:
+        """Ask the teachers about the tokens of a micro-batch."""
+        return Lesson(
+            hidden=tuple(self.ask(batch.tokens[:, :-1])),
+            stored=get_stored_answers(batch),
+            mask=batch.mask,
+            term_scales=batch.values.get(TERM_SCALES),
+        )
+
+    def score(
+        self, lesson: Lesson, logits: Tensor, targets: Tensor, places: slice
+    ) -> dict[str, Tensor]:
+        """Sum over valid tokens of each term that looks at logits, by its name.
+
+        Args:
+          logits: float32 [B, n, V] of a chunk of the places.
+          targets: int [B, n].
+        """
+        terms = [
+            (name, loss)
+            for name, loss in zip(self.losses.names, self.losses.losses, strict=True)
+            if not loss.student_layers()
+        ]
+        if not terms:
+            return {}
+        inputs = LossInputs(
+            student_logits=logits.flatten(0, 1),
+            targets=None,
+            labels=targets.flatten(),
+            mask=lesson.mask[:, None].expand_as(targets).flatten(),
+            teacher_logits=self.answer(lesson.hidden, places),
+            sparse_teacher=_cut_stored(lesson.stored, places),
+        )
+        rows = lesson.mask.float().sum() * targets.shape[1]
+        return {name: loss(inputs) * rows for name, loss in terms}
+
+    def answer(self, hidden: Sequence[Tensor], places: slice) -> tuple[Tensor, ...]:
+        """Logits [B * n, V] of the teachers at some places, as the losses want them."""
+        answers = [
+            teacher.compute_logits(states[:, places]).flatten(0, 1)
+            for teacher, states in zip(self.teachers, hidden, strict=True)
+        ]
+        return combine_answers(answers, self.weights, self.config.distill.ensemble)
+
+    def close(self) -> None:
+        """Let the stored answers go."""
+        if self.cache is not None:
+            self.cache.close()
+
+
+def count_answers(config: RunConfig) -> int:
+    """Logits of one token that a step holds at once: the student's and each teacher's."""
+    if config.distill.teacher_cache:
+        return 2
+    return 1 + len(get_teacher_sections(config.distill))
+
+
+def _cut_stored(stored: SparseTeacher | None, places: slice) -> SparseTeacher | None:
+    """The answers of some places, as rows."""
+    if stored is None:
+        return None
+    return SparseTeacher(
+        stored.log_probs[:, places].flatten(0, 1),
+        stored.indices[:, places].flatten(0, 1),
+        stored.residual[:, places].flatten(),
+    )
