@@ -17,6 +17,7 @@ from utils.json_types import JsonObject, JsonValue
 
 # The fast parser where PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BETWEEN = re.compile(r"\n(?=\S)")
 _SECTION = re.compile(r"(\w+):")
 _ENTRY = re.compile(r"  \w+:(?: .*)?")
 _CONTINUED = re.compile(r"   .*|  -(?: .*)?|\s*")
@@ -49,42 +50,36 @@ def flatten_config(config: JsonObject, prefix: str = "") -> dict[str, JsonValue]
 def read_sections(text: str) -> dict[str, Pairs]:
     """Section -> dotted keys with the JSON text of their values, as `flatten_config` names them."""
     try:
-        cut = _cut(text)
-        if cut is not None:
-            return {
-                name: tuple(pair for entry in entries for pair in _parse_entry(name, entry))
-                for name, entries in cut.items()
-            }
+        chunks = _BETWEEN.split(text.removesuffix("\n"))
+        found = [_parse_section(chunk) for chunk in chunks]
     except yaml.YAMLError:
-        pass  # an anchor of another entry, for one
-    config = parse_config(text)
+        found = [None]  # an anchor of another section, for one
+    sections = dict(one for one in found if one is not None)
+    if len(sections) == len(found):
+        return sections
     return {
         str(name): tuple(_dump(flatten_config({str(name): values})))
-        for name, values in config.items()
+        for name, values in parse_config(text).items()
     }
 
 
-def _cut(text: str) -> dict[str, tuple[str, ...]] | None:
-    """Section -> the text of its entries; none: the text has another form."""
-    sections: dict[str, list[list[str]]] = {}
-    entries: list[list[str]] | None = None
-    for line in text.split("\n"):
-        if match := _SECTION.fullmatch(line):
-            if match[1] in sections:
-                return None
-            entries = sections[match[1]] = []
-        elif entries is not None and _ENTRY.fullmatch(line):
+@lru_cache(maxsize=1 << 16)
+def _parse_section(text: str) -> tuple[str, Pairs] | None:
+    """A section's name and pairs; none: the text has another form than the dumper's."""
+    head, *lines = text.split("\n")
+    match = _SECTION.fullmatch(head)
+    entries: list[list[str]] = []
+    for line in lines:
+        if _ENTRY.fullmatch(line):
             entries.append([line])
         elif entries and _CONTINUED.fullmatch(line):
             entries[-1].append(line)
         else:
             return None
-    if not all(sections.values()):
+    if match is None or not entries:
         return None  # a section without entries is null, not empty
-    return {
-        name: tuple("\n".join(lines) + "\n" for lines in entries)
-        for name, entries in sections.items()
-    }
+    texts = ("\n".join(entry) + "\n" for entry in entries)
+    return match[1], tuple(pair for entry in texts for pair in _parse_entry(match[1], entry))
 
 
 @lru_cache(maxsize=1 << 16)

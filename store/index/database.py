@@ -1,0 +1,335 @@
+"""`RunIndex`: the database of a store's runs, kept in step with the files, rebuilt on any doubt."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Row,
+    Select,
+    create_engine,
+    event,
+    func,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
+
+from store.filters import check_keys, choose, parse_filter
+from store.index.scan import BucketScan, DiskScan
+from store.index.tables import define_tables
+from store.index.writer import IndexWriter
+from store.record import FACTS
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
+from utils.storage import is_remote, to_path
+
+# Another number means other tables: the index is rebuilt.
+INDEX_VERSION = 1
+TAG = "tag"
+_WAIT_S = 120
+_CHUNK = 500
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What a look at the store has changed in its index."""
+
+    runs: int
+    read: int
+    removed: int
+    rebuilt: bool
+
+
+class RunIndex:
+    """Answers for all runs of a store.
+
+    Args:
+      store: directory or URL of the runs, `<store>/<experiment>/<run>`.
+      url: of another database, as SQLAlchemy writes it; empty: a file in the user's cache.
+
+    Raises:
+      UserError: a database that nobody knows, or a cache that cannot be written.
+    """
+
+    def __init__(self, store: str, url: str = "") -> None:
+        self.store = store.rstrip("/") if is_remote(store) else str(to_path(store).resolve())
+        digest = hashlib.sha256(self.store.encode()).hexdigest()[:12]
+        self._tables = define_tables(f"store_{digest}")
+        self._lock_path = _get_cache() / f"{digest}.lock"
+        self._path: Path | None = None
+        try:
+            self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"the index's directory {str(self._lock_path.parent)!r} cannot be made: "
+                f"{error.strerror}; set XDG_CACHE_HOME to a place that can be written"
+            ) from error
+        if not url:
+            self._path = self._lock_path.with_suffix(".sqlite")
+            url = f"sqlite:///{self._path}"
+        self._url = url
+        self._engine = _create_engine(url)
+
+    def refresh(self) -> Refreshed:
+        """Bring the index in step with the files.
+
+        Raises:
+          UserError: the store or the database cannot be read.
+        """
+        with _explained(self._url):
+            try:
+                stamps, settled = self._read_stamps()
+            except (SQLAlchemyError, ValueError):
+                return self.rebuild()
+            found = self._scan(settled).find()
+            if found and stamps == found and "" not in found.values():
+                return Refreshed(len(found), 0, 0, rebuilt=False)
+            with self._locked():
+                return self._update()
+
+    def rebuild(self) -> Refreshed:
+        """Make the index anew from the files.
+
+        Raises:
+          UserError: the store or the database cannot be read or written.
+        """
+        with _explained(self._url), self._locked():
+            return self._make()
+
+    def select(self, text: str) -> list[int]:
+        """The numbers of runs that fit a filter, that which was begun last first.
+
+        Raises:
+          UserError: the filter breaks the rules, or no run has one of its keys.
+        """
+        wanted, order = parse_filter(text), self.read_order()
+        if not order or not wanted.get_keys():
+            return order
+        check_keys(wanted.get_keys(), self.read_keys())
+        columns = {key: self.read_column(key) for key in wanted.get_keys()}
+        return list(choose(wanted, order, columns))
+
+    def read_order(self, limit: int | None = None) -> list[int]:
+        """The numbers of runs, that which was begun last first."""
+        runs = self._tables.runs.c
+        text = "C" if self._path is None else "BINARY"
+        keys = [
+            func.coalesce(runs.id, "").collate(text),
+            func.coalesce(runs.started, 0.0),
+            runs.path.collate(text),
+        ]
+        query = select(runs.run).order_by(*(key.desc() for key in keys)).limit(limit)
+        return self._ask(lambda connection: list(connection.execute(query).scalars()))
+
+    def read_runs(self, numbers: Sequence[int]) -> list[JsonObject]:
+        """Facts, tags and fault of runs, in the order of their numbers."""
+        runs, found = self._tables.runs, {}
+        for start in range(0, len(numbers), _CHUNK):
+            query = select(runs).where(runs.c.run.in_(numbers[start : start + _CHUNK]))
+            rows = (row._mapping for row in self._read_rows(query))
+            found |= {row["run"]: {**row, "tags": json.loads(row["tags"])} for row in rows}
+        return [found[number] for number in numbers if number in found]
+
+    def read_column(self, key: str) -> dict[int, JsonValue]:
+        """Run -> value of a key: a fact, a number or an entry of the configuration."""
+        runs = self._tables.runs.c
+        if key == TAG:
+            query = select(runs.run, runs.tags)
+            return {run: json.loads(tags) for run, tags in self._read_rows(query)}
+        if key in FACTS:
+            return dict(self._read_rows(select(runs.run, runs[key]).where(runs[key].is_not(None))))
+        return self._read_config(key) | self._read_numbers(key)
+
+    def read_keys(self) -> list[str]:
+        """All keys that some run has."""
+        pairs = self._read_rows(select(self._tables.pairs.c.key).distinct())
+        names = self._read_rows(select(self._tables.names.c.text))
+        return sorted({*FACTS, TAG, *(row[0] for row in [*pairs, *names])})
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    def _read_config(self, key: str) -> dict[int, JsonValue]:
+        tables = self._tables
+        query = (
+            select(tables.run_sections.c.run, tables.pairs.c.text)
+            .join(tables.section_pairs, tables.section_pairs.c.pair == tables.pairs.c.pair)
+            .join(
+                tables.run_sections,
+                tables.run_sections.c.section == tables.section_pairs.c.section,
+            )
+            .where(tables.pairs.c.key == key)
+        )
+        parsed: dict[str, JsonValue] = {}
+        found = {}
+        for run, text in self._read_rows(query):
+            if text not in parsed:
+                parsed[text] = json.loads(text)
+            found[run] = parsed[text]
+        return found
+
+    def _read_numbers(self, key: str) -> dict[int, JsonValue]:
+        values, names = self._tables.values.c, self._tables.names.c
+        query = (
+            select(values.run, values.value, values.told)
+            .join(self._tables.names, names.name == values.name)
+            .where(names.text == key)
+        )
+        rows = self._read_rows(query)
+        return {run: float(told) if told else value for run, value, told in rows}
+
+    def _read_rows(self, query: Select) -> Sequence[Row]:
+        return self._ask(lambda connection: connection.execute(query).all())
+
+    def _ask(self, question: Callable[[Connection], T]) -> T:
+        """An answer of the database; a file that turns out damaged is made again first."""
+        with _explained(self._url):
+            try:
+                with self._engine.connect() as connection:
+                    return question(connection)
+            except DatabaseError:
+                if self._path is None:
+                    raise
+            self.rebuild()
+            with self._engine.connect() as connection:
+                return question(connection)
+
+    def _scan(self, settled: Collection[str] = ()) -> DiskScan | BucketScan:
+        if is_remote(self.store):
+            return BucketScan(self.store)
+        return DiskScan(Path(self.store), settled)
+
+    def _read_stamps(self) -> tuple[dict[str, str], set[str]]:
+        """Path -> stamp of the runs in the index, and those that have ended.
+
+        Raises:
+          ValueError: the index is of another version, or damaged.
+        """
+        if self._path is not None and not self._path.is_file():
+            raise ValueError("no index yet")
+        runs = self._tables.runs.c
+        with self._engine.connect() as connection:
+            if not inspect(connection).has_table(self._tables.head.name):
+                raise ValueError("no index yet")
+            head = dict(connection.execute(select(self._tables.head)).tuples().all())
+            boot = head.pop("boot", "")
+            if head != {"version": str(INDEX_VERSION), "store": self.store}:
+                raise ValueError("an index of another version")
+            if self._path is not None and boot != _get_boot():
+                self._look_after(connection)
+            rows = connection.execute(select(runs.path, runs.stamp, runs.status)).all()
+        stamps = {path: stamp for path, stamp, _ in rows}
+        return stamps, {path for path, _, status in rows if status == "complete"}
+
+    def _make(self) -> Refreshed:
+        self._engine.dispose()
+        if self._path is not None:
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                Path(f"{self._path}{suffix}").unlink(missing_ok=True)
+        scan = self._scan()
+        with self._engine.begin() as connection:
+            self._tables.metadata.drop_all(connection)
+            self._tables.metadata.create_all(connection)
+            head = {"version": str(INDEX_VERSION), "store": self.store, "boot": _get_boot()}
+            rows = [{"key": key, "text": text} for key, text in head.items()]
+            connection.execute(self._tables.head.insert(), rows)
+            count = IndexWriter(connection, self._tables).add(scan.read(scan.find()))
+        return Refreshed(count, count, 0, rebuilt=True)
+
+    def _look_after(self, connection: Connection) -> None:
+        """Check a file that a power cut may have hit: it was last looked at before this boot.
+
+        Raises:
+          ValueError: it is damaged.
+        """
+        if connection.exec_driver_sql("PRAGMA quick_check").scalar() != "ok":
+            raise ValueError("a damaged index")
+        head = self._tables.head
+        connection.execute(update(head).where(head.c.key == "boot").values(text=_get_boot()))
+        connection.commit()
+
+    def _update(self) -> Refreshed:
+        try:
+            stamps, settled = self._read_stamps()
+        except (SQLAlchemyError, ValueError):
+            return self._make()
+        scan = self._scan(settled)
+        found = scan.find()
+        changed = [path for path, stamp in found.items() if not stamp or stamps.get(path) != stamp]
+        gone = stamps.keys() - found.keys()
+        with self._engine.begin() as connection:
+            writer = IndexWriter(connection, self._tables)
+            writer.remove({*gone, *(path for path in changed if path in stamps)})
+            count = writer.add(scan.read(changed))
+            total = connection.execute(select(func.count()).select_from(self._tables.runs)).scalar()
+        return Refreshed(total or 0, count, len(gone), rebuilt=False)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One writer at a time, whatever machine or process it is on this cache."""
+        with self._lock_path.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _create_engine(url: str) -> Engine:
+    try:
+        known = make_url(url)
+        if known.get_backend_name() == "sqlite":
+            engine = create_engine(known, connect_args={"timeout": _WAIT_S})
+            event.listen(engine, "connect", _prepare)
+            return engine
+        return create_engine(known)
+    except (ArgumentError, NoSuchModuleError, ImportError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"--index {url!r} cannot be opened: {reason}; give a URL of SQLAlchemy such as "
+            "postgresql+psycopg://USER@HOST/NAME, and install its driver"
+        ) from error
+
+
+def _prepare(connection: object, _: object) -> None:
+    """A file that may be deleted at any time need not outlive a power cut; it is looked at."""
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA synchronous=OFF")
+    cursor.execute("PRAGMA cache_size=-65536")
+    cursor.close()
+
+
+@contextlib.contextmanager
+def _explained(url: str) -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        raise UserError(
+            f"the index {make_url(url).render_as_string(hide_password=True)!r} cannot be used: "
+            f"{reason}; give another --index, or delete it: it is made again from the runs"
+        ) from error
+
+
+def _get_cache() -> Path:
+    return to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "trainer" / "index"
+
+
+def _get_boot() -> str:
+    """This boot of this machine; the file system keeps what was written until it ends."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,153 @@
+"""`list`, `show`, `tag`, `reindex`, `schemas`: what they print, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from store.models import MODELS
+from tools.runs.__main__ import main
+from tools.runs.printing import draw_line, format_duration, format_value
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def list_names(ask, *flags: str) -> list[str]:
+    code, out, _ = ask("list", "--json", *flags)
+    assert code == 0
+    return [row["name"] for row in json.loads(out)["runs"]]
+
+
+def test_a_list_is_filtered_sorted_and_cut(ask):
+    assert list_names(ask) == ["live", "run2", "run1", "run0"]
+    assert list_names(ask, "--filter", "model.name=vit_tiny and eval.top1>60") == ["run1"]
+    # A loss is better when it is lower; what has no number comes last.
+    assert list_names(ask, "--sort", "eval.loss")[:3] == [
+        "run2", "run1", "live",
+    ]  # fmt: skip
+    assert list_names(ask, "--sort", "eval.top1", "--limit", "1") == ["run2"]
+    assert list_names(ask, "--reverse", "--limit", "2") == ["run0", "run1"]
+
+
+def test_a_list_shows_what_is_asked_for_and_who_is_gone(ask):
+    code, out, _ = ask("list", "--show", "model.name,eval.top1,train.seed", "--limit", "0")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0].split() == [
+        "run", "status", "begun", "tags", "model.name", "eval.top1", "train.seed",
+    ]  # fmt: skip
+    assert "resnet" in lines[2] and lines[2].split()[-2:] == ["62", "2"]
+    assert "killed" in lines[1]  # nobody holds the lock of the run that says running
+    assert lines[-1] == "4 runs"
+    said = json.loads(ask("list", "--json", "--filter", "name=live")[1])
+    assert said["matched"] == 1 and said["runs"][0]["alive"] is False
+    assert "eval.top1" in json.loads(ask("list", "--keys", "--json")[1])["keys"]
+
+
+def test_a_run_is_shown_by_any_of_its_names(ask, root):
+    said = [json.loads(ask("show", name, "--json")[1]) for name in (
+        "run1", "digits/run1", str(root / "digits" / "run1"))]  # fmt: skip
+    assert said[0] == said[1] == said[2]
+    assert said[0]["values"]["eval.top1"] == 61.0 and said[0]["config"]["train.seed"] == 1
+    assert json.loads(ask("show", said[0]["id"], "--json")[1]) == said[0]
+    out = ask("show", "run1", "--config")[1]
+    for word in ("complete", "eval.top1", "loss/total", "abc", "model.args.depth", "0 to 4"):
+        assert word in out
+
+
+def test_tags_are_put_on_taken_off_and_found(ask, root):
+    assert json.loads(ask("tag", "run1", "run2", "--add", "paper", "--json")[1]) == {
+        "digits/run1": ["paper"], "digits/run2": ["paper"],
+    }  # fmt: skip
+    assert ask("tag", "run1", "--remove", "paper")[1] == "digits/run1: no tags\n"
+    assert list_names(ask, "--filter", "tag=paper") == ["run2"]
+    # One that lacks the tag: nothing is changed on the others.
+    code, _, error = ask("tag", "run2", "run0", "--remove", "paper")
+    assert code == 2 and "digits/run0 has no such tag" in error
+    assert list_names(ask, "--filter", "tag=paper") == ["run2"]
+
+
+def test_every_answer_is_the_same_after_the_index_was_deleted(ask, root, tmp_path):
+    questions = [("list", "--json"), ("list", "--keys", "--json"), ("show", "run2", "--json"),
+                 ("list", "--json", "--filter", "eval.top1>60", "--sort", "eval.loss")]  # fmt: skip
+    before = [ask(*question) for question in questions]
+    (index,) = (tmp_path / "cache" / "trainer" / "index").glob("*.sqlite")
+    index.unlink()
+    assert [ask(*question) for question in questions] == before
+    assert json.loads(ask("reindex", "--json")[1]) == {"runs": 4, "faults": []}
+    assert [ask(*question) for question in questions] == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["list", "--filter", "eval.tp1>3"], "did you mean 'eval.top1'"),
+     (["list", "--filter", "eval.top1>"], "ends where a value"),
+     (["list", "--sort", "eval.tp1"], "did you mean"), (["list", "--show", "lr"], "optim.lr"),
+     (["list", "--limit", "-1"], "--limit -1"), (["list", "--limit", "x"], "invalid int"),
+     (["show", "rn1"], "did you mean"), (["show", "x/y"], "neither"),
+     (["tag", "run1"], "nothing to do"), (["tag", "run1", "--add", "a b"], "no directory name"),
+     (["list", "--index", "nodb"], "cannot be opened"), (["lst"], "invalid choice")],
+)  # fmt: skip
+def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
+    before = sorted(root.rglob("*"))
+    code, out, error = ask(*flags)
+    assert (code, out) == (2, "")
+    assert word in error and error.startswith("error: ") and error.count("\n") == 1
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_store_that_is_not_there_and_one_that_is_empty_are_told_apart(ask, tmp_path):
+    code, _, error = ask("list", store=tmp_path / "rns")
+    assert code == 2 and "is no directory" in error
+    (tmp_path / "empty").mkdir()
+    code, out, _ = ask("list", "--filter", "eval.top1>3", store=tmp_path / "empty")
+    assert code == 0 and "0 runs" in out
+
+
+def test_a_name_that_fits_several_runs_is_refused(ask, root):
+    (root / "other").mkdir()
+    (root / "digits" / "run1").rename(root / "other" / "run1")
+    (root / "digits" / "run0").rename(root / "digits" / "run1")
+    code, _, error = ask("show", "run1")
+    assert code == 2 and "fits 2 runs: digits/run1, other/run1" in error
+
+
+def test_schemas_are_written_as_they_are_published(tmp_path, capsys):
+    assert main(["schemas", "--out", str(tmp_path / "schemas")]) == 0
+    for name in MODELS:
+        published = (ROOT / "schemas" / f"{name}.json").read_text()
+        assert (tmp_path / "schemas" / f"{name}.json").read_text() == published
+
+
+def test_a_question_loads_neither_torch_nor_what_it_does_not_need(root):
+    code = (
+        "import sys\nfrom tools.runs.__main__ import main\n"
+        f"main(['list', '--json', '--store', {str(root)!r}])\n"
+        "heavy = {'torch', 'tensorflow', 'scipy', 'numpy', 'pyarrow', 'pandas', 'gcsfs', "
+        "'pydantic', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+        "import store, store.session\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+                          env=dict(os.environ))  # fmt: skip
+    assert done.stderr == "[]\n" and json.loads(done.stdout)["matched"] == 4
+
+
+def test_a_trainer_never_loads_the_index():
+    code = "import sys, store, store.session, store.runs\nprint('sqlalchemy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n"
+
+
+def test_numbers_and_curves_are_drawn_for_people():
+    assert [format_value(v) for v in (None, 3, 2.0, 0.123456789, "x", [1], True)] == [
+        "-", "3", "2", "0.12346", "x", "[1]", "true",
+    ]  # fmt: skip
+    assert format_duration(8.12) == "8.1 s" and format_duration(3 * 3600 + 300) == "3 h 05 min"
+    assert draw_line([1.0, 2.0, 3.0, float("nan")]) == "▁▅█×"
+    assert len(draw_line(list(range(1000)))) == 40 and draw_line([]) == ""

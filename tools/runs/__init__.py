@@ -1,0 +1,1 @@
+"""Asks the run store: see `python -m tools.runs --help`."""

@@ -1,0 +1,99 @@
+"""Asks the run store: `python -m tools.runs list|show|tag|reindex|schemas ...`.
+
+    python -m tools.runs list --filter "data.name=digits and eval.top1>70" --sort eval.top1
+    python -m tools.runs show digits_kd/student
+    python -m tools.runs tag digits_kd/student --add paper
+
+A RUN is a directory, `experiment/name`, a name, or the beginning of an id. The runs themselves are
+the truth; what is asked of all of them is answered by an index in the user's cache, which is kept
+in step with the files and may be deleted at any time. Exit code 2: wrong use, nothing was written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from utils.programs import ProgramParser, create_program_parser, run_program
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Answer; gives the exit code."""
+    options = create_parser().parse_args(argv)
+    # Only what is asked for is loaded: a list must not wait for what a comparison needs.
+    module, _, function = options.function.partition(":")
+    return run_program(getattr(importlib.import_module(f"tools.runs.{module}"), function), options)
+
+
+def create_parser() -> ProgramParser:
+    """The tool's flags."""
+    parser = create_program_parser(__doc__, prog="python -m tools.runs")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for add in (_add_list, _add_show, _add_tag, _add_reindex, _add_schemas):
+        add(commands)
+    return parser
+
+
+Commands = argparse._SubParsersAction
+
+
+def _add_list(commands: Commands) -> None:
+    parser = _add(commands, "list", "listing:list_runs", "runs, that which was begun last first")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--filter", default="", metavar="TEXT", help="which runs (docs/runs.md)")
+    parser.add_argument("--show", default="", metavar="KEY,...", help="keys to show, of any kind")
+    parser.add_argument("--sort", default="", metavar="KEY", help="the best first, or the highest")
+    parser.add_argument("--reverse", action="store_true", help="the other way round")
+    parser.add_argument("--limit", type=int, default=40, help="rows; 0: all")
+    parser.add_argument("--keys", action="store_true", help="the keys that runs have, instead")
+
+
+def _add_show(commands: Commands) -> None:
+    parser = _add(commands, "show", "showing:show_run", "what one run says of itself")
+    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--config", action="store_true", help="with its whole configuration")
+
+
+def _add_tag(commands: Commands) -> None:
+    parser = _add(commands, "tag", "tagging:tag_runs", "words on runs, for filters: tag=paper")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--add", nargs="+", default=[], metavar="TAG", help="words to put on")
+    parser.add_argument("--remove", nargs="+", default=[], metavar="TAG", help="to take off")
+
+
+def _add_reindex(commands: Commands) -> None:
+    parser = _add(commands, "reindex", "listing:rebuild_index", "make the index anew")
+    _add_store(parser)
+    _add_json(parser)
+
+
+def _add_schemas(commands: Commands) -> None:
+    text = "write the JSON Schemas of what a run directory holds"
+    parser = _add(commands, "schemas", "publishing:write_schemas", text)
+    parser.add_argument("--out", type=Path, required=True, help="directory")
+
+
+def _add(commands: Commands, name: str, function: str, text: str) -> ProgramParser:
+    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser.set_defaults(function=function)
+    return parser
+
+
+def _add_store(parser: ProgramParser) -> None:
+    parser.add_argument("--store", default="runs", help="run.output_dir: directory or URL")
+    parser.add_argument("--index", default="", metavar="URL", help="another database of the index")
+
+
+def _add_json(parser: ProgramParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

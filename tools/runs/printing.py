@@ -1,0 +1,102 @@
+"""Tables and words at a terminal, and the same without colours in a file."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from utils.json_types import JsonValue
+
+# Lines of a file are as long as they need to be.
+_FILE_WIDTH = 400
+_COLOURS = {"complete": "green", "running": "cyan", "failed": "red", "killed": "red",
+            "preempted": "yellow", "interrupted": "yellow", "damaged": "red"}  # fmt: skip
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def create_console() -> Console:
+    """Writes to stdout; a file gets no colours and no line breaks."""
+    is_terminal = sys.stdout.isatty()
+    return Console(width=None if is_terminal else _FILE_WIDTH, highlight=False, soft_wrap=False)
+
+
+def create_table(*columns: str, title: str = "") -> Table:
+    """A table without walls; columns whose name ends in `>` are aligned to the right."""
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table.title, table.title_justify = title or None, "left"
+    for column in columns:
+        name = column.removesuffix(">")
+        table.add_column(
+            name, justify="right" if column != name else "left", no_wrap=True, overflow="ellipsis"
+        )
+    return table
+
+
+def print_json(value: JsonValue) -> None:
+    """For programs: one object, sorted, non-finite numbers as text."""
+    sys.stdout.write(json.dumps(make_finite(value), indent=1, sort_keys=True) + "\n")
+
+
+def make_finite(value: JsonValue) -> JsonValue:
+    """A value as JSON can hold it: nan and infinities become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: make_finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [make_finite(inner) for inner in value]
+    return value
+
+
+def format_value(value: JsonValue) -> str:
+    """A number with five digits, other values as they are."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.5g}"
+
+
+def format_time(seconds: JsonValue) -> str:
+    """Local time to the minute."""
+    if not isinstance(seconds, int | float):
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def format_duration(seconds: float) -> str:
+    """3 h 05 min, 12 min 30 s, 8.1 s."""
+    if seconds >= 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    if seconds >= 60:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    return f"{seconds:.1f} s"
+
+
+def colour_status(status: str) -> Text:
+    """A run's status in its colour."""
+    return Text(status, style=_COLOURS.get(status, ""))
+
+
+def draw_line(values: Sequence[float], width: int = 40) -> str:
+    """A curve in one line: the mean of each column; a cross where nothing was finite."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    columns = [[v for v in values[a:b] if math.isfinite(v)] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007
+    means = [sum(column) / len(column) if column else None for column in columns]
+    known = [mean for mean in means if mean is not None]
+    low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
+    return "".join(
+        "×" if mean is None else _BARS[min(7, int(8 * (mean - low) / span))] for mean in means
+    )

@@ -1,0 +1,140 @@
+"""`show`: one run, with its attempts, curves and numbers."""
+
+from __future__ import annotations
+
+import argparse
+
+from rich.table import Table
+
+from store.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.history import get_learnt
+from store.record import RunRecord, describe, get_finite_or_told
+from tools.runs.places import find_records, is_alive
+from tools.runs.printing import (
+    colour_status,
+    create_console,
+    create_table,
+    draw_line,
+    format_duration,
+    format_time,
+    format_value,
+    print_json,
+)
+from utils.json_types import JsonObject
+from utils.storage import LocalFolder
+
+_CURVES = 6
+
+
+def show_run(options: argparse.Namespace) -> None:
+    """Print what a run says of itself.
+
+    Raises:
+      UserError: no such run.
+    """
+    record = find_records(options, [options.run])[0]
+    told = tell_run(record)
+    if options.json:
+        print_json({**told, "config": record.config})
+        return
+    print_run(record, told)
+    if options.config:
+        table = create_table("key", "value", title="configuration")
+        for key, value in record.config.items():
+            table.add_row(key, format_value(value))
+        create_console().print(table)
+
+
+def tell_run(record: RunRecord) -> JsonObject:
+    """All that is known of a run, without its configuration and history."""
+    facts = {"path": record.path, **describe(record.facts)}
+    status = facts["status"]
+    is_here = isinstance(record.folder, LocalFolder)
+    owner = is_alive(record.folder.path) if status == "running" and is_here else None
+    return {
+        **facts,
+        "alive": owner,
+        "tags": record.tags,
+        "attempt_list": record.attempts,
+        "worked_s": sum(_get_worked(one) for one in record.attempts),
+        "values": record.values,
+        "artifacts": record.artifacts,
+    }
+
+
+def print_run(record: RunRecord, told: JsonObject) -> None:
+    """The same for a person."""
+    console = create_console()
+    status = "killed" if told["alive"] is False else told["status"] or "-"
+    console.print(f"[bold]{record.path}[/bold]  ", colour_status(status), "  " + (told["id"] or ""))
+    rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
+    rows += [("worked", f"{format_duration(told['worked_s'])}, attempts: {len(record.attempts)}")]
+    rows += [(name, format_value(told[name])) for name in ("host", "device", "git_commit")]
+    rows += [("place", str(record.folder))]
+    table = create_table("", "")
+    for row in rows:
+        table.add_row(*row)
+    table.show_header = False
+    console.print(table)
+    for part in (_make_numbers(record), _make_curves(record), _make_attempts(record)):
+        if part.row_count:
+            console.print()
+            console.print(part)
+    _print_artifacts(record)
+
+
+def _make_numbers(record: RunRecord) -> Table:
+    table = create_table("number", "last>", "unit", "better", title="[bold]numbers[/bold]")
+    for name, value in sorted(record.values.items()):
+        kind, _, rest = name.partition(".")
+        if kind == TRAIN and not rest.startswith(LOSS):
+            continue
+        metric = METRICS.find(rest or name)
+        unit, better = (metric.unit, metric.direction) if metric else ("", "")
+        table.add_row(name, format_value(value), unit, better if better != "none" else "")
+    return table
+
+
+def _make_curves(record: RunRecord) -> Table:
+    table = create_table("curve", "first>", "last>", "", title="[bold]curves[/bold]")
+    curves: dict[str, list[float]] = {}
+    for line in record.lines:
+        learnt = get_learnt(line).keys()
+        for name, value in get_finite_or_told(line).items():
+            if name in learnt and (line["kind"] == EVAL or name.startswith(LOSS)):
+                curves.setdefault(f"{line['kind']}.{name}", []).append(value)
+    shown = {name: values for name, values in curves.items() if len(values) > 1}
+    for name, values in list(shown.items())[:_CURVES]:
+        table.add_row(name, format_value(values[0]), format_value(values[-1]), draw_line(values))
+    return table
+
+
+def _make_attempts(record: RunRecord) -> Table:
+    table = create_table(
+        "attempt>", "begun", "worked>", "steps", "ended", "host", title="[bold]attempts[/bold]"
+    )
+    for one in record.attempts:
+        steps = f"{one.get('from_step', '?')} to {one.get('to_step', '?')}"
+        worked = format_duration(_get_worked(one))
+        ended = colour_status(one.get("status", "killed or at work"))
+        begun = format_time(one.get("began"))
+        table.add_row(str(one["attempt"]), begun, worked, steps, ended, one.get("host", "-"))
+    return table
+
+
+def _print_artifacts(record: RunRecord) -> None:
+    table = create_table("file", "kind", "bytes>", "crc32c", title="[bold]left behind[/bold]")
+    for one in record.artifacts:
+        table.add_row(one["path"], one["kind"], f"{one['bytes']:,}", one["crc32c"])
+    if table.row_count:
+        console = create_console()
+        console.print()
+        console.print(table)
+
+
+def _get_worked(attempt: JsonObject) -> float:
+    """Seconds of an attempt; of one without an end nobody knows."""
+    began, ended = attempt.get("began"), attempt.get("ended")
+    if isinstance(began, int | float) and isinstance(ended, int | float):
+        return max(0.0, ended - began)
+    return 0.0

@@ -1,0 +1,43 @@
+"""`tag`: words on runs."""
+
+from __future__ import annotations
+
+import argparse
+
+from store.ids import check_name
+from store.tags import change_tags
+from tools.runs.places import find_records
+from tools.runs.printing import print_json
+from utils.errors import UserError
+
+
+def tag_runs(options: argparse.Namespace) -> None:
+    """Change the tags of runs and print what each has then.
+
+    Raises:
+      UserError: no such run, no such tag, or a place that cannot be written.
+    """
+    if not options.add and not options.remove:
+        raise UserError("tag: nothing to do; give --add TAG or --remove TAG")
+    for tag in options.add:
+        check_name("--add", tag)
+    records = find_records(options, options.runs)
+    for record in records:
+        if missing := sorted(set(options.remove) - set(record.tags)):
+            raise UserError(
+                f"--remove {missing[0]!r}: {record.path} has no such tag, but "
+                f"{', '.join(record.tags) or 'none at all'}; name one that it has"
+            )
+    found = {}
+    for record in records:
+        try:
+            found[record.path] = change_tags(record.folder, options.add, options.remove)
+        except OSError as error:
+            raise UserError(
+                f"{record.folder} cannot be written: {error.strerror or error}; mend its rights"
+            ) from error
+    if options.json:
+        print_json(found)
+        return
+    for path, tags in found.items():
+        print(f"{path}: {' '.join(tags) or 'no tags'}")
