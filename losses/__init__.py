@@ -13,6 +13,9 @@ from losses import (
     distances as distances,
 )
 from losses import (
+    divergences as divergences,
+)
+from losses import (
     ensembles as ensembles,
 )
 from losses import (

@@ -64,6 +64,8 @@ class CRD(FeatureLoss):
     On several ranks each updates its own examples' rows only, so the memories differ by rank.
     """
 
+    why_not_tokens = "keeps a memory of every example of the split"
+
     eps = 1e-7  # keeps logarithms finite; the references' own, no key of a run
 
     def __init__(

@@ -207,6 +207,8 @@ class FitNet(ProjectedLoss):
 class HCL(ProjectedLoss):
     """`compute_hcl` of each pair, the student's side projected where shapes differ."""
 
+    why_not_tokens = "pools maps of an image at several sizes"
+
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
         """The scalar of one pair of maps."""
         return compute_hcl(student, teacher, mask=mask)

@@ -137,6 +137,8 @@ class HardKD(LogitLoss):
 class DistillTokenLoss(LogitLoss):
     """A logit loss on the distillation token: the class token learns the task alone."""
 
+    why_not_tokens = "looks at a distillation token, which a language model has none of"
+
     def needs_distill_token(self) -> bool:
         """Always."""
         return True

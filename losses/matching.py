@@ -167,6 +167,12 @@ def compute_bkd(
     return mean_valid(per_class.sum(dim=-1), mask)
 
 
+class Correlation(LogitLoss):
+    """A logit loss that correlates along the examples of a group, too."""
+
+    why_not_tokens = "correlates each class over the examples of a group"
+
+
 @LOSSES.register("dist")
 def create_dist(
     temperature: float = 1.0,
@@ -174,11 +180,11 @@ def create_dist(
     gamma: float = 1.0,
     eps: float = 1e-8,
     group_size: int = 0,
-) -> LogitLoss:
+) -> Correlation:
     """`compute_dist`; targets are not used."""
     check_positive("dist", temperature=temperature, eps=eps)
     arguments = {"temperature": temperature, "eps": eps, "group_size": group_size}
-    return LogitLoss(compute_dist, beta=beta, gamma=gamma, **arguments)
+    return Correlation(compute_dist, beta=beta, gamma=gamma, **arguments)
 
 
 @LOSSES.register("ttm")

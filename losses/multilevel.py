@@ -118,6 +118,7 @@ def compute_low_confidence_shares(teacher_logits: Tensor, mask: Tensor) -> tuple
 class BatchConsistency(LogitLoss):
     """`compute_batch_consistency`; targets are not used."""
 
+    why_not_tokens = "compares the examples of a group with each other"
     function = staticmethod(compute_batch_consistency)
 
     def __init__(self, temperature: float = 4.0, group_size: int = 0) -> None:
@@ -129,6 +130,7 @@ class BatchConsistency(LogitLoss):
 class ClassConsistency(BatchConsistency):
     """`compute_class_consistency`; targets are not used."""
 
+    why_not_tokens = "correlates the classes over the examples of a group"
     function = staticmethod(compute_class_consistency)
 
 
@@ -144,6 +146,8 @@ class MultiLevelKD(Loss):
 
     Source: Jin, Wang and Lin 2023 (MLKD), CVPR 2023.
     """
+
+    why_not_tokens = "compares the examples of a group, and two views of them"
 
     def __init__(
         self,

@@ -156,6 +156,8 @@ def compute_delta_correlation(errors: Tensor, weights: Tensor) -> Tensor:
 class RelationalLoss(FeatureLoss):
     """A feature loss between the examples of each group; activations are flattened."""
 
+    why_not_tokens = "compares the examples of a group with each other"
+
     def __init__(self, layers: Mapping[str, str], group_size: int = 0) -> None:
         super().__init__(layers)
         self.group_size = group_size

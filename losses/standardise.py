@@ -48,6 +48,7 @@ class LogitStandardisation(Loss):
         check_positive("lskd", eps=eps)
         self.eps = eps
         self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
+        self.why_not_tokens = self.inner.why_not_tokens
 
     def needs_distill_token(self) -> bool:
         """As the inner loss does."""

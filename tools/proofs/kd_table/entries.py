@@ -103,6 +103,8 @@ _ALONE = (
 
 _LOGITS = (
     _create_logit("kd"),
+    _create_logit("reverse_kl"),
+    _create_logit("jsd", weight=4.0, beta=0.5),
     _create_logit("hard", alpha=0.5),
     _create_logit("dkd", alpha=0.5, beta=2.0),
     _create_logit("nkd", alpha=0.5, gamma=1.5, temperature=1.0),

@@ -1,0 +1,93 @@
+"""Divergences of whole distributions in which the student's own stand first: reverse KL, JSD."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from losses.base import LOSSES, LogitLoss
+from losses.factory import check_positive
+from losses.logits import kl_per_example
+from losses.reductions import as_constant, mean_valid, upcast
+from utils.errors import UserError
+
+
+def compute_reverse_kl(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """KL(student || teacher) of temperature-softened distributions: it seeks the teacher's modes.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K], unnormalised; constant here.
+      temperature: T > 0; the result is scaled by T^2, as `kd_kl_div`.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over K, averaged over valid examples.
+
+    Source: Gu et al. 2024 (MiniLLM), arXiv:2306.08543, equation 1, for each token of given texts;
+    the paper takes them from the student.
+    """
+    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    return temperature**2 * mean_valid(kl_per_example(student_log_probs, log_probs), mask)
+
+
+def compute_generalised_jsd(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    beta: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q, p teacher, q student.
+
+    beta 1/2 is the Jensen-Shannon divergence; divided by beta it goes to KL(p || q) as beta goes
+    to 0, divided by 1 - beta to KL(q || p) as beta goes to 1.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient, through m as well.
+      teacher_logits: [B, K], unnormalised; constant here.
+      temperature: T > 0; the result is scaled by T^2, as `kd_kl_div`.
+      beta: between 0 and 1, without them.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats, at most T^2 log 2: summed over K, averaged over valid examples.
+
+    Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1, for given texts.
+    """
+    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    both = [log_probs + math.log(beta), student_log_probs + math.log1p(-beta)]
+    mixture = torch.logsumexp(torch.stack(both), dim=0)
+    per_example = beta * kl_per_example(log_probs, mixture)
+    per_example = per_example + (1 - beta) * kl_per_example(student_log_probs, mixture)
+    return temperature**2 * mean_valid(per_example, mask)
+
+
+@LOSSES.register("reverse_kl")
+def create_reverse_kl(temperature: float = 4.0) -> LogitLoss:
+    """`compute_reverse_kl`; targets are not used."""
+    check_positive("reverse_kl", temperature=temperature)
+    return LogitLoss(compute_reverse_kl, temperature=temperature)
+
+
+@LOSSES.register("jsd")
+def create_generalised_jsd(temperature: float = 4.0, beta: float = 0.5) -> LogitLoss:
+    """`compute_generalised_jsd`; targets are not used."""
+    check_positive("jsd", temperature=temperature)
+    if not isinstance(beta, int | float) or isinstance(beta, bool) or not 0 < beta < 1:
+        raise UserError(
+            f"distill.losses: jsd.beta is {beta!r}; give 0 < value < 1 (kd and reverse_kl are its "
+            "ends)"
+        )
+    return LogitLoss(compute_generalised_jsd, temperature=temperature, beta=beta)
