@@ -249,15 +249,19 @@ class Transformer(nn.Module):
           tokens: int [B, N].
           cache: of what stands before the tokens, one for each block; it grows.
         """
-        x = self.embedding(tokens)
-        start = cache[0].length if cache else 0
-        if self.shape.positions != "rope":
-            x = x + self.places[start : start + tokens.shape[1]]
+        x = self.embed(tokens, cache[0].length if cache else 0)
         if cache is None:
             return self.norm(self.blocks(x))
         for block, layer in zip(self.blocks, cache, strict=True):
             x = block(x, layer)
         return self.norm(x)
+
+    def embed(self, tokens: Tensor, start: int) -> Tensor:
+        """[B, N, C] of tokens whose first one has the place `start`."""
+        x = self.embedding(tokens)
+        if self.shape.positions == "rope":
+            return x
+        return x + self.places[start : start + tokens.shape[1]]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""

@@ -107,7 +107,7 @@ class _Mix(torch.autograd.Function):
         gradient = gradient.to(q.dtype)
         dv = torch.einsum("bhdq,bhkq->bhdk", gradient, shares)
         slope = torch.einsum("bhdk,bhdq->bhkq", v, gradient)
-        along = _sum_products(gradient, mixed)  # the sum over K of shares * slope
+        along = sum_products(gradient, mixed)  # the sum over K of shares * slope
         slope = shares.float() * (slope.float() - along)
         dmask = None
         if ctx.needs_input_grad[3]:
@@ -119,16 +119,16 @@ class _Mix(torch.autograd.Function):
         return dq, dk, dv, dmask
 
 
-def _sum_products(left: Tensor, right: Tensor) -> Tensor:
-    """Float32 [B, H, 1, N] inner products over D of two [B, H, D, N].
+def sum_products(left: Tensor, right: Tensor) -> Tensor:
+    """Float32 [..., 1, N] inner products over D of two [..., D, N].
 
     Below float32 the matrix unit adds them up, as a product with ones: the vector unit takes three
     times as long. Each term is rounded once more.
     """
     if left.dtype == torch.float32:
-        return (left * right).sum(dim=2, keepdim=True)
-    ones = torch.ones((left.shape[2], _SUBLANES), dtype=left.dtype, device=left.device)
-    return torch.einsum("bhdn,de->bhen", left * right, ones)[:, :, :1].float()
+        return (left * right).sum(dim=-2, keepdim=True)
+    ones = torch.ones((left.shape[-2], _SUBLANES), dtype=left.dtype, device=left.device)
+    return torch.einsum("...dn,de->...en", left * right, ones)[..., :1, :].float()
 
 
 def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:

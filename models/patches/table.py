@@ -41,7 +41,9 @@ from models.patches.convolution import (
     XlaLayerNorm2d,
     hold_as_hwio,
 )
+from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
 
 if TYPE_CHECKING:
@@ -118,7 +120,8 @@ def patch_linear(model: nn.Module) -> None:
 
 
 def patch_layer_norm(model: nn.Module) -> None:
-    """Layer norm in one pass, float32 inside and the compute type outside."""
+    """Norms of rows in one pass, float32 inside and the compute type outside."""
+    _swap(model, {RmsNorm: XlaRmsNorm})
     swaps = {LayerNorm: XlaLayerNorm, nn.LayerNorm: XlaLayerNorm, LayerNorm2d: XlaLayerNorm2d}
     _swap(model, swaps, lambda norm: len(norm.normalized_shape) == 1)
 
@@ -133,7 +136,8 @@ def patch_attention(model: nn.Module) -> None:
     for module in model.modules():
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
-    _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention})
+    _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention,
+                  CausalAttention: XlaCausalAttention})  # fmt: skip
 
 
 def patch_embedding(model: nn.Module) -> None:
@@ -145,6 +149,7 @@ def patch_residual_stream(model: nn.Module) -> None:
     """The sum that blocks add to stays in the compute type."""
     _swap(model, {LayerScale: XlaLayerScale})
     _mix(model, VisionTransformer, StreamInComputeType)
+    _mix(model, Transformer, DecoderInComputeType)
     _mix(model, (ConvNeXtBlock, BeitBlock), BlockInComputeType)
 
 
