@@ -27,6 +27,7 @@ from big_vision.input.sequences import SequenceSource
 from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
 from big_vision.input.splits_check import Choice, check_splits
 from big_vision.input.synthetic import SyntheticSource
+from big_vision.input.tokens import TokenSource
 from big_vision.input.windows import TokenFacts, require_tokens
 from utils.errors import UserError
 from utils.log import get_logger
@@ -68,6 +69,7 @@ SOURCES.register("folder")(FolderSource)
 SOURCES.register("synthetic")(SyntheticSource)
 SOURCES.register("sequences")(SequenceSource)
 SOURCES.register("arrays")(ArraySource)
+SOURCES.register("tokens")(TokenSource)
 
 
 @dataclass(frozen=True)

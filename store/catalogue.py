@@ -117,6 +117,8 @@ LEARNT = (
     Metric("top5", "%", "higher", "deterministic", "examples whose class is among the five first"),
     Metric("loss", "nats", "lower", "deterministic", "mean cross-entropy of labels or next tokens"),
     Metric("perplexity", "", "lower", "deterministic", "e to the loss, of a language model"),
+    Metric("bits_per_byte", "bits", "lower", "deterministic",
+           "loss over the bytes of text that the predicted tokens stand for"),
     Metric("accuracy", "%", "higher", "deterministic", "tokens that were held for the likeliest"),
     Metric("ece", "", "lower", "deterministic", "expected calibration error, 0 to 1"),
     Metric("mse", "", "lower", "deterministic",

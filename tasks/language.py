@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
+# e to more than this is no float.
+_LARGEST_EXPONENT = 700.0
+
 
 class Language(RunTask):
     """Windows of tokens -> hidden states -> a loss over all places, chunk by chunk.
@@ -46,10 +49,12 @@ class Language(RunTask):
         self.losses = create_weighted_loss(config.distill)
         self.teaching = TokenTeaching(config, self.losses, self.tokens)
         self._devices = 1
+        self._token_bytes = torch.tensor(self.tokens.token_bytes, dtype=torch.float32)
 
     def to_device(self, runtime: Runtime) -> None:
         """Learn how many devices share the examples that this process sees."""
         self._devices = runtime.local_devices
+        self._token_bytes = runtime.upload(self.tokens.token_bytes)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         """Put the live teachers on the device, or open their stored answers."""
@@ -80,7 +85,7 @@ class Language(RunTask):
         return LossOutput(total / count, terms)
 
     def count(self, model: nn.Module, batch: TokenBatch) -> Tensor:
-        """Of each valid window the mean nats and share of right tokens, and one; then summed.
+        """Sums over valid windows of mean nats, share of right tokens, mean bytes, and one.
 
         Float32 counts windows exactly up to 2^24, of which there are fewer than tokens.
         """
@@ -93,19 +98,25 @@ class Language(RunTask):
             return sums[0], torch.stack(sums)
 
         _, sums = self.score(model, batch, score)
-        return torch.cat([sums / targets.shape[1], valid.sum().reshape(1)])
+        sums = [*sums.unbind(), self._count_bytes(targets, valid)]
+        return torch.stack([*(one / targets.shape[1] for one in sums), valid.sum()])
 
     def summarise(self, sums: Tensor) -> Evaluation:
-        """`loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss."""
-        nats, right, windows = sums.tolist()
+        """`loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss.
+
+        Of text also `bits_per_byte`: of the very bytes that the predicted tokens stand for.
+        """
+        nats, right, size, windows = sums.tolist()
         share = 1.0 / max(windows, 1.0)
         loss = nats * share
         metrics = {
             "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
+            "perplexity": math.exp(min(loss, _LARGEST_EXPONENT)),
             "accuracy": 100.0 * right * share,
             "examples": windows,
         }
+        if size:
+            metrics["bits_per_byte"] = nats / size / math.log(2)
         return Evaluation(metrics, -loss)
 
     # What travels with a batch.
@@ -139,8 +150,10 @@ class Language(RunTask):
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """An evaluation's numbers, for a person."""
+        bits = metrics.get("bits_per_byte")
         return (
             f"loss {metrics['loss']:.4f} nats a token, perplexity {metrics['perplexity']:.4g}, "
+            f"{'' if bits is None else f'{bits:.4f} bits a byte, '}"
             f"accuracy {metrics['accuracy']:.2f}, {metrics['examples']:.0f} windows"
         )
 
@@ -158,3 +171,9 @@ class Language(RunTask):
         limit = self.config.train.logits_mib / answers
         chunk = choose_chunk(-(-examples // self._devices), length, len(weight), limit)
         return score_in_chunks(hidden, weight, score, chunk)
+
+    def _count_bytes(self, targets: Tensor, valid: Tensor) -> Tensor:
+        """Bytes of text that the targets of valid windows stand for; 0 where nobody knows."""
+        if not len(self._token_bytes):
+            return torch.zeros_like(valid.sum())
+        return (self._token_bytes[targets.long()].sum(dim=1) * valid).sum()

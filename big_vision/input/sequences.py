@@ -28,13 +28,18 @@ class SequenceShape:
 
     Attributes:
       kind: a name in `SEQUENCES`.
-      symbols: different ones that are drawn.
+      symbols: different ones that are drawn: numbers of counting, values of recall, kinds of
+        bracket of dyck.
+      strides: of counting: 1 to so many.
+      depth: of dyck: brackets that are open at once, at most.
       num_examples: windows of the training split.
       num_held_out: windows of every other split.
     """
 
     kind: str
     symbols: int = 8
+    strides: int = 4
+    depth: int = 8
     num_examples: int = 20_000
     num_held_out: int = 1_000
 
@@ -44,14 +49,14 @@ class SequenceKind:
     """One kind of sequence.
 
     Attributes:
-      length_rule: what T must be a multiple of, and at least.
-      count_tokens: shape -> size of the vocabulary.
+      length_rule: what T must be a multiple of, and at least twice.
+      count_tokens: (T, shape) -> size of the vocabulary.
       make: (uniform [n, T + 1] in [0, 1), shape) -> tokens [n, T + 1].
       get_bounds: (T, shape) -> nats a token: floor, and ceiling without a look at any token.
     """
 
     length_rule: int
-    count_tokens: Callable[[SequenceShape], int]
+    count_tokens: Callable[[int, SequenceShape], int]
     make: Callable[[np.ndarray, SequenceShape], np.ndarray]
     get_bounds: Callable[[int, SequenceShape], tuple[float, float]]
 
@@ -77,6 +82,11 @@ def parse_sequence_name(name: str) -> SequenceShape:
                 "copy,symbols=8,num_examples=20000,num_held_out=1000"
             )
         shape = replace(shape, **{match[1]: int(match[2])})
+    if shape.symbols < shape.strides and kind == "counting":
+        raise UserError(
+            f"data.name ({name}): strides ({shape.strides}) exceeds symbols ({shape.symbols}), "
+            "modulo which it counts; lower it"
+        )
     return shape
 
 
@@ -97,10 +107,20 @@ def _mix_bits(value: np.ndarray) -> np.ndarray:
 
 
 def _make_copy(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    half = uniform.shape[1] // 2
-    first = (uniform[:, :half] * shape.symbols).astype(np.int64)
-    bar = np.full((len(first), 1), shape.symbols)
+    """Symbols, a bar, the same symbols."""
+    first, bar = _draw_half(uniform, shape)
     return np.concatenate([first, bar, first], axis=1)
+
+
+def _make_reverse(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """Symbols, a bar, the symbols from the last to the first."""
+    first, bar = _draw_half(uniform, shape)
+    return np.concatenate([first, bar, first[:, ::-1]], axis=1)
+
+
+def _draw_half(uniform: np.ndarray, shape: SequenceShape) -> tuple[np.ndarray, np.ndarray]:
+    first = (uniform[:, : uniform.shape[1] // 2] * shape.symbols).astype(np.int64)
+    return first, np.full((len(first), 1), shape.symbols)
 
 
 def _bound_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
@@ -110,8 +130,111 @@ def _bound_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
     return drawn * log / length, (drawn + length // 2) * log / length
 
 
+def _make_counting(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """Numbers modulo `symbols` that go up by a stride of 1 to `strides`."""
+    start, stride = (uniform[:, :2] * (shape.symbols, shape.strides)).astype(np.int64).T
+    places = np.arange(uniform.shape[1])
+    return (start[:, None] + (stride[:, None] + 1) * places) % shape.symbols
+
+
+def _bound_counting(length: int, shape: SequenceShape) -> tuple[float, float]:
+    """The first step tells the stride, and with it all that follows."""
+    return math.log(shape.strides) / length, math.log(shape.symbols)
+
+
+def _make_recall(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """Pairs of key and value, a bar, then keys drawn anew, each with its value.
+
+    Keys come first in the vocabulary, then values, then the bar.
+    """
+    pairs = uniform.shape[1] // 4
+    keys = np.argsort(uniform[:, :pairs], axis=1, kind="stable")
+    values = pairs + (uniform[:, pairs : 2 * pairs] * shape.symbols).astype(np.int64)
+    asked = (uniform[:, 2 * pairs : 3 * pairs] * pairs).astype(np.int64)
+    queries = np.take_along_axis(keys, asked, axis=1)
+    answers = np.take_along_axis(values, asked, axis=1)
+    bar = np.full((len(keys), 1), pairs + shape.symbols)
+    halves = [np.stack(one, axis=2).reshape(len(keys), -1)
+              for one in ((keys, values), (queries, answers))]  # fmt: skip
+    return np.concatenate([halves[0], bar, halves[1]], axis=1)
+
+
+def _bound_recall(length: int, shape: SequenceShape) -> tuple[float, float]:
+    """Keys are a permutation whose first one is given; answers follow from the pairs."""
+    pairs = length // 4
+    value, key = pairs * math.log(shape.symbols), math.log(pairs)
+    floor = math.lgamma(pairs) + value + pairs * key
+    return floor / length, ((2 * pairs - 1) * key + 2 * value) / length
+
+
+def _make_dyck(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """Brackets of `symbols` kinds, open before closed, at most `depth` of them open.
+
+    With none open one opens, with `depth` open the last one closes, otherwise either with
+    probability one half.
+    """
+    tokens = np.empty(uniform.shape, np.int64)
+    rows = np.arange(len(uniform))
+    stack = np.zeros((len(uniform), shape.depth + 1), np.int64)
+    depth = np.zeros(len(uniform), np.int64)
+    for place in range(uniform.shape[1]):
+        drawn = np.where(depth == 0, uniform[:, place], 2 * uniform[:, place])
+        opens = (drawn < 1) & (depth < shape.depth)
+        kind = (np.minimum(drawn, 1 - 1e-9) * shape.symbols).astype(np.int64)
+        closed = shape.symbols + stack[rows, np.maximum(depth - 1, 0)]
+        tokens[:, place] = np.where(opens, kind, closed)
+        stack[rows[opens], depth[opens]] = kind[opens]
+        depth += np.where(opens, 1, -1)
+    return tokens
+
+
+def _bound_dyck(length: int, shape: SequenceShape) -> tuple[float, float]:
+    """How many are open is a Markov chain: its law at each place gives the entropy there."""
+    kinds, law = math.log(shape.symbols), np.zeros(shape.depth + 1)
+    law[1] = 1.0  # behind the first bracket, which is given
+    floor = ceiling = 0.0
+    for _ in range(length):
+        between = law[1:-1].sum()
+        opening = law[0] + between / 2
+        floor += law[0] * kinds + between * (math.log(2) + kinds / 2)
+        ceiling += _compute_entropy(np.array([opening, 1 - opening])) + kinds
+        up = np.concatenate([law[:1], law[1:-1] / 2, [0.0]])
+        law = np.concatenate([[0.0], up[:-1]]) + np.concatenate([(law - up)[1:], [0.0]])
+    return float(floor) / length, float(ceiling) / length
+
+
+def _make_noise(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """Independent symbols, the i-th with a probability in proportion to 1 / i."""
+    borders = np.cumsum(_get_noise_law(shape))[:-1]
+    return np.searchsorted(borders, uniform, side="right")
+
+
+def _bound_noise(length: int, shape: SequenceShape) -> tuple[float, float]:
+    """Nothing can be learnt but how often each symbol comes."""
+    entropy = _compute_entropy(_get_noise_law(shape))
+    return entropy, entropy
+
+
+def _get_noise_law(shape: SequenceShape) -> np.ndarray:
+    law = 1.0 / np.arange(1, shape.symbols + 1)
+    return law / law.sum()
+
+
+def _compute_entropy(law: np.ndarray) -> float:
+    """Nats of a distribution."""
+    law = law[law > 0]
+    return float(-(law * np.log(law)).sum())
+
+
 SEQUENCES: dict[str, SequenceKind] = {
-    "copy": SequenceKind(2, lambda shape: shape.symbols + 1, _make_copy, _bound_copy),
+    "copy": SequenceKind(2, lambda length, s: s.symbols + 1, _make_copy, _bound_copy),
+    "reverse": SequenceKind(2, lambda length, s: s.symbols + 1, _make_reverse, _bound_copy),
+    "counting": SequenceKind(1, lambda length, s: s.symbols, _make_counting, _bound_counting),
+    "recall": SequenceKind(
+        4, lambda length, s: length // 4 + s.symbols + 1, _make_recall, _bound_recall
+    ),
+    "dyck": SequenceKind(1, lambda length, s: 2 * s.symbols, _make_dyck, _bound_dyck),
+    "noise": SequenceKind(1, lambda length, s: s.symbols, _make_noise, _bound_noise),
 }
 
 
@@ -154,13 +277,14 @@ class SequenceSource(Source):
     def describe(self, selection: SequenceSelection, role: Role) -> TokenFacts:
         """Vocabulary, length and the known bounds of the loss."""
         kind, length = SEQUENCES[selection.shape.kind], self.data.sequence_length
-        if length % kind.length_rule:
+        shape, rule = selection.shape, kind.length_rule
+        if length % rule or length < 2 * rule:
             raise UserError(
-                f"data.sequence_length ({length}) does not suit {selection.shape.kind}; make it a "
-                f"multiple of {kind.length_rule}"
+                f"data.sequence_length ({length}) does not suit {shape.kind}; make it a multiple "
+                f"of {rule}, {2 * rule} or more"
             )
-        floor, ceiling = kind.get_bounds(length, selection.shape)
-        return TokenFacts(kind.count_tokens(selection.shape), length, floor, ceiling)
+        floor, ceiling = kind.get_bounds(length, shape)
+        return TokenFacts(kind.count_tokens(length, shape), length, floor, ceiling)
 
     def open(self, selection: SequenceSelection, reading: Reading) -> SequenceReader:
         """A reader that makes windows from their index."""

@@ -26,6 +26,7 @@ class TokenFacts:
       floor: nats a token that no model can go below, where that is known.
       ceiling: nats a token of the best model that looks at no token, where that is known.
       tokenizer: what tells tokens of one meaning from others; empty: nothing does.
+      token_bytes: bytes of text that each token stands for; empty: it is no text.
     """
 
     vocab_size: int
@@ -33,6 +34,7 @@ class TokenFacts:
     floor: float | None = None
     ceiling: float | None = None
     tokenizer: str = ""
+    token_bytes: tuple[int, ...] = ()
 
 
 def require_tokens(facts: object, source: str) -> TokenFacts:
@@ -44,7 +46,7 @@ def require_tokens(facts: object, source: str) -> TokenFacts:
     if not isinstance(facts, TokenFacts):
         raise UserError(
             f"data.source ({source}) gives no tokens, which a language model reads; choose "
-            "sequences"
+            "tokens or sequences"
         )
     return facts
 

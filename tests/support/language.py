@@ -36,3 +36,12 @@ def create_task(folder: Path, *flags: str) -> tuple[Language, nn.Module, TokenBa
     torch.manual_seed(0)
     student = create_model(config.model, **facts.model_arguments)
     return Language(config, facts, loaders), student, next(loaders["train"].batches())
+
+
+def write_texts(folder: Path, count: int) -> None:
+    """Small files of text, each of which says a word of its own again and again."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        word = "word" + "".join(chr(97 + (number * 7 + place * place) % 26) for place in range(8))
+        text = f"ü {number}\n" + f"{word} und noch\n" * (20 + number)
+        (folder / f"{number}.txt").write_text(text, encoding="utf-8")

@@ -1,11 +1,12 @@
-"""Writes a TFDS dataset: scikit-learn's digits, or any folder of class folders.
+"""Writes a dataset: scikit-learn's digits, any folder of class folders, or text as tokens.
 
     python -m tools.prepare_dataset digits --out data
     python -m tools.prepare_dataset folder photos --out data --name photos
+    python -m tools.prepare_dataset text --from stdlib --tokenizer byte --out data
 
-The result is read by this project, by `tfds.load(name, data_dir=...)` and `builder_from_directory`.
-A broken-off run leaves finished files behind; the same command goes on from there. The dataset's
-directory appears only when it is complete.
+A dataset of images is read by this project, by `tfds.load(name, data_dir=...)` and
+`builder_from_directory`. A broken-off run leaves finished files behind; the same command goes on
+from there. The dataset's directory appears only when it is complete.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tools.prepare_dataset import digits, folder
+from tools.prepare_dataset import digits, folder, text
 from utils.programs import create_program_parser, run_program
 
 # Each has `add_command(commands)`, which sets `prepare(arguments)`: it gives the line to print.
-KINDS = (digits, folder)
+KINDS = (digits, folder, text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ class DataSection(ConfigSection):
     source: str = Field(
         "tfds",
         description="tfds dataset, folder of class folders, a fixed synthetic pattern; arrays: a "
-        "table of numbers",
+        "table of numbers; tokens: a tokenised text; sequences: made-up tokens",
         **about(stream="dataset"),
     )
     name: str = Field(

@@ -1,0 +1,100 @@
+"""Text to tokens and back: bytes, or the byte-level BPE of a `tokenizer.json`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
+END_TEXT = "<|endoftext|>"
+KINDS = ("byte", "bpe")
+
+
+class TextTokenizer(Protocol):
+    """Turns text into tokens and back.
+
+    Attributes:
+      kind: as `tokens.json` names it.
+      vocab_size: tokens are 0 to vocab_size - 1.
+      end: stands behind each file's text; it has no text of its own.
+      token_bytes: how many bytes of text each token stands for.
+    """
+
+    kind: str
+    vocab_size: int
+    end: int
+    token_bytes: tuple[int, ...]
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """[n] int64, without an end."""
+        ...
+
+    def decode(self, tokens: list[int]) -> str:
+        """The text, with a mark in place of bytes that are no UTF-8."""
+        ...
+
+
+class ByteTokenizer(TextTokenizer):
+    """A token for each byte, and 256 for the end."""
+
+    kind, vocab_size, end = "byte", 257, 256
+    token_bytes = (*[1] * 256, 0)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(text, np.uint8).astype(np.int64)
+
+    def decode(self, tokens: list[int]) -> str:
+        return bytes(one for one in tokens if one != self.end).decode("utf-8", errors="replace")
+
+
+class BpeTokenizer(TextTokenizer):
+    """Byte-level BPE of Hugging Face's `tokenizers`: any text of UTF-8 comes back whole."""
+
+    kind = "bpe"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = tokenizer.get_vocab_size()
+        self.end = tokenizer.token_to_id(END_TEXT)
+        # Its alphabet has one character for each byte.
+        names = (tokenizer.id_to_token(token) for token in range(self.vocab_size))
+        self.token_bytes = tuple(0 if name == END_TEXT else len(name) for name in names)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        found = self._tokenizer.encode(text.decode("utf-8"), add_special_tokens=False)
+        return np.array(found.ids, np.int64)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def save(self, path: Path) -> None:
+        """Write it, to be read by `load_tokenizer` and by the library."""
+        self._tokenizer.save(str(path))
+
+
+def load_tokenizer(kind: str, directory: Path) -> TextTokenizer:
+    """The tokenizer that a directory of tokens was made with.
+
+    Raises:
+      UserError: its file is missing or broken, or nobody here knows the kind.
+    """
+    if kind == "byte":
+        return ByteTokenizer()
+    path = directory / TOKENIZER_FILE
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UserError(f"{path} needs a package; pip install tokenizers") from error
+    if not path.is_file():
+        raise UserError(f"{directory} holds no {TOKENIZER_FILE} for tokenizer {kind!r}; copy it")
+    try:
+        return BpeTokenizer(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises nothing narrower
+        raise UserError(f"{path} cannot be read ({error}); copy it again") from error

@@ -1,0 +1,104 @@
+"""Made-up sequences: their known bounds against counted ones, and a window's independence."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from big_vision.input.sequences import SEQUENCES, draw_uniform, parse_sequence_name
+from datasets import create_loader
+from utils.config.data import DataSection
+from utils.errors import UserError
+
+COUNT = 100_000
+# Small enough that windows repeat thousands of times: their entropy can be counted.
+NAMES = {
+    "copy,symbols=3": 8, "reverse,symbols=3": 8, "counting,symbols=5,strides=3": 6,
+    "recall,symbols=3": 8, "dyck,symbols=2,depth=3": 7, "noise,symbols=3": 6,
+}  # fmt: skip
+
+
+def make(name: str, length: int, indices: np.ndarray) -> np.ndarray:
+    shape = parse_sequence_name(name)
+    return SEQUENCES[shape.kind].make(draw_uniform(1, indices, length + 1), shape)
+
+
+def count_entropy(rows: np.ndarray) -> float:
+    """Nats, with the first-order correction for a finite sample (Miller 1955)."""
+    counts = np.array(list(Counter(map(bytes, np.atleast_2d(rows.astype(np.uint8)))).values()))
+    shares = counts / counts.sum()
+    return float(-(shares * np.log(shares)).sum()) + (len(counts) - 1) / (2 * counts.sum())
+
+
+@pytest.mark.parametrize(("name", "length"), NAMES.items())
+def test_the_known_bounds_are_the_counted_ones(name, length):
+    windows = make(name, length, np.arange(COUNT))
+    shape = parse_sequence_name(name)
+    floor, ceiling = SEQUENCES[shape.kind].get_bounds(length, shape)
+    counted = (count_entropy(windows) - count_entropy(windows[:, :1])) / length
+    assert counted == pytest.approx(floor, abs=0.004)
+    alone = [count_entropy(windows[:, [place]]) for place in range(1, length + 1)]
+    assert np.mean(alone) == pytest.approx(ceiling, abs=0.004)
+    assert windows.min() == 0
+    assert windows.max() == SEQUENCES[shape.kind].count_tokens(length, shape) - 1
+
+
+def test_what_follows_follows():
+    """The part of each window that a model can know."""
+    copied, reversed_ = (
+        make(f"{kind},symbols=9", 8, np.arange(50)) for kind in ("copy", "reverse")
+    )
+    assert (copied[:, 5:] == copied[:, :4]).all()
+    assert (reversed_[:, 5:] == reversed_[:, 3::-1]).all()
+    steps = np.diff(make("counting,symbols=9", 8, np.arange(50))) % 9
+    assert (steps == steps[:, :1]).all()
+    recalled = make("recall,symbols=9", 12, np.arange(50))
+    for row in recalled:
+        pairs = dict(zip(row[:6:2], row[1:6:2], strict=True))
+        assert len(pairs) == 3
+        assert [pairs[key] for key in row[7::2]] == row[8::2].tolist()
+    for row in make("dyck,symbols=3,depth=2", 30, np.arange(50)):
+        stack = []
+        for token in row:
+            if token < 3:
+                stack.append(token)
+                assert len(stack) <= 2
+            else:
+                assert stack.pop() == token - 3
+
+
+def test_a_window_is_a_function_of_split_and_index_alone():
+    data = DataSection(source="sequences", name="noise,symbols=90", sequence_length=30)
+    data = data.model_copy(update={"global_batch_size": 8})
+    loaders = [
+        create_loader(data, role, seed=seed) for role in ("train", "eval") for seed in (0, 1)
+    ]
+    found = [loader.load_examples([7, 3]).tokens.numpy() for loader in loaders]
+    assert (found[0] == found[1]).all() and (found[2] == found[3]).all()
+    assert (found[0] != found[2]).mean() > 0.5
+    other = loaders[0].load_examples([3, 9, 7]).tokens.numpy()
+    assert (other[[2, 0]] == found[0]).all()
+    assert loaders[0].facts.floor == loaders[0].facts.ceiling < math.log(90)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "words"),
+    [
+        (
+            "recall",
+            10,
+            r"\(10\) does not suit recall; make it a multiple of 4, 8",
+        ),
+        ("copy", 2, r"make it a multiple of 2, 4 or more"),
+        ("counting,strides=9", 8, r"strides \(9\) exceeds symbols \(8\)"),
+        ("copy,symbols=0", 8, "'symbols=0' does not describe a sequence"),
+        ("copy,kind=3", 8, "'kind=3' does not describe a sequence"),
+    ],
+)
+def test_sequences_that_cannot_be_are_refused(name, length, words):
+    data = DataSection(source="sequences", name=name, sequence_length=length)
+    with pytest.raises(UserError, match=words):
+        create_loader(data, "eval", seed=0)
