@@ -84,9 +84,11 @@ class Loss(nn.Module):
     Attributes:
       why_not_tokens: the end of the sentence that refuses it to a language model; empty: its value
         is a mean over rows of logits, or over windows of hidden states, whatever these are.
+      takes_numbers: whether answers may be any numbers; else they are logits of classes.
     """
 
     why_not_tokens: str = ""
+    takes_numbers: bool = False
 
     def __init__(self) -> None:  # without it, create_loss would see nn.Module's *args
         super().__init__()

@@ -84,6 +84,8 @@ class Distance(LogitLoss):
 class LogitDistance(Distance):
     """A distance that sees the logits' own offset, which stored log-probabilities have lost."""
 
+    takes_numbers = True
+
     def compute(self, inputs: LossInputs) -> Tensor:
         """The value on the class head; refuses a stored teacher."""
         if inputs.sparse_teacher is not None and not inputs.teacher_logits:

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from losses.base import LossInputs
+from losses.base import LOSSES, LogitLoss, LossInputs
+from losses.factory import check_positive
 from losses.reductions import as_constant, mean_valid, upcast
 from utils.errors import UserError, get_hint
 
@@ -91,6 +92,31 @@ def get_regression_loss(name: str) -> Callable[[LossInputs], Tensor]:
     if name == GAUSSIAN:
         return _compute_nll_of
     return lambda inputs: _PLAIN[name](inputs.student_logits, inputs.targets, mask=inputs.mask)
+
+
+class PredictionLoss(LogitLoss):
+    """A term that holds the student's predictions to a teacher's, in units of the spread."""
+
+    takes_numbers = True
+
+
+@LOSSES.register("prediction_mse")
+def create_prediction_mse() -> PredictionLoss:
+    """`compute_squared_error` with the teacher's predictions as targets."""
+    return PredictionLoss(compute_squared_error)
+
+
+@LOSSES.register("prediction_mae")
+def create_prediction_mae() -> PredictionLoss:
+    """`compute_absolute_error` with the teacher's predictions as targets."""
+    return PredictionLoss(compute_absolute_error)
+
+
+@LOSSES.register("prediction_huber")
+def create_prediction_huber(delta: float = 1.0) -> PredictionLoss:
+    """`compute_huber` with the teacher's predictions as targets."""
+    check_positive("prediction_huber", delta=delta)
+    return PredictionLoss(compute_huber, delta=delta)
 
 
 def _compute_nll_of(inputs: LossInputs) -> Tensor:

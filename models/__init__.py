@@ -6,7 +6,7 @@ from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name
 from models.features import FeatureTap, get_feature_shapes
-from models.mlp import Standardise
+from models.mlp import RowTeacher, Standardise
 from models.patches import apply_patches, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
 from models.teacher import (
@@ -26,6 +26,7 @@ __all__ = [
     "FeatureTap",
     "FrozenModel",
     "InputTransform",
+    "RowTeacher",
     "Standardise",
     "Teacher",
     "TokenTeacher",

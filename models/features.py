@@ -46,19 +46,19 @@ class FeatureTap:
 
 @torch.no_grad()
 def get_feature_shapes(
-    model: nn.Module, paths: Sequence[str], image_shape: tuple[int, int, int], side: str
+    model: nn.Module, paths: Sequence[str], input_shape: tuple[int, ...], side: str
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of activations for a batch of two, by a forward on the meta device.
 
     Args:
       model: on the meta device.
-      image_shape: (C, H, W) of the model's input.
+      input_shape: (C, H, W) of an image, (D,) of a row.
     """
     if not paths:
         return {}
     tap = FeatureTap(model, paths, side)
     model.eval()
-    model(torch.empty((2, *image_shape), device="meta"))
+    model(torch.empty((2, *input_shape), device="meta"))
     return {path: tuple(value.shape) for path, value in tap.take().items()}
 
 

@@ -26,7 +26,7 @@ from tasks.dry_run import (
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
 from tasks.teacher_cache import open_cache
-from tasks.teaching import check_layers, describe_teaching, list_hashes
+from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -159,12 +159,7 @@ def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, de
             f"each of {devices} devices, but mixup and cutmix mix pairs; make it a multiple of "
             f"{2 * parts * devices} or switch mixing off"
         )
-    for size in losses.group_sizes():
-        if examples % size:
-            raise UserError(
-                f"distill.group_size ({size}) does not divide the micro-batch of {examples} "
-                f"examples on each of {devices} devices; choose a divisor"
-            )
+    check_groups(losses, examples, devices)
 
 
 def _check_ranges(config: RunConfig) -> None:

@@ -12,8 +12,16 @@ from torch import nn
 from datasets import VectorFacts, describe_dataset, require_vectors
 from losses import GAUSSIAN, WeightedLoss, create_weighted_loss, get_regression_loss
 from models.factory import MODELS
+from tasks.dry_run import FeatureShapes
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
+from tasks.regress_teachers import (
+    check_columns,
+    check_terms,
+    create_row_teachers,
+    find_row_shapes,
+)
+from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.weights import open_weights
@@ -31,9 +39,11 @@ class RegressFacts(TaskFacts):
 
     Args:
       rows: columns and statistics of the training split.
+      feature_shapes: of the layers that losses look at.
     """
 
     rows: VectorFacts
+    feature_shapes: FeatureShapes
 
 
 class RegressCheck(TaskCheck):
@@ -45,6 +55,7 @@ class RegressCheck(TaskCheck):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        self._shapes: FeatureShapes = ({}, {})
         self.losses = create_regression_loss(config)
         _check_model_name(config.model.name)
         self.dataset = describe_dataset(config.data)
@@ -60,11 +71,21 @@ class RegressCheck(TaskCheck):
             weights = open_weights(config.model.weights, "model.weights")
             check_columns(weights.facts, self.rows, f"model.weights ({config.model.weights!r})")
 
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples that groups do not divide."""
+        check_groups(self.losses, examples, devices)
+
     def dry_run(self, student: nn.Module) -> None:
-        """Try rows on a student on the meta device."""
-        width = len(self.rows.input_names)
+        """Try rows, teachers, losses and projections on a student on the meta device."""
+        config, rows = self.config, self.rows
         with torch.no_grad():
-            student.eval()(torch.empty((2, width), device="meta"))
+            student.eval()(torch.empty((2, len(rows.input_names)), device="meta"))
+        check_terms(config, self.losses, len(rows.target_names))
+        teachers = create_row_teachers(config.distill, rows, device="meta")
+        check_layers(config, self.losses, student, teachers)
+        self._shapes = find_row_shapes(student, teachers, self.losses, len(rows.input_names))
+        with torch.device("meta"):
+            self.losses.build(*self._shapes)
 
     def find_facts(self) -> RegressFacts:
         """All that was found, once the student has been tried."""
@@ -73,9 +94,10 @@ class RegressCheck(TaskCheck):
             model_arguments=self.model_arguments,
             export=self._describe_export(),
             stream=self._describe_stream(),
-            teachers=[],
+            teachers=list_hashes(self.config.distill),
             description=self._describe(),
             rows=self.rows,
+            feature_shapes=self._shapes,
         )
 
     def _check_alike(self) -> None:
@@ -106,29 +128,13 @@ class RegressCheck(TaskCheck):
 
     def _describe(self) -> str:
         inputs, targets = self.rows.input_names, self.rows.target_names
-        return f"{len(inputs)} inputs -> {', '.join(targets)}"
+        text = f"{len(inputs)} inputs -> {', '.join(targets)}"
+        return text + describe_teaching(self.config.distill)
 
 
 def create_regression_loss(config: RunConfig) -> WeightedLoss:
     """The loss of train.task_loss and of the terms of distillation."""
     return create_weighted_loss(config.distill, get_regression_loss(config.train.task_loss))
-
-
-def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
-    """Refuse weights that were trained on other columns, or on the same in another order.
-
-    Args:
-      facts: of the weights; those that tell no columns pass.
-      owner: the key and its value, the beginning of the sentence.
-    """
-    for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
-        known = facts.get(f"{kind}_columns")
-        if known is not None and tuple(known) != names:
-            raise UserError(
-                f"{owner} was trained with {len(known)} {kind} columns ({', '.join(known)}), "
-                f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); name the same in "
-                "the same order"
-            )
 
 
 def _check_model_name(name: str) -> None:

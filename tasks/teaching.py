@@ -147,6 +147,16 @@ def check_layers(
         FeatureTap(teachers[0].model, layers, "teacher")
 
 
+def check_groups(losses: WeightedLoss, examples: int, devices: int) -> None:
+    """Refuse a device's micro-batch that does not hold whole groups of compared examples."""
+    for size in losses.group_sizes():
+        if examples % size:
+            raise UserError(
+                f"distill.group_size ({size}) does not divide the micro-batch of {examples} "
+                f"examples on each of {devices} devices; choose a divisor"
+            )
+
+
 def describe_teaching(distill: DistillSection) -> str:
     """Losses and teachers, for a person: `; kd from runs/a`; empty without any."""
     teachers = [one.weights or one.model for one in get_teacher_sections(distill)]

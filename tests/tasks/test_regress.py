@@ -39,6 +39,7 @@ def root(tmp_path_factory) -> Path:
     parquet.write_table(table, folder / "homes.parquet")
     two = np.stack([columns["rent"], -columns["age"]], axis=1)
     np.savez(folder / "two.npz", inputs=np.stack([age, rooms], axis=1), targets=two)
+    np.savez(folder / "taxed.npz", **columns, tax=0.1 * columns["rent"] + columns["age"])
     (folder / "parts").mkdir()
     for name, part in (("train", table[:80]), ("validation", table[80:])):
         csv.write_csv(part, folder / "parts" / f"{name}.csv")

@@ -1,0 +1,138 @@
+"""Who may teach a regression: models of the same columns, whatever their own statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from datasets import VectorFacts
+from losses import Loss, LossInputs, WeightedLoss, combine_answers
+from models import EMA, RowTeacher, get_feature_shapes, get_teacher_sections, open_teacher
+from tasks.dry_run import FeatureShapes
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.config import RunConfig
+    from utils.config.distill import DistillSection, TeacherSection
+
+# Keys of a teacher that mean something to images alone.
+_OF_IMAGES = ("num_classes", "label_map", "size", "mean", "std")
+
+
+def create_row_teachers(
+    distill: DistillSection, rows: VectorFacts, *, device: str = "cpu"
+) -> list[RowTeacher]:
+    """The teachers that have weights of their own.
+
+    Args:
+      device: "cpu", or "meta" to check names, columns and weights at no cost.
+
+    Raises:
+      UserError: no model of rows, weights of other columns, or a key that rows have no use for.
+    """
+    sections = [one for one in get_teacher_sections(distill) if one.model != EMA]
+    return [_create_teacher(one, rows, device) for one in sections]
+
+
+def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:
+    _refuse_keys_of_images(section)
+    source = open_teacher(section)
+    check_columns(source.facts, rows, f"distill.teacher ({section.weights or source.name!r})")
+    model = source.build(
+        {
+            "in_features": len(rows.input_names),
+            "out_features": len(rows.target_names),
+            "variance": source.facts.get("variance", False),
+        },
+        device=device,
+    )
+    return RowTeacher(model, weight=section.weight)
+
+
+def _refuse_keys_of_images(section: TeacherSection) -> None:
+    for key in _OF_IMAGES:
+        value = getattr(section, key)
+        if value not in (None, ""):
+            raise UserError(
+                f"distill.teachers {key} ({value!r}) means nothing to train.task=regress; leave it "
+                "out"
+            )
+    if section.dtype != "fp32":
+        raise UserError(
+            f"distill.teachers dtype ({section.dtype}) would round the statistics that "
+            "a teacher of rows holds; leave it out"
+        )
+
+
+def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
+    """Refuse weights that were trained on other columns, or on the same in another order.
+
+    Args:
+      facts: of the weights; those that tell no columns pass.
+      owner: the key and its value, the beginning of the sentence.
+    """
+    for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
+        known = facts.get(f"{kind}_columns")
+        if known is not None and tuple(known) != names:
+            raise UserError(
+                f"{owner} was trained with {len(known)} {kind} columns ({', '.join(known)}), "
+                f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); name the same in "
+                "the same order"
+            )
+
+
+def check_terms(config: RunConfig, losses: WeightedLoss, targets: int) -> None:
+    """Refuse terms that compare classes, or that cannot use what they are given.
+
+    Args:
+      targets: columns that are predicted.
+    """
+    distill = config.distill
+    names = [distill.loss] if distill.loss else [term.name for term in distill.losses]
+    sections = get_teacher_sections(distill)
+    answers = [torch.empty((2, targets), device="meta")] * len(sections)
+    combined = average_predictions(answers, [one.weight for one in sections], distill.ensemble)
+    for name, loss in zip(names, losses.losses, strict=True):
+        if loss.student_layers():
+            continue
+        _refuse_classes(name, loss)
+        loss.compute(LossInputs(answers[0], answers[0], teacher_logits=combined))
+
+
+def _refuse_classes(name: str, loss: Loss) -> None:
+    if not loss.takes_numbers:
+        raise UserError(
+            f"distill.losses: {name} compares classes, of which train.task=regress has none; use "
+            "prediction_mse, prediction_mae, prediction_huber, bv_l2, bv_euclidean, or a loss "
+            "with layers"
+        )
+
+
+def average_predictions(
+    answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
+) -> tuple[Tensor, ...]:
+    """The teachers' predictions as terms want them: their mean, or one by one if `separate`."""
+    return combine_answers(answers, weights, "separate" if ensemble == "separate" else "logits")
+
+
+def find_row_shapes(
+    student: nn.Module, teachers: Sequence[RowTeacher], losses: WeightedLoss, inputs: int
+) -> FeatureShapes:
+    """Shapes of the layers that losses look at, of models on the meta device.
+
+    Args:
+      inputs: columns of a row.
+    """
+    if not losses.student_layers():
+        return {}, {}
+    theirs = teachers[0].model if teachers else student
+    return (
+        get_feature_shapes(student, losses.student_layers(), (inputs,), "student"),
+        get_feature_shapes(theirs, losses.teacher_layers(), (inputs,), "teacher"),
+    )

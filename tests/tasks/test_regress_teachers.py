@@ -1,0 +1,162 @@
+"""Distillation of regressions: who may teach, what it answers, what is compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import main
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
+from losses.regression import compute_absolute_error, compute_huber, compute_squared_error
+from tests.tasks.test_regress import create_flags, load, read_all
+from tests.tasks.test_regress import root as root
+from utils.errors import UserError
+from utils.runtime import create_runtime
+
+MLP = ("--model=mlp", "--model.args.widths=[8, 6]")
+
+
+@pytest.fixture(scope="module")
+def teacher(root, tmp_path_factory) -> Path:
+    """A finished run of a wide model on the same rows."""
+    folder = tmp_path_factory.mktemp("teacher")
+    flags = create_flags(
+        root, "--model=mlp", "--model.args.widths=[32, 16]", f"--run.output_dir={folder}",
+        "--train.epochs=40", "--optim.lr=0.01", "--train.eval_every_epochs=40",
+    )  # fmt: skip
+    assert main.main(flags) == 0
+    return folder / "homes" / "a"
+
+
+def teach(teacher: Path, *terms: dict, **values: object) -> tuple[str, ...]:
+    """Flags of a student that learns from a teacher by terms."""
+    keys = {"teacher_weights": str(teacher), "losses": json.dumps(terms), **values}
+    return (*MLP, *(f"--distill.{key}={value}" for key, value in keys.items()))
+
+
+def build(root: Path, *flags: str):
+    job = check(load(root, *flags))
+    return build_parts(create_runtime(job.config.runtime), job)
+
+
+def compute(parts) -> tuple[dict[str, float], object]:
+    batch = next(iterate_batches(parts, 0))
+    torch.manual_seed(0)
+    output = parts.task.loss(parts.state.model, batch)
+    return {name: value.item() for name, value in output.terms.items()}, batch
+
+
+@pytest.mark.parametrize("place", ["run", "safetensors", "checkpoint"])
+def test_a_teacher_predicts_in_the_data_s_own_units(root, teacher, place):
+    paths = {"run": teacher, "safetensors": teacher / "student.safetensors",
+             "checkpoint": next((teacher / "checkpoints").glob("step_*"))}  # fmt: skip
+    parts = build(root, *teach(paths[place], {"name": "prediction_mse"}))
+    held_out = read_all(root, "eval")
+    answers = parts.task.teachers[0](held_out[:, :2])
+    # Its own errors are far below the targets' spread of hundreds.
+    assert (answers[:, 0] - held_out[:, 2]).abs().mean() < 60 < held_out[:, 2].std()
+    assert not answers.requires_grad
+
+
+def test_terms_compare_predictions_in_units_of_the_spread(root, teacher):
+    terms = [{"name": f"prediction_{name}"} for name in ("mse", "mae", "huber")]
+    parts = build(root, *teach(teacher, *terms, alpha=0.25))
+    found, batch = compute(parts)
+    student, answers = parts.state.model(batch.inputs), parts.task.teachers[0](batch.inputs)
+    std = read_all(root, "train")[:, 2].std(correction=0)
+    pairs = ((compute_squared_error, "mse"), (compute_absolute_error, "mae"),
+             (compute_huber, "huber"))  # fmt: skip
+    for function, name in pairs:
+        wanted = function(student / std, answers / std).item()
+        assert found[f"prediction_{name}"] == pytest.approx(wanted, rel=1e-4)
+    parts_of = [found[f"prediction_{name}"] for _, name in pairs]
+    total = 0.75 * found["task"] + 0.25 * sum(parts_of)
+    assert found["total"] == pytest.approx(total, rel=1e-5)
+
+
+def test_several_teachers_answer_by_their_weighted_mean(root, teacher):
+    two = [{"weights": str(teacher), "weight": 3}, {"model": "ema", "weight": 1}]
+    flags = (*MLP, f"--distill.teachers={json.dumps(two)}", "--train.ema",
+             "--distill.loss=prediction_mse", "--distill.alpha=1")  # fmt: skip
+    parts = build(root, *flags)
+    found, batch = compute(parts)
+    student = parts.state.model(batch.inputs)
+    first, average = (one(batch.inputs) for one in parts.task.teachers)
+    std = read_all(root, "train")[:, 2].std(correction=0)
+    wanted = ((student - (0.75 * first + 0.25 * average)) / std).square().mean().item()
+    assert found["total"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_features_of_layers_are_compared_through_a_projection(root, teacher):
+    term = {"name": "fitnet", "layers": {"blocks.0": "blocks.0"}}
+    parts = build(root, *teach(teacher, term, alpha=1))
+    found, batch = compute(parts)
+    student, taught = parts.state.model, parts.task.teachers[0].model
+    projection = next(parts.task.losses.losses[0].projections.children())
+    assert tuple(projection.weight.shape) == (32, 8)
+    features = projection(student.blocks[0](student.inputs(batch.inputs)))
+    wanted = (features - taught.blocks[0](taught.inputs(batch.inputs))).square().mean()
+    assert found["fitnet"] == pytest.approx(wanted.item(), rel=1e-4)
+
+
+def test_a_distilled_run_reports_its_teacher_and_their_gap(root, teacher, tmp_path):
+    flags = create_flags(root, *teach(teacher, {"name": "prediction_mse"}, alpha=0.5),
+                         f"--run.output_dir={tmp_path}")  # fmt: skip
+    assert main.main(flags) == 0
+    facts = json.loads((tmp_path / "homes" / "a" / "run.json").read_text())
+    assert facts["teachers"][0]["r2"] > 0.9
+    assert facts["final"]["teacher_mse"] > 0
+    shutter = ["--eval", f"--model.weights={tmp_path / 'homes' / 'a'}"]
+    assert main.main([*create_flags(root, *MLP), *shutter]) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--distill.losses=[{name: kd}]",), "kd compares classes, of which train.task=regress"),
+        (("--distill.losses=[{name: prediction_mes}]",), "did you mean 'prediction_mse'"),
+        (("--distill.losses=[{name: fitnet, layers: {blocks.9: blocks.0}}]",),
+         "the student has no layer 'blocks.9'"),
+        (("--distill.loss=prediction_mse", "--distill.temperature=2"),
+         "distill.temperature (2.0) means nothing to train.task=regress"),
+        (("--distill.loss=prediction_mse", "--distill.teacher_cache=x"),
+         "distill.teacher_cache ('x') means nothing"),
+        (("--distill.loss=prediction_mse", "--data.input_columns=[rooms]"),
+         "was trained with 2 input columns (age, rooms), data.input_columns gives 1 (rooms)"),
+        (("--distill.loss=prediction_mse", "--data.target_columns=[age]"),
+         "was trained with 2 input columns (age, rooms), data.input_columns gives 2 (rooms, rent)"),
+        (("--distill.loss=prediction_mse", "--data.input_columns=[age, rooms]",
+          "--data.target_columns=[rent, rent2]"), "has no column 'rent2'; did you mean 'rent'?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_teach_is_refused(root, teacher, flags, words):
+    with pytest.raises(UserError) as refusal:
+        check(load(root, *MLP, f"--distill.teacher_weights={teacher}", *flags))
+    assert words in str(refusal.value)
+
+
+def test_targets_of_another_width_are_refused(root, teacher):
+    taxed = ("--data.name=taxed.npz", "--data.input_columns=[age, rooms]",
+             "--data.target_columns=[rent, tax]")  # fmt: skip
+    words = r"trained with 1 target columns \(rent\), data.target_columns gives 2 \(rent, tax\)"
+    for flags in (
+        (*MLP, f"--distill.teacher_weights={teacher}", "--distill.loss=prediction_mse"),
+        ("--model=mlp", "--model.args.widths=[32, 16]", f"--model.weights={teacher}"),
+    ):
+        with pytest.raises(UserError, match=words):
+            check(load(root, *taxed, *flags))
+
+
+def test_a_teacher_that_knows_nothing_is_refused(root, tmp_path, capsys):
+    weak = create_flags(root, "--model=linear", f"--run.output_dir={tmp_path}", "--train.steps=1",
+                        "--optim.lr=1e-9", "--optim.warmup_lr=0", "--optim.min_lr=0")  # fmt: skip
+    assert main.main(weak) == 0
+    flags = create_flags(root, *teach(tmp_path / "homes" / "a", {"name": "prediction_mse"}),
+                         f"--run.output_dir={tmp_path}", "--run.run_id=b")  # fmt: skip
+    assert main.main(flags) == 2
+    assert "no better than the targets' mean" in capsys.readouterr().err.splitlines()[-1]
