@@ -19,6 +19,7 @@ import torch
 
 from big_vision.input.arrays import ArraySource, VectorFacts, require_vectors
 from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
+from big_vision.input.example_rows import SklearnSource, SyntheticRowSource
 from big_vision.input.image_files import FolderSource, TfdsSource
 from big_vision.input.images import ImageFacts, require_images
 from big_vision.input.order import ShardSpec
@@ -70,6 +71,8 @@ SOURCES.register("synthetic")(SyntheticSource)
 SOURCES.register("sequences")(SequenceSource)
 SOURCES.register("arrays")(ArraySource)
 SOURCES.register("tokens")(TokenSource)
+SOURCES.register("sklearn")(SklearnSource)
+SOURCES.register("synthetic_rows")(SyntheticRowSource)
 
 
 @dataclass(frozen=True)
