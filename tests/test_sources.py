@@ -206,7 +206,7 @@ def test_a_source_without_images_is_no_food_for_classification(rows, tmp_path, c
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("foldr", "did you mean 'folder'"), ("parquet", "folder, synthetic, tfds")]
+    ("name", "near"), [("foldr", "did you mean 'folder'"), ("parquet", "known: arrays, folder, ")]
 )
 def test_an_unknown_source_is_refused_with_the_nearest_names(tmp_path, capsys, name, near):
     assert main.main(create_argv(tmp_path, f"--data.source={name}")) == EXIT_USER_ERROR
