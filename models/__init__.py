@@ -2,6 +2,7 @@
 
 from models import cifar_resnet as cifar_resnet
 from models import mlp as mlp
+from models import mnist_cnn as mnist_cnn
 from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name

@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from tests.support.documented_commands import ROOT, get_call, read_commands, start_script
 from tests.support.documented_launches import import_program, split_program
+from tests.support.mnist_files import write_mnist
 from utils.log import get_logger
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -47,7 +48,7 @@ SHORTENED = {
     ),
     r"bash run_commands\.sh doctor": (),
     r"python tools/test_tfds_loader_multihost\.py ": (),
-    r"python -m tools\.prepare_dataset ": (),
+    r"python -m tools\.prepare_dataset (?!tfds )": (),
     r"python tools/test_tfds_loader\.py ": ("--num-loops=1", "--loop-batches=4"),
     r"python -m tools\.checkpoint ": (),
     r"python -m tools\.cache_teacher ": (*_CPU, "--train.epochs=3"),
@@ -60,6 +61,7 @@ NOT_RUN = {
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
+    r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
     r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
@@ -207,6 +209,7 @@ def workplace(tmp_path_factory) -> Iterator[Workplace]:
         path = folder / "photos" / split / ("cat", "dog")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (12, 10), (number * 9, 80, 160)).save(path)
+    write_mnist(folder / "mnist_files")
     place = Workplace(folder, tmp_path_factory.mktemp("scratch"))
     before = find_places()
     with pytest.MonkeyPatch.context() as patch:
@@ -294,7 +297,12 @@ def test_the_dataset_lies_below_data_and_nothing_else_is_made(readme):
 
 
 def test_the_parts_of_the_readme_leave_nothing_elsewhere(readme):
-    assert {path.split("/")[0] for path in readme.find_files()} <= {"photos", "data", "runs"}
+    assert {path.split("/")[0] for path in readme.find_files()} <= {
+        "photos",
+        "mnist_files",
+        "data",
+        "runs",
+    }
     assert {path.name for path in (readme.folder / "runs").iterdir()} == {
         "digits_teacher", "digits_kd", "smoke",
     }  # fmt: skip
@@ -375,8 +383,8 @@ def test_a_report_lies_in_out(distillation):
 
 def test_all_that_the_documents_make_lies_in_these_places(distillation, data):
     assert {path.split("/")[0] for path in data.find_files()} == {
-        "photos", "data", "runs", "report", "sheet.png", "student.safetensors", "student.json",
-        "student.pth",
+        "photos", "mnist_files", "data", "runs", "report", "sheet.png", "student.safetensors",
+        "student.json", "student.pth",
     }  # fmt: skip
 
 

@@ -1,6 +1,8 @@
-"""Writes a dataset: scikit-learn's digits, any folder of class folders, or text as tokens.
+"""Writes a dataset: digits, MNIST's own files, what TFDS can fetch, a folder of images, or text.
 
     python -m tools.prepare_dataset digits --out data
+    python -m tools.prepare_dataset mnist --from mnist_files --out data
+    python -m tools.prepare_dataset tfds cifar10 --root data --allow-download
     python -m tools.prepare_dataset folder photos --out data --name photos
     python -m tools.prepare_dataset text --from stdlib --tokenizer byte --out data
 
@@ -12,19 +14,21 @@ from there. The dataset's directory appears only when it is complete.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from tools.prepare_dataset import digits, folder, text
+from tools.prepare_dataset import digits, folder, mnist, text, tfds
 from utils.programs import create_program_parser, run_program
 
 # Each has `add_command(commands)`, which sets `prepare(arguments)`: it gives the line to print.
-KINDS = (digits, folder, text)
+KINDS = (digits, mnist, tfds, folder, text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
     arguments = create_parser().parse_args(argv)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notices of CPU instructions
     interrupted = "interrupted; the same command continues"
     return run_program(lambda: print(arguments.prepare(arguments)), interrupted=interrupted)
 

@@ -42,10 +42,16 @@ class Conversion:
     get_bytes: Callable[[Any], int]
 
 
-def add_output_flags(command: argparse.ArgumentParser) -> None:
+def add_place_flags(command: argparse.ArgumentParser) -> None:
     """The flags of every kind that becomes a TFDS dataset."""
-    command.add_argument("--out", required=True, metavar="DIR", help="data root to write below")
-    command.add_argument("--format", choices=_FORMATS, help="file format (default tfrecord)")
+    add, what = command.add_argument, "data root to write below"
+    add("--out", "--root", required=True, metavar="DIR", help=what)
+    add("--format", choices=_FORMATS, help="file format (default tfrecord)")
+
+
+def add_output_flags(command: argparse.ArgumentParser) -> None:
+    """Those of a kind that is written here."""
+    add_place_flags(command)
     command.add_argument("--shard-mib", type=int, default=128, help="size of a file (default 128)")
 
 
