@@ -70,6 +70,7 @@ LIGHT_LIBRARIES = {
 # What a trainer must never load: only the readers of its runs do.
 READERS_LIBRARIES = {
     "sqlalchemy": ("store/index/",),
+    "scipy": ("store/compare/",),
 }
 # Programs that also run by their path, and so must find the house themselves.
 BY_PATH = ("tools/compile_for_tpu.py", "tools/test_tfds_loader.py",

@@ -1,7 +1,8 @@
-"""Asks the run store: `python -m tools.runs list|show|tag|reindex|schemas ...`.
+"""Asks the run store: `python -m tools.runs list|show|compare|tag|reindex|schemas ...`.
 
     python -m tools.runs list --filter "data.name=digits and eval.top1>70" --sort eval.top1
     python -m tools.runs show digits_kd/student
+    python -m tools.runs compare "alone:experiment=digits_student" "taught:experiment=digits_kd"
     python -m tools.runs tag digits_kd/student --add paper
 
 A RUN is a directory, `experiment/name`, a name, or the beginning of an id. The runs themselves are
@@ -31,7 +32,7 @@ def create_parser() -> ProgramParser:
     """The tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.runs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_list, _add_show, _add_tag, _add_reindex, _add_schemas):
+    for add in (_add_list, _add_show, _add_compare, _add_tag, _add_reindex, _add_schemas):
         add(commands)
     return parser
 
@@ -57,6 +58,21 @@ def _add_show(commands: Commands) -> None:
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--config", action="store_true", help="with its whole configuration")
+
+
+def _add_compare(commands: Commands) -> None:
+    text = "configuration, numbers with their intervals, and where equal runs part"
+    parser = _add(commands, "compare", "comparing:compare_runs", text)
+    parser.add_argument(
+        "sides", nargs="*", metavar="SIDE",
+        help="RUN, several RUNs with commas between, or NAME:FILTER; the first is the base",
+    )  # fmt: skip
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--filter", default="", help="runs, grouped by configuration without seed")
+    parser.add_argument("--metrics", default="", metavar="KEY,...", help="numbers to compare")
+    parser.add_argument("--exact", action="store_true", help="exit code 1 where two runs part")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
 
 
 def _add_tag(commands: Commands) -> None:

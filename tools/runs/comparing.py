@@ -1,0 +1,287 @@
+"""`compare`: what was set otherwise, what came out otherwise, and where equal runs part."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from store.compare import (
+    Comparison,
+    Difference,
+    Divergence,
+    Side,
+    compare_sides,
+    find_differences,
+    find_divergence,
+    find_environment,
+    group_records,
+)
+from store.compare.divergence import find_checkpoint, read_lines
+from store.compare.sides import list_metrics
+from store.compare.statistics import Summary
+from store.compare.tensors import find_tensors
+from store.record import RunRecord
+from tools.runs.places import find_records, open_index
+from tools.runs.printing import create_console, create_table, format_value, print_json
+from utils.errors import EXIT_FAILED, UserError
+from utils.json_types import JsonObject
+from utils.programs import prepare_file
+from utils.storage import LocalFolder, join_place
+
+_STYLES = {"better": "bold green", "worse": "bold red", "missing": "red"}
+_MOST_TENSORS = 8
+
+
+def compare_runs(options: argparse.Namespace) -> int:
+    """Print the comparison; gives the exit code, 1 with --exact where runs part.
+
+    Raises:
+      UserError: no such run, a number that none has, too few sides.
+    """
+    prepare_file(options.html, "--html")
+    ignored = read_ignored()
+    sides = find_sides(options, ignored)
+    known = sorted({name for side in sides for one in side.records for name in one.values})
+    metrics = choose_metrics(options.metrics, sides, known)
+    compared = [compare_sides(sides[0], side, metrics) for side in sides[1:]]
+    report: JsonObject = {
+        "sides": [{"name": s.name, "runs": [r.path for r in s.records]} for s in sides],
+        "config": [asdict(one) for one in find_differences(sides, ignored)],
+        "environment": [asdict(one) for one in find_environment(sides)],
+        "metrics": [[asdict(one) for one in found] for found in compared],
+        "divergence": tell_divergence(sides, ignored, is_wanted=options.exact),
+    }
+    if options.html:
+        from tools.runs.page import write_page
+
+        write_page(options.html, sides, compared, report)
+    if options.json:
+        print_json(report)
+    else:
+        print_report(report, compared)
+        if options.html:
+            print(f"\npage: {options.html}")
+    parted = report["divergence"] is not None and report["divergence"]["found"] is not None
+    return EXIT_FAILED if options.exact and parted else 0
+
+
+def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Side]:
+    """The sides that are named, or the runs of a filter grouped by their configuration.
+
+    Raises:
+      UserError: fewer than two sides.
+    """
+    if options.filter:
+        if options.sides:
+            raise UserError("compare: give SIDEs or --filter, not both")
+        paths = select_paths(options, options.filter)
+        sides = group_records((open_run(options, path) for path in reversed(paths)), ignored)
+        if len(sides) < 2:
+            raise UserError(
+                f"--filter {options.filter!r}: {len(paths)} runs of {len(sides)} configurations "
+                "fit; at least two configurations are needed"
+            )
+        return sides
+    if len(options.sides) < 2:
+        raise UserError("compare: give two or more SIDEs, or --filter; the first is the base")
+    return [read_side(options, text) for text in options.sides]
+
+
+def read_side(options: argparse.Namespace, text: str) -> Side:
+    """A side as it stands on the command line: a run, runs with commas between, or a filter.
+
+    Raises:
+      UserError: no such run, or a filter that no run fits.
+    """
+    if not set(text) & set("=<>~"):
+        return Side(text, tuple(find_records(options, text.split(","))))
+    name, colon, condition = text.partition(":")
+    if not colon or set(name) & set("=<>~ "):
+        name, condition = text, text
+    paths = select_paths(options, condition)
+    if not paths:
+        raise UserError(f"SIDE {text!r}: no run fits; `list --filter` shows which do")
+    return Side(name, tuple(open_run(options, path) for path in reversed(paths)))
+
+
+def select_paths(options: argparse.Namespace, text: str) -> list[str]:
+    """Runs of the store that fit a filter, that which was begun last first."""
+    index = open_index(options)
+    return [row["path"] for row in index.read_runs(index.select(text)) if not row["fault"]]
+
+
+def open_run(options: argparse.Namespace, path: str) -> RunRecord:
+    """A run of the store."""
+    return RunRecord(join_place(options.store, *path.split("/")))
+
+
+def choose_metrics(text: str, sides: Sequence[Side], known: Collection[str]) -> list[str]:
+    """The numbers to compare.
+
+    Raises:
+      UserError: no run has one of them.
+    """
+    from store.filters import check_keys
+
+    if not text:
+        return list_metrics(sides)
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
+    check_keys(wanted, known, "--metrics")
+    return wanted
+
+
+def read_ignored() -> set[str]:
+    """Keys of the configuration that cannot change what is learnt: free when a run goes on."""
+    from utils.config.keys import get_resume_rules
+
+    return {key for key, rule in get_resume_rules().items() if rule == "free"}
+
+
+def tell_divergence(
+    sides: Sequence[Side], ignored: Collection[str], *, is_wanted: bool
+) -> JsonObject | None:
+    """Where two runs that should be equal part; none: it was not looked for.
+
+    Raises:
+      UserError: it is wanted of other sides than two single runs.
+    """
+    records = [record for side in sides for record in side.records]
+    if len(sides) != 2 or len(records) != 2:
+        if is_wanted:
+            raise UserError("--exact compares two single runs; give one RUN on each side")
+        return None
+    if not is_wanted and any(one.matters for one in find_differences(sides, ignored)):
+        return None
+    found = find_divergence(*(read_lines(record) for record in records))
+    if found is None:
+        return {"found": None, "checkpoint": None, "tensors": []}
+    step = find_checkpoint(records, found.step)
+    return {"found": asdict(found), "checkpoint": step, "tensors": _find_tensors(records, step)}
+
+
+def print_report(report: JsonObject, compared: Sequence[Sequence[Comparison]]) -> None:
+    """The whole comparison for a person."""
+    console = create_console()
+    names = [side["name"] for side in report["sides"]]
+    for side in report["sides"]:
+        console.print(f"[bold]{side['name']}[/bold]  {len(side['runs'])} x  "
+                      f"[dim]{' '.join(side['runs'][:6])}[/dim]")  # fmt: skip
+    print_differences(console, "configuration", names, report["config"])
+    print_differences(console, "environment", names, report["environment"])
+    for name, found in zip(names[1:], compared, strict=True):
+        print_comparison(console, (names[0], name), found)
+    if report["divergence"] is not None:
+        print_divergence(console, report["divergence"])
+
+
+def print_differences(
+    console: Console, title: str, names: Sequence[str], rows: Sequence[JsonObject]
+) -> None:
+    """Only what differs; what cannot change what is learnt is dim."""
+    console.print()
+    if not rows:
+        console.print(f"[bold]{title}[/bold]  no difference")
+        return
+    table = create_table(title, *names)
+    for row in (Difference(**row) for row in rows):
+        style = "" if row.matters else "dim"
+        table.add_row(row.key, *(_cut(value) for value in row.values), style=style)
+    console.print(table)
+
+
+def print_comparison(console: Console, names: tuple[str, str], rows: Sequence[Comparison]) -> None:
+    """Numbers of both sides with the interval of their difference and a verdict."""
+    console.print()
+    table = create_table(
+        "number", "unit", f"{names[0]}>", f"{names[1]}>", "difference>", "95 % interval>",
+        "p (Holm)>", "verdict",
+    )  # fmt: skip
+    for row in rows:
+        delta = row.delta
+        interval = "-"
+        if delta is not None and delta.low is not None:
+            interval = f"{format_signed(delta.low)} to {format_signed(delta.high)}"
+        table.add_row(
+            row.metric, row.entry.unit if row.entry else "", format_summary(row.base),
+            format_summary(row.new), "-" if delta is None else format_signed(delta.value), interval,
+            "-" if row.p is None else f"{row.p:.3f}",
+            Text(row.verdict, style=_STYLES.get(row.verdict, "")),
+        )  # fmt: skip
+    console.print(table)
+    methods = {row.delta.method for row in rows if row.delta is not None} - {"single"}
+    if methods:
+        pairs = next((row.delta.pairs for row in rows if row.delta and row.delta.pairs), 0)
+        how = f"paired by {pairs} seeds" if pairs else "Welch, seeds differ"
+        text = f"mean ± standard deviation (n); {how}, p over {len(rows)} numbers"
+        console.print(text, style="dim")
+    for row in rows:
+        if row.bad:
+            paths = ", ".join(row.bad[:3]) + (", ..." if len(row.bad) > 3 else "")
+            console.print(f"{row.metric}: no finite number in {paths}", style="yellow")
+
+
+def print_divergence(console: Console, told: JsonObject) -> None:
+    """Where two runs part, and what to look at."""
+    console.print()
+    if told["found"] is None:
+        console.print("[bold green]equal bit for bit[/bold green] in all deterministic numbers")
+        return
+    found = Divergence(**told["found"])
+    console.print(f"[bold red]the runs part at step {found.step}[/bold red] ({found.kind}), after "
+                  f"{found.lines} equal lines")  # fmt: skip
+    if found.metric:
+        console.print(f"  {found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}")
+    else:
+        console.print("  one of them has no such line")
+    if found.others:
+        console.print(f"  and {', '.join(found.others)}")
+    if told["checkpoint"] is None:
+        console.print("  no checkpoint before it stands in both")
+        return
+    console.print(f"  last checkpoint before it in both: step {told['checkpoint']}")
+    tensors = told["tensors"]
+    if tensors is not None:
+        shown = ", ".join(tensors[:_MOST_TENSORS]) + (", ..." if len(tensors) > 8 else "")
+        console.print(f"  tensors that differ there: {len(tensors)}{': ' + shown if shown else ''}")
+
+
+def format_summary(summary: Summary | None) -> str:
+    """92.56 ± 1.39 (3)."""
+    if summary is None:
+        return "-"
+    if summary.n == 1:
+        return format_value(summary.mean)
+    return f"{format_value(summary.mean)} ± {summary.sd:.3g} ({summary.n})"
+
+
+def format_signed(value: float) -> str:
+    """A difference with its sign."""
+    return f"{value:+.4g}"
+
+
+def format_ulps(found: Divergence) -> str:
+    """How far apart two numbers are, in bits."""
+    if found.ulps32 is not None:
+        return f", {found.ulps32:,} ulps of single precision apart"
+    return "" if found.ulps is None else f", {found.ulps:,} ulps apart"
+
+
+def _find_tensors(records: Sequence[RunRecord], step: int | None) -> list[str] | None:
+    """None: there is no checkpoint, or it lies on a bucket."""
+    if step is None or not all(isinstance(one.folder, LocalFolder) for one in records):
+        return None
+    return find_tensors(*(_get_checkpoint(record, step) for record in records))
+
+
+def _get_checkpoint(record: RunRecord, step: int) -> Path:
+    folders = (record.folder.path / "checkpoints").glob("step_*")
+    return next(path for path in folders if path.name == f"step_{step:08d}")
+
+
+def _cut(text: str, most: int = 60) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,173 @@
+"""The page of `compare --html`: tables and pictures in one file that opens without a network."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from store.catalogue import EVAL
+from store.compare import Comparison, Side
+from store.record import get_finite_or_told
+from tools.runs.printing import format_value
+from utils.json_types import JsonObject
+from utils.storage import write_atomically
+
+_COLOURS = ("#3b6fb6", "#d1622b", "#3a9a5b", "#8a55b5", "#b8912c", "#4a4a4a")
+_MOST_PICTURES = 6
+_STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1d2733; max-width: 1100px; margin: 2em auto;
+  padding: 0 1em; }
+h1 { font-size: 1.4em; } h2 { font-size: 1.1em; margin-top: 2em; }
+table { border-collapse: collapse; } td, th { padding: .25em .9em .25em 0; text-align: left;
+  border-bottom: 1px solid #e2e7ee; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+tr.free { color: #8793a3; } .better { color: #1d7f45; font-weight: 600; }
+.worse, .missing { color: #b3261e; font-weight: 600; } .note { color: #66727f; }
+.pictures { display: flex; flex-wrap: wrap; gap: 1em; } img { max-width: 100%; }
+.wide { overflow-x: auto; }
+"""
+# Nothing is fetched, nothing runs: pictures stand in the file.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+
+
+def write_page(
+    path: Path, sides: Sequence[Side], compared: Sequence[Sequence[Comparison]], report: JsonObject
+) -> None:
+    """Write the comparison as one HTML file."""
+    names = [side.name for side in sides]
+    parts = [f"<h1>{escape(' against '.join(reversed(names)))}</h1>"]
+    rows = [[side["name"], len(side["runs"]), " ".join(side["runs"])] for side in report["sides"]]
+    parts.append(_make_table(["side", "runs", ""], rows))
+    for name, found in zip(names[1:], compared, strict=True):
+        parts += [f"<h2>{escape(name)} against {escape(names[0])}</h2>", _make_verdicts(found)]
+    parts += ["<h2>Curves of evaluation</h2>", _make_curves(sides, compared)]
+    for title, key in (("Configuration", "config"), ("Environment", "environment")):
+        parts += [f"<h2>{title}</h2>", _make_differences(names, report[key])]
+    if report["divergence"] is not None:
+        parts += ["<h2>First diverging step</h2>", _make_divergence(report["divergence"])]
+    head = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta name="viewport" content="width=device-width">'
+        f"<title>{escape(' | '.join(names))}</title><style>{_STYLE}</style></head><body>\n"
+    )
+    write_atomically(path, head + "\n".join(parts) + "\n</body></html>\n")
+
+
+def _make_verdicts(found: Sequence[Comparison]) -> str:
+    lines = ["<div class=wide><table><tr><th>number<th>unit<th>base<th>new<th>difference"
+             "<th>95 % interval<th>p (Holm)<th>verdict</tr>"]  # fmt: skip
+    for row in found:
+        delta = row.delta
+        interval = p = "-"
+        if delta is not None and delta.low is not None:
+            interval = f"{delta.low:+.4g} to {delta.high:+.4g}"
+        if row.p is not None:
+            p = f"{row.p:.3f}"
+        cells = [
+            *(_describe(one) for one in (row.base, row.new)),
+            "-" if delta is None else f"{delta.value:+.4g}",
+            interval,
+            p,
+        ]
+        numbers = "".join(f"<td class=number>{escape(cell)}</td>" for cell in cells)
+        style = row.verdict.split(" ")[0]
+        unit = escape(row.entry.unit if row.entry else "")
+        lines.append(f"<tr><td>{escape(row.metric)}<td>{unit}{numbers}"
+                     f'<td class="{escape(style)}">{escape(row.verdict)}</tr>')  # fmt: skip
+    return "\n".join([*lines, "</table></div>"])
+
+
+def _describe(summary: object) -> str:
+    if summary is None:
+        return "-"
+    sd = "" if summary.sd is None else f" ± {summary.sd:.3g} ({summary.n})"
+    return f"{format_value(summary.mean)}{sd}"
+
+
+def _make_differences(names: Sequence[str], rows: Sequence[JsonObject]) -> str:
+    if not rows:
+        return "<p class=note>no difference</p>"
+    cells = [[row["key"], *row["values"]] for row in rows]
+    return _make_table(["key", *names], cells, ["" if row["matters"] else "free" for row in rows])
+
+
+def _make_divergence(told: JsonObject) -> str:
+    found = told["found"]
+    if found is None:
+        return "<p>equal bit for bit in all deterministic numbers</p>"
+    rows = [[key, "-" if value is None else str(value)] for key, value in found.items()]
+    rows += [["last checkpoint in both", str(told["checkpoint"] or "-")]]
+    rows += [["tensors that differ there", ", ".join(told["tensors"] or []) or "-"]]
+    return _make_table(["", ""], rows)
+
+
+def _make_table(
+    titles: Sequence[str], rows: Iterable[Sequence[object]], styles: Sequence[str] = ()
+) -> str:
+    lines = ["<div class=wide><table><tr>" + "".join(f"<th>{escape(t)}" for t in titles) + "</tr>"]
+    for number, row in enumerate(rows):
+        style = styles[number] if styles else ""
+        cells = "".join(f"<td>{escape(str(cell))}</td>" for cell in row)
+        lines.append(f'<tr class="{style}">{cells}</tr>')
+    return "\n".join([*lines, "</table></div>"])
+
+
+def _make_curves(sides: Sequence[Side], compared: Sequence[Sequence[Comparison]]) -> str:
+    """A picture a number of evaluations: every run thin, the mean of a side thick."""
+    names = [row.metric for row in compared[0] if row.metric.startswith(f"{EVAL}.")]
+    pictures = (_draw(sides, name) for name in names[:_MOST_PICTURES])
+    found = "".join(
+        f'<img alt="{escape(name)} over steps" src="data:image/png;base64,{picture}">'
+        for name, picture in zip(names, pictures, strict=False)
+        if picture
+    )
+    return f'<div class="pictures">{found}</div>' if found else "<p class=note>none</p>"
+
+
+def _draw(sides: Sequence[Side], metric: str) -> str:
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6, 2.9), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    is_empty = True
+    for number, side in enumerate(sides):
+        colour = _COLOURS[number % len(_COLOURS)]
+        curves = [_read_curve(record.lines, metric) for record in side.records]
+        curves = [curve for curve in curves if curve]
+        for curve in curves:
+            axes.plot(*zip(*curve.items(), strict=True), color=colour, alpha=0.3, linewidth=0.9)
+        steps = sorted(set.intersection(*map(set, curves))) if curves else []
+        means = [math.fsum(curve[step] for curve in curves) / len(curves) for step in steps]
+        if steps:
+            is_empty = False
+            axes.plot(steps, means, color=colour, linewidth=1.8, label=side.name,
+                      marker="o" if len(steps) < 12 else None, markersize=3)  # fmt: skip
+    if is_empty:
+        return ""
+    axes.set_title(metric, fontsize=10)
+    axes.tick_params(labelsize=8)
+    axes.set_xlabel("step", fontsize=8)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(fontsize=7, frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    return base64.b64encode(content.getvalue()).decode()
+
+
+def _read_curve(lines: Iterable[JsonObject], metric: str) -> dict[int, float]:
+    name = metric.partition(".")[2]
+    found = {}
+    for line in lines:
+        value = get_finite_or_told(line).get(name) if line["kind"] == EVAL else None
+        if value is not None and math.isfinite(value):
+            found[line["step"]] = value
+    return found
