@@ -39,6 +39,9 @@ def score_in_chunks(
     Returns:
       The scalar, which carries gradients to `hidden` and `weight`, and the detached sums [S].
     """
+    if not torch.is_grad_enabled():
+        # The function would be told of the weight's gradient all the same, and compute it.
+        hidden, weight = hidden.detach(), weight.detach()
     return _ScoreInChunks.apply(hidden, weight, score, chunk)
 
 

@@ -46,19 +46,24 @@ class FeatureTap:
 
 @torch.no_grad()
 def get_feature_shapes(
-    model: nn.Module, paths: Sequence[str], input_shape: tuple[int, ...], side: str
+    model: nn.Module,
+    paths: Sequence[str],
+    input_shape: tuple[int, ...],
+    side: str,
+    dtype: torch.dtype = torch.float32,
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of activations for a batch of two, by a forward on the meta device.
 
     Args:
       model: on the meta device.
-      input_shape: (C, H, W) of an image, (D,) of a row.
+      input_shape: (C, H, W) of an image, (D,) of a row, (T,) of tokens.
+      dtype: of the input; of tokens an integer.
     """
     if not paths:
         return {}
     tap = FeatureTap(model, paths, side)
     model.eval()
-    model(torch.empty((2, *input_shape), device="meta"))
+    model(torch.empty((2, *input_shape), dtype=dtype, device="meta"))
     return {path: tuple(value.shape) for path, value in tap.take().items()}
 
 

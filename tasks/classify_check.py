@@ -90,11 +90,6 @@ class ClassifyCheck(TaskCheck):
     def dry_run(self, student: nn.Module) -> None:
         """Try images, teachers, losses and projections on a student on the meta device."""
         config = self.config
-        if config.train.scan_layers and self.losses.student_layers():
-            raise UserError(
-                "train.scan_layers hides the blocks' features from distill.losses with layers; "
-                "drop one of them"
-            )
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
         teachers = self._create_teachers(student, transform)

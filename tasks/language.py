@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 from datasets import Loader, TokenBatch, require_tokens
 from losses import LossOutput, create_weighted_loss
 from losses.chunked import Score, choose_chunk, count_next_tokens, score_in_chunks
-from tasks.facts import TaskFacts
-from tasks.language_check import LanguageCheck
+from models import TokenTeacher
+from tasks.language_check import LanguageCheck, LanguageFacts
 from tasks.language_twin import LanguageTwin
-from tasks.protocol import RunTask
+from tasks.protocol import RunTask, SumOver
 from tasks.token_teaching import TokenTeaching, count_answers
+from utils.errors import UserError
 from utils.json_types import JsonMapping
+from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
@@ -41,7 +44,9 @@ class Language(RunTask):
     twin = LanguageTwin
     reads = frozenset({"distill", "data.sequence_length", "train.z_loss", "train.logits_mib"})
 
-    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+    def __init__(
+        self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]
+    ) -> None:
         self.config = config
         self.tokens = require_tokens(loaders["eval"].facts, config.data.source)
         self.unit = ("tokens", self.tokens.sequence_length)
@@ -56,6 +61,10 @@ class Language(RunTask):
         self._devices = runtime.local_devices
         self._token_bytes = runtime.upload(self.tokens.token_bytes)
 
+    def prepare(self, student: nn.Module) -> None:
+        """Make what is trained beside the student."""
+        self.losses.build(*self.facts.feature_shapes)
+
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         """Put the live teachers on the device, or open their stored answers."""
         self.teaching.open(runtime, state, plan, stream, self.facts.teachers)
@@ -64,6 +73,7 @@ class Language(RunTask):
         """Mean nats of the next token with the z-loss, and what the teachers say of it."""
         z_weight = self.config.train.z_loss
         targets = batch.tokens[:, 1:]
+        states = model(batch.tokens[:, :-1])
         lesson = self.teaching.begin(batch)
         valid, names = batch.mask.float()[:, None], []
 
@@ -76,13 +86,16 @@ class Language(RunTask):
             total = self.losses.weigh({"task": task, **terms}, lesson.term_scales)
             return total, torch.stack([nats, squares, *terms.values()])
 
-        total, sums = self.score(model, batch, score, count_answers(self.config))
+        total, sums = self.score_states(model, states, score, count_answers(self.config))
         count = valid.sum().clamp(min=1) * targets.shape[1]
-        terms = dict(zip(names, sums / count, strict=True))
-        terms["total"] = total.detach() / count
+        total, terms = total / count, dict(zip(names, sums / count, strict=True))
+        of_layers = self.teaching.score_layers(batch, states)
+        if of_layers:
+            total = total + self.losses.weigh(of_layers, lesson.term_scales)
+            terms |= {name: value.detach() for name, value in of_layers.items()}
         if not z_weight:
             del terms["z_loss"]
-        return LossOutput(total / count, terms)
+        return LossOutput(total, {**terms, "total": total.detach()})
 
     def count(self, model: nn.Module, batch: TokenBatch) -> Tensor:
         """Sums over valid windows of mean nats, share of right tokens, mean bytes, and one.
@@ -140,6 +153,28 @@ class Language(RunTask):
 
     # Around the run.
 
+    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+        """Metrics of the teachers on the evaluation split, before the run begins.
+
+        Raises:
+          UserError: a teacher knows nothing, or answers what is no number.
+        """
+        found = []
+        for name, teacher in self.teaching.iterate_own():
+            evaluation = self.summarise(sum_over(partial(self.count, teacher)))
+            self._refuse_weak(evaluation, name)
+            found.append(evaluation.metrics)
+        return found
+
+    def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
+        """Percent of the evaluation's tokens for which the model names each teacher's likeliest."""
+        found = {}
+        for number, teacher in enumerate(self.teaching.own):
+            name = "agreement" if number == 0 else f"agreement_{number + 1}"
+            same, windows = sum_over(partial(self._count_agreement, model, teacher)).tolist()
+            found[name] = 100.0 * same / max(windows, 1.0)
+        return found
+
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
@@ -157,15 +192,49 @@ class Language(RunTask):
             f"accuracy {metrics['accuracy']:.2f}, {metrics['examples']:.0f} windows"
         )
 
-    def score(
-        self, model: nn.Module, batch: TokenBatch, score: Score, answers: int = 1
+    def _count_agreement(
+        self, model: nn.Module, teacher: TokenTeacher, batch: TokenBatch
+    ) -> Tensor:
+        """Shares of tokens, and windows, summed over valid windows."""
+        states, valid = teacher(batch.tokens[:, :-1]), batch.mask.float()
+
+        def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+            answers = teacher.compute_logits(states[:, places])
+            same = (logits.argmax(dim=-1) == answers.argmax(dim=-1)).float().sum(dim=1)
+            count = (same * valid).sum()
+            return count, count.reshape(1)
+
+        hidden = model(batch.tokens[:, :-1])
+        _, sums = self.score_states(model, hidden, score, answers=2)
+        return torch.cat([sums / states.shape[1], valid.sum().reshape(1)])
+
+    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
+        loss, limit = evaluation.metrics["loss"], math.log(self.tokens.vocab_size)
+        if not evaluation.is_finite:
+            raise UserError(
+                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
+                "check its weights and its dtype"
+            )
+        get_logger().info("teacher loss %.4f on %s", loss, self.config.data.eval_split)
+        if loss >= limit and not self.config.distill.allow_weak_teacher:
+            raise UserError(
+                f"distill.teacher has loss {loss:.4f} on data.eval_split, no better than chance "
+                f"({limit:.4f} nats a token); check its weights and its tokenizer, or set "
+                "distill.allow_weak_teacher"
+            )
+
+    def score(self, model: nn.Module, batch: TokenBatch, score: Score) -> tuple[Tensor, Tensor]:
+        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch."""
+        return self.score_states(model, model(batch.tokens[:, :-1]), score)
+
+    def score_states(
+        self, model: nn.Module, hidden: Tensor, score: Score, answers: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch.
+        """The same of the hidden states [B, T, C] that the model has given.
 
         Args:
           answers: logits of a token that the score holds at once, the student's among them.
         """
-        hidden = model(batch.tokens[:, :-1])
         examples, length = hidden.shape[:2]
         weight = model.head_weight
         limit = self.config.train.logits_mib / answers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,16 +13,27 @@ from datasets import TokenFacts, describe_dataset, require_tokens
 from losses import create_weighted_loss
 from losses.chunked import choose_chunk
 from models import create_token_teachers
-from tasks.dry_run import dry_run_losses
+from tasks.dry_run import FeatureShapes, dry_run_losses
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
 from tasks.teaching import check_layers, describe_teaching, list_hashes
-from tasks.token_teaching import count_answers
+from tasks.token_teaching import count_answers, find_token_shapes
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageFacts(TaskFacts):
+    """What is known of a language model.
+
+    Args:
+      feature_shapes: of the layers that losses look at.
+    """
+
+    feature_shapes: FeatureShapes
 
 
 class LanguageCheck(TaskCheck):
@@ -43,6 +55,7 @@ class LanguageCheck(TaskCheck):
             "sequence_length": self.tokens.sequence_length,
         }
         self.losses = create_weighted_loss(config.distill)
+        self._feature_shapes: FeatureShapes = ({}, {})
         self._refuse_losses()
         if config.distill.views != "consistent":
             raise UserError(
@@ -68,7 +81,7 @@ class LanguageCheck(TaskCheck):
         size, limit = self.tokens.vocab_size, self.config.train.logits_mib
         data = self.config.data
         evaluated = data.eval_batch_size or data.global_batch_size
-        examples = max(examples * count_answers(self.config), -(-evaluated // devices))
+        examples = max(examples, -(-evaluated // devices)) * count_answers(self.config)
         if not choose_chunk(examples, self.tokens.sequence_length, size, limit):
             raise UserError(
                 f"train.logits_mib ({limit:g}) holds no logits of {size} tokens for {examples} "
@@ -86,17 +99,21 @@ class LanguageCheck(TaskCheck):
             student(tokens)
         teachers = create_token_teachers(self.config.distill, self.tokens, device="meta")
         check_layers(self.config, self.losses, student, teachers)
+        self._feature_shapes = find_token_shapes(student, teachers, self.losses, self.tokens)
+        with torch.device("meta"):
+            self.losses.build(*self._feature_shapes)
         dry_run_losses(self.config.distill, self.losses, self.tokens.vocab_size)
 
-    def find_facts(self) -> TaskFacts:
+    def find_facts(self) -> LanguageFacts:
         """All that was found, once the student has been tried."""
-        return TaskFacts(
+        return LanguageFacts(
             dataset=self.dataset,
             model_arguments=self.model_arguments,
             export=self._describe_export(),
             stream=self.stream,
             teachers=self.teachers,
             description=self._describe(),
+            feature_shapes=self._feature_shapes,
         )
 
     def _describe_export(self) -> JsonObject:

@@ -131,11 +131,16 @@ def list_hashes(distill: DistillSection) -> list[str]:
 def check_layers(
     config: RunConfig, losses: WeightedLoss, student: nn.Module, teachers: Sequence[FrozenModel]
 ) -> None:
-    """Refuse layers that student or teacher do not have, or that nobody runs.
+    """Refuse layers that student or teacher do not have, or that nobody runs or sees.
 
     Args:
       teachers: with weights of their own, on the meta device.
     """
+    if config.train.scan_layers and losses.student_layers():
+        raise UserError(
+            "train.scan_layers hides the blocks' features from distill.losses with layers; drop "
+            "one of them"
+        )
     FeatureTap(student, losses.student_layers(), "student")
     layers = losses.teacher_layers()
     if layers and (not teachers or config.distill.teacher_cache):

@@ -11,11 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from datasets import TokenBatch, TokenFacts
 from losses import LossInputs, SparseTeacher, WeightedLoss, combine_answers
-from models import TokenTeacher, create_token_teachers, get_teacher_sections
+from models import (
+    TokenTeacher,
+    create_token_teachers,
+    get_feature_shapes,
+    get_teacher_sections,
+)
+from tasks.dry_run import FeatureShapes
 from tasks.teacher_cache import TeacherCache, get_stored_answers, open_cache
 from tasks.teaching import TERM_SCALES, Teaching
 
@@ -123,6 +130,20 @@ class TokenTeaching(Teaching):
         rows = lesson.mask.float().sum() * targets.shape[1]
         return {name: loss(inputs) * rows for name, loss in terms}
 
+    def score_layers(self, batch: TokenBatch, states: Tensor) -> dict[str, Tensor]:
+        """Mean over valid windows of each term that looks at layers, by its name.
+
+        Args:
+          states: hidden states of the student, which has just seen the batch, as its teachers have.
+        """
+        seen = self.take_seen(batch)
+        inputs = LossInputs(student_logits=states, targets=None, mask=batch.mask, **seen)
+        return {
+            name: loss(inputs)
+            for name, loss in zip(self.losses.names, self.losses.losses, strict=True)
+            if loss.student_layers()
+        }
+
     def answer(self, hidden: Sequence[Tensor], places: slice) -> tuple[Tensor, ...]:
         """Logits [B * n, V] of the teachers at some places, as the losses want them."""
         answers = [
@@ -135,6 +156,22 @@ class TokenTeaching(Teaching):
         """Let the stored answers go."""
         if self.cache is not None:
             self.cache.close()
+
+
+def find_token_shapes(
+    student: nn.Module, teachers: Sequence[TokenTeacher], losses: WeightedLoss, tokens: TokenFacts
+) -> FeatureShapes:
+    """Shapes of the layers that losses look at: what their projections are made from.
+
+    Args:
+      student: on the meta device, as the teachers.
+    """
+    window, layers = (tokens.sequence_length,), losses.teacher_layers()
+    asked = teachers[0].model if layers else student
+    return (
+        get_feature_shapes(student, losses.student_layers(), window, "student", torch.int32),
+        get_feature_shapes(asked, layers, window, "teacher", torch.int32),
+    )
 
 
 def count_answers(config: RunConfig) -> int:

@@ -66,11 +66,15 @@ def test_a_teacher_answers_chunk_by_chunk():
 
 def test_without_gradients_nothing_is_kept():
     hidden, weight, _ = create_tensors(torch.float32)
+    asked = []
+
+    def score(logits, _):
+        asked.append(logits.requires_grad)
+        return logits.sum(), logits.sum()[None]
+
     with torch.no_grad():
-        total, _ = score_in_chunks(
-            hidden, weight, lambda logits, _: (logits.sum(), logits.sum()[None]), 4
-        )
-    assert total.grad_fn is None
+        total, _ = score_in_chunks(hidden, weight, score, 4)
+    assert total.grad_fn is None and not any(asked)
 
 
 def test_half_precision_scores_float32_logits():

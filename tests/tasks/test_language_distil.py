@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
+from dataclasses import replace
+
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from losses.ensembles import average_probs
 from losses.logits import kd_kl_div
-from store import read_metrics
+from store import Run, read_metrics
 from tests.support.language import create_language_argv
 from tests.support.tiny_parts import create_cpu_runtime
+from tests.test_teachers import export
 from utils.config import load_config
 
+LAYERS = ("--kd=",)
 NARROW = '--model.args={"depth": 1, "width": 16, "heads": 2}'
 
 
@@ -38,14 +46,30 @@ def build(folder, teacher, *flags):
 
 
 def test_a_student_learns_from_a_language_model_through_main(tmp_path, teacher):
-    argv = create_distil_argv(tmp_path, teacher, "--train.steps=40", "--distill.alpha=0.9")
-    assert main.main(argv) == 0
-    first, *_, last = read_metrics(tmp_path / "lang" / "a")
-    wanted = 0.1 * first["loss/task"] + 0.9 * first["loss/kd"]
-    assert first["loss/total"] == pytest.approx(wanted, rel=1e-5)
-    lines = [line for line in read_metrics(tmp_path / "lang" / "a") if line["kind"] == "train"]
-    assert lines[-1]["loss/kd"] < 0.8 * lines[0]["loss/kd"]
-    assert last["kind"] == "eval"
+    """By logits and by hidden states at once; what is trained beside the student stays behind."""
+    terms = [
+        {"name": "kd", "warmup_epochs": 0.5},
+        {"name": "fitnet", "layers": {"blocks.0": "blocks.1"}, "weight": 0.5, "weight_end": 0.1},
+    ]
+    flags = (f"--distill.losses={json.dumps(terms)}", "--kd=", "--distill.alpha=0.9")
+    assert main.main(create_distil_argv(tmp_path, teacher, "--train.steps=40", *flags)) == 0
+    run = Run(tmp_path / "lang" / "a")
+    *lines, last = [line for line in read_metrics(run.path) if line["kind"] == "train"]
+    for number, line in enumerate(lines):
+        names = ("kd", "fitnet")
+        schedule = [min(number / 20, 1.0), 0.1 + 0.4 * (1 + math.cos(math.pi * number / 39)) / 2]
+        parts = [scale * line[f"loss/{n}"] for scale, n in zip(schedule, names, strict=True)]
+        wanted = 0.1 * line["loss/task"] + 0.9 * sum(parts)
+        assert line["loss/total"] == pytest.approx(wanted, rel=1e-5)
+    assert last["loss/kd"] < 0.8 * lines[0]["loss/kd"]
+    assert last["loss/fitnet"] < 0.8 * lines[0]["loss/fitnet"]
+    facts = run.read()
+    assert facts["teachers"][0]["loss"] < math.log(5)
+    assert 100 / 5 < facts["final"]["agreement"] <= 100
+    exported = load_file(run.path / "student.safetensors")
+    assert not any("projection" in name for name in exported)
+    kept = load_file(run.path / "checkpoints" / "step_00000040" / "extra.safetensors")
+    assert [tuple(tensor.shape) for tensor in kept.values()] == [(32, 16)]
 
 
 @pytest.mark.parametrize("limit", [0.002, 0.009, 64])
@@ -71,6 +95,14 @@ def test_a_teacher_in_chunks_gives_the_loss_and_the_gradients_of_all_logits(
         (("--data.name=copy,symbols=5,num_examples=64",), "has a vocabulary of 5 tokens, the data"),
         (("--distill.views=independent",), "distill.views ('independent') means nothing to"),
         (("--teacher=transformer", "--teacher_path="), "has no weights, and no hub has any"),
+        (("--kd=dist",), "dist means nothing to train.task=language: it correlates each class"),
+        (("--kd=deit_soft",), "which a language model has none of"),
+        ((*LAYERS, '--distill.losses=[{"name": "fitnet", "layers": {"blocks.7": "norm"}}]'),
+         "the student has no layer 'blocks.7'"),
+        ((*LAYERS, '--distill.losses=[{"name": "at", "layers": {"norm": "blocks.9"}}]'),
+         "the teacher has no layer 'blocks.9'"),
+        ((*LAYERS, '--distill.losses=[{"name": "rkd", "layers": {"norm": "norm"}}]'),
+         "rkd means nothing to train.task=language: it compares the examples of a group"),
     ],
 )  # fmt: skip
 def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
@@ -79,3 +111,42 @@ def test_a_teacher_that_does_not_fit_is_refused_in_one_line(
     assert main.main(create_distil_argv(tmp_path, teacher, *flags, "--check")) == 2
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and words in error[0]
+
+
+def test_an_image_model_teaches_no_text(tmp_path, capsys):
+    weights = export(tmp_path / "image", 1)
+    argv = create_distil_argv(tmp_path, weights, "--check")
+    assert main.main(argv) == 2
+    assert "holds 'vit_tiny_patch16_224', which is no language model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ensemble", ["probs", "logits", "separate"])
+def test_several_teachers_teach_as_those_of_images(tmp_path, teacher, ensemble):
+    sections = [{"weights": str(teacher), "weight": 1.0}, {"model": "ema", "weight": 1.0}]
+    loss = "multi_avg_loss" if ensemble == "separate" else "kd"
+    parts, batch = build(
+        tmp_path, "", f"--distill.teachers={json.dumps(sections)}", "--train.ema=true",
+        f"--kd={loss}", f"--distill.ensemble={ensemble}", "--distill.alpha=1",
+        "--train.logits_mib=0.01",
+    )  # fmt: skip
+    inputs, teachers = batch.tokens[:, :-1], parts.task.teaching.teachers
+    with torch.no_grad():
+        value = parts.task.loss(parts.state.model, batch).total
+        asked = (parts.state.model, *teachers)
+        student, *answers = [one.compute_logits(one(inputs)).flatten(0, 1) for one in asked]
+    wanted = {
+        "probs": lambda: kd_kl_div(student, average_probs(answers, 1.0, shares=[0.5, 0.5]), 4.0),
+        "logits": lambda: kd_kl_div(student, sum(answers) / 2, 4.0),
+        "separate": lambda: sum(kd_kl_div(student, one, 4.0) for one in answers) / 2,
+    }[ensemble]()
+    torch.testing.assert_close(value, wanted)
+
+
+def test_masked_windows_teach_nothing(tmp_path, teacher):
+    parts, batch = build(tmp_path, teacher, "--train.logits_mib=0.01")
+    half = batch.map(lambda tensor: tensor[:8])
+    mask = torch.arange(16) < 8
+    with torch.no_grad():
+        whole = parts.task.loss(parts.state.model, half)
+        masked = parts.task.loss(parts.state.model, replace(batch, mask=mask))
+    torch.testing.assert_close(masked.terms, whole.terms)
