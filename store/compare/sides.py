@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from store.catalogue import METRICS, Metric
@@ -31,17 +31,11 @@ class Side:
     records: tuple[RunRecord, ...]
 
     def get_sample(self, metric: str) -> tuple[Sample, list[str]]:
-        """Seed -> value of a number, and the runs that have none or no finite one.
-
-        Where a seed stands twice nothing can be paired by it, so each run has a place of its own.
-        """
+        """Seed -> value of a number, and the runs that have none or no finite one."""
         found = [(record, record.values.get(metric)) for record in self.records]
         bad = [one.path for one, value in found if value is None or not math.isfinite(value)]
-        good = [(one, value) for one, value in found if one.path not in bad]
-        seeds = [one.config.get(SEED) for one, _ in good]
-        places = [(self.name, place) for place in range(len(good))]
-        names = seeds if len(set(seeds)) == len(seeds) else places
-        return {name: value for name, (_, value) in zip(names, good, strict=True)}, bad
+        good = [(one, value) for one, value in found if value is not None and math.isfinite(value)]
+        return name_by_seed(self.name, good), bad
 
 
 @dataclass(frozen=True)
@@ -66,6 +60,17 @@ class Comparison:
     p: float | None
     verdict: str
     bad: tuple[str, ...]
+
+
+def name_by_seed(side: str, found: Sequence[tuple[RunRecord, float]]) -> Sample:
+    """Values by their runs' seeds, so that sides can be paired.
+
+    Where a seed stands twice nothing can be paired by it, so each run has a place of its own.
+    """
+    seeds = [json.dumps(record.config.get(SEED)) for record, _ in found]
+    places = [(side, place) for place in range(len(found))]
+    names = seeds if len(set(seeds)) == len(seeds) else places
+    return dict(zip(names, (value for _, value in found), strict=True))
 
 
 def find_entry(metric: str) -> Metric | None:

@@ -1,4 +1,4 @@
-"""Asks the run store: `python -m tools.runs list|show|compare|tag|reindex|schemas ...`.
+"""Asks the run store: `python -m tools.runs list|show|compare|gate|tag|reindex|schemas ...`.
 
     python -m tools.runs list --filter "data.name=digits and eval.top1>70" --sort eval.top1
     python -m tools.runs show digits_kd/student
@@ -7,7 +7,8 @@
 
 A RUN is a directory, `experiment/name`, a name, or the beginning of an id. The runs themselves are
 the truth; what is asked of all of them is answered by an index in the user's cache, which is kept
-in step with the files and may be deleted at any time. Exit code 2: wrong use, nothing was written.
+in step with the files and may be deleted at any time. Exit code 2: wrong use,
+nothing was written; 1: a gate has failed, or runs part that --exact holds equal; 3: undecided.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ def create_parser() -> ProgramParser:
     """The tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.runs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (_add_list, _add_show, _add_compare, _add_tag, _add_reindex, _add_schemas):
+    for add in (
+        _add_list,
+        _add_show,
+        _add_compare,
+        _add_gate,
+        _add_tag,
+        _add_reindex,
+        _add_schemas,
+    ):
         add(commands)
     return parser
 
@@ -73,6 +82,25 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument("--metrics", default="", metavar="KEY,...", help="numbers to compare")
     parser.add_argument("--exact", action="store_true", help="exit code 1 where two runs part")
     parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
+
+
+def _add_gate(commands: Commands) -> None:
+    text = "whether new runs are worse than a base by more than is allowed"
+    parser = _add(commands, "gate", "gating:gate_runs", text)
+    parser.add_argument("base", metavar="BASE", help="a SIDE, as in compare")
+    parser.add_argument("new", metavar="NEW", help="the same")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument(
+        "--gate", action="append", default=[], metavar="TEXT",
+        help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more",
+    )  # fmt: skip
+    parser.add_argument("--gates", type=Path, metavar="FILE", help="YAML with a list `gates`")
+    parser.add_argument(
+        "--direction", action="append", default=[], metavar="METRIC=higher|lower",
+        help="which way is better, where the catalogue does not say",
+    )  # fmt: skip
+    parser.add_argument("--undecided", choices=("fail", "pass"), help="instead of exit code 3")
 
 
 def _add_tag(commands: Commands) -> None:
