@@ -17,17 +17,21 @@ if TYPE_CHECKING:
 
 
 class LanguageTwin(Twin):
-    """Windows that hold a drawn text twice; the step's cost does not depend on what they say."""
+    """Windows of drawn tokens.
+
+    Attributes:
+      vocabulary: different tokens.
+    """
 
     usual = MappingProxyType({"vocab_size": 32_000})
 
     def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
         self._config = config
-        self._vocabulary = given.get("vocab_size") or _find_vocabulary(config)
+        self.vocabulary = given.get("vocab_size") or _find_vocabulary(config)
 
     def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
         """Sequences of as many different tokens, in windows of data.sequence_length."""
-        name = f"copy,symbols={self._vocabulary - 1},num_examples={examples}"
+        name = f"noise,symbols={self.vocabulary},num_examples={examples}"
         data = {"source": "sequences", "name": name, "root": "", "order": "auto",
                 "train_split": "train", "eval_split": "validation", "test_split": ""}  # fmt: skip
         return change(self._config, data=data)

@@ -111,6 +111,12 @@ def run_form(folder: Path, form: Form, flags: tuple[str, ...]) -> list[dict]:
     argv = create_argv(folder, *own, *flags, *form.flags, device=form.device)
     if NORM_NET in flags:
         argv = [flag for flag in argv if flag not in VIT_FLAGS]
+    run_child(argv, form)
+    return read_metrics(folder / "tiny" / "form")
+
+
+def run_child(argv: list[str], form: Form) -> None:
+    """A run of any task in processes of its own."""
     environment = get_environment()
     if form.devices:
         environment["CPU_NUM_DEVICES"] = str(form.devices)
@@ -120,7 +126,6 @@ def run_form(folder: Path, form: Form, flags: tuple[str, ...]) -> list[dict]:
         get_command(argv), cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return read_metrics(folder / "tiny" / "form")
 
 
 @pytest.fixture(scope="module")
@@ -133,8 +138,14 @@ def norm_reference(tmp_path_factory, norm_flags) -> list[dict]:
     return run_form(tmp_path_factory.mktemp("reference"), Form("cpu"), norm_flags)
 
 
-def compare(found: list[dict], wanted: list[dict], *, eval_rel: float = 1e-4) -> None:
-    """Losses of every step and evaluations of two runs."""
+def compare(
+    found: list[dict], wanted: list[dict], *, eval_rel: float = 1e-4, score: str = "loss"
+) -> None:
+    """Losses of every step and evaluations of two runs.
+
+    Args:
+      score: the metric of an evaluation that is compared.
+    """
     assert [line["step"] for line in found] == [line["step"] for line in wanted]
     for mine, theirs in zip(found, wanted, strict=True):
         if theirs["kind"] == "train":
@@ -144,7 +155,7 @@ def compare(found: list[dict], wanted: list[dict], *, eval_rel: float = 1e-4) ->
             assert mine["host_reads"] == 0
         else:
             assert mine["examples"] == EXAMPLES
-            assert mine["loss"] == pytest.approx(theirs["loss"], rel=eval_rel)
+            assert mine[score] == pytest.approx(theirs[score], rel=eval_rel)
 
 
 @pytest.mark.parametrize("name", CASES)

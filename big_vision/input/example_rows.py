@@ -133,6 +133,7 @@ class SyntheticRowSource(VectorSource):
     """Rows out of a formula and noise, described by data.name; no file."""
 
     shaped_by_name = True
+    is_made_up = True
 
     @property
     def title(self) -> str:
