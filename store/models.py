@@ -101,6 +101,25 @@ class TagsFile(_File):
     tags: list[str] = Field(description="sorted, each once")
 
 
+class ExportTable(_File):
+    """A file of an export."""
+
+    file: str
+    rows: int = Field(ge=0)
+    columns: dict[str, Literal["text", "integer", "number"]]
+    bytes: int = Field(ge=0)
+    crc32c: str = Sum
+
+
+class ExportManifest(_File):
+    """`manifest.json` of an export, written last; its own checksum is of all else in it."""
+
+    schema_version: int = Field(ge=2, le=2)
+    format: Literal["json", "csv", "parquet"]
+    tables: list[ExportTable]
+    crc32c: str = Sum
+
+
 # Name of a schema's file -> its model.
 MODELS: dict[str, type[BaseModel]] = {
     "run": RunFile,
@@ -108,6 +127,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "metric_line": MetricLine,
     "artifacts": ArtifactsFile,
     "tags": TagsFile,
+    "export_manifest": ExportManifest,
 }
 
 

@@ -71,6 +71,7 @@ LIGHT_LIBRARIES = {
 READERS_LIBRARIES = {
     "sqlalchemy": ("store/index/",),
     "scipy": ("store/compare/",),
+    "pyarrow": ("store/export.py",),
 }
 # Programs that also run by their path, and so must find the house themselves.
 BY_PATH = ("tools/compile_for_tpu.py", "tools/test_tfds_loader.py",

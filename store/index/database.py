@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +28,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
 from store.filters import check_keys, choose, parse_filter
-from store.index.scan import BucketScan, DiskScan
+from store.index.scan import create_scan
 from store.index.tables import define_tables
 from store.index.writer import IndexWriter
 from store.record import FACTS
@@ -95,7 +95,7 @@ class RunIndex:
                 stamps, settled = self._read_stamps()
             except (SQLAlchemyError, ValueError):
                 return self.rebuild()
-            found = self._scan(settled).find()
+            found = create_scan(self.store, settled).find()
             if found and stamps == found and "" not in found.values():
                 return Refreshed(len(found), 0, 0, rebuilt=False)
             with self._locked():
@@ -209,11 +209,6 @@ class RunIndex:
             with self._engine.connect() as connection:
                 return question(connection)
 
-    def _scan(self, settled: Collection[str] = ()) -> DiskScan | BucketScan:
-        if is_remote(self.store):
-            return BucketScan(self.store)
-        return DiskScan(Path(self.store), settled)
-
     def _read_stamps(self) -> tuple[dict[str, str], set[str]]:
         """Path -> stamp of the runs in the index, and those that have ended.
 
@@ -241,7 +236,7 @@ class RunIndex:
         if self._path is not None:
             for suffix in ("", "-journal", "-wal", "-shm"):
                 Path(f"{self._path}{suffix}").unlink(missing_ok=True)
-        scan = self._scan()
+        scan = create_scan(self.store)
         with self._engine.begin() as connection:
             self._tables.metadata.drop_all(connection)
             self._tables.metadata.create_all(connection)
@@ -268,7 +263,7 @@ class RunIndex:
             stamps, settled = self._read_stamps()
         except (SQLAlchemyError, ValueError):
             return self._make()
-        scan = self._scan(settled)
+        scan = create_scan(self.store, settled)
         found = scan.find()
         changed = [path for path, stamp in found.items() if not stamp or stamps.get(path) != stamp]
         gone = stamps.keys() - found.keys()

@@ -16,7 +16,7 @@ from store.record import Values, describe, get_final_values, get_last_values, pa
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
 from utils.json_types import JsonValue
-from utils.storage import ASIDE, LocalFolder, open_folder
+from utils.storage import ASIDE, LocalFolder, is_remote, open_folder, to_path
 
 # A file as young as this may still change within the tick of its clock.
 _YOUNG_NS = 2_000_000_000
@@ -117,6 +117,16 @@ class BucketScan:
                 texts = {name: self._texts.get(f"{path}/{name}", "") for name in names}
                 texts[CONFIG_FILE] = configs.get(f"{path}/{CONFIG_FILE}", "")
                 yield _make_entry(path, stamps[path], texts, {})
+
+
+def create_scan(store: str, settled: Collection[str] = ()) -> DiskScan | BucketScan:
+    """The scan of a store, a directory or a URL."""
+    return BucketScan(store) if is_remote(store) else DiskScan(to_path(store), settled)
+
+
+def list_runs(store: str) -> list[str]:
+    """`experiment/name` of everything with a `run.json`, whatever it says."""
+    return sorted(create_scan(store).find())
 
 
 def is_done(entry: RunEntry) -> bool:

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 from pydantic import ValidationError
 
+from store.export import export_runs
 from store.models import MODELS, create_schema, format_schema
 from store.record import RunRecord
 from tests.support.stored_runs import make_run
@@ -52,6 +53,8 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
         found += [("attempt_line", json.loads(line)) for line in attempts]
         if record.artifacts:
             found.append(("artifacts", json.loads((place / "artifacts.json").read_text())))
+    out = run.path.parent / "export"
+    found.append(("export_manifest", export_runs([RunRecord(run.path)], out, "csv")))
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
     found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))
     return found

@@ -1,4 +1,4 @@
-"""Asks the run store: `python -m tools.runs list|show|compare|gate|tag|reindex|schemas ...`.
+"""Asks the run store: `python -m tools.runs COMMAND ...`.
 
     python -m tools.runs list --filter "data.name=digits and eval.top1>70" --sort eval.top1
     python -m tools.runs show digits_kd/student
@@ -33,15 +33,7 @@ def create_parser() -> ProgramParser:
     """The tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.runs")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for add in (
-        _add_list,
-        _add_show,
-        _add_compare,
-        _add_gate,
-        _add_tag,
-        _add_reindex,
-        _add_schemas,
-    ):
+    for add in _COMMANDS:
         add(commands)
     return parser
 
@@ -103,6 +95,30 @@ def _add_gate(commands: Commands) -> None:
     parser.add_argument("--undecided", choices=("fail", "pass"), help="instead of exit code 3")
 
 
+def _add_export(commands: Commands) -> None:
+    parser = _add(commands, "export", "exporting:export", "runs and their histories as tables")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUNs")
+    parser.add_argument(
+        "--format", choices=("json", "csv", "parquet"), default="parquet", help="of the tables"
+    )
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+
+
+def _add_validate(commands: Commands) -> None:
+    text = "which runs, or exports, are torn or changed; without RUN all of the store"
+    parser = _add(commands, "validate", "validating:validate_runs", text)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--strict", action="store_true", help="torn ends count, sha256 is read")
+    mode.add_argument("--lenient", action="store_true", help="only lost or changed bytes count")
+    parser.add_argument("--quarantine", type=Path, metavar="DIR", help="where bad runs are moved")
+
+
 def _add_tag(commands: Commands) -> None:
     parser = _add(commands, "tag", "tagging:tag_runs", "words on runs, for filters: tag=paper")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="directory, name or id")
@@ -138,6 +154,11 @@ def _add_store(parser: ProgramParser) -> None:
 def _add_json(parser: ProgramParser) -> None:
     parser.add_argument("--json", action="store_true", help="for programs")
 
+
+_COMMANDS = (
+    _add_list, _add_show, _add_compare, _add_gate, _add_export, _add_validate, _add_tag,
+    _add_reindex, _add_schemas,
+)  # fmt: skip
 
 if __name__ == "__main__":
     sys.exit(main())

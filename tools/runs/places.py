@@ -13,6 +13,9 @@ from utils.errors import UserError, get_near_names
 from utils.json_types import JsonObject
 from utils.storage import is_remote, join_place, open_folder
 
+# Of an export: it may be named where a run may be.
+MANIFEST_FILE = "manifest.json"
+
 
 def open_index(options: argparse.Namespace) -> RunIndex:
     """The index of the store of `--store`, in step with it.
@@ -39,19 +42,28 @@ def find_records(options: argparse.Namespace, names: list[str]) -> list[RunRecor
     """The runs that are named, in their order.
 
     Raises:
+      UserError: one is not there or damaged, or a name fits several.
+    """
+    return [RunRecord(place) for place in find_places(options, names)]
+
+
+def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Path]:
+    """Where the runs lie that are named, in their order, whatever they say; exports, too.
+
+    Raises:
       UserError: one is not there, or a name fits several.
     """
     index: RunIndex | None = None
     rows: list[JsonObject] = []
-    found = []
+    found: list[str | Path] = []
     for name in names:
-        if not is_remote(name) and (open_folder(name).read_texts([RUN_FILE])):
-            found.append(RunRecord(name))
+        if is_remote(name) or open_folder(name).read_texts([RUN_FILE, MANIFEST_FILE]):
+            found.append(name)
             continue
         if index is None:
             index = open_index(options)
             rows = index.read_runs(index.read_order())
-        found.append(RunRecord(join_place(options.store, *_choose(name, rows).split("/"))))
+        found.append(join_place(options.store, *_choose(name, rows).split("/")))
     return found
 
 

@@ -1,0 +1,277 @@
+"""Exports runs as tables in JSON lines, CSV or Parquet: written whole, read back, then named.
+
+`runs` has a row a run: facts, tags, `number.KEY` for each number and `config.KEY`, in JSON, for
+each key of the configuration. `metrics` has a row for each number of each line. `manifest.json` is
+written last and says what every file must be; without it an export is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from store.catalogue import HEAD
+from store.compare.divergence import read_lines
+from store.record import RunRecord, describe, get_finite_or_told
+from store.validation import RunFault
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
+from utils.storage import Folder, compute_crc32c, sync_directory, sync_file, write_atomically
+
+Format = Literal["json", "csv", "parquet"]
+FORMATS = get_args(Format)
+MANIFEST_FILE = "manifest.json"
+SCHEMA_VERSION = 2
+_SUFFIX = {"json": ".jsonl", "csv": ".csv", "parquet": ".parquet"}
+_FACTS = {"path": "text", "experiment": "text", "name": "text", "id": "text", "status": "text",
+          "started": "number", "ended": "number", "attempts": "integer",
+          "final_up_to_step": "integer", "schema_version": "integer", "host": "text",
+          "device": "text", "git_commit": "text", "tags": "text"}  # fmt: skip
+_POINT = {"path": "text", "step": "integer", "kind": "text", "attempt": "integer",
+          "metric": "text", "value": "number"}  # fmt: skip
+_BATCH = 1 << 16
+_CELLS: dict[str, Callable[[str], JsonValue]] = {"text": str, "integer": int, "number": float}
+
+# Column -> text, integer or number; and a row in their order, none where nothing is known.
+Columns = dict[str, str]
+Cells = tuple[JsonValue, ...]
+
+
+@dataclass(frozen=True)
+class _TableForm:
+    """How rows of some columns are written and read."""
+
+    write: Callable[[Path, Columns, Iterable[Cells]], None]
+    read: Callable[[Path, Columns], Iterator[Cells]]
+
+
+def export_runs(records: Sequence[RunRecord], folder: Path, form: Format) -> JsonObject:
+    """Write runs and their histories to a directory that is not there yet; gives the manifest.
+
+    Raises:
+      UserError: the directory is there, or cannot be made.
+      OSError: the disk refuses, or keeps other rows than were written.
+    """
+    if folder.exists():
+        raise UserError(f"--out {str(folder)!r} is there already; give a new directory")
+    staged = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(staged, ignore_errors=True)
+    try:
+        staged.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {str(folder)!r} cannot be made: {error.strerror}; give another place"
+        ) from error
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, staged, ignore_errors=True)
+        runs = [tell_run(record) for record in records]
+        numbers = sorted({key for run in runs for key in run if key not in _FACTS})
+        kinds = {key: "number" if key.startswith("number.") else "text" for key in numbers}
+        columns = {**_FACTS, **kinds}
+        rows = (tuple(run.get(key) for key in columns) for run in runs)
+        points = (point for record in records for point in iterate_points(record))
+        tables = [
+            _write_table(staged / f"runs{_SUFFIX[form]}", form, columns, rows),
+            _write_table(staged / f"metrics{_SUFFIX[form]}", form, _POINT, points),
+        ]
+        manifest: JsonObject = {"schema_version": SCHEMA_VERSION, "format": form, "tables": tables}
+        manifest["crc32c"] = _sign(manifest)
+        write_atomically(staged / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
+        sync_directory(staged)
+        staged.rename(folder)
+        stack.pop_all()
+    return manifest
+
+
+def read_table(folder: Path, name: str) -> tuple[Columns, Iterator[Cells]]:
+    """Columns and rows of an export's table, `runs` or `metrics`; checks nothing.
+
+    Raises:
+      UserError: no export is there.
+    """
+    manifest = _read_manifest(folder)
+    told = next(one for one in manifest["tables"] if one["file"].startswith(f"{name}."))
+    return told["columns"], _FORMS[manifest["format"]].read(folder / told["file"], told["columns"])
+
+
+def check_export(folder: Folder) -> list[RunFault]:
+    """What is wrong with an export on a disk."""
+    place = Path(str(folder))
+    try:
+        manifest = _read_manifest(place)
+    except UserError as error:
+        return [RunFault("damage", MANIFEST_FILE, str(error))]
+    faults = []
+    for told in manifest["tables"]:
+        path = place / told["file"]
+        if not path.is_file():
+            faults.append(RunFault("damage", told["file"], "is not there"))
+        elif path.stat().st_size != told["bytes"]:
+            text = f"has {path.stat().st_size} bytes, not {told['bytes']}"
+            faults.append(RunFault("damage", told["file"], text))
+        elif f"{compute_crc32c(path):08x}" != told["crc32c"]:
+            faults.append(
+                RunFault("damage", told["file"], "has other bytes than its checksum says")
+            )
+    return faults
+
+
+def tell_run(record: RunRecord) -> JsonObject:
+    """A run as a row: column -> value; what is not known is left out."""
+    facts = {"path": record.path, **describe(record.facts)}
+    facts["tags"] = json.dumps(record.tags)
+    numbers = {f"number.{name}": value for name, value in record.values.items()}
+    config = {f"config.{k}": json.dumps(v, default=str) for k, v in record.config.items()}
+    found = {k: _fit(v, _FACTS[k]) for k, v in facts.items() if k in _FACTS}
+    return {**found, **numbers, **config}
+
+
+def iterate_points(record: RunRecord) -> Iterator[Cells]:
+    """Every number of every line, in the order of the history."""
+    for line in read_lines(record):
+        head = {key: line.get(key) for key in HEAD}
+        for name, value in get_finite_or_told(line).items():
+            attempt = head["attempt"] if isinstance(head["attempt"], int) else None
+            yield record.path, head["step"], head["kind"], attempt, name, value
+
+
+def _write_table(path: Path, form: Format, columns: Columns, rows: Iterable[Cells]) -> JsonObject:
+    """Write a table and read it back; gives its entry of the manifest."""
+    written, read = _Digest(), _Digest()
+    _FORMS[form].write(path, columns, written.follow(rows))
+    sync_file(path)
+    for _ in read.follow(_FORMS[form].read(path, columns)):
+        pass
+    if (written.rows, written.value) != (read.rows, read.value):
+        raise OSError(f"{path}: other rows were read back than were written")
+    return {"file": path.name, "rows": written.rows, "columns": columns,
+            "bytes": path.stat().st_size, "crc32c": f"{compute_crc32c(path):08x}"}  # fmt: skip
+
+
+class _Digest:
+    """Counts rows as they pass, and their checksum."""
+
+    def __init__(self) -> None:
+        self.rows, self.value = 0, 0
+
+    def follow(self, rows: Iterable[Cells]) -> Iterator[Cells]:
+        for row in rows:
+            self.rows += 1
+            self.value = zlib.crc32(repr(row).encode(), self.value)
+            yield row
+
+
+def _fit(value: JsonValue, kind: str) -> JsonValue:
+    """A fact as its column takes it; an empty text is none, since CSV cannot tell them apart."""
+    if kind == "text":
+        return value if isinstance(value, str) and value else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if kind == "number" else int(value)
+
+
+def _sign(manifest: JsonObject) -> str:
+    import google_crc32c
+
+    told = {key: value for key, value in manifest.items() if key != "crc32c"}
+    return f"{google_crc32c.value(json.dumps(told, sort_keys=True).encode()):08x}"
+
+
+def _read_manifest(folder: Path) -> JsonObject:
+    try:
+        text = (folder / MANIFEST_FILE).read_text(encoding="utf-8")
+        manifest = json.loads(text)
+        if text.endswith("}\n") and _sign(manifest) == manifest["crc32c"]:
+            return manifest
+    except (OSError, ValueError, KeyError, AttributeError):
+        pass
+    raise UserError(f"{folder / MANIFEST_FILE} is not there or damaged: this is no whole export")
+
+
+def _write_json(path: Path, columns: Columns, rows: Iterable[Cells]) -> None:
+    names = list(columns)
+    with path.open("w", encoding="utf-8") as file:
+        for row in rows:
+            cells = {n: _to_json(v) for n, v in zip(names, row, strict=True) if v is not None}
+            file.write(json.dumps(cells) + "\n")
+
+
+def _read_json(path: Path, columns: Columns) -> Iterator[Cells]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            cells = json.loads(line)
+            yield tuple(
+                float(cells[n]) if kind == "number" and n in cells else cells.get(n)
+                for n, kind in columns.items()
+            )
+
+
+def _to_json(value: JsonValue) -> JsonValue:
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _write_csv(path: Path, columns: Columns, rows: Iterable[Cells]) -> None:
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(columns)
+        # A float's repr is the shortest text that gives the same bits.
+        writer.writerows(["" if cell is None else cell for cell in row] for row in rows)
+
+
+def _read_csv(path: Path, columns: Columns) -> Iterator[Cells]:
+    parsers = [_CELLS[kind] for kind in columns.values()]
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file)
+        next(rows)
+        for row in rows:
+            cells = zip(parsers, row, strict=True)
+            yield tuple(parse(cell) if cell else None for parse, cell in cells)
+
+
+def _write_parquet(path: Path, columns: Columns, rows: Iterable[Cells]) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    kinds = {"text": pyarrow.string(), "integer": pyarrow.int64(), "number": pyarrow.float64()}
+    schema = pyarrow.schema([(name, kinds[kind]) for name, kind in columns.items()])
+    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+        batch: list[Cells] = []
+        for row in rows:
+            batch.append(row)
+            if len(batch) == _BATCH:
+                writer.write_table(_make_batch(schema, batch))
+                batch = []
+        writer.write_table(_make_batch(schema, batch))
+
+
+def _make_batch(schema: object, rows: list[Cells]) -> object:
+    import pyarrow
+
+    cells = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = [
+        pyarrow.array(column, field.type) for column, field in zip(cells, schema, strict=True)
+    ]
+    return pyarrow.Table.from_arrays(arrays, schema=schema)
+
+
+def _read_parquet(path: Path, columns: Columns) -> Iterator[Cells]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(_BATCH, columns=list(columns)):
+            yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+
+
+_FORMS = {
+    "json": _TableForm(_write_json, _read_json),
+    "csv": _TableForm(_write_csv, _read_csv),
+    "parquet": _TableForm(_write_parquet, _read_parquet),
+}

@@ -1,0 +1,202 @@
+"""Holds a run directory against schemas, order and checksums: what is torn or changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from store.artifacts import ARTIFACTS_FILE
+from store.attempts import ATTEMPTS_FILE, merge_attempts
+from store.config_text import parse_config
+from store.history import METRICS_FILE
+from store.mirror import CONFIG_FILE, RUN_FILE
+from store.models import MODELS
+from store.record import NEWEST_SCHEMA
+from store.tags import TAGS_FILE
+from utils.json_types import JsonObject, JsonValue
+from utils.storage import Folder
+
+# damage: bytes are lost or changed; torn: an end that was being written, which readers leave out;
+# odd: readable, but against a schema or the order of lines.
+Grade = Literal["damage", "torn", "odd"]
+_MOST_LINES = 5
+
+
+@dataclass(frozen=True)
+class RunFault:
+    """One thing that is wrong with a run.
+
+    Attributes:
+      file: below the run's directory.
+      text: what is wrong, with the line's number where there are lines.
+    """
+
+    grade: Grade
+    file: str
+    text: str
+
+
+def check_run(
+    folder: Folder, *, is_alive: bool = False, is_thorough: bool = False
+) -> list[RunFault]:
+    """Everything that is wrong with a run.
+
+    Args:
+      is_alive: a program is writing it, so that its files may end anywhere.
+      is_thorough: look at sha256 beside crc32c and the size.
+    """
+    names = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, CONFIG_FILE)
+    texts = folder.read_texts(names)
+    faults = list(_check_file(texts, RUN_FILE, "run"))
+    facts = _parse(texts.get(RUN_FILE, ""))
+    facts = facts if isinstance(facts, dict) else {}
+    is_complete = facts.get("status") == "complete"
+    faults += _check_lines(texts, METRICS_FILE, "metric_line", is_complete=is_complete)
+    faults += _check_steps(texts.get(METRICS_FILE, ""), facts)
+    faults += _check_lines(texts, ATTEMPTS_FILE, "attempt_line", is_complete=is_complete)
+    for file, model in ((ARTIFACTS_FILE, "artifacts"), (TAGS_FILE, "tags")):
+        if file in texts:
+            faults += _check_file(texts, file, model)
+    if CONFIG_FILE in texts and not parse_config(texts[CONFIG_FILE]):
+        faults.append(RunFault("damage", CONFIG_FILE, "is no YAML of sections"))
+    if is_complete:
+        faults += _check_end(texts, facts)
+        faults += _check_artifacts(folder, texts, is_thorough=is_thorough)
+    return [fault for fault in faults if not (is_alive and fault.grade == "torn")]
+
+
+def _check_file(texts: dict[str, str], file: str, model: str) -> Iterator[RunFault]:
+    """A whole JSON file that fits its schema."""
+    if file not in texts:
+        yield RunFault("damage", file, "is not there")
+        return
+    value = _parse(texts[file])
+    if value is None or not texts[file].endswith("\n"):
+        yield RunFault("damage", file, "is torn: no whole JSON object and newline")
+        return
+    yield from (RunFault("odd", file, text) for text in _hold(model, value))
+
+
+def _check_lines(
+    texts: dict[str, str], file: str, model: str, *, is_complete: bool
+) -> Iterator[RunFault]:
+    """Lines that are whole and fit their schema."""
+    text = texts.get(file, "")
+    if text and not text.endswith("\n"):
+        grade: Grade = "damage" if is_complete else "torn"
+        yield RunFault(grade, file, "its last line is torn")
+        text = text[: text.rfind("\n") + 1]
+    found = 0
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        value = _parse(line)
+        if value is None:
+            # The next writer begins a new line behind one that a kill has torn.
+            faults = [
+                RunFault("damage" if is_complete else "torn", file, f"line {number} is damaged")
+            ]
+        else:
+            told = _hold(model, value)
+            faults = [RunFault("odd", file, f"line {number}: {text}") for text in told]
+        found += bool(faults)
+        if found > _MOST_LINES:
+            yield RunFault("damage", file, f"and more from line {number} on")
+            return
+        yield from faults
+
+
+def _check_steps(text: str, facts: JsonObject) -> Iterator[RunFault]:
+    """Steps rise within a kind, and no line is of an attempt that nobody has begun."""
+    last: dict[str, int] = {}
+    attempts = facts.get("attempts")
+    for number, line in enumerate(text.split("\n"), start=1):
+        value = _parse(line)
+        if not isinstance(value, dict) or type(value.get("step")) is not int:
+            continue
+        is_eval = any(name.startswith("eval_") for name in value)  # a line of before kinds
+        kind = str(value.get("kind", "eval" if is_eval else "train"))
+        if value["step"] <= last.get(kind, -1):
+            words = f"step {value['step']} of {kind} after step {last[kind]}"
+            yield RunFault("odd", METRICS_FILE, f"line {number}: {words}")
+            return
+        last[kind] = value["step"]
+        attempt = value.get("attempt", 0)
+        if isinstance(attempts, int) and isinstance(attempt, int) and attempt > attempts:
+            words = f"attempt {attempt}, but {RUN_FILE} knows {attempts}"
+            yield RunFault("odd", METRICS_FILE, f"line {number}: {words}")
+            return
+
+
+def _check_end(texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
+    """A run that says complete has an end in its attempts, and a history."""
+    if METRICS_FILE not in texts:
+        yield RunFault("damage", METRICS_FILE, "is not there, but the run is complete")
+    if facts.get("schema_version", 1) < NEWEST_SCHEMA:
+        return
+    attempts = merge_attempts(texts.get(ATTEMPTS_FILE, ""))
+    if not attempts or attempts[-1].get("status") != "complete":
+        yield RunFault("damage", ATTEMPTS_FILE, "tells no end, but the run is complete")
+    if isinstance(facts.get("attempts"), int) and len(attempts) != facts["attempts"]:
+        text = f"tells of {len(attempts)} attempts, {RUN_FILE} of {facts['attempts']}"
+        yield RunFault("damage", ATTEMPTS_FILE, text)
+
+
+def _check_artifacts(
+    folder: Folder, texts: dict[str, str], *, is_thorough: bool
+) -> Iterator[RunFault]:
+    value = _parse(texts.get(ARTIFACTS_FILE, ""))
+    found = value.get("artifacts") if isinstance(value, dict) else None
+    for one in found if isinstance(found, list) else []:
+        if isinstance(one, dict) and isinstance(one.get("path"), str):
+            yield from _check_artifact(folder, one, is_thorough=is_thorough)
+
+
+def _check_artifact(folder: Folder, told: JsonObject, *, is_thorough: bool) -> Iterator[RunFault]:
+    path = told["path"]
+    parent, _, name = path.rpartition("/")
+    if ".." in path.split("/") or path.startswith("/"):
+        yield RunFault("odd", ARTIFACTS_FILE, f"{path!r} is no path below the run")
+        return
+    place = folder.child(parent) if parent else folder
+    try:
+        if place.get_size(name) != told.get("bytes"):
+            yield RunFault(
+                "damage", path, f"has {place.get_size(name)} bytes, not {told.get('bytes')}"
+            )
+        elif f"{place.get_checksum(name):08x}" != told.get("crc32c"):
+            yield RunFault("damage", path, "has other bytes than its checksum says")
+        elif is_thorough and _hash(place, name) != told.get("sha256"):
+            yield RunFault("damage", path, "has another sha256")
+    except OSError:
+        yield RunFault("damage", path, "is not there")
+
+
+def _hash(folder: Folder, name: str) -> str:
+    with folder.open_local(name) as path, path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _parse(text: str) -> JsonValue:
+    """An object of strict JSON; none: it is none."""
+    try:
+        value = from_json(text, allow_inf_nan=True)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _hold(model: str, value: JsonValue) -> list[str]:
+    """What of a value does not fit a schema, in a line each."""
+    try:
+        MODELS[model].model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        found = json.dumps(first["input"], default=str)
+        return [f"{place or 'it'}: {first['msg'].lower()} ({found[:40]})"]
+    return []

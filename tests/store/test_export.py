@@ -1,0 +1,194 @@
+"""What was exported is read back as it was, and nothing torn or changed is taken for whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from pyarrow import parquet
+
+from store.artifacts import publish_artifacts
+from store.export import FORMATS, check_export, export_runs, iterate_points, read_table, tell_run
+from store.record import RunRecord
+from store.validation import check_run
+from tests.support.stored_runs import make_config, make_lines, make_run
+from utils.errors import UserError
+from utils.storage import open_folder
+
+ODD = [1e-300, 5e-324, 1.7976931348623157e308, -0.0, 0.1 + 0.2, 1 / 3, float(2**53), math.pi]
+
+
+@pytest.fixture
+def records(tmp_path) -> list[RunRecord]:
+    """Two runs with every kind of number and awkward texts."""
+    lines = [{"step": step, "kind": "train", "attempt": 1, "loss/total": value, "lr": None,
+              "grad_norm": None, "nonfinite": {"lr": "inf", "grad_norm": "-inf"}}
+             for step, value in enumerate(ODD, 1)]  # fmt: skip
+    text = 'a "quoted", line\nand = more; ß\r\n\ttab'
+    config = make_config(**{"data.train_pp": text, "model.weights": "=1+1", "optim.betas": [0.1]})
+    runs = [
+        make_run(
+            tmp_path / "runs", "odd", config=config, lines=lines, final={"eval_top1": math.nan}
+        ),
+        make_run(tmp_path / "runs", "plain", final={"eval_top1": 3.0, "extra": math.inf}),
+    ]
+    return [RunRecord(run.path) for run in runs]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_export_is_read_back_to_the_bit(records, tmp_path, form):
+    folder = tmp_path / "out"
+    manifest = export_runs(records, folder, form)
+    columns, rows = read_table(folder, "metrics")
+    found = [tuple(map(repr, row)) for row in rows]
+    expected = [tuple(map(repr, p)) for record in records for p in iterate_points(record)]
+    assert found == expected and manifest["tables"][1]["rows"] == len(found)
+    assert list(columns) == ["path", "step", "kind", "attempt", "metric", "value"]
+    columns, rows = read_table(folder, "runs")
+    for record, row in zip(records, rows, strict=True):
+        told = {k: v for k, v in zip(columns, row, strict=True) if v is not None}
+        assert repr(sorted(told.items())) == repr(
+            sorted((k, v) for k, v in tell_run(record).items() if v is not None)
+        )
+        assert json.loads(told["config.data.train_pp"]) == record.config["data.train_pp"]
+    assert check_export(open_folder(folder)) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name != "runs"] == ["out"]
+
+
+def test_other_programs_read_the_parquet_file(records, tmp_path):
+    export_runs(records, tmp_path / "out", "parquet")
+    table = parquet.read_table(tmp_path / "out" / "metrics.parquet").to_pydict()
+    values = [v for m, v in zip(table["metric"], table["value"], strict=True) if m == "loss/total"]
+    assert values[: len(ODD)] == ODD
+
+
+def test_no_runs_are_an_empty_export(tmp_path):
+    for form in FORMATS:
+        folder = tmp_path / form
+        assert export_runs([], folder, form)["tables"][0]["rows"] == 0
+        assert list(read_table(folder, "runs")[1]) == []
+
+
+def test_a_place_that_is_taken_or_cannot_be_made_is_refused(records, tmp_path):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").write_text("x")
+    for place, word in (("taken", "is there already"), ("file/out", "cannot be made")):
+        with pytest.raises(UserError, match=word):
+            export_runs(records, tmp_path / place, "csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "runs", "taken"]
+
+
+def test_an_export_that_fails_on_its_way_leaves_nothing(records, tmp_path, monkeypatch):
+    monkeypatch.setattr("store.export.sync_file", lambda path: path.write_text("other\n"))
+    for form in FORMATS:
+        with pytest.raises((OSError, ValueError, StopIteration)):
+            export_runs(records, tmp_path / "out", form)
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_torn_or_changed_export_is_taken_for_whole(records, tmp_path, form):
+    """Over 160 cuts and as many turned bits for each format."""
+    folder, draw = tmp_path / "out", random.Random(form)
+    export_runs(records, folder, form)
+    files = {path: path.read_bytes() for path in sorted(folder.iterdir())}
+    for turn in range(334):
+        path = draw.choice(sorted(files))
+        content = bytearray(files[path])
+        place = draw.randrange(len(content))
+        if turn % 2:
+            content[place] ^= 1 << draw.randrange(8)
+        else:
+            del content[place:]
+        path.write_bytes(content)
+        assert check_export(open_folder(folder)), (path.name, place, turn)
+        path.write_bytes(files[path])
+    assert check_export(open_folder(folder)) == []
+    path.unlink()
+    assert check_export(open_folder(folder))
+
+
+@pytest.fixture
+def finished(tmp_path) -> Path:
+    """A complete run with its artifacts."""
+    run = make_run(tmp_path / "runs", "done", lines=make_lines(20), final={"eval_top1": 3.0})
+    publish_artifacts(run.path)
+    return run.path
+
+
+def grade(path: Path, **options: bool) -> set[str]:
+    return {fault.grade for fault in check_run(open_folder(path), **options)}
+
+
+def test_a_whole_run_has_no_fault(finished, tmp_path):
+    assert check_run(open_folder(finished), is_thorough=True) == []
+    live = make_run(tmp_path / "runs", "live")
+    assert check_run(open_folder(live.path)) == []
+
+
+def test_no_cut_of_a_run_s_files_is_taken_for_whole(finished):
+    for name in ("run.json", "artifacts.json", "metrics.jsonl", "attempts.jsonl",
+                 "config_resolved.yaml"):  # fmt: skip
+        content = (finished / name).read_bytes()
+        for length in range(0, len(content), max(1, len(content) // 150)):
+            (finished / name).write_bytes(content[:length])
+            assert "damage" in grade(finished), (name, length)
+        (finished / name).write_bytes(content)
+    assert grade(finished) == set()
+
+
+def test_no_turned_bit_under_a_checksum_is_unseen(finished):
+    draw = random.Random(6)
+    for _ in range(300):
+        path = finished / draw.choice(["metrics.jsonl", "config_resolved.yaml"])
+        content = path.read_bytes()
+        changed = bytearray(content)
+        changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+        assert "damage" in grade(finished)
+        path.write_bytes(content)
+    assert grade(finished) == set()
+
+
+def test_what_a_kill_tears_is_told_apart_from_damage(tmp_path):
+    run = make_run(tmp_path / "runs", "live", lines=make_lines(5))
+    path = run.path / "metrics.jsonl"
+    with path.open("a") as file:
+        file.write('{"step": 6, "ki')
+    assert grade(run.path) == {"torn"} and grade(run.path, is_alive=True) == set()
+    with path.open("a") as file:
+        file.write('\n{"step": 6, "kind": "train"}\n')
+    assert grade(run.path) == {"torn"}
+
+
+@pytest.mark.parametrize(
+    ("line", "word"),
+    [({"step": 3, "kind": "train"}, "step 3 of train after step 4"),
+     ({"step": 9, "kind": "train", "attempt": 7}, "attempt 7"),
+     ({"step": 9, "kind": "test"}, "kind"), ({"step": 9, "kind": "train", "lr": "x"}, "lr"),
+     ({"step": -1, "kind": "train"}, "step")],
+)  # fmt: skip
+def test_lines_against_order_or_schema_are_odd(tmp_path, line, word):
+    run = make_run(tmp_path / "runs", "a", lines=[*make_lines(4), line])
+    faults = check_run(open_folder(run.path))
+    assert {fault.grade for fault in faults} == {"odd"}
+    assert any(word in fault.text for fault in faults)
+
+
+def test_a_run_of_version_1_is_whole(tmp_path):
+    old = Path(__file__).resolve().parents[1] / "fixtures" / "old_runs" / "distilled"
+    shutil.copytree(old, tmp_path / "distilled")
+    faults = check_run(open_folder(tmp_path / "distilled"))
+    # The fixture was kept without its picture.
+    assert [(fault.file, fault.text) for fault in faults] == [("curves.png", "is not there")]
+
+
+def test_a_path_outside_the_run_is_not_looked_at(finished):
+    told = json.loads((finished / "artifacts.json").read_text())
+    told["artifacts"][0]["path"] = "../../secret"
+    (finished / "artifacts.json").write_text(json.dumps(told) + "\n")
+    assert "no path below" in " ".join(fault.text for fault in check_run(open_folder(finished)))

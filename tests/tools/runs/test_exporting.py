@@ -1,0 +1,65 @@
+"""`export` and `validate`: exit codes, modes, and runs that are moved away."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from store.artifacts import publish_artifacts
+
+
+def test_runs_are_exported_and_validated(ask, root, tmp_path):
+    out = tmp_path / "tables"
+    code, said, error = ask("export", "--filter", "status=complete", "--out", str(out),
+                            "--format", "csv")  # fmt: skip
+    assert (code, error) == (0, "") and "3 rows" in said
+    assert sorted(path.name for path in out.iterdir()) == [
+        "manifest.json", "metrics.csv", "runs.csv",
+    ]  # fmt: skip
+    assert ask("validate", str(out))[0] == 0
+    (out / "runs.csv").write_text("path\n")
+    code, said, _ = ask("validate", str(out), "--json")
+    assert code == 1 and json.loads(said)["runs"][0]["faults"][0]["file"] == "runs.csv"
+
+
+def test_modes_say_what_counts(ask, root):
+    assert ask("validate")[0] == 0
+    with (root / "digits" / "live" / "metrics.jsonl").open("a") as file:
+        file.write("{")
+    modes = {"--lenient": 0, "--strict": 1}
+    for mode, code in modes.items():
+        assert ask("validate", mode)[0] == code
+    code, out, _ = ask("validate")
+    assert code == 0 and "its last line is torn" in out and "bad: 0" in out
+
+
+def test_bad_runs_are_moved_and_the_rest_stays(ask, root, tmp_path):
+    folder = root / "digits" / "run1"
+    publish_artifacts(folder)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "kind": "train"}\n')
+    (root / "digits" / "run0" / "run.json").write_text('{"status": "comp')
+    quarantine = tmp_path / "bad"
+    code, out, _ = ask("validate", "--quarantine", str(quarantine))
+    assert code == 1 and "bad: 2" in out
+    assert sorted(path.name for path in (quarantine / "digits").iterdir()) == ["run0", "run1"]
+    assert ask("validate")[0] == 0
+    assert json.loads(ask("list", "--json")[1])["matched"] == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["export", "--out", "{tmp}/x"], "one of them"), (["export", "run0"], "--out"),
+     (["export", "run9", "--out", "{tmp}/x"], "RUN 'run9'"),
+     (["export", "run0", "--out", "{tmp}"], "is there already"),
+     (["export", "run0", "--out", "/proc/x"], "cannot be made"),
+     (["export", "run0", "--filter", "path", "--out", "{tmp}/x"], "one of them"),
+     (["export", "run0", "--out", "{tmp}/x", "--format", "xml"], "invalid choice"),
+     (["validate", "--strict", "--lenient"], "not allowed with"), (["validate", "rn"], "RUN 'rn'")],
+)  # fmt: skip
+def test_wrong_use_is_one_line_and_code_2(ask, tmp_path, flags, word):
+    code, out, error = ask(*(flag.format(tmp=tmp_path) for flag in flags))
+    assert (code, out) == (2, "")
+    assert word in error and error.count("\n") == 1
+    assert not (tmp_path / "x").exists()

@@ -1,0 +1,91 @@
+"""`validate`: which runs, or exports, are torn or changed."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+from store.export import MANIFEST_FILE, check_export
+from store.index.scan import list_runs
+from store.lock import find_owner
+from store.validation import RunFault, check_run
+from tools.runs.places import check_store, find_places
+from tools.runs.printing import create_console, create_table, print_json
+from utils.errors import EXIT_FAILED, UserError
+from utils.json_types import JsonObject
+from utils.storage import Folder, LocalFolder, is_remote, open_folder, to_path
+
+# Which grades count.
+_MODES = {"usual": ("damage", "odd"), "strict": ("damage", "odd", "torn"), "lenient": ("damage",)}
+_STYLES = {"damage": "bold red", "torn": "yellow", "odd": "magenta"}
+
+
+def validate_runs(options: argparse.Namespace) -> int:
+    """Print what is wrong with runs; gives the exit code, 1 where something counts.
+
+    Raises:
+      UserError: no such run, or a place for bad runs that cannot be used.
+    """
+    if options.quarantine is not None and is_remote(options.store):
+        raise UserError("--quarantine moves directories; on a bucket there are none to move")
+    folders = [open_folder(place) for place in find_places(options, options.runs)]
+    if not options.runs:
+        check_store(options.store)
+        folders = [open_folder(options.store).child(path) for path in list_runs(options.store)]
+    counting = _MODES["strict" if options.strict else "lenient" if options.lenient else "usual"]
+    rows: list[JsonObject] = []
+    for folder in folders:
+        faults = _check(folder, is_thorough=options.strict)
+        is_bad = any(fault.grade in counting for fault in faults)
+        row = {"path": str(folder), "faults": [asdict(one) for one in faults], "is_bad": is_bad}
+        if is_bad and options.quarantine is not None:
+            row["moved_to"] = _move(folder, options)
+        rows.append(row)
+    if options.json:
+        print_json({"checked": len(rows), "runs": [row for row in rows if row["faults"]]})
+    else:
+        print_faults(rows)
+    return EXIT_FAILED if any(row["is_bad"] for row in rows) else 0
+
+
+def print_faults(rows: list[JsonObject]) -> None:
+    """Each fault in a line, for a person."""
+    console = create_console()
+    table = create_table("grade", "run", "file", "what")
+    for row in rows:
+        for one in row["faults"]:
+            path = "/".join(row["path"].rsplit("/", 2)[1:])
+            grade = f"[{_STYLES[one['grade']]}]{one['grade']}[/]"
+            table.add_row(grade, path, one["file"], one["text"])
+    if table.row_count:
+        console.print(table)
+    for row in rows:
+        if "moved_to" in row:
+            console.print(f"moved {row['path']} to {row['moved_to']}")
+    bad = sum(row["is_bad"] for row in rows)
+    console.print(f"checked: {len(rows)}, bad: {bad}", style="red" if bad else "green")
+
+
+def _check(folder: Folder, *, is_thorough: bool) -> list[RunFault]:
+    if folder.read_texts([MANIFEST_FILE]):
+        return check_export(folder)
+    is_alive = isinstance(folder, LocalFolder) and bool(find_owner(folder.path))
+    return check_run(folder, is_alive=is_alive, is_thorough=is_thorough)
+
+
+def _move(folder: Folder, options: argparse.Namespace) -> str:
+    """Put a bad run below the quarantine's directory, under its experiment."""
+    if not isinstance(folder, LocalFolder) or find_owner(folder.path):
+        raise UserError(f"--quarantine: {folder} is being written; stop its program first")
+    target = to_path(options.quarantine) / folder.parent.name / folder.name
+    if target.exists():
+        raise UserError(f"--quarantine: {target} is there already; give another directory")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder.path.rename(target)
+    except OSError as error:
+        raise UserError(
+            f"--quarantine: {folder} cannot be moved to {target}: {error.strerror}; give a place "
+            "on the same disk that can be written"
+        ) from error
+    return str(target)
