@@ -45,7 +45,8 @@ def score_in_chunks(
     return _ScoreInChunks.apply(hidden, weight, score, chunk)
 
 
-def _iterate_chunks(length: int, chunk: int) -> Iterator[slice]:
+def iterate_chunks(length: int, chunk: int) -> Iterator[slice]:
+    """The places of each chunk of a sequence; the last one may be shorter."""
     for start in range(0, length, chunk):
         yield slice(start, min(start + chunk, length))
 
@@ -62,7 +63,7 @@ class _ScoreInChunks(torch.autograd.Function):
             cast = weight.to(hidden.dtype)
             total = sums = d_weight = None
             d_hidden = []
-            for places in _iterate_chunks(hidden.shape[1], chunk):
+            for places in iterate_chunks(hidden.shape[1], chunk):
                 part = hidden[:, places]
                 logits = torch.einsum("btc,vc->btv", part, cast)
                 value, counted, slope = _score_chunk(logits, score, places, any(needs))

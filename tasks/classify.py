@@ -32,7 +32,13 @@ from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
 from tasks.mixing import Mixing
 from tasks.protocol import RunTask, SumOver
-from tasks.teacher_cache import TeacherCache, get_stored_answers, open_cache
+from tasks.teacher_cache import (
+    CacheShape,
+    TeacherCache,
+    get_stored_answers,
+    open_cache,
+    pack_answers,
+)
 from tasks.teaching import Teaching
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -40,6 +46,8 @@ from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from engine import Plan, TrainState
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
@@ -252,6 +260,14 @@ class Classify(RunTask):
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
         answers = self.teaching.ask(pixels)
         return combine_answers(answers, self.teaching.weights, self.config.distill.ensemble)
+
+    def ask_to_store(self, batch: ImageBatch, top_k: int) -> Tensor:
+        """Logits [B, K] of the teachers, as one answer."""
+        return self.ask_teachers(self.augment(batch.images, batch.draws), batch)[0]
+
+    def pack_stored(self, answers: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
+        """The k best classes of logits."""
+        return pack_answers(answers, shape, examples)
 
     def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         """Logits [B, K] of a device batch of evaluation."""

@@ -48,6 +48,11 @@ class ClassifyFacts(TaskFacts):
     image_shapes: ImageShapes
     feature_shapes: FeatureShapes | None
 
+    @property
+    def answers(self) -> tuple[int, int]:
+        """Classes, and one answer to an image."""
+        return self.num_classes, 0
+
 
 class ClassifyCheck(TaskCheck):
     """Looks at a configuration, then at the student on the meta device.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from utils.errors import UserError
 from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
@@ -30,3 +31,14 @@ class TaskFacts:
     stream: JsonObject
     teachers: list[str]
     description: str
+
+    @property
+    def answers(self) -> tuple[int, int]:
+        """What a cache stores of a teacher: classes of an answer, and answers to an example.
+
+        Raises:
+          UserError: of this task it stores nothing.
+        """
+        raise UserError(
+            "train.task has no answers that could be stored; choose a run of classify or language"
+        )

@@ -17,6 +17,7 @@ from models import TokenTeacher
 from tasks.language_check import LanguageCheck, LanguageFacts
 from tasks.language_twin import LanguageTwin
 from tasks.protocol import RunTask, SumOver
+from tasks.teacher_cache import CacheShape, pack_condensed
 from tasks.token_teaching import TokenTeaching, count_answers
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -24,6 +25,8 @@ from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from engine import Plan, TrainState
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
@@ -146,6 +149,17 @@ class Language(RunTask):
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole."""
         return self.teaching.get_values(step)
+
+    def ask_to_store(self, batch: TokenBatch, top_k: int) -> Tensor:
+        """[B, T, 2 k + 1] of the teachers, as one answer at each place, chunk by chunk."""
+        limit, answers = self.config.train.logits_mib, count_answers(self.config)
+        examples, (size, length) = -(-len(batch) // self._devices), self.facts.answers
+        chunk = choose_chunk(examples * answers, length, size, limit)
+        return self.teaching.condense(batch, top_k, chunk)
+
+    def pack_stored(self, answers: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
+        """Rows of what has been condensed on the device."""
+        return pack_condensed(answers, shape, examples)
 
     def close(self) -> None:
         """Let the stored answers go."""

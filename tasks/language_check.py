@@ -16,6 +16,7 @@ from models import create_token_teachers
 from tasks.dry_run import FeatureShapes, dry_run_losses
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
+from tasks.teacher_cache import open_cache
 from tasks.teaching import check_layers, describe_teaching, list_hashes
 from tasks.token_teaching import count_answers, find_token_shapes
 from utils.errors import UserError
@@ -30,10 +31,17 @@ class LanguageFacts(TaskFacts):
     """What is known of a language model.
 
     Args:
+      tokens: vocabulary and length of the windows.
       feature_shapes: of the layers that losses look at.
     """
 
+    tokens: TokenFacts
     feature_shapes: FeatureShapes
+
+    @property
+    def answers(self) -> tuple[int, int]:
+        """Tokens of the vocabulary, and an answer at each place of a window."""
+        return self.tokens.vocab_size, self.tokens.sequence_length
 
 
 class LanguageCheck(TaskCheck):
@@ -69,6 +77,7 @@ class LanguageCheck(TaskCheck):
         return {
             "vocab_size": self.tokens.vocab_size,
             "sequence_length": self.tokens.sequence_length,
+            "tokenizer": self.tokens.tokenizer,
         }
 
     @cached_property
@@ -113,8 +122,14 @@ class LanguageCheck(TaskCheck):
             stream=self.stream,
             teachers=self.teachers,
             description=self._describe(),
+            tokens=self.tokens,
             feature_shapes=self._feature_shapes,
         )
+
+    def check_stream(self, stream: JsonObject, total_steps: int) -> None:
+        """Refuse stored answers to another stream of windows, or of other teachers."""
+        if self.config.distill.teacher_cache:
+            open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
 
     def _describe_export(self) -> JsonObject:
         config = self.config

@@ -19,8 +19,11 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from datasets import DatasetFacts, Loader
     from engine import Plan, TaskLoss, TrainState
+    from tasks.teacher_cache import CacheShape
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -218,6 +221,14 @@ class RunTask(Protocol):
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole."""
         return {}
+
+    def ask_to_store(self, batch: Batch, top_k: int) -> Tensor:
+        """What a cache wants to know of the teachers' answers to a device batch, on the device."""
+        raise NotImplementedError(f"{type(self).__name__} has no answers that are stored")
+
+    def pack_stored(self, answers: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
+        """Rows of a cache from what `ask_to_store` gave, on the host."""
+        raise NotImplementedError(f"{type(self).__name__} has no answers that are stored")
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Metrics of the teachers before the run begins; refuses one that knows nothing."""

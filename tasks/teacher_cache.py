@@ -3,7 +3,8 @@
 A cache is a directory with `manifest.json` and, for each epoch and each process that wrote it, one
 file of fixed-size rows in the order of the global batches: k log-probabilities (float16), k classes
 (the smallest unsigned integer type), the logarithm of the remaining mass (float16), and a byte made
-of the example's index, by which every batch is checked to be the one that was asked about.
+of the example's index, by which every batch is checked to be the one that was asked about. Of text
+a row holds the answers at all places of a window. The last epoch may be stored in part.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ class CacheShape:
       epochs: epochs stored.
       steps_per_epoch: global batches of an epoch.
       global_batch_size: examples of a global batch.
+      places: answers to an example, of which a window of text has many; 0: a single one.
+      steps: global batches stored, where the last epoch is not whole; none: all.
     """
 
     top_k: int
@@ -49,6 +52,17 @@ class CacheShape:
     epochs: int
     steps_per_epoch: int
     global_batch_size: int
+    places: int = 0
+    steps: int | None = None
+
+    @property
+    def total_steps(self) -> int:
+        """Global batches stored."""
+        return self.epochs * self.steps_per_epoch if self.steps is None else self.steps
+
+    def count_steps(self, epoch: int) -> int:
+        """Global batches of an epoch that are stored."""
+        return min(self.total_steps - epoch * self.steps_per_epoch, self.steps_per_epoch)
 
     @property
     def index_dtype(self) -> np.dtype:
@@ -58,12 +72,13 @@ class CacheShape:
     @property
     def row_dtype(self) -> np.dtype:
         """One example's row, packed."""
-        k = (self.top_k,)
+        places = (self.places,) if self.places else ()
+        k = (*places, self.top_k)
         return np.dtype(
             [
                 ("log_probs", "<f2", k),
                 ("indices", self.index_dtype, k),
-                ("rest", "<f2"),
+                ("rest", "<f2", places),
                 ("example", "u1"),
             ]
         )
@@ -71,8 +86,7 @@ class CacheShape:
     @property
     def total_bytes(self) -> int:
         """Size of all rows."""
-        examples = self.epochs * self.steps_per_epoch * self.global_batch_size
-        return examples * self.row_dtype.itemsize
+        return self.total_steps * self.global_batch_size * self.row_dtype.itemsize
 
 
 def pack_answers(logits: Tensor, shape: CacheShape, examples: Tensor | None = None) -> np.ndarray:
@@ -84,9 +98,33 @@ def pack_answers(logits: Tensor, shape: CacheShape, examples: Tensor | None = No
     log_probs = torch.log_softmax(logits.double(), dim=-1)
     best, indices = log_probs.topk(shape.top_k, dim=-1)
     rest = (1.0 - best.exp().sum(dim=-1)).clamp(min=0.0)
+    return _pack(best, indices, rest, shape, examples)
+
+
+def condense_answers(logits: Tensor, top_k: int) -> Tensor:
+    """Float32 [..., 2 k + 1] of logits [..., K]: what a cache keeps of them, made on the device.
+
+    They are k log-probabilities, their k classes, which float32 holds exactly up to 2^24, and the
+    rest of the mass.
+    """
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
+    best, indices = log_probs.topk(top_k, dim=-1)
+    rest = (1.0 - best.exp().sum(dim=-1, keepdim=True)).clamp(min=0.0)
+    return torch.cat([best, indices.float(), rest], dim=-1)
+
+
+def pack_condensed(values: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
+    """Rows [B] of what `condense_answers` has made, on the host."""
+    best, indices, rest = values.split([shape.top_k, shape.top_k, 1], dim=-1)
+    return _pack(best, indices, rest.squeeze(-1), shape, examples)
+
+
+def _pack(
+    best: Tensor, indices: Tensor, rest: Tensor, shape: CacheShape, examples: Tensor | None
+) -> np.ndarray:
     if shape.top_k == shape.num_classes:
         rest = torch.zeros_like(rest)
-    rows = np.zeros(len(logits), shape.row_dtype)
+    rows = np.zeros(len(best), shape.row_dtype)
     rows["log_probs"] = best.numpy()
     rows["indices"] = indices.numpy()
     rows["rest"] = rest.log().numpy()
@@ -104,7 +142,8 @@ def compute_marks(examples: Tensor) -> np.ndarray:
 class CacheWriter:
     """Writes one process's rows of one epoch; continues where an earlier process stopped.
 
-    Rows go to a `.part` file, whose name loses that ending when the epoch is whole.
+    Rows go to a `.part` file, whose name loses that ending when all that the shape has of the epoch
+    is stored. It gets that ending again where a longer cache wants more.
     """
 
     def __init__(
@@ -114,11 +153,16 @@ class CacheWriter:
         self._part = self._path.with_suffix(".part")
         self._mark = self._path.with_suffix(".progress")
         self._rows_per_step = shape.global_batch_size // shard[1]
-        self._steps = shape.steps_per_epoch
+        self._steps = shape.count_steps(epoch)
         self._rows: np.memmap | None = None
-        self.steps_done = self._steps if self._path.is_file() else 0
-        if self.steps_done:
-            return
+        self.steps_done = 0
+        if self._path.is_file():
+            stored = self._path.stat().st_size // shape.row_dtype.itemsize
+            self.steps_done = min(stored // self._rows_per_step, self._steps)
+            if self.is_complete:
+                return
+            self._mark.write_text(str(self.steps_done))
+            self._path.replace(self._part)
         count = self._steps * self._rows_per_step
         is_new = not self._part.is_file() or not self._mark.is_file()
         if not is_new:
@@ -155,7 +199,7 @@ class CacheWriter:
 def write_manifest(
     folder: Path, stream: JsonMapping, teachers: list[str], shape: CacheShape, writers: int
 ) -> None:
-    """Say what a cache holds; one that is there already must say the same, but for more epochs."""
+    """Say what a cache holds; one that is there already must say the same, but for more steps."""
     manifest = {
         "format_version": FORMAT_VERSION,
         "stream": dict(stream),
@@ -166,11 +210,16 @@ def write_manifest(
         "writers": writers,
         "bytes_per_example": shape.row_dtype.itemsize,
     }
+    if shape.places:
+        manifest["places"] = shape.places
     path = folder / MANIFEST
     if path.is_file():
         old = read_manifest(folder)
         _refuse_difference(folder, old, {**manifest, "epochs": old["epochs"]}, "--out")
-        manifest["epochs"] = max(old["epochs"], shape.epochs)
+        shape = max(_read_shape(old), shape, key=lambda one: one.total_steps)
+    manifest["epochs"] = shape.epochs
+    if shape.total_steps < shape.epochs * shape.steps_per_epoch:
+        manifest["steps"] = shape.total_steps
     folder.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     temporary.write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
@@ -209,15 +258,8 @@ class TeacherCache:
     def __init__(self, place: str | Path | Folder, shard: tuple[int, int] = (0, 1)) -> None:
         self._folder = open_folder(place)
         manifest = read_manifest(self._folder)
-        stream = manifest["stream"]
         self.epochs: int = manifest["epochs"]
-        self._shape = CacheShape(
-            manifest["top_k"],
-            stream["num_classes"],
-            manifest["epochs"],
-            manifest["steps_per_epoch"],
-            stream["global_batch_size"],
-        )
+        self._shape = _read_shape(manifest)
         self._writers: int = manifest["writers"]
         rows = self._shape.global_batch_size // shard[1]
         self._block = range(shard[0] * rows, (shard[0] + 1) * rows)
@@ -280,9 +322,9 @@ class TeacherCache:
             )
 
     def _check_sizes(self) -> None:
-        count = self._shape.steps_per_epoch * self._shape.global_batch_size // self._writers
-        wanted = count * self._shape.row_dtype.itemsize
+        size = self._shape.row_dtype.itemsize * (self._shape.global_batch_size // self._writers)
         for epoch in range(self.epochs):
+            wanted = self._shape.count_steps(epoch) * size
             for writer in range(self._writers):
                 name = _get_file_name(epoch, writer, self._writers)
                 found = self._measure(name)
@@ -329,14 +371,39 @@ def open_cache(
     known = {name: value for name, value in stream.items() if value is not None}
     wanted = {"stream": known, "teachers": teachers or manifest["teachers"]}
     _refuse_difference(folder, manifest, {**manifest, **wanted}, "distill.teacher_cache")
-    stored = manifest["epochs"] * manifest["steps_per_epoch"]
-    if total_steps > stored and section.cache_end == "stop":
-        needed = total_steps / manifest["steps_per_epoch"]
-        raise UserError(
-            f"distill.teacher_cache ({str(folder)!r}) holds {manifest['epochs']} epochs, the run "
-            f"needs {needed:g}; store more, lower train.epochs, or set distill.cache_end=cycle"
-        )
+    shape = _read_shape(manifest)
+    _check_length(shape, total_steps, section.cache_end, str(folder))
     return TeacherCache(folder, shard)
+
+
+def _check_length(shape: CacheShape, total_steps: int, end: str, folder: str) -> None:
+    """Refuse a run that is longer than its cache, if that may not start over."""
+    is_whole = shape.total_steps == shape.epochs * shape.steps_per_epoch
+    if total_steps <= shape.total_steps or (is_whole and end == "cycle"):
+        return
+    if not is_whole:
+        raise UserError(
+            f"distill.teacher_cache ({folder!r}) holds {shape.total_steps} steps, the run needs "
+            f"{total_steps}, and only whole epochs can start over; store more, or lower train.steps"
+        )
+    needed = total_steps / shape.steps_per_epoch
+    raise UserError(
+        f"distill.teacher_cache ({folder!r}) holds {shape.epochs} epochs, the run needs "
+        f"{needed:g}; store more, lower train.epochs, or set distill.cache_end=cycle"
+    )
+
+
+def _read_shape(manifest: JsonMapping) -> CacheShape:
+    stream = manifest["stream"]
+    return CacheShape(
+        manifest["top_k"],
+        stream["vocab_size"] if "vocab_size" in stream else stream["num_classes"],
+        manifest["epochs"],
+        manifest["steps_per_epoch"],
+        stream["global_batch_size"],
+        manifest.get("places", 0),
+        manifest.get("steps"),
+    )
 
 
 def _refuse_difference(

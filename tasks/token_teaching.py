@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from datasets import TokenBatch, TokenFacts
 from losses import LossInputs, SparseTeacher, WeightedLoss, combine_answers
+from losses.chunked import iterate_chunks
 from models import (
     TokenTeacher,
     create_token_teachers,
@@ -23,7 +24,12 @@ from models import (
     get_teacher_sections,
 )
 from tasks.dry_run import FeatureShapes
-from tasks.teacher_cache import TeacherCache, get_stored_answers, open_cache
+from tasks.teacher_cache import (
+    TeacherCache,
+    condense_answers,
+    get_stored_answers,
+    open_cache,
+)
 from tasks.teaching import TERM_SCALES, Teaching
 
 if TYPE_CHECKING:
@@ -143,6 +149,19 @@ class TokenTeaching(Teaching):
             for name, loss in zip(self.losses.names, self.losses.losses, strict=True)
             if loss.student_layers()
         }
+
+    def condense(self, batch: TokenBatch, top_k: int, chunk: int) -> Tensor:
+        """What a cache keeps [B, T, 2 k + 1] of the teachers' answers, as one.
+
+        Args:
+          chunk: places whose logits may exist at once.
+        """
+        hidden, length = self.ask(batch.tokens[:, :-1]), self.tokens.sequence_length
+        parts = []
+        for places in iterate_chunks(length, chunk):
+            (answer,) = self.answer(hidden, places)
+            parts.append(condense_answers(answer, top_k).unflatten(0, (len(batch), -1)))
+        return torch.cat(parts, dim=1)
 
     def answer(self, hidden: Sequence[Tensor], places: slice) -> tuple[Tensor, ...]:
         """Logits [B * n, V] of the teachers at some places, as the losses want them."""

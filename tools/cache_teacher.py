@@ -1,7 +1,8 @@
 """Ask a run's teachers once and store their answers for training.
 
-The stream of examples (order, crop, flip, mixup) is a function of seed, epoch and position, so the
-stored answers are those that a live teacher would give. `--plan` says what it will take.
+The stream of examples (order, crop, flip, mixup; windows of text) is a function of seed, epoch and
+position, so the stored answers are those that a live teacher would give. `--plan` says what it will
+take.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from tqdm import tqdm
 
-    from datasets import ImageBatch
+    from datasets import Batch
     from job.build import Parts
     from job.spec import Job
     from tasks.teacher_cache import CacheShape, CacheWriter
@@ -49,7 +50,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     )
     parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
     parser.add_argument("--out", default="", help="cache directory; none: distill.teacher_cache")
-    parser.add_argument("--epochs", type=int, help="epochs to store; none: train.epochs")
+    parser.add_argument("--epochs", type=int, help="epochs to store; none: as the run is long")
     parser.add_argument("--top-k", type=int, help="classes to store; none: 16, or all if fewer")
     parser.add_argument("--plan", action="store_true", help="print sizes and stop")
     return parser.parse_known_args(argv)
@@ -117,15 +118,16 @@ def get_shape(options: argparse.Namespace, job: Job) -> CacheShape:
     """Sizes of the cache to make."""
     from tasks.teacher_cache import CacheShape
 
-    epochs = job.config.train.epochs if options.epochs is None else options.epochs
-    top_k = min(16, job.facts.num_classes) if options.top_k is None else options.top_k
-    if not 1 <= top_k <= job.facts.num_classes:
-        raise UserError(f"--top-k ({top_k}) must lie between 1 and {job.facts.num_classes}")
-    if epochs < 1:
-        raise UserError(f"--epochs ({epochs}) must be at least 1")
-    batch = job.config.data.global_batch_size
-    steps = job.stream["dataset"][-1] // batch
-    return CacheShape(top_k, job.facts.num_classes, epochs, steps, batch)
+    classes, places = job.facts.answers
+    top_k = min(16, classes) if options.top_k is None else options.top_k
+    if not 1 <= top_k <= classes:
+        raise UserError(f"--top-k ({top_k}) must lie between 1 and {classes}")
+    if options.epochs is not None and options.epochs < 1:
+        raise UserError(f"--epochs ({options.epochs}) must be at least 1")
+    batch, steps, total = job.config.data.global_batch_size, job.steps_per_epoch, job.total_steps
+    epochs = options.epochs or -(-total // steps)
+    part = total if options.epochs is None and total % steps else None
+    return CacheShape(top_k, classes, epochs, steps, batch, places, part)
 
 
 def print_plan(shape: CacheShape, folder: Path) -> None:
@@ -135,14 +137,21 @@ def print_plan(shape: CacheShape, folder: Path) -> None:
     per_image = imagenet.row_dtype.itemsize
     total = per_image * IMAGENET_EXAMPLES * IMAGENET_EPOCHS / 2**30
     print(
-        f"{folder}: {shape.epochs} epochs x {shape.steps_per_epoch} steps x "
-        f"{shape.global_batch_size} examples, {row} bytes each = "
-        f"{shape.total_bytes / 2**20:.1f} MiB"
+        f"{folder}: {_describe_length(shape)} x {shape.global_batch_size} examples, {row} bytes "
+        f"each = {shape.total_bytes / 2**20:.1f} MiB"
     )
+    if shape.places:
+        return
     print(
         f"ImageNet x {IMAGENET_EPOCHS} epochs at k = {shape.top_k}: {per_image} bytes an "
         f"example-epoch, {total:,.0f} GiB"
     )
+
+
+def _describe_length(shape: CacheShape) -> str:
+    if shape.steps is not None:
+        return f"{shape.steps} steps"
+    return f"{shape.epochs} epochs x {shape.steps_per_epoch} steps"
 
 
 def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
@@ -160,10 +169,8 @@ def store(runtime: Runtime, job: Job, shape: CacheShape, folder: Path) -> None:
         stream = with_input_processes(job.stream, runtime.ranks.size)
         write_manifest(folder, stream, job.facts.teachers, shape, runtime.ranks.size)
     runtime.ranks.barrier("manifest")
-    total = shape.epochs * shape.steps_per_epoch
-    bar = tqdm(
-        total=total, unit="step", disable=not runtime.ranks.is_writer or not sys.stderr.isatty()
-    )
+    is_shown = runtime.ranks.is_writer and sys.stderr.isatty()
+    bar = tqdm(total=shape.total_steps, unit="step", disable=not is_shown)
     began = time.perf_counter()
     try:
         for epoch in range(shape.epochs):
@@ -185,11 +192,9 @@ def store_epoch(
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
     from engine import map_batches
     from job.stream import iterate_batches
-    from tasks.teacher_cache import pack_answers
 
-    def ask(batch: ImageBatch) -> Tensor:
-        pixels = parts.task.augment(batch.images, batch.draws)
-        return parts.task.ask_teachers(pixels, batch)[0]
+    def ask(batch: Batch) -> Tensor:
+        return parts.task.ask_to_store(batch, shape.top_k)
 
     first = epoch * shape.steps_per_epoch + writer.steps_done
     asked = map_batches(ask, iterate_batches(parts, first), runtime)
@@ -197,8 +202,8 @@ def store_epoch(
         with contextlib.closing(asked):
             while not writer.is_complete:
                 batch, answers = next(asked)
-                logits, examples = runtime.fetch(answers), runtime.fetch(batch.indices)
-                writer.append(pack_answers(logits, shape, examples))
+                values, examples = runtime.fetch(answers), runtime.fetch(batch.indices)
+                writer.append(parts.task.pack_stored(values, shape, examples))
                 bar.update(1)
     finally:
         writer.flush()

@@ -20,7 +20,9 @@ from store import Run, read_metrics
 from tests.support.language import create_language_argv
 from tests.support.tiny_parts import create_cpu_runtime
 from tests.test_teachers import export
+from tools import cache_teacher
 from utils.config import load_config
+from utils.errors import UserError
 
 LAYERS = ("--kd=",)
 NARROW = '--model.args={"depth": 1, "width": 16, "heads": 2}'
@@ -36,6 +38,10 @@ def teacher(tmp_path_factory):
 
 def create_distil_argv(folder, teacher, *flags):
     return create_language_argv(folder, NARROW, f"--teacher_path={teacher}", "--kd=kd", *flags)
+
+
+def read_train(folder):
+    return [line for line in read_metrics(folder) if line["kind"] == "train"]
 
 
 def build(folder, teacher, *flags):
@@ -54,7 +60,7 @@ def test_a_student_learns_from_a_language_model_through_main(tmp_path, teacher):
     flags = (f"--distill.losses={json.dumps(terms)}", "--kd=", "--distill.alpha=0.9")
     assert main.main(create_distil_argv(tmp_path, teacher, "--train.steps=40", *flags)) == 0
     run = Run(tmp_path / "lang" / "a")
-    *lines, last = [line for line in read_metrics(run.path) if line["kind"] == "train"]
+    *lines, last = read_train(run.path)
     for number, line in enumerate(lines):
         names = ("kd", "fitnet")
         schedule = [min(number / 20, 1.0), 0.1 + 0.4 * (1 + math.cos(math.pi * number / 39)) / 2]
@@ -150,3 +156,51 @@ def test_masked_windows_teach_nothing(tmp_path, teacher):
         whole = parts.task.loss(parts.state.model, half)
         masked = parts.task.loss(parts.state.model, replace(batch, mask=mask))
     torch.testing.assert_close(masked.terms, whole.terms)
+
+
+def store(folder, teacher, *flags):
+    config = folder / "config.yaml"
+    config.write_text("train:\n  task: language\n")
+    own = ["--config", str(config), "--out", str(folder / "cache")]
+    return cache_teacher.main([*own, *create_distil_argv(folder, teacher, *flags)])
+
+
+def test_stored_answers_of_all_tokens_teach_as_the_live_teacher(tmp_path, teacher):
+    """Of a run that ends within an epoch, whose steps alone are stored."""
+    run = ("--train.steps=12",)
+    assert store(tmp_path, teacher, *run, "--top-k=5", "--train.logits_mib=0.02") == 0
+    manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
+    assert (manifest["epochs"], manifest["steps"], manifest["places"]) == (1, 12, 8)
+    (rows,) = (tmp_path / "cache").glob("*.bin")
+    assert rows.stat().st_size == 12 * 16 * manifest["bytes_per_example"]
+    cached = f"--distill.teacher_cache={tmp_path / 'cache'}"
+    lines = {}
+    for name, flags in (("live", ()), ("stored", (cached,))):
+        argv = create_distil_argv(tmp_path, teacher, *run, f"--run.run_id={name}", *flags)
+        assert main.main(argv) == 0
+        lines[name] = read_train(tmp_path / "lang" / name)
+    for live, stored in zip(lines["live"], lines["stored"], strict=True):
+        assert stored["loss/kd"] == pytest.approx(live["loss/kd"], rel=2e-3)
+        assert stored["loss/task"] == pytest.approx(live["loss/task"], rel=1e-4)
+    parts, batch = build(tmp_path, teacher, *run, cached)
+    assert not parts.task.teaching.teachers
+    parts.task.draw(0, batch)
+    with pytest.raises(UserError, match="holds answers to other examples"):
+        parts.task.draw(1, batch)
+    parts.close()
+    refuse_other_runs(tmp_path, teacher, cached)
+
+
+def refuse_other_runs(folder, teacher, cached):
+    """A cache stands for one stream of windows, and no longer than it is."""
+    for flags, words in (
+        (("--train.steps=13",), "holds 12 steps, the run needs 13, and only whole epochs"),
+        (("--train.steps=12", "--train.seed=1"), "was made with seed 0, here it is 1"),
+        (
+            ("--train.steps=12", "--data.sequence_length=12"),
+            "was made with sequence_length 8",
+        ),
+    ):
+        config = load_config(create_distil_argv(folder, teacher, cached, *flags))
+        with pytest.raises(UserError, match=words):
+            check(config)
