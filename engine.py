@@ -123,6 +123,7 @@ class Plan:
       max_grad_norm: to which gradients are scaled down; none: they stay as they are.
       global_batch_size: examples of one optimizer step over all ranks.
       early_stop: when a score that no longer rises ends the run.
+      flops_per_example: of a step's matrix products; none: nobody has counted them.
     """
 
     total_steps: int
@@ -138,6 +139,7 @@ class Plan:
     ema_decay: float = 0.0
     max_grad_norm: float | None = None
     early_stop: EarlyStop = field(default_factory=EarlyStop)
+    flops_per_example: float | None = None
 
     def is_over(self, state: TrainState) -> bool:
         """Whether a run has come to its end, the planned or an earlier one."""
@@ -389,7 +391,10 @@ class _Loop:
         self.task, self.runtime = task, runtime
         unit, per_example = task.unit
         self.units_per_step = plan.global_batch_size * per_example
-        self.meter = LoopMeter(runtime, plan.graph_budget, plan.steps_per_epoch, unit)
+        flops = None if plan.flops_per_example is None else plan.flops_per_example / per_example
+        self.meter = LoopMeter(
+            runtime, plan.graph_budget, plan.steps_per_epoch, unit, flops_per_unit=flops
+        )
         self.last: StepResult | None = None  # that has values
 
     def run(self) -> Evaluation:

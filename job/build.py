@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -82,6 +82,7 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     stream = with_input_processes(job.stream, runtime.ranks.size)
     task.to_device(runtime)
     task.attach(runtime, state, plan, stream)
+    plan = replace(plan, flops_per_example=task.count_flops(state.model))
     if config.train.scan_layers:
         part = train_loaders[0].rank_batch_size // config.train.accumulate_steps
         runtime.trace_once(state.model, task.create_inputs(part))

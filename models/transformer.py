@@ -267,6 +267,13 @@ class Transformer(nn.Module):
         """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""
         return functional.linear(hidden, self.head_weight.to(hidden.dtype)).float()
 
+    def count_flops(self, length: int) -> float:
+        """FLOPs of the forward pass of one window: its products, a causal attention in full."""
+        weights = sum(p.numel() for p in self.blocks.parameters() if p.dim() > 1)
+        weights += self.head_weight.numel()
+        shape = self.shape
+        return 2.0 * length * weights + 4.0 * shape.depth * length * length * shape.width
+
     def create_cache(self) -> list[LayerCache]:
         """An empty cache for each block."""
         return [LayerCache() for _ in self.blocks]

@@ -100,6 +100,8 @@ LOOP = (
     Metric("time_s", "s", "none", "clock", "wall-clock time of training over all attempts"),
     Metric("*_per_s", "1/s", "higher", "clock",
            "what the task counts (images: `img_per_s`) over the time since the last line"),
+    Metric("mfu", "", "higher", "clock",
+           "matrix products since the last line as a share of the devices' published peak"),
     Metric("input_wait_s", "s", "lower", "clock",
            "time since the last line in which a step waited for its batch"),
     Metric("checkpoint_held_s", "s", "lower", "clock",

@@ -197,6 +197,17 @@ class Language(RunTask):
         """The logits of all tokens at once, which a step makes chunk by chunk."""
         return model.compute_logits(model(inputs))
 
+    def count_flops(self, model: nn.Module) -> float | None:
+        """Three times a forward pass of the student, and one of each live teacher."""
+        length, models = (
+            self.tokens.sequence_length,
+            [model, *(one.model for one in self.teaching.teachers)],
+        )
+        if not all(hasattr(one, "count_flops") for one in models):
+            return None
+        student, *teachers = (one.count_flops(length) for one in models)
+        return 3.0 * student + sum(teachers)
+
     def describe(self, metrics: Mapping[str, float]) -> str:
         """An evaluation's numbers, for a person."""
         bits = metrics.get("bits_per_byte")

@@ -170,6 +170,13 @@ class RunTask(Protocol):
         """How many augmentations of the same examples a step needs."""
         return 1
 
+    def count_flops(self, model: nn.Module) -> float | None:
+        """FLOPs of an example's matrix products in a step, nothing counted twice; none: unknown.
+
+        Asked once everything is attached.
+        """
+        return None
+
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """As `TaskCheck`, now that the devices have been counted."""
 

@@ -21,13 +21,13 @@ from train import commands
 from train.commands import VENV, CreateOptions, Tpu
 from train.describe import describe, read_queued_state
 from train.execute import Executor
-from train.generations import LAUNCHED, find_generation
 from train.lifecycle import create, delete, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote, split_command
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
+from utils.runtime.generations import LAUNCHED, find_generation
 
 
 def main(argv: Sequence[str] | None = None) -> int:

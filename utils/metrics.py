@@ -56,15 +56,23 @@ class LoopMeter:
 
     Args:
       unit: what throughput counts: `img` gives `img_per_s`.
+      flops_per_unit: gives `mfu` where the device's peak is known; none: nobody has counted them.
 
     Raises:
       GraphBudgetError: as soon as a step or an evaluation exceeds the budget; names it.
     """
 
     def __init__(
-        self, runtime: Runtime, graph_budget: int, steps_per_epoch: int, unit: str
+        self,
+        runtime: Runtime,
+        graph_budget: int,
+        steps_per_epoch: int,
+        unit: str,
+        *,
+        flops_per_unit: float | None = None,
     ) -> None:
         self._runtime, self._unit = runtime, unit
+        self._flops_per_unit = flops_per_unit
         self._budget = graph_budget
         self._steps_per_epoch = steps_per_epoch
         self._start = self._window = time.perf_counter()
@@ -96,6 +104,7 @@ class LoopMeter:
         now = time.perf_counter()
         elapsed = max(now - self._window - self._outside_s, 1e-9)
         facts = {
+            **self._find_share_of_peak(elapsed),
             "epoch": step / self._steps_per_epoch,
             "time_s": now - self._start,
             f"{self._unit}_per_s": self._units / elapsed,
@@ -116,6 +125,14 @@ class LoopMeter:
             "graphs_train": self._graphs["train"],
             "graphs_eval": self._graphs["eval"],
         }
+
+    def _find_share_of_peak(self, elapsed: float) -> dict[str, float]:
+        """`mfu`, where both work and peak are known: a guess would look like a measurement."""
+        peak = self._runtime.peak_tflops if self._flops_per_unit is not None else None
+        if peak is None:
+            return {}
+        done = self._units * self._flops_per_unit
+        return {"mfu": done / elapsed / (peak * 1e12 * self._runtime.device_count)}
 
     def _note(self, phase: str, step: int) -> int:
         """Book what the counters gained to a phase; gives the undeclared host reads."""

@@ -22,6 +22,13 @@ LANGUAGE = (
     "--run.tensorboard=false", "--runtime.num_threads=1", "--runtime.graph_budget=100000",
 )  # fmt: skip
 
+# What makes such models learn their sequences within a few hundred steps.
+LEARNING = (
+    "--model.args.positions=learned", "--data.global_batch_size=64", "--optim.lr=0.006",
+    "--optim.warmup_steps=20", "--optim.weight_decay=0.01", "--optim.betas=[0.9, 0.95]",
+    "--optim.max_grad_norm=1",
+)  # fmt: skip
+
 
 def create_language_argv(folder: Path, *flags: str, device: str = "cpu") -> list[str]:
     """The flags of a run."""

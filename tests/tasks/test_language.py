@@ -14,8 +14,12 @@ from losses import chunked
 from store import read_metrics
 from tasks import Language
 from tests.support.language import create_language_argv, create_task
+from tools.benchmark.flops import count_flops
 from utils.config import load_config
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
+from utils.metrics import LoopMeter
+from utils.runtime import create_runtime
 
 
 def read_last(folder) -> dict:
@@ -128,3 +132,21 @@ def test_the_same_weights_evaluate_to_the_same_score(tmp_path):
     task, model, batch = create_task(tmp_path)
     again = create_task(tmp_path)[1]
     assert torch.equal(task.count(model, batch), task.count(again, batch))
+
+
+def test_flops_are_those_that_are_counted_op_by_op(tmp_path):
+    for flags in ((), ("--model.args.tied=false", "--model.args.kv_heads=4")):
+        task, model, _ = create_task(tmp_path, *flags)
+        counted = count_flops(task.config, task.facts, task)
+        assert task.count_flops(model) == pytest.approx(counted["total"], rel=1e-6)
+
+
+def test_a_share_of_the_peak_is_told_where_the_peak_is_known(monkeypatch):
+    runtime = create_runtime(RuntimeSection(device="cpu"))
+    meter = LoopMeter(runtime, 8, 10, "tokens", flops_per_unit=1e9)
+    meter.end_step(1, 500, 0.0)
+    assert "mfu" not in meter.take(1)
+    monkeypatch.setattr(type(runtime), "peak_tflops", 2.0)
+    meter.end_step(2, 500, 0.0)
+    facts = meter.take(2)
+    assert facts["mfu"] == pytest.approx(facts["tokens_per_s"] * 1e9 / 2e12)

@@ -21,8 +21,8 @@ from tools.tpu.hlo import get_hbm_bytes, list_instructions, read_arrays, read_mo
 from tools.tpu.schema import Report
 from tools.tpu.scopes import Origin, read_origin
 from tools.tpu.targets import parse_target
-from train.generations import GENERATIONS
 from utils.errors import UserError
+from utils.runtime.generations import GENERATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))

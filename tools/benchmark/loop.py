@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tools.benchmark.flops import count_flops, get_peak_tflops, name_hardware
+from tools.benchmark.flops import count_flops
 from tools.benchmark.gauges import create_gauge
 from tools.benchmark.report import get_rate_name
 from tools.twin import describe_example
 from utils.json_types import JsonObject
+from utils.runtime.peaks import get_peak_tflops, name_hardware
 
 if TYPE_CHECKING:
     from datasets import Batch

@@ -10,17 +10,13 @@ from datasets import create_loader
 from job.check import check
 from tasks import Classify
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config
-from tools.benchmark.flops import (
-    PEAK_TFLOPS,
-    count_flops,
-    get_peak_tflops,
-    name_hardware,
-)
+from tools.benchmark.flops import count_flops
 from tools.benchmark.loop import Block, Record, summarise
 from tools.benchmark.report import compare, read_report, write_csv
-from train.generations import LAUNCHED
 from utils.config import RunConfig
 from utils.errors import UserError
+from utils.runtime.generations import LAUNCHED
+from utils.runtime.peaks import PEAK_TFLOPS, get_peak_tflops, name_hardware
 
 FACTS = {
     "global_batch_size": 8, "steps": 2, "devices": 2, "unit": "img",

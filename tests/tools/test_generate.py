@@ -1,0 +1,137 @@
+"""The sampler: its cache, its laws, what it says of a trained model, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import main
+from big_vision.input.sequences import SEQUENCES, draw_uniform, parse_sequence_name
+from models.transformer import Transformer
+from tests.support.language import LEARNING, create_language_argv, write_texts
+from tools.generate import compute_law, generate
+from tools.generate import main as run_tool
+from tools.prepare_dataset.__main__ import main as prepare
+
+SHAPES = (
+    {}, {"kv_heads": 2}, {"positions": "learned"}, {"positions": "sinusoidal", "tied": False},
+)  # fmt: skip
+
+
+def create_model(**shape) -> Transformer:
+    torch.manual_seed(0)
+    model = Transformer(11, 24, depth=2, width=32, heads=4, **shape).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)  # no longer nearly uniform
+    return model
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@torch.no_grad()
+def test_cached_logits_are_those_without_a_cache(shape):
+    model, tokens = create_model(**shape), torch.randint(0, 11, (2, 20))
+    whole = model.compute_logits(model(tokens))
+    cache, parts = model.create_cache(), []
+    for part in tokens.split([7, 1, 1, 4, 1, 6], dim=1):
+        parts.append(model.compute_logits(model(part, cache)))
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-4, atol=1e-5)
+    assert cache[0].length == 20
+
+
+def test_greedy_generation_is_the_likeliest_token_of_all_that_stands_before():
+    model, prompt = create_model(kv_heads=2), [3, 1, 4]
+    found = generate(model, prompt, 9, lambda logits: int(logits.argmax()))
+    for _ in found:
+        with torch.no_grad():
+            logits = model.compute_logits(model(torch.tensor([prompt]))[:, -1])
+        prompt = [*prompt, int(logits.argmax())]
+    assert prompt[3:] == found and len(found) == 9
+
+
+def test_nothing_follows_an_end():
+    model = create_model()
+    answers = iter([5, 7, 10, 3])
+    assert generate(model, [1], 4, lambda _: next(answers), end=10) == [5, 7]
+
+
+def test_tokens_are_drawn_from_the_likeliest_that_are_asked_for():
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
+    close = torch.testing.assert_close
+    close(compute_law(logits, 1.0, 0, 1.0), logits.double().exp())
+    close(compute_law(logits, 1.0, 2, 1.0), torch.tensor([0, 4, 0, 3]).double() / 7)
+    close(compute_law(logits, 1.0, 0, 0.6), torch.tensor([0, 4, 0, 3]).double() / 7)
+    close(compute_law(logits, 1.0, 0, 0.75), torch.tensor([0, 4, 2, 3]).double() / 9)
+    squares = torch.tensor([1, 16, 4, 9]).double()
+    close(compute_law(logits, 0.5, 0, 1.0), squares / squares.sum())
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory) -> Path:
+    """A run that has learnt to copy, with learned positions."""
+    folder = tmp_path_factory.mktemp("copy")
+    flags = ("--train.steps=260", *LEARNING, "--model.args.width=64",
+             "--data.name=copy,symbols=4,num_examples=4000,num_held_out=100",
+             "--train.log_every_steps=100", "--train.eval_every_epochs=9",
+             "--train.checkpoint_every_epochs=9")  # fmt: skip
+    assert main.main(create_language_argv(folder, *flags)) == 0
+    return folder / "lang" / "a"
+
+
+def test_a_model_that_has_learnt_to_copy_copies(copied, capsys):
+    shape = parse_sequence_name("copy,symbols=4")
+    windows = SEQUENCES["copy"].make(draw_uniform(3, torch.arange(5).numpy(), 9), shape)
+    for window in windows.tolist():
+        prompt = " ".join(map(str, window[:5]))
+        argv = [str(copied), "--prompt", prompt, "--max-tokens=4", "--temperature=0"]
+        assert run_tool(argv) == 0
+        assert capsys.readouterr().out.split() == list(map(str, window))
+
+
+def test_a_seed_draws_the_same_text_again(copied, capsys):
+    told = []
+    for seed in (0, 0, 1):
+        argv = [str(copied), "--prompt=1", "--max-tokens=8", "--top-k=3", f"--seed={seed}"]
+        assert run_tool(argv) == 0
+        told.append(capsys.readouterr().out)
+    assert told[0] == told[1] != told[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt=9 9"], "must be numbers of tokens from 0 to 4"),
+        (["--prompt=ab"], "this model has learnt made-up sequences"),
+        (["--prompt=1", "--max-tokens=30"], "the model knows 8 learned positions"),
+        (["--prompt=1", "--temperature=-1"], "--temperature (-1) must be 0 or more"),
+        (["--prompt=1", "--top-p=0"], "--top-p (0) must be above 0 and at most 1"),
+        (["--prompt=1", "--max-tokens=0"], "--max-tokens (0) must be 1 or more"),
+    ],
+)
+def test_what_cannot_be_generated_is_said_in_one_line(copied, capsys, flags, words):
+    assert run_tool([str(copied), *flags]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and words in error[0]
+
+
+def test_text_goes_on_as_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
+    write_texts(tmp_path / "files", 12)
+    for kind, flags in (("byte", []), ("bpe", ["--vocab-size=280"])):
+        argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path)]
+        assert prepare([*argv, f"--tokenizer={kind}", *flags]) == 0
+        own = ("--data.source=tokens", f"--data.root={tmp_path}", f"--data.name=text_{kind}",
+               "--train.steps=5", f"--run.run_id={kind}")  # fmt: skip
+        assert main.main(create_language_argv(tmp_path, *own)) == 0
+        capsys.readouterr()
+        assert run_tool([str(tmp_path / "lang" / kind), "--prompt=wörd", "--max-tokens=5"]) == 0
+        assert capsys.readouterr().out.startswith("wörd")
+    argv = [str(tmp_path / "lang" / "bpe"), f"--data={tmp_path / 'text_byte'}"]
+    assert run_tool(argv) == 2
+    assert "has the tokenizer 'byte '" in capsys.readouterr().err
+
+
+def test_a_model_of_images_generates_nothing(capsys):
+    argv = ["tests/fixtures/old_runs/plain", "--prompt=1"]
+    assert run_tool(argv) == 2
+    assert "holds no language model" in capsys.readouterr().err

@@ -1,0 +1,224 @@
+"""Lets a language model go on from a prompt.
+
+    python -m tools.generate runs/transformer_text/RUN --prompt "def main(" --top-k 40
+    python -m tools.generate runs/transformer_sequences/RUN --prompt "3 1 4 8" --temperature 0
+
+RUN is a run's directory, an export or a checkpoint. Text is read and shown by the tokenizer that
+the run's data was made with, which lies in the dataset's directory (--data, or as the run's
+configuration says); bytes need none. A model of made-up sequences takes and gives numbers of
+tokens. It runs on the CPU, with a cache of keys and values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from big_vision.input.tokenizer import ByteTokenizer, TextTokenizer, load_tokenizer
+from big_vision.input.tokens import read_token_index
+from models.factory import build_model
+from utils.config.yaml_file import read_yaml
+from utils.errors import UserError
+from utils.json_types import JsonMapping
+from utils.programs import create_program_parser, run_program
+from utils.weights import load_weights, open_weights
+
+_RUN_KEY = "RUN"
+_CONFIG = "config_resolved.yaml"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the prompt and what follows; gives the exit code."""
+    arguments = create_parser().parse_args(argv)
+    return run_program(lambda: print(show(arguments)))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.generate")
+    parser.add_argument("run", metavar=_RUN_KEY, help="run directory, export or checkpoint")
+    parser.add_argument("--prompt", default="", help="what the model goes on from")
+    parser.add_argument("--max-tokens", type=int, default=200, metavar="N", help="default 200")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="divides the logits; 0: the likeliest token"
+    )
+    parser.add_argument("--top-k", type=int, default=0, metavar="K", help="likeliest alone; 0: all")
+    parser.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P",
+        help="the fewest of the likeliest whose probabilities add up to P",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument("--data", default="", metavar="DIR", help="directory of tokenizer.json")
+    return parser
+
+
+def show(arguments: argparse.Namespace) -> str:
+    """The prompt and its continuation, as text or as numbers.
+
+    Raises:
+      UserError: no language model there, or a prompt or a flag that it cannot use.
+    """
+    _check_flags(arguments)
+    model, facts = load_model(arguments.run)
+    tokenizer = find_tokenizer(arguments, facts)
+    prompt = encode_prompt(arguments.prompt, tokenizer, model.vocab_size)
+    # The last token that is chosen is no input.
+    _check_length(model, len(prompt) + arguments.max_tokens - 1)
+    generator = torch.Generator().manual_seed(arguments.seed)
+    choose = create_choice(arguments, generator)
+    end = None if tokenizer is None else tokenizer.end
+    found = generate(model, prompt, arguments.max_tokens, choose, end=end)
+    if tokenizer is None:
+        return " ".join(map(str, [*prompt, *found]))
+    return tokenizer.decode([*prompt, *found])
+
+
+def load_model(path: str) -> tuple[nn.Module, JsonMapping]:
+    """A language model with the weights of a run, in eval mode, and what was written with them."""
+    weights = open_weights(path, _RUN_KEY)
+    facts = weights.facts
+    if "vocab_size" not in facts:
+        raise UserError(
+            f"{_RUN_KEY} ({path!r}) holds no language model; give a run of train.task=language"
+        )
+    sizes = {name: facts[name] for name in ("vocab_size", "sequence_length")}
+    model = build_model(facts["model"], {**facts.get("args", {}), **sizes}, key=_RUN_KEY)
+    load_weights(model, weights)
+    return model.eval(), facts
+
+
+def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTokenizer | None:
+    """What the model's tokens mean; none: made-up sequences, whose tokens are numbers.
+
+    Raises:
+      UserError: the dataset is not where the run says, or is of another tokenizer.
+    """
+    told = str(facts.get("tokenizer", ""))
+    kind = told.partition(" ")[0]
+    if not kind:
+        return None
+    if kind == ByteTokenizer.kind:
+        return ByteTokenizer()
+    directory = Path(arguments.data) if arguments.data else _find_data(arguments.run)
+    index = read_token_index(directory, "--data")
+    if " ".join(filter(None, (index.tokenizer, index.tokenizer_hash))) != told:
+        raise UserError(
+            f"--data ({directory}) has the tokenizer '{index.tokenizer} {index.tokenizer_hash}', "
+            f"the model learnt {told!r}; give the directory that it was trained on"
+        )
+    return load_tokenizer(kind, directory)
+
+
+def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -> list[int]:
+    """Tokens of a prompt; an empty one begins where a text begins.
+
+    Raises:
+      UserError: it is no list of tokens, where numbers are wanted.
+    """
+    if tokenizer is not None:
+        return tokenizer.encode(text.encode()).tolist() or [tokenizer.end]
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdigit() and int(word) < vocab_size for word in words):
+        raise UserError(
+            f"--prompt ({text!r}) must be numbers of tokens from 0 to {vocab_size - 1}, as in "
+            "'3 1 4': this model has learnt made-up sequences"
+        )
+    return [int(word) for word in words]
+
+
+@torch.no_grad()
+def generate(
+    model: nn.Module,
+    prompt: Sequence[int],
+    count: int,
+    choose: Callable[[Tensor], int],
+    *,
+    end: int | None = None,
+) -> list[int]:
+    """Up to `count` tokens that follow a prompt; each is computed from the cache and the last one.
+
+    Args:
+      choose: logits [V] -> token.
+      end: token behind which nothing follows; it is not given.
+    """
+    cache, found = model.create_cache(), []
+    tokens = torch.tensor([list(prompt)])
+    while len(found) < count:
+        hidden = model(tokens, cache)[:, -1]
+        token = choose(model.compute_logits(hidden)[0])
+        if token == end:
+            break
+        found.append(token)
+        tokens = torch.tensor([[token]])
+    return found
+
+
+def create_choice(
+    arguments: argparse.Namespace, generator: torch.Generator
+) -> Callable[[Tensor], int]:
+    """How a token is chosen from logits [V]: the likeliest, or drawn from `compute_law`."""
+    if arguments.temperature == 0:
+        return lambda logits: int(logits.argmax())
+
+    def draw(logits: Tensor) -> int:
+        law = compute_law(logits, arguments.temperature, arguments.top_k, arguments.top_p)
+        return int(torch.multinomial(law, 1, generator=generator))
+
+    return draw
+
+
+def compute_law(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """[V] probabilities of tokens to draw from.
+
+    Args:
+      top_k: the likeliest so many alone; 0: all.
+      top_p: then the fewest of the likeliest whose probabilities add up to this.
+
+    Source: Holtzman et al. 2020, arXiv:1904.09751, section 3.1 (top-p).
+    """
+    values, order = (logits.double() / temperature).sort(descending=True, stable=True)
+    if top_k:
+        values[top_k:] = -torch.inf
+    law = values.softmax(dim=0)
+    before = law.cumsum(dim=0) - law
+    law = torch.where(before < top_p, law, 0.0)
+    return torch.zeros_like(law).scatter(0, order, law / law.sum())
+
+
+def _check_flags(arguments: argparse.Namespace) -> None:
+    rules = (
+        ("--temperature", arguments.temperature, arguments.temperature >= 0, "0 or more"),
+        ("--top-k", arguments.top_k, arguments.top_k >= 0, "0 or more"),
+        ("--top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0 and at most 1"),
+        ("--max-tokens", arguments.max_tokens, arguments.max_tokens > 0, "1 or more"),
+    )
+    for flag, value, is_right, rule in rules:
+        if not is_right:
+            raise UserError(f"{flag} ({value:g}) must be {rule}; change it")
+
+
+def _check_length(model: nn.Module, length: int) -> None:
+    if model.shape.positions != "rope" and length > model.sequence_length:
+        raise UserError(
+            f"--max-tokens and the prompt make {length} inputs, but the model knows "
+            f"{model.sequence_length} {model.shape.positions} positions; lower --max-tokens"
+        )
+
+
+def _find_data(run: str) -> Path:
+    """The dataset's directory, as the configuration beside the weights names it."""
+    path = Path(run)
+    for folder in (path, *path.parents[:3]):
+        if (folder / _CONFIG).is_file():
+            data = read_yaml(str(folder / _CONFIG), _RUN_KEY)["data"]
+            return Path(data["root"]) / data["name"]
+    raise UserError(f"{_RUN_KEY} ({run!r}) says nothing of its data; give --data DIR")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
