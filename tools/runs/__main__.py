@@ -7,8 +7,9 @@
 
 A RUN is a directory, `experiment/name`, a name, or the beginning of an id. The runs themselves are
 the truth; what is asked of all of them is answered by an index in the user's cache, which is kept
-in step with the files and may be deleted at any time. Exit code 2: wrong use,
-nothing was written; 1: a gate has failed, or runs part that --exact holds equal; 3: undecided.
+in step with the files and may be deleted at any time. Exit code 2: wrong use, nothing was written;
+1: a gate has failed, runs part that --exact holds equal, bad runs were found, or a benchmark has
+become worse; 3: a gate is undecided.
 """
 
 from __future__ import annotations
@@ -95,6 +96,16 @@ def _add_gate(commands: Commands) -> None:
     parser.add_argument("--undecided", choices=("fail", "pass"), help="instead of exit code 3")
 
 
+def _add_trend(commands: Commands) -> None:
+    text = "reports of tools.benchmark over time; exit code 1 where the newest are worse"
+    parser = _add(commands, "trend", "trending:show_trends", text)
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument(
+        "--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there"
+    )
+
+
 def _add_export(commands: Commands) -> None:
     parser = _add(commands, "export", "exporting:export", "runs and their histories as tables")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
@@ -156,8 +167,8 @@ def _add_json(parser: ProgramParser) -> None:
 
 
 _COMMANDS = (
-    _add_list, _add_show, _add_compare, _add_gate, _add_export, _add_validate, _add_tag,
-    _add_reindex, _add_schemas,
+    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_export, _add_validate,
+    _add_tag, _add_reindex, _add_schemas,
 )  # fmt: skip
 
 if __name__ == "__main__":
