@@ -22,17 +22,25 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.support.documented_commands import ROOT, get_call, read_commands, start_script
+from tests.support.documented_commands import (
+    ROOT,
+    get_call,
+    list_documents,
+    read_commands,
+    start_script,
+)
 from tests.support.documented_launches import import_program, split_program
 from tests.support.mnist_files import write_mnist
 from utils.log import get_logger
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMANDS = {
     path.relative_to(ROOT).as_posix(): read_commands(path.read_text(encoding="utf-8"))
-    for path in DOCUMENTS
+    for path in list_documents()
 }
-RUN_HERE = ("README.md", "docs/data.md", "docs/checkpoints.md", "docs/distillation.md")
+RUN_HERE = (
+    "README.md", "docs/data.md", "docs/checkpoints.md", "docs/distillation.md",
+    "docs/first_hour.md",
+)  # fmt: skip
 # Native, in one thread: no time is lost where other programs use the cores.
 _CPU = ("--runtime.device=cpu", "--runtime.num_threads=1")
 # What a command starts with -> the flags that shorten it; the first that fits counts.
@@ -40,7 +48,10 @@ SHORTENED = {
     r"python main\.py --help$": (),
     r"python main\.py .*--train\.epochs=5\b": _CPU,
     r"python main\.py .*--eval\b": _CPU,
-    r"python main\.py --config configs/digits_": (*_CPU, "--train.epochs=3"),
+    r"python main\.py --config configs/digits_(?!.*gs://)": (*_CPU, "--train.epochs=3"),
+    r"python main\.py --config configs/mnist\w*\.yaml .*--print-config$": (),
+    r"python main\.py --config configs/mnist\.yaml ": (*_CPU, "--batch_size=32"),
+    r"python -m tools\.monitor ": (),
     r"bash run_commands\.sh supervise ": (*_CPU, "--train.epochs=3"),
     r"bash run_commands\.sh smoke$": (
         *_CPU, "--train.steps=2", "--train.log_every_steps=1",
@@ -62,6 +73,10 @@ NOT_RUN = {
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
     r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",
+    r"python -m tools\.prepare_dataset text .*bpe": "half a minute; its twin of bytes runs here",
+    r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
+    r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
+    "tests/tools/test_prepare_mnist.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
     r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
@@ -162,7 +177,8 @@ def get_flags(command: str) -> tuple[str, ...]:
 
 
 def is_training(command: str) -> bool:
-    return command.startswith("python main.py --config") and "--eval" not in command
+    others = ("--eval", "--print-config")
+    return command.startswith("python main.py --config") and not any(o in command for o in others)
 
 
 def call_program(words: list[str]) -> int:
@@ -243,6 +259,12 @@ def distillation(checkpoints) -> Workplace:
     return checkpoints
 
 
+@pytest.fixture(scope="module")
+def first_hour(data) -> Workplace:
+    data.run_document("docs/first_hour.md")
+    return data
+
+
 def get_run(name: str, files: set[str]) -> set[str]:
     """What lies directly in a run's directory, of some files, in the README's words."""
     begin = f"runs/{name}/"
@@ -268,7 +290,7 @@ def test_no_pattern_has_outlived_its_command():
     used = {find(table, command) for table in (SHORTENED, NOT_RUN) for command in commands}
     assert used - {None} == {*SHORTENED, *NOT_RUN}
     for reason in NOT_RUN.values():
-        assert all((ROOT / path).is_file() for path in re.findall(r"tests/[\w/.]+", reason)), reason
+        assert all((ROOT / path).exists() for path in re.findall(r"tests/[\w/.]+", reason)), reason
     told = {*PLACEHOLDERS, *EXIT_CODES}
     assert all(any(one in command for command in commands) for one in told)
 
@@ -379,6 +401,19 @@ def test_a_report_lies_in_out(distillation):
     finals = read_facts(distillation, "digits_kd/student")["final"]
     assert row["student"] == pytest.approx(finals["eval_top1"], abs=0.01)
     assert row["teacher"] > row["student"] > 10 < row["alone"]
+
+
+def test_the_first_hour_leaves_trained_runs_and_tells_of_them(first_hour):
+    for name in ("mnist/first", "digits_teacher/first", "digits_kd/taught"):
+        facts = read_facts(first_hour, name)
+        assert (facts["status"], facts["reason"][:4]) == ("complete", "all ")
+    (quick,) = (first_hour.folder / "runs" / "mnist_quick_test").iterdir()
+    assert read_facts(first_hour, f"mnist_quick_test/{quick.name}")["final"]["steps"] == 20
+    monitor = next(one for command, one in first_hour.done.items() if "tools.monitor" in command)
+    assert "mnist/first  complete: all 15 steps are done" in monitor.output
+    assert monitor.new == set()
+    printed = next(one for command, one in first_hour.done.items() if "--print-config" in command)
+    assert "# preset quick_test" in printed.output and printed.new == set()
 
 
 def test_all_that_the_documents_make_lies_in_these_places(distillation, data):

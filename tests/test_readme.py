@@ -7,11 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documented_commands import Places, UnknownCommandError, read_commands, run_dry
+from tests.support.documented_commands import (
+    Places,
+    UnknownCommandError,
+    find_uncollected,
+    list_documents,
+    read_commands,
+    run_dry,
+)
+from tests.support.mnist_files import write_mnist
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCUMENTS = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = list_documents()
 COMMANDS = [
     (path.relative_to(ROOT).as_posix(), command)
     for path in DOCUMENTS
@@ -20,9 +28,22 @@ COMMANDS = [
 _NAMED = r"(?:\.ci|configs|docs|tools|tests|utils|models|losses|big_vision|train)/[\w./-]+\.\w+"
 
 
+@pytest.fixture(scope="session")
+def data_root(digits_root, tmp_path_factory) -> Path:
+    """A root with all datasets that the documents have made when they name them."""
+    from tools.prepare_dataset.__main__ import main
+
+    folder = tmp_path_factory.mktemp("documented")
+    (folder / "data").mkdir()
+    (folder / "data" / "digits").symlink_to(digits_root / "digits")
+    files = write_mnist(folder / "mnist_files")
+    assert main(["mnist", "--from", str(files), "--out", str(folder / "data")]) == 0
+    return folder / "data"
+
+
 @pytest.fixture
-def places(digits_root, teacher_run, digits_teacher, tmp_path) -> Places:
-    return Places(digits_root, teacher_run, digits_teacher, tmp_path)
+def places(data_root, teacher_run, digits_teacher, tmp_path) -> Places:
+    return Places(data_root, teacher_run, digits_teacher, tmp_path)
 
 
 @pytest.mark.parametrize(("document", "command"), COMMANDS)
@@ -49,6 +70,37 @@ def test_every_file_that_a_document_names_is_there(path):
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_no_placeholder_is_left(path):
     assert re.findall(r"\b[A-Z]+_TABLE\b|\bTODO\b|\bTBD\b", path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_every_block_that_a_reader_may_type_is_collected(path):
+    text = path.read_text(encoding="utf-8")
+    assert find_uncollected(text) == []
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == len(re.findall(r"^```bash", text, flags=re.MULTILINE))
+    for block in blocks:
+        assert read_commands(f"```bash\n{block}```\n"), block
+
+
+SKIPPED = [
+    "```sh\npython main.py --help\n```\n",
+    "- do\n  ```bash\n  python main.py --help\n  ```\n",
+    "~~~bash\npython main.py --help\n~~~\n",
+    "```console\n$ ls\n```\n",
+    "```Bash\npython main.py --help\n```\n",
+    "```text\npython main.py --help\n```\n",
+    "```\n$ python -m tools.runs list\n```\n",
+    "```yaml\nbash run_commands.sh test\n```\n",
+]
+
+
+@pytest.mark.parametrize("text", SKIPPED)
+def test_a_block_that_would_be_skipped_is_found(text):
+    assert read_commands(text) == []
+    assert find_uncollected(text) != []
+    assert (
+        find_uncollected("```bash\npython main.py --help\n```\n```text\nwhat it says\n```\n") == []
+    )
 
 
 def test_commands_are_read_from_bash_blocks_alone():

@@ -21,6 +21,9 @@ from utils.config import change, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 _PLACES = ("data", "/data")
+_FENCE = re.compile(r"(?P<indent>\s*)(?P<mark>`{3,}|~{3,})\s*(?P<kind>[\w+-]*)")
+_SHELLS = ("bash", "sh", "shell", "zsh", "console", "shell-session", "bash-session", "terminal")
+_TYPED = re.compile(r"\s*(\$ |>? ?python3? (main\.py|-m (tools|train)\.|tools/)|bash run_commands)")
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,33 @@ class Places:
 
 class UnknownCommandError(AssertionError):
     """A documented command that is neither run nor given a dry form."""
+
+
+def list_documents() -> list[Path]:
+    """Every Markdown file of the repository, wherever it lies."""
+    names = [path.relative_to(ROOT) for path in ROOT.rglob("*.md")]
+    return [ROOT / name for name in sorted(names) if not name.as_posix().startswith(".")]
+
+
+def find_uncollected(text: str) -> list[str]:
+    """Blocks that a reader may type from, but `read_commands` does not see.
+
+    Commands stand in ```bash blocks at the margin; a block of another kind, or of none, must not
+    begin a line with a program of this repository or a prompt.
+    """
+    wrong, kind = [], None
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = _FENCE.match(line)
+        if fence and kind is None:
+            kind = fence["kind"]
+            is_margin = not fence["indent"] and fence["mark"] == "```"
+            if kind.lower() in _SHELLS and (kind != "bash" or not is_margin):
+                wrong.append(f"line {number}: {line.strip()}")
+        elif fence and not fence["kind"]:
+            kind = None
+        elif kind is not None and kind.lower() not in _SHELLS and _TYPED.match(line):
+            wrong.append(f"line {number}: {line.strip()}")
+    return wrong
 
 
 def read_commands(text: str) -> list[str]:
@@ -134,6 +164,8 @@ def _split_chain(tokens: Sequence[str]) -> list[list[str]]:
 def _check_run(flags: Sequence[str], places: Places) -> str:
     if flags == ["--help"]:
         return "help: tests/utils/test_config.py"
+    # What is printed is the subject of tests/utils/test_layers.py.
+    flags = [flag for flag in flags if flag != "--print-config"]
     # Stored answers belong to one teacher: tests/test_documented_runs.py makes and replays them.
     flags = [flag for flag in flags if not flag.startswith("--distill.teacher_cache=")]
     config = load_config([place_flag(flag, places) for flag in flags])
