@@ -49,11 +49,16 @@ def describe_end(job: Job, score_name: str, state: TrainState, last: float) -> l
         best = _read_best_step(job)
         when = "" if best is None else f" at step {best}"
         lines.append(
-            f"best {score_name} {state.best_score:.2f}{when}; at the end, step {state.step}, "
-            f"{last:.2f}"
+            f"best {score_name} {_show_score(state.best_score)}{when}; at the end, step "
+            f"{state.step}, {_show_score(last)}"
         )
     places = f"checkpoints in {job.run.checkpoints}, student and metrics in {job.run.place}"
     return [*lines, places, f"complete: {job.run.place}"]
+
+
+def _show_score(score: float) -> str:
+    """Two places of a percentage, four digits of what is smaller than one."""
+    return f"{score:.2f}" if abs(score) >= 1 else f"{score:.4g}"
 
 
 def _read_best_step(job: Job) -> int | None:

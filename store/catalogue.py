@@ -131,6 +131,8 @@ LEARNT = (
     Metric("nll", "nats", "lower", "deterministic",
            "negative log-likelihood of a target under the predicted normal distribution"),
     Metric("mse/*", "", "lower", "deterministic", "mean squared error of one target"),
+    Metric("nll/*", "nats", "lower", "deterministic",
+           "negative log-likelihood of one target"),
     Metric("mae/*", "", "lower", "deterministic", "mean absolute error of one target"),
     Metric("r2/*", "", "higher", "deterministic", "1 - squared error / variance of one target"),
     Metric("examples", "examples", "none", "deterministic", "examples that were counted"),

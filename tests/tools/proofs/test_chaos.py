@@ -110,6 +110,22 @@ def test_kills_of_a_student_with_a_teacher_of_its_own(tmp_path, teacher_run, dig
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_five_kills_of_a_regression(tmp_path):
+    """Its average teaches it, and dropout draws in each step."""
+    flags = ("--train.steps=300", "--train.ema", "--distill.teacher=ema",
+             "--distill.loss=prediction_mse", "--model.args.dropout=0.1", "--kills=5", "--seed=5",
+             "--checkpoint-every=20")  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.proofs.chaos", "--runtime=cpu", f"--out={tmp_path}",
+         "--config=configs/regression/friedman1_student.yaml", *flags],
+        cwd=ROOT, env={**get_environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills survived: 5 of 5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
+
+
 # ---- from each runtime to each
 
 WAY = ("xla", "cpu2", "fsdp4", "cpu", "spmd4", "xla2", "cpu")
