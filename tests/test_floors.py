@@ -72,6 +72,8 @@ READERS_LIBRARIES = {
     "sqlalchemy": ("store/index/",),
     "scipy": ("store/compare/",),
     "pyarrow": ("store/export.py",),
+    "numpy": ("store/sketches.py",),
+    "ddsketch": ("store/sketches.py",),
 }
 # Programs that also run by their path, and so must find the house themselves.
 BY_PATH = ("tools/compile_for_tpu.py", "tools/test_tfds_loader.py",

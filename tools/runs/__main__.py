@@ -60,6 +60,7 @@ def _add_show(commands: Commands) -> None:
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--config", action="store_true", help="with its whole configuration")
+    parser.add_argument("--quantiles", action="store_true", help="of throughput, waits, grad_norm")
 
 
 def _add_compare(commands: Commands) -> None:

@@ -24,6 +24,8 @@ from utils.json_types import JsonObject
 from utils.storage import LocalFolder
 
 _CURVES = 6
+_SPREAD = ("grad_norm", "input_wait_s", "checkpoint_held_s")
+_QUANTILES = (0.01, 0.5, 0.95, 0.99)
 
 
 def show_run(options: argparse.Namespace) -> None:
@@ -38,6 +40,8 @@ def show_run(options: argparse.Namespace) -> None:
         print_json({**told, "config": record.config})
         return
     print_run(record, told)
+    if options.quantiles:
+        create_console().print("", _make_quantiles(record))
     if options.config:
         table = create_table("key", "value", title="configuration")
         for key, value in record.config.items():
@@ -106,6 +110,25 @@ def _make_curves(record: RunRecord) -> Table:
     shown = {name: values for name, values in curves.items() if len(values) > 1}
     for name, values in list(shown.items())[:_CURVES]:
         table.add_row(name, format_value(values[0]), format_value(values[-1]), draw_line(values))
+    return table
+
+
+def _make_quantiles(record: RunRecord) -> Table:
+    """Quantiles of numbers of training that say how evenly a run went, over its log points."""
+    from store.sketches import QuantileSketch
+
+    numbers: dict[str, list[float]] = {}
+    for line in record.lines:
+        for name, value in get_finite_or_told(line).items() if line["kind"] == TRAIN else ():
+            if name in _SPREAD or name.endswith("_per_s"):
+                numbers.setdefault(name, []).append(value)
+    titles = [f"p{100 * q:g}>" for q in _QUANTILES]
+    table = create_table("number", *titles, "nan or inf>", title="[bold]over log points[/bold]")
+    for name, values in numbers.items():
+        sketch = QuantileSketch()
+        sketch.add(values)
+        cells = [format_value(sketch.get_quantile(q)) for q in _QUANTILES]
+        table.add_row(name, *cells, str(sum(sketch.special.values())))
     return table
 
 

@@ -55,8 +55,17 @@ def test_a_run_is_shown_by_any_of_its_names(ask, root):
     assert said[0] == said[1] == said[2]
     assert said[0]["values"]["eval.top1"] == 61.0 and said[0]["config"]["train.seed"] == 1
     assert json.loads(ask("show", said[0]["id"], "--json")[1]) == said[0]
-    out = ask("show", "run1", "--config")[1]
-    for word in ("complete", "eval.top1", "loss/total", "abc", "model.args.depth", "0 to 4"):
+    out = ask("show", "run1", "--config", "--quantiles")[1]
+    for word in (
+        "p95",
+        "img_per_s",
+        "complete",
+        "eval.top1",
+        "loss/total",
+        "abc",
+        "model.args.depth",
+        "0 to 4",
+    ):
         assert word in out
 
 
