@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,12 @@ from torch import nn
 
 from datasets import VectorFacts, describe_dataset, require_vectors
 from losses import GAUSSIAN, WeightedLoss, create_weighted_loss, get_regression_loss
-from models.factory import MODELS
 from tasks.dry_run import FeatureShapes
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
 from tasks.regress_teachers import (
     check_columns,
+    check_model_name,
     check_terms,
     create_row_teachers,
     find_row_shapes,
@@ -31,6 +30,8 @@ if TYPE_CHECKING:
 
 # A spread below this share of the mean is none that float32 could see.
 _RESOLUTION = 1e-6
+# What float64's rounding leaves of a spread of nothing.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class RegressCheck(TaskCheck):
         self.config = config
         self._shapes: FeatureShapes = ({}, {})
         self.losses = create_regression_loss(config)
-        _check_model_name(config.model.name)
+        check_model_name(config.model.name, "model.name")
         self.dataset = describe_dataset(config.data)
         self.rows = require_vectors(self.dataset.examples["train"], config.data.source)
         self._check_alike()
@@ -137,17 +138,6 @@ def create_regression_loss(config: RunConfig) -> WeightedLoss:
     return create_weighted_loss(config.distill, get_regression_loss(config.train.task_loss))
 
 
-def _check_model_name(name: str) -> None:
-    """Refuse a model that takes images, say: its arguments tell."""
-    own = {one: inspect.signature(MODELS.get(one)).parameters for one in MODELS}
-    fitting = [one for one, parameters in own.items() if "in_features" in parameters]
-    if name not in fitting:
-        raise UserError(
-            f"model.name ({name!r}) takes no rows of numbers, which train.task=regress learns "
-            f"from; choose one of {', '.join(fitting)}"
-        )
-
-
 def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[float]]:
     """The statistics that data.standardise asks the model to use; refuses a constant column."""
     wanted, key = config.data.standardise, "data.standardise"
@@ -159,9 +149,16 @@ def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[f
         for name, mean, std in columns:
             if std <= _RESOLUTION * abs(mean):
                 raise UserError(
-                    f"{key} ({wanted}): the {side} column {name!r} is constant ({mean:g}) on "
-                    f"data.train_split ({config.data.train_split}), so it has no spread to divide "
-                    f"by; leave it out of data.{side}_columns"
+                    f"{key} ({wanted}): the {side} column {name!r} {_explain_spread(mean, std)} on "
+                    f"data.train_split ({config.data.train_split}); leave it out of "
+                    f"data.{side}_columns, or set {key}"
                 )
     return {f"{side}_{kind}": given[f"{side}_{kind}"] for side in sides[wanted]
             for kind in ("mean", "std")}  # fmt: skip
+
+
+def _explain_spread(mean: float, std: float) -> str:
+    """Why a column cannot be divided by its spread."""
+    if std <= _ROUNDING * abs(mean):
+        return f"is constant ({mean:g})"
+    return f"has a spread of {std:g} about {mean:g}, which float32 hardly sees: subtract its mean"

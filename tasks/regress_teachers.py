@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from torch import nn
 from datasets import VectorFacts
 from losses import Loss, LossInputs, WeightedLoss, combine_answers
 from models import EMA, RowTeacher, get_feature_shapes, get_teacher_sections, open_teacher
+from models.factory import MODELS
 from tasks.dry_run import FeatureShapes
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -43,6 +45,7 @@ def create_row_teachers(
 def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:
     _refuse_keys_of_images(section)
     source = open_teacher(section)
+    check_model_name(source.name, "distill.teacher")
     check_columns(source.facts, rows, f"distill.teacher ({section.weights or source.name!r})")
     model = source.build(
         {
@@ -67,6 +70,17 @@ def _refuse_keys_of_images(section: TeacherSection) -> None:
         raise UserError(
             f"distill.teachers dtype ({section.dtype}) would round the statistics that "
             "a teacher of rows holds; leave it out"
+        )
+
+
+def check_model_name(name: str, key: str) -> None:
+    """Refuse a model that takes images, say: its arguments tell."""
+    own = {one: inspect.signature(MODELS.get(one)).parameters for one in MODELS}
+    fitting = [one for one, parameters in own.items() if "in_features" in parameters]
+    if name not in fitting:
+        raise UserError(
+            f"{key} ({name!r}) takes no rows of numbers, which train.task=regress learns from; "
+            f"choose one of {', '.join(fitting)}"
         )
 
 

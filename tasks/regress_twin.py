@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from datasets import describe_dataset, require_vectors
+from models import EMA, get_teacher_sections
+from models.factory import build_model
 from tasks.protocol import Twin
 from utils.config import change
+from utils.storage import is_there
+from utils.weights import EXPORT_FILE, open_weights, write_weights
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
+    from utils.config.distill import TeacherSection
 
 
 class RegressTwin(Twin):
@@ -46,3 +51,28 @@ class RegressTwin(Twin):
                 "train_split": "train", "eval_split": "validation", "test_split": "",
                 "input_columns": [], "target_columns": []}  # fmt: skip
         return change(self._config, data=data)
+
+    def replace_teachers(
+        self, config: RunConfig, folder: Path, *, only_missing: bool = False
+    ) -> RunConfig:
+        """Random weights of the teachers' own shapes, or of what the section says."""
+        teachers = [
+            one
+            if one.model == EMA or (only_missing and one.weights)
+            else self._create_teacher(one, folder / f"teacher{number}")
+            for number, one in enumerate(get_teacher_sections(config.distill))
+        ]
+        given = [one.model_dump() for one in teachers]
+        return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
+
+    def _create_teacher(self, section: TeacherSection, folder: Path) -> TeacherSection:
+        known = section.weights and is_there(section.weights)
+        facts = open_weights(section.weights, "distill.teacher_weights").facts if known else {}
+        name = section.model or facts.get("model", self._config.model.name)
+        arguments = {**facts.get("args", {}), **section.args}
+        sizes = {**self._sizes, "variance": facts.get("variance", False)}
+        model = build_model(name, {**arguments, **sizes}, key="distill.teacher")
+        folder.mkdir(parents=True)
+        told = {"model": name, "args": arguments, "variance": sizes["variance"]}
+        write_weights(folder / EXPORT_FILE, model.state_dict(), told)
+        return section.model_copy(update={"model": "", "weights": str(folder), "args": {}})

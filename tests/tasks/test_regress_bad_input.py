@@ -31,6 +31,7 @@ def bad(root) -> Path:
     age = np.arange(40.0)
     np.savez(root / "inf.npz", inputs=np.where(age == 17, np.inf, age), targets=age)
     np.savez(root / "huge.npz", inputs=np.where(age == 3, 1e39, age), targets=age)
+    np.savez(root / "far.npz", inputs=age + 1e9, targets=age)
     np.savez(root / "uneven.npz", inputs=age[:30], targets=age)
     np.savez(root / "cube.npz", inputs=age.reshape(10, 2, 2), targets=age[:10])
     np.savez(root / "pickled.npz", inputs=np.array([{}], dtype=object), targets=age[:1])
@@ -62,6 +63,10 @@ WRONG = [
      "leave it out of data.input_columns"),
     (("--data.name=flat.csv", "--data.target_columns=[age]", *FITS),
      "the target column 'age' is constant", "data.target_columns"),
+    (("--data.name=far.npz", "--data.target_columns=[targets]", *FITS),
+     "has a spread of 11.5434 about 1e+09", "subtract its mean"),
+    (("--teacher=resnet18", "--kd=prediction_mse"), "distill.teacher ('resnet18') takes no rows",
+     "linear, mlp"),
     (("--data.name=ragged.csv", *FITS), "data.name (ragged.csv) cannot be read as csv", "whole?"),
     (("--data.name=empty.csv", *FITS), "data.name (empty.csv) cannot be read as csv", ""),
     (("--data.name=broken.npz", *FITS), "data.name (broken.npz) cannot be read as npz", "whole?"),

@@ -13,6 +13,7 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from losses.regression import compute_absolute_error, compute_huber, compute_squared_error
+from tasks.regress_twin import RegressTwin
 from tests.tasks.test_regress import create_flags, load, read_all
 from tests.tasks.test_regress import root as root
 from utils.errors import UserError
@@ -160,3 +161,15 @@ def test_a_teacher_that_knows_nothing_is_refused(root, tmp_path, capsys):
                          f"--run.output_dir={tmp_path}", "--run.run_id=b")  # fmt: skip
     assert main.main(flags) == 2
     assert "no better than the targets' mean" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_twin_has_teachers_of_the_same_shape_and_no_data(root, teacher, tmp_path):
+    own = load(root, *teach(teacher, {"name": "prediction_mse"}))
+    twin = RegressTwin(own, {})
+    made = twin.replace_teachers(twin.replace_data(64, tmp_path), tmp_path)
+    parts = build_parts(create_runtime(made.runtime), check(made))
+    shapes = {name: value.shape for name, value in parts.task.teachers[0].state_dict().items()}
+    wanted = build(root, *teach(teacher, {"name": "prediction_mse"})).task.teachers[0].state_dict()
+    assert shapes == {name: value.shape for name, value in wanted.items()}
+    kept = twin.replace_teachers(own, tmp_path / "kept", only_missing=True)
+    assert kept.distill.teachers[0].weights == str(teacher)
