@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from datasets import Batch
 from tasks.facts import TaskFacts
+from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.metrics import Evaluation
 
@@ -104,13 +105,15 @@ class Twin(Protocol):
     ) -> RunConfig:
         """The same run with teachers of random weights, written below `folder`.
 
+        Unless a twin says otherwise its teachers keep their weights, which must be here.
+
         Args:
           only_missing: teachers that have weights keep them.
 
         Raises:
           UserError: a teacher's sizes cannot be told, or it does not fit.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no teachers to replace")
+        return config
 
     def replace_answers(
         self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
@@ -119,8 +122,14 @@ class Twin(Protocol):
 
         Args:
           steps: of an epoch.
+
+        Raises:
+          UserError: the task makes none up.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no answers to replace")
+        raise UserError(
+            f"distill.teacher_cache ({config.distill.teacher_cache!r}): answers of train.task="
+            f"{config.train.task} are not made up; leave it out and give distill.teacher_weights"
+        )
 
 
 class RunTask(Protocol):

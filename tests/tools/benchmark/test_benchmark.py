@@ -18,6 +18,8 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from tests.support.child_runs import get_environment
+from tests.support.language import create_language_argv
+from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import (
     SYNTHETIC,
     VIT_ARGS,
@@ -35,6 +37,9 @@ from utils.errors import UserError
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
 FEW = ("--steps=2", "--repeats=3", "--warmup-steps=1")
+# Of one token of tests.support.language: two blocks of width 32 with two heads of keys and values,
+# attention to 8 places, a head of 5 tokens; the embedding is no product.
+LANGUAGE_FLOPS = 3 * 2 * (2 * (2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 96 + 2 * 8 * 32) + 5 * 32)
 # Every figure that a report promises, and what it may be.
 FIGURES = {
     "img_per_s": float, "img_per_s_repeats": list, "step_p50_s": float, "step_p95_s": float,
@@ -79,6 +84,28 @@ def test_a_report_holds_figures_environment_and_configuration(tmp_path, device, 
     assert row["git_commit"] == environment["git_commit"]
     assert json.loads(row["config"]) == report["config"]
     assert "img/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("create", "unit", "per_example", "flops"),
+    [(create_language_argv, "tokens", 8, 8 * LANGUAGE_FLOPS),
+     (create_regression_argv, "rows", 1, 3 * 2 * 16 + 2 * 2 * 10 * 16)],
+    ids=["language", "regress"],
+)  # fmt: skip
+def test_every_task_counts_in_its_own_unit(tmp_path, capsys, create, unit, per_example, flops):
+    path = tmp_path / "report.json"
+    argv = create(tmp_path / "runs")
+    for more in ((), ("--input=synthetic", f"--compare={path}", "--tolerance=0.9")):
+        code = benchmark.main([*argv, *FEW, *(more or (f"--json={path}",))])
+        # The input is part of what is compared.
+        assert code == (2 if more else 0)
+    (result,) = json.loads(path.read_text())["results"]
+    assert (result["unit"], result["units_per_example"]) == (unit, per_example)
+    rate, size = result[f"{unit}_per_s"], result["global_batch_size"]
+    assert rate == sorted(result[f"{unit}_per_s_repeats"])[1]
+    assert rate * result["step_p50_s"] == pytest.approx(size * per_example, rel=0.8)
+    assert result["flops_per_example"]["total"] == flops
+    assert f"{unit}/s" in capsys.readouterr().out
 
 
 def test_every_measured_step_is_the_engines_own(tmp_path, monkeypatch):

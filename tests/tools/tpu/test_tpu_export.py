@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from big_vision.input.synthetic import parse_synthetic_name
+from tests.support.language import create_language_argv
+from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import create_config
 from tools.tpu.derive import derive_config
 from tools.tpu.export import StepExport, compute_digest, trace_step
@@ -37,6 +39,24 @@ def test_the_traced_step_is_whole_and_gives_its_memory_back(tmp_path):
     assert (export.gradients_alive, export.host_ops) == ([], [])
     assert len(export.donations) >= len(weights) + len(averages) + len(moments)
     assert len(set(export.donations.values())) == len(export.donations)
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(
+    ("create", "unit", "shapes"),
+    [(create_language_argv, ("tokens", 8), {"tokens": [9]}),
+     (create_regression_argv, ("rows", 1), {"inputs": [10], "targets": [1]})],
+    ids=["language", "regress"],
+)  # fmt: skip
+def test_the_step_of_every_task_is_traced_without_its_data(tmp_path, create, unit, shapes):
+    config = load_config(create(tmp_path / "runs", "--runtime.precision=bf16", "--train.ema"))
+    export = trace_step(derive_config(config, tmp_path / "twin", batch=4, devices=1))
+    assert (export.unit, export.shapes, export.examples) == (unit, shapes, 4)
+    moments = [name for name in export.arguments if name.endswith("|exp_avg")]
+    weights = {name.removeprefix("optimizer/").removesuffix("|exp_avg") for name in moments}
+    assert len(moments) > 2 and weights <= set(export.arguments)
+    assert {f"batch/{name}" for name in (*shapes, "mask")} <= set(export.arguments)
+    assert export.undonated == export.gradients_alive == export.host_ops == []
 
 
 @pytest.mark.xla
