@@ -23,7 +23,7 @@ def choose_chunk(examples: int, length: int, vocab_size: int, limit_mib: float) 
 
 
 def score_in_chunks(
-    hidden: Tensor, weight: Tensor, score: Score, chunk: int
+    hidden: Tensor, weight: Tensor, score: Score, chunk: int, *, devices: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Sums of `score` over all chunks of a sequence.
 
@@ -35,6 +35,8 @@ def score_in_chunks(
       hidden: [B, T, C].
       weight: [V, C] of the head.
       chunk: places of a chunk; the last one may hold fewer.
+      devices: of a mesh, that the examples are dealt to. Each adds the weight's gradient of all
+        chunks up by itself, so that a step sums over devices once, in float32.
 
     Returns:
       The scalar, which carries gradients to `hidden` and `weight`, and the detached sums [S].
@@ -42,7 +44,8 @@ def score_in_chunks(
     if not torch.is_grad_enabled():
         # The function would be told of the weight's gradient all the same, and compute it.
         hidden, weight = hidden.detach(), weight.detach()
-    return _ScoreInChunks.apply(hidden, weight, score, chunk)
+    apart = devices if len(hidden) % devices == 0 else 1
+    return _ScoreInChunks.apply(hidden, weight, score, chunk, apart)
 
 
 def iterate_chunks(length: int, chunk: int) -> Iterator[slice]:
@@ -56,7 +59,7 @@ class _ScoreInChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, score: Score, chunk: int
+        ctx: Any, hidden: Tensor, weight: Tensor, score: Score, chunk: int, devices: int
     ) -> tuple[Tensor, Tensor]:
         needs = ctx.needs_input_grad[:2]
         with torch.autocast(hidden.device.type, enabled=False):
@@ -72,8 +75,10 @@ class _ScoreInChunks(torch.autograd.Function):
                 if needs[0]:
                     d_hidden.append(torch.einsum("btv,vc->btc", slope, cast))
                 if needs[1]:
-                    own = torch.einsum("btv,btc->vc", slope, part).float()
+                    own = _multiply(slope, part, devices)
                     d_weight = own if d_weight is None else d_weight + own
+            if d_weight is not None and devices > 1:
+                d_weight = d_weight.sum(dim=0)
         ctx.save_for_backward(torch.cat(d_hidden, dim=1) if d_hidden else None, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.mark_non_differentiable(sums)
@@ -85,7 +90,16 @@ class _ScoreInChunks(torch.autograd.Function):
             None if kept is None else (kept.float() * gradient).to(dtype)
             for kept, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return *scaled, None, None
+        return *scaled, None, None, None
+
+
+def _multiply(slope: Tensor, part: Tensor, devices: int) -> Tensor:
+    """Float32 gradient [V, C] of a chunk's weight; of several devices one each, [D, V, C]."""
+    if devices == 1:
+        return torch.einsum("btv,btc->vc", slope, part).float()
+    # A product in bfloat16 would be rounded before the sum over devices.
+    left, right = (one.float().unflatten(0, (devices, -1)) for one in (slope, part))
+    return torch.einsum("zbtv,zbtc->zvc", left, right)
 
 
 def _score_chunk(

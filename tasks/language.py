@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from datasets import Loader, TokenBatch, require_tokens
 from losses import LossOutput, create_weighted_loss
 from losses.chunked import Score, choose_chunk, count_next_tokens, score_in_chunks
-from models import TokenTeacher
+from models import EMA, TokenTeacher, create_model, create_token_teachers, get_teacher_sections
 from tasks.language_check import LanguageCheck, LanguageFacts
 from tasks.language_twin import LanguageTwin
 from tasks.protocol import RunTask, SumOver
@@ -58,6 +58,11 @@ class Language(RunTask):
         self.teaching = TokenTeaching(config, self.losses, self.tokens)
         self._devices = 1
         self._token_bytes = torch.tensor(self.tokens.token_bytes, dtype=torch.float32)
+
+    @property
+    def teachers(self) -> list[TokenTeacher]:
+        """Those that run in the step; the student's average may be among them."""
+        return self.teaching.teachers
 
     def to_device(self, runtime: Runtime) -> None:
         """Learn how many devices share the examples that this process sees."""
@@ -193,6 +198,24 @@ class Language(RunTask):
         """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
 
+    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """Teachers like those in the step, with the student's tokens."""
+        distill, inputs = self.config.distill, self.create_inputs(examples).to("meta")
+        if distill.teacher_cache:
+            return []
+        shadows = create_token_teachers(distill, self.tokens, device="meta")
+        averages = [one for one in get_teacher_sections(distill) if one.model == EMA]
+        models = [one.model.float() for one in shadows]
+        models += [
+            create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
+            for _ in averages
+        ]
+        return [(model, inputs) for model in models]
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """Teachers with weights of their own."""
+        return {f"teacher{n or ''}": one for n, one in enumerate(self.teaching.own)}
+
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """The logits of all tokens at once, which a step makes chunk by chunk."""
         return model.compute_logits(model(inputs))
@@ -264,7 +287,7 @@ class Language(RunTask):
         weight = model.head_weight
         limit = self.config.train.logits_mib / answers
         chunk = choose_chunk(-(-examples // self._devices), length, len(weight), limit)
-        return score_in_chunks(hidden, weight, score, chunk)
+        return score_in_chunks(hidden, weight, score, chunk, devices=self._devices)
 
     def _count_bytes(self, targets: Tensor, valid: Tensor) -> Tensor:
         """Bytes of text that the targets of valid windows stand for; 0 where nobody knows."""

@@ -45,6 +45,23 @@ def test_chunks_give_the_loss_and_the_gradients_of_all_logits(chunk):
     assert max(shape[1] for _, shape in seen) == chunk
 
 
+def test_devices_add_the_heads_gradient_up_apart():
+    """Three examples on three devices, or on two, which do not divide them."""
+    found = []
+    for devices in (1, 2, 3):
+        hidden, weight, targets = create_tensors(torch.float32)
+
+        def score(logits, places, targets=targets):
+            nats, _, _ = count_next_tokens(logits, targets[:, places])
+            return nats.sum(), torch.zeros(1)
+
+        total, _ = score_in_chunks(hidden, weight, score, 4, devices=devices)
+        total.backward()
+        found.append((total, hidden.grad, weight.grad))
+    for values in found[1:]:
+        torch.testing.assert_close(values, found[0])
+
+
 def test_a_teacher_answers_chunk_by_chunk():
     """The seam of distillation: a score makes another model's logits of the same places."""
     hidden, weight, _ = create_tensors(torch.float32)
