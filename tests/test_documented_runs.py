@@ -86,6 +86,8 @@ NOT_RUN = {
     r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
     r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
     r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",
+    r"python -m tools\.proofs\.jax_decoder ": "TPU compiler: "
+    "tests/tools/proofs/test_jax_decoder.py",
     r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
     r"python -m tools\.runs ": "parsed by tests/test_readme.py, run in tests/tools/runs",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
