@@ -107,6 +107,16 @@ def _add_trend(commands: Commands) -> None:
     )
 
 
+def _add_cost(commands: Commands) -> None:
+    parser = _add(commands, "cost", "costing:show_costs", "device-hours, money, goodput of runs")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUNs")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML of prices (docs/runs.md)")
+    parser.add_argument("--metric", default="", metavar="KEY", help="what was got for it")
+
+
 def _add_export(commands: Commands) -> None:
     parser = _add(commands, "export", "exporting:export", "runs and their histories as tables")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
@@ -168,8 +178,8 @@ def _add_json(parser: ProgramParser) -> None:
 
 
 _COMMANDS = (
-    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_export, _add_validate,
-    _add_tag, _add_reindex, _add_schemas,
+    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_cost, _add_export,
+    _add_validate, _add_tag, _add_reindex, _add_schemas,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,0 +1,151 @@
+"""What runs have cost: device-hours of their attempts, and money by a table that the user gives."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from store.catalogue import TRAIN
+from store.record import RunRecord
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+_HOUR_S = 3600.0
+# Time of a line in which the loop did nothing for the run.
+_WAITS = ("input_wait_s", "checkpoint_held_s")
+
+
+class DevicePrice(BaseModel):
+    """What one device costs from a day on.
+
+    Attributes:
+      device: its kind, the `hardware` of the run's environment, or else its `device`; `*` stands
+        for any text.
+      usd_per_device_hour: as the user pays it; nothing is known here of anybody's prices.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    device: str = Field(min_length=1)
+    since: datetime.date
+    usd_per_device_hour: float = Field(ge=0, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """What a run has cost so far.
+
+    Attributes:
+      paid_s: sum over attempts, from their beginning to their end.
+      device_hours: the same times the devices of each.
+      usd: none: there is no table, or it has no price for a device on that day.
+      is_least: an attempt was killed: it counts as far as its lines go.
+      goodput: share of the paid time in which steps were made that still count, without waits for
+        input and checkpoints; none: nothing was paid for.
+      unpriced: devices without a price.
+    """
+
+    paid_s: float
+    device_hours: float
+    usd: float | None
+    is_least: bool
+    goodput: float | None
+    unpriced: tuple[str, ...]
+
+
+def read_prices(path: Path) -> list[DevicePrice]:
+    """The rows of a YAML file: a list of `device`, `since` and `usd_per_device_hour`.
+
+    Raises:
+      UserError: it cannot be read, or a row says something else.
+    """
+    try:
+        rows = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return TypeAdapter(list[DevicePrice]).validate_python(rows)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--prices {path} cannot be read: {reason}; give a YAML file") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"--prices {path}: {place or 'the file'}: {first['msg'].lower()}; write a list of "
+            "{device, since, usd_per_device_hour}"
+        ) from error
+
+
+def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
+    """What a run has cost so far by its attempts."""
+    paid, hours, usd, is_least = 0.0, 0.0, 0.0, False
+    unpriced = []
+    environment = record.facts.get("environment")
+    environment = environment if isinstance(environment, dict) else {}
+    for attempt in record.attempts:
+        seconds, is_whole = _measure(record, attempt)
+        hardware = attempt.get("hardware")
+        # Attempts of earlier programs did not tell the kind of device, the run did.
+        hardware = {**environment, **(hardware if isinstance(hardware, dict) else {})}
+        devices = hardware.get("devices") or hardware.get("world_size") or 1
+        price = _find_price(hardware, attempt.get("began", 0.0), prices)
+        if price is None:
+            unpriced.append(_name_device(hardware))
+        paid, is_least = paid + seconds, is_least or not is_whole
+        hours += devices * seconds / _HOUR_S
+        usd += devices * seconds / _HOUR_S * (price.usd_per_device_hour if price else 0.0)
+    useful = _measure_useful(record)
+    return RunCost(
+        paid, hours, usd if prices and not unpriced else None, is_least,
+        min(1.0, useful / paid) if paid and not is_least else None, tuple(sorted(set(unpriced))),
+    )  # fmt: skip
+
+
+def find_front(points: Sequence[tuple[float, float] | None], *, is_higher_better: bool) -> set[int]:
+    """Places of (cost, metric) that no other one beats in both; none: it takes no part."""
+    sign = 1.0 if is_higher_better else -1.0
+    known = [(cost, -sign * value, i) for i, p in enumerate(points) if p for cost, value in [p]]
+    front, best = set(), float("inf")
+    for _, value, place in sorted(known):
+        if value < best:
+            best = value
+            front.add(place)
+    return front
+
+
+def _measure(record: RunRecord, attempt: JsonObject) -> tuple[float, bool]:
+    """Seconds of an attempt, and whether its end is known."""
+    began, ended = attempt.get("began"), attempt.get("ended")
+    if isinstance(began, int | float) and isinstance(ended, int | float):
+        return max(0.0, ended - began), True
+    number = attempt.get("attempt")
+    times = [(line.get("attempt"), line.get("time_s")) for line in record.lines]
+    known = [(one, t) for one, t in times if isinstance(one, int) and isinstance(t, int | float)]
+    mine = [t for one, t in known if one == number]
+    before = [t for one, t in known if isinstance(number, int) and one < number]
+    return (max(0.0, mine[-1] - (before[-1] if before else 0.0)) if mine else 0.0), False
+
+
+def _measure_useful(record: RunRecord) -> float:
+    lines = [line for line in record.lines if line["kind"] == TRAIN]
+    times = [line["time_s"] for line in lines if isinstance(line.get("time_s"), int | float)]
+    waits = (line.get(name) or 0.0 for line in lines for name in _WAITS)
+    return max(0.0, (times[-1] if times else 0.0) - sum(waits))
+
+
+def _find_price(
+    hardware: JsonObject, began: float, prices: Sequence[DevicePrice]
+) -> DevicePrice | None:
+    """The newest price of the device that held on the day."""
+    day = datetime.datetime.fromtimestamp(began, datetime.UTC).date()
+    name = _name_device(hardware)
+    known = [one for one in prices if fnmatchcase(name, one.device) and one.since <= day]
+    return max(known, key=lambda one: one.since, default=None)
+
+
+def _name_device(hardware: JsonObject) -> str:
+    return str(hardware.get("hardware") or hardware.get("device") or "unknown")

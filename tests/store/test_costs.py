@@ -1,0 +1,111 @@
+"""Device-hours, money by the user's own table, goodput, and what gives most for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from store.costs import DevicePrice, compute_cost, find_front, read_prices
+from store.record import RunRecord
+from tests.support.stored_runs import make_run
+from tools.runs.__main__ import main
+from utils.errors import UserError
+
+DAY = 1_790_000_000.0  # 2026-09-21
+
+
+def make(root: Path, name: str, attempts: list[dict], top1: float = 50.0) -> RunRecord:
+    """A run of four steps with 100 s of training, of which 10 were waits."""
+    lines = [{"step": step, "kind": "train", "attempt": 1 + step // 3, "time_s": 25.0 * step,
+              "input_wait_s": 2.0, "checkpoint_held_s": 0.5} for step in range(1, 5)]  # fmt: skip
+    run = make_run(root, name, lines=lines, final={"eval_top1": top1})
+    text = "".join(json.dumps(one) + "\n" for one in attempts)
+    (run.path / "attempts.jsonl").write_text(text)
+    return RunRecord(run.path)
+
+
+def attempt(number: int, began: float, seconds: float | None, **hardware: object) -> list[dict]:
+    start = {"attempt": number, "host": "vm", "pid": 1, "began": began, "from_step": 0,
+             "hardware": {"hardware": "TPU v5 lite", "devices": 8, **hardware}}  # fmt: skip
+    if seconds is None:
+        return [start]
+    return [start, {"attempt": number, "ended": began + seconds, "to_step": 4, "status": "x"}]
+
+
+PRICES = [DevicePrice(device="TPU v5*", since="2026-01-01", usd_per_device_hour=2.0),
+          DevicePrice(device="TPU v5*", since="2026-09-22", usd_per_device_hour=1.0)]  # fmt: skip
+
+
+def test_each_attempt_is_paid_at_the_price_of_its_day(tmp_path):
+    two = attempt(1, DAY, 90.0) + attempt(2, DAY + 2 * 86400, 110.0)
+    cost = compute_cost(make(tmp_path, "a", two), PRICES)
+    assert (cost.paid_s, cost.is_least, cost.unpriced) == (200.0, False, ())
+    assert cost.device_hours == pytest.approx(8 * 200 / 3600)
+    assert cost.usd == pytest.approx(8 * (90 * 2.0 + 110 * 1.0) / 3600)
+    assert cost.goodput == pytest.approx((100 - 10) / 200)
+    assert compute_cost(make(tmp_path, "b", two), []).usd is None
+
+
+def test_a_killed_attempt_counts_as_far_as_its_lines_go(tmp_path):
+    two = attempt(1, DAY, None) + attempt(2, DAY + 500, 60.0)
+    cost = compute_cost(make(tmp_path, "a", two), PRICES)
+    assert cost.is_least and cost.paid_s == 50.0 + 60.0 and cost.goodput is None
+
+
+def test_a_device_without_a_price_makes_no_sum(tmp_path):
+    early = attempt(1, 0.0, 100.0)  # 1970
+    cost = compute_cost(make(tmp_path, "a", early), PRICES)
+    assert cost.usd is None and cost.unpriced == ("TPU v5 lite",)
+
+
+def test_a_run_tells_the_device_that_its_attempts_do_not(tmp_path):
+    old = attempt(1, DAY, 100.0, device="xla:0")
+    del old[0]["hardware"]["hardware"]
+    record = make(tmp_path, "a", old)
+    record.facts["environment"]["hardware"] = "TPU v5 lite"
+    assert compute_cost(record, PRICES).usd == pytest.approx(8 * 100 / 3600 * 2)
+
+
+def test_the_front_holds_what_nothing_beats():
+    points = [(1.0, 50.0), (2.0, 49.0), (3.0, 70.0), None, (3.0, 60.0), (9.0, 70.0)]
+    assert find_front(points, is_higher_better=True) == {0, 2}
+    assert find_front([(1.0, 3.0), (2.0, 2.0), (3.0, 2.5)], is_higher_better=False) == {0, 1}
+    assert find_front([], is_higher_better=True) == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [("- {device: a, since: 2026-01-01}", "0.usd_per_device_hour"), ("a: 1", "the file"),
+     ("- {device: a, since: soon, usd_per_device_hour: 1}", "0.since"), ("[", "cannot be read"),
+     ("- {device: a, since: 2026-01-01, usd_per_device_hour: -1}", "greater than or equal to 0")],
+)  # fmt: skip
+def test_a_table_with_a_fault_is_refused(tmp_path, text, word):
+    path = tmp_path / "prices.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        read_prices(path)
+    assert word in str(caught.value)
+
+
+def test_the_program_sums_a_sweep_and_marks_its_front(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "runs"
+    for name, seconds, top1 in (("a", 100.0, 50.0), ("b", 300.0, 70.0), ("c", 400.0, 60.0)):
+        make(root, name, attempt(1, DAY, seconds), top1)
+    path = tmp_path / "prices.yaml"
+    path.write_text("- {device: 'TPU *', since: 2026-01-01, usd_per_device_hour: 4.5}\n")
+    flags = ["cost", "--store", str(root), "--filter", "path", "--metric", "eval.top1"]
+    assert main([*flags, "--prices", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["total"]["usd"] == pytest.approx(8 * 800 / 3600 * 4.5)
+    assert {row["path"]: row["is_on_front"] for row in told["runs"]} == {
+        "digits/a": True, "digits/b": True, "digits/c": False,
+    }  # fmt: skip
+    assert main(flags) == 0
+    assert "no price for TPU v5 lite" in capsys.readouterr().out
+    for bad in (["cost"], ["cost", "a", "--filter", "path"], ["cost", "a", "--metric", "eval.x"],
+                ["cost", "a", "--prices", "/nowhere"]):  # fmt: skip
+        assert main([*bad, "--store", str(root)]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
