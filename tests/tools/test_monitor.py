@@ -143,6 +143,7 @@ def test_it_follows_a_run_that_restarts_until_it_is_complete(finished, folder, m
     program.follow(found, RunRecord(found), console, 3.0)
     shown = text.getvalue()
     assert slept == [3.0] * 5
+    assert "preempted\x1b[0m: asked to end" in shown
     assert shown.index("preempted") < shown.index("attempt 2 on elsewhere")
     last = shown.splitlines()[-1]
     assert "tiny/a is complete: all 12 steps are done; top1 at its end " in last

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import main as front_door
+from store import read_metrics
+from tests.support.child_runs import run_main
 from tests.support.mnist_files import NAMES, TEST, TRAIN, encode_idx, read_digits, write_mnist
 from tools.prepare_dataset.__main__ import main
 
@@ -45,6 +47,24 @@ def test_the_configuration_reads_what_was_written(config, files, capsys):
              f"--run.output_dir={files.parent / 'runs'}"]  # fmt: skip
     assert front_door.main(words) == 0
     assert "180 examples to train on, 20 to evaluate" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_four_processes_learn_what_one_learns(files):
+    root, runs = prepare(files), files.parent / "runs"
+    shared = (f"--data.root={root}", "--batch_size=32", "--train.log_every_steps=1",
+              f"--run.output_dir={runs}", "--run.run_id=a", "--runtime.device=cpu",
+              "--train.steps=8")  # fmt: skip
+    for name in ("mnist", "mnist_distributed"):
+        done = run_main([f"--config=configs/{name}.yaml", *shared])
+        assert done.returncode == 0, done.stderr
+    alone, together = (
+        [line["loss/total"] for line in read_metrics(runs / name / "a") if line["kind"] == "train"]
+        for name in ("mnist", "mnist_distributed")
+    )
+    assert len(alone) == 8
+    assert together == pytest.approx(alone, abs=1e-4)
+    assert "4 ranks" in done.stderr
 
 
 def break_files(folder: Path, name: str, change) -> None:

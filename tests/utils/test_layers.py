@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 import main
+from job.check import check
 from tasks import TASKS
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import SYNTHETIC
@@ -141,6 +142,25 @@ def test_a_preset_says_what_the_run_has(preset):
         assert not {f"{section}.{key}" for key in values} & set().union(
             *(TASKS.get(name).reads for name in TASKS)
         )
+
+
+TASKS_OF_TODAY = [
+    SYNTHETIC[:-1],
+    ("--train.task=regress", "--data.source=sklearn", "--data.name=diabetes",
+     "--data.train_split=all[:80%]", "--data.eval_split=all[80%:]", "--model=mlp",
+     "--batch_size=32"),
+    ("--train.task=language", "--data.source=sequences", "--data.sequence_length=16",
+     "--data.name=copy,symbols=8,num_examples=2000,num_held_out=100", "--model=transformer",
+     "--batch_size=32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", TASKS_OF_TODAY, ids=["classify", "regress", "language"])
+def test_no_preset_refuses_a_task(flags, tmp_path):
+    for preset in list_presets():
+        words = [*flags, f"--preset={preset}", f"--run.output_dir={tmp_path}"]
+        job = check(load_config([*words, "--runtime.device=cpu"]))
+        assert (job.total_steps == 20) == (preset == "quick_test")
 
 
 def test_the_presets_are_those_that_are_documented():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 # Newest values that the course of a number is drawn from.
 _COURSE = 24
 _SHOWN_DEVICES = 8
+# How an attempt's end begins; people want what follows.
+_ERROR = re.compile(r"^\w+: ")
 _COLOURS = {"running": "green", "complete": "cyan", "failed": "red"}
 
 
@@ -81,7 +84,7 @@ def _describe_status(record: RunRecord) -> list[str | tuple[str, str]]:
     else:
         words.append((status, _COLOURS.get(status, "yellow")))
     if status != "running" and record.facts.get("reason"):
-        words.append(f": {record.facts['reason']}")
+        words.append(f": {_ERROR.sub('', str(record.facts['reason']))}")
     if attempt:
         hardware = attempt.get("hardware") or {}
         kind = hardware.get("device_kind") or hardware.get("device") or "?"
