@@ -78,17 +78,15 @@ class VectorSelection(Selection):
     Attributes:
       rows: of the split, in the permuted order.
       places: int64 [N], where each of them stands in the whole table.
-      digest: of the rows.
     """
 
     rows: Rows
     places: np.ndarray
-    digest: str
 
     @property
     def files_hash(self) -> str:
         """What tells these numbers from others, wherever their file lies."""
-        return self.digest
+        return self.version
 
     def count_common(self, other: VectorSelection) -> int:
         """Rows that are in both."""
@@ -120,7 +118,8 @@ class VectorSource(Source):
         chosen = np.concatenate([places[one.name][one.start : one.stop] for one in wanted])
         rows = self._join(chosen)
         digest = hashlib.sha256(rows.inputs.tobytes() + rows.targets.tobytes()).hexdigest()[:16]
-        return VectorSelection(num_examples=len(rows), rows=rows, places=chosen, digest=digest)
+        # As the version it keeps a run from going on with other numbers under the same name.
+        return VectorSelection(num_examples=len(rows), version=digest, rows=rows, places=chosen)
 
     def describe(self, selection: VectorSelection, role: Role) -> VectorFacts:
         """Names of the columns, and the split's own statistics."""

@@ -205,3 +205,19 @@ def test_a_run_exports_what_predicts_in_the_data_s_own_units(root, tmp_path, cap
     assert f"mse {final['eval_mse']:.4g}, " in capsys.readouterr().err
     facts = json.loads((run / "student.json").read_text())
     assert (facts["input_columns"], facts["target_columns"]) == (["age", "rooms"], ["rent"])
+
+
+def test_a_run_does_not_go_on_with_other_numbers_under_the_same_name(root, tmp_path, capsys):
+    place = tmp_path / "tables"
+    place.mkdir()
+    values = dict(np.load(root / "homes.npz"))
+    np.savez(place / "homes.npz", **values)
+    own = ("--data.name=homes.npz", f"--run.output_dir={tmp_path}", "--train.steps=2")
+    assert main.main(create_flags(place, *own)) == 0
+    values["rent"][7] += 1
+    np.savez(place / "homes.npz", **values)
+    flags = create_flags(place, *own, "--resume=auto")
+    flags[flags.index("--train.steps=2")] = "--train.steps=3"
+    capsys.readouterr()
+    assert main.main(flags) == 2
+    assert "data.name: version was" in capsys.readouterr().err.splitlines()[-1]
