@@ -10,6 +10,7 @@ import pytest
 
 from job.check import check
 from tests.support.documented_commands import Places, place_flag, run_dry
+from tests.support.language import write_tokens
 from utils.config import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +63,11 @@ def test_there_are_configurations():
 def test_a_configuration_loads_and_passes_all_checks(path, digits_root, digits_teacher, tmp_path):
     places = Places(digits_root, tmp_path, digits_teacher, tmp_path)
     flags = [place_flag(flag, places) for flag in get_flags(path)]
-    job = check(load_on_digits(flags, digits_root, tmp_path / "runs"))
+    config = load_on_digits(flags, digits_root, tmp_path / "runs")
+    if config.data.source == "tokens":
+        write_tokens(tmp_path, config.data.name)
+        config = change(config, data={"root": str(tmp_path)})
+    job = check(config)
     if job.config.train.task == "classify":
         assert job.facts.num_classes >= 10
     assert job.facts.model_arguments and job.total_steps > 0

@@ -69,6 +69,8 @@ SHORTENED = {
 SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.py "
 # What cannot run here, or not in seconds -> why, and which test stands for it.
 NOT_RUN = {
+    r"python -m tools\.generate ": "a trained model: tests/tools/test_generate.py",
+    r"python -m tools\.text_baselines ": "a trained model: tests/tools/test_text_baselines.py",
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",

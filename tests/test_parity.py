@@ -11,7 +11,6 @@ import pytest
 from models import export_model
 from store import read_metrics
 from tests.support.child_runs import ROOT, get_command, get_environment
-from tests.support.language import create_language_argv
 from tests.support.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
 
 STEPS = 20
@@ -67,12 +66,6 @@ NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 
 NORM_CASES = [
     pytest.param(name, marks=() if name == "cpu x2" else pytest.mark.slow, id=name)
     for name in NORM_FORMS
-]
-
-LANGUAGE_FORMS = ("cpu x2", "xla x1", "xla x2", "mesh 4", "fsdp 4", "fsdp 2x2")
-LANGUAGE_CASES = [
-    pytest.param(name, marks=() if name in ("cpu x2", "mesh 4") else pytest.mark.slow, id=name)
-    for name in LANGUAGE_FORMS
 ]
 
 
@@ -135,28 +128,9 @@ def run_child(argv: list[str], form: Form) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def run_language(folder: Path, form: Form) -> list[dict]:
-    """A language model with all that could depend on how windows and places are dealt out."""
-    held_out = f"--data.name=recall,symbols=4,num_examples=640,num_held_out={EXAMPLES}"
-    flags = (
-        held_out, "--data.global_batch_size=32", "--data.eval_batch_size=40",
-        f"--train.steps={STEPS}", "--train.logits_mib=0.003", "--train.z_loss=0.01",
-        "--train.accumulate_steps=2", "--train.ema", "--optim.max_grad_norm=1.0",
-        "--train.eval_every_epochs=0.5", "--runtime.graph_budget=12",
-    )  # fmt: skip
-    argv = create_language_argv(folder, *flags, *form.flags, device=form.device)
-    run_child(argv, form)
-    return read_metrics(folder / "lang" / "a")
-
-
 @pytest.fixture(scope="module")
 def vit_reference(tmp_path_factory, vit_flags) -> list[dict]:
     return run_form(tmp_path_factory.mktemp("reference"), Form("cpu"), vit_flags)
-
-
-@pytest.fixture(scope="module")
-def language_reference(tmp_path_factory) -> list[dict]:
-    return run_language(tmp_path_factory.mktemp("reference"), Form("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -195,17 +169,6 @@ def test_a_vit_distils_alike(name, vit_flags, vit_reference, tmp_path):
 @pytest.mark.parametrize("name", NORM_CASES)
 def test_synchronised_batch_norm_trains_alike(name, norm_flags, norm_reference, tmp_path):
     compare(run_form(tmp_path, FORMS[name], norm_flags), norm_reference, eval_rel=1e-3)
-
-
-@pytest.mark.parametrize("name", LANGUAGE_CASES)
-def test_a_language_model_trains_alike(name, language_reference, tmp_path):
-    found = run_language(tmp_path, FORMS[name])
-    compare(found, language_reference)
-    for mine, theirs in zip(found, language_reference, strict=True):
-        for metric in theirs.keys() & {"loss/task", "loss/z_loss", "perplexity"}:
-            assert mine[metric] == pytest.approx(theirs[metric], rel=1e-4)
-    if name == "xla x1" or FORMS[name].devices:
-        assert found[-1]["graphs_train"] == 1
 
 
 def test_without_synchronisation_ranks_normalise_by_their_own_examples(

@@ -16,7 +16,7 @@ from tests.test_parity import FORMS, Form, compare, run_child
 TASKS = {
     "language": (create_language_argv, "lang", (
         "--data.name=copy,symbols=4,num_examples=640,num_held_out=97", "--train.z_loss=1e-4",
-        "--data.global_batch_size=32", "--train.logits_mib=0.01",
+        "--data.global_batch_size=32", "--train.logits_mib=0.001",
     )),
     "regress": (create_regression_argv, "rows", ()),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from datasets import TokenBatch, create_loader
 from job.check import check
 from models import create_model
 from tasks import Language
+from tools.prepare_dataset.__main__ import main as prepare
 from utils.config import load_config
 
 LANGUAGE = (
@@ -43,6 +44,13 @@ def create_task(folder: Path, *flags: str) -> tuple[Language, nn.Module, TokenBa
     torch.manual_seed(0)
     student = create_model(config.model, **facts.model_arguments)
     return Language(config, facts, loaders), student, next(loaders["train"].batches())
+
+
+def write_tokens(root: Path, name: str) -> None:
+    """A small dataset of bytes below a root."""
+    write_texts(root / "texts", 40)
+    argv = ["text", "--from", str(root / "texts"), "--out", str(root), "--name", name]
+    assert prepare(argv) == 0
 
 
 def write_texts(folder: Path, count: int) -> None:

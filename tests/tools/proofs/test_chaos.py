@@ -165,3 +165,19 @@ def test_one_run_goes_on_over_all_runtimes(tmp_path):
     folder = tmp_path / "many" / "tiny" / "a" / "checkpoints"
     _, facts = load_checkpoint(find_checkpoint(folder))
     assert facts["step"] == last
+
+
+@pytest.mark.slow
+def test_a_language_model_that_is_killed_five_times_ends_as_an_unbroken_one(tmp_path):
+    flags = [
+        "--config=configs/transformer_sequences.yaml", f"--out={tmp_path}", "--kills=5", "--seed=3",
+        "--train.steps=40", "--train.accumulate_steps=2", "--train.ema", "--train.z_loss=0.001",
+        "--train.logits_mib=0.01", "--runtime.num_threads=1",
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.proofs.chaos", *flags],
+        cwd=ROOT, env=get_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "kills survived: 5 of 5" in done.stdout
+    assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
