@@ -104,6 +104,9 @@ def test_the_program_sums_a_sweep_and_marks_its_front(tmp_path, monkeypatch, cap
         "digits/a": True, "digits/b": True, "digits/c": False,
     }  # fmt: skip
     assert main(flags) == 0
+    assert "no price" not in capsys.readouterr().out
+    path.write_text("- {device: other, since: 2026-01-01, usd_per_device_hour: 4.5}\n")
+    assert main([*flags, "--prices", str(path)]) == 0
     assert "no price for TPU v5 lite" in capsys.readouterr().out
     for bad in (["cost"], ["cost", "a", "--filter", "path"], ["cost", "a", "--metric", "eval.x"],
                 ["cost", "a", "--prices", "/nowhere"]):  # fmt: skip

@@ -52,7 +52,7 @@ def show_costs(options: argparse.Namespace) -> None:
     if options.json:
         print_json({"runs": rows, "total": total})
     else:
-        _print_table(rows, total, options.metric)
+        _print_table(rows, total, options.metric, has_prices=bool(prices))
 
 
 def _choose_front(metric: str, costs: list[RunCost], values: list[float | None]) -> set[int]:
@@ -69,7 +69,9 @@ def _choose_front(metric: str, costs: list[RunCost], values: list[float | None])
     return find_front(points, is_higher_better=entry.direction == "higher")
 
 
-def _print_table(rows: list[JsonObject], total: JsonObject, metric: str) -> None:
+def _print_table(
+    rows: list[JsonObject], total: JsonObject, metric: str, *, has_prices: bool
+) -> None:
     console = create_console()
     more = [f"{metric}>", ""] if metric else []
     table = create_table("run", "paid>", "device-hours>", "USD>", "goodput>", *more)
@@ -84,7 +86,7 @@ def _print_table(rows: list[JsonObject], total: JsonObject, metric: str) -> None
     console.print(table)
     hours, usd = total["device_hours"], _format_usd(total["usd"])
     console.print(f"\nall together: {hours:.3f} device-hours, USD {usd}")
-    for name in sorted({name for row in rows for name in row["unpriced"]}):
+    for name in sorted({name for row in rows for name in row["unpriced"]}) if has_prices else ():
         console.print(f"no price for {name} on the days of these runs", style="yellow")
 
 

@@ -62,7 +62,9 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
             continue
         if index is None:
             index = open_index(options)
-            rows = index.read_runs(index.read_order())
+            ids = index.read_column("id")
+            paths = index.read_column("path").items()
+            rows = [{"path": path, "id": ids.get(run)} for run, path in paths]
         found.append(join_place(options.store, *_choose(name, rows).split("/")))
     return found
 
