@@ -8,22 +8,21 @@ import pytest
 import torch
 
 import main
+from big_vision.input.tokens import read_token_index
 from datasets import create_loader
 from job.check import check
 from losses import chunked
+from models import export_model
 from store import read_metrics
 from tasks import Language
-from tests.support.language import create_language_argv, create_task
+from tests.support.language import create_language_argv, create_task, write_texts
 from tools.benchmark.flops import count_flops
+from tools.prepare_dataset.__main__ import main as prepare
 from utils.config import load_config
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.metrics import LoopMeter
 from utils.runtime import create_runtime
-
-
-def read_last(folder) -> dict:
-    return read_metrics(folder / "lang" / "a")[-1]
 
 
 def test_a_language_model_learns_to_copy_through_main(tmp_path):
@@ -150,3 +149,47 @@ def test_a_share_of_the_peak_is_told_where_the_peak_is_known(monkeypatch):
     meter.end_step(2, 500, 0.0)
     facts = meter.take(2)
     assert facts["mfu"] == pytest.approx(facts["tokens_per_s"] * 1e9 / 2e12)
+
+
+def test_metrics_are_those_of_all_tokens_on_any_number_of_ranks(tmp_path):
+    """Against float64 over every predicted token of a text of BPE, whose tokens have many sizes."""
+    write_texts(tmp_path / "files", 40)
+    argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path), "--name=bpe"]
+    assert prepare([*argv, "--tokenizer=bpe", "--vocab-size=300"]) == 0
+    flags = ("--data.source=tokens", f"--data.root={tmp_path}", "--data.name=bpe")
+    task, model, _ = create_task(tmp_path, *flags)
+    index, found = read_token_index(tmp_path / "bpe"), []
+    for ranks in (1, 2):
+        sums = torch.zeros(4)
+        for rank in range(ranks):
+            loader = create_loader(task.config.data, "eval", seed=0, shard=(rank, ranks))
+            with torch.no_grad():
+                sums += sum(task.count(model, batch) for batch in loader.batches())
+        found.append(task.summarise(sums).metrics)
+    tokens = loader.load_examples(range(loader.num_examples)).tokens.long()
+    targets = tokens[:, 1:]
+    with torch.no_grad():
+        logits = model.compute_logits(model(tokens[:, :-1])).double()
+    nats = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    size = torch.tensor(index.token_bytes)[targets].double().mean()
+    assert size > 1.2
+    wanted = {
+        "loss": nats.item(), "perplexity": nats.exp().item(), "examples": len(tokens),
+        "accuracy": 100 * (logits.argmax(-1) == targets).double().mean().item(),
+        "bits_per_byte": (nats / size / math.log(2)).item(),
+    }  # fmt: skip
+    for metrics in found:
+        assert metrics == pytest.approx(wanted, rel=1e-5)
+
+
+def test_weights_of_another_vocabulary_are_refused(tmp_path, capsys):
+    task, model, _ = create_task(tmp_path)
+    weights = export_model(model.state_dict(), task.facts.export, tmp_path)
+    flags = (f"--model.weights={weights}", "--check")
+    assert main.main(create_language_argv(tmp_path, *flags)) == 0
+    capsys.readouterr()
+    other = "--data.name=copy,symbols=6,num_examples=640,num_held_out=100"
+    assert main.main(create_language_argv(tmp_path, *flags, other)) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and "is of another model" in error[0]
+    assert "embedding.weight" in error[0]
