@@ -51,6 +51,12 @@ SHORTENED = {
     r"python main\.py --config configs/digits_(?!.*gs://)": (*_CPU, "--train.epochs=3"),
     r"python main\.py --config configs/mnist\w*\.yaml .*--print-config$": (),
     r"python main\.py --config configs/mnist\.yaml ": (*_CPU, "--batch_size=32"),
+    r"python main\.py --config configs/regression/diabetes_": (
+        *_CPU, "--train.steps=20", "--optim.warmup_steps=2",
+    ),
+    r"python main\.py --config configs/transformer_sequences\.yaml$": (
+        *_CPU, "--train.steps=4", "--optim.warmup_steps=2",
+    ),
     r"python -m tools\.monitor ": (),
     r"bash run_commands\.sh supervise ": (*_CPU, "--train.epochs=3"),
     r"bash run_commands\.sh smoke$": (
@@ -76,6 +82,9 @@ NOT_RUN = {
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
     r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",
     r"python -m tools\.prepare_dataset text .*bpe": "half a minute; its twin of bytes runs here",
+    r"python main\.py --config configs/regression/friedman1_": "parsed by tests/test_readme.py",
+    r"python main\.py --config configs/transformer_text\.yaml$": "minutes: tests/test_readme.py",
+    r"python -m tools\.regression_table$": "minutes: tests/tools/test_regression_table.py",
     r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
     r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
     "tests/tools/test_prepare_mnist.py",
@@ -416,6 +425,7 @@ def test_the_first_hour_leaves_trained_runs_and_tells_of_them(first_hour):
     monitor = next(one for command, one in first_hour.done.items() if "tools.monitor" in command)
     assert "mnist/first  complete: all 15 steps are done" in monitor.output
     assert monitor.new == set()
+    assert list((first_hour.folder / "runs" / "diabetes_mlp").iterdir())
     printed = next(one for command, one in first_hour.done.items() if "--print-config" in command)
     assert "# preset quick_test" in printed.output and printed.new == set()
 

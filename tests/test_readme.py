@@ -15,6 +15,7 @@ from tests.support.documented_commands import (
     read_commands,
     run_dry,
 )
+from tests.support.language import write_tokens
 from tests.support.mnist_files import write_mnist
 from utils.errors import UserError
 
@@ -38,6 +39,7 @@ def data_root(digits_root, tmp_path_factory) -> Path:
     (folder / "data" / "digits").symlink_to(digits_root / "digits")
     files = write_mnist(folder / "mnist_files")
     assert main(["mnist", "--from", str(files), "--out", str(folder / "data")]) == 0
+    write_tokens(folder / "data", "stdlib_byte")
     return folder / "data"
 
 

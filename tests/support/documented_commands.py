@@ -173,7 +173,7 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
         place = flags.index("runs/friedman1_teacher/RUN")
         flags = [*flags[: place - 1], *flags[place + 1 :]]
     config = load_config([place_flag(flag, places) for flag in flags])
-    moves = config.data.source == "tfds" and config.data.root in _PLACES
+    moves = config.data.source in ("tfds", "tokens") and config.data.root in _PLACES
     root = str(places.data_root) if moves else config.data.root
     run = {"output_dir": str(places.scratch / "runs")}
     check(change(config, data={"root": root}, run=run))
