@@ -65,7 +65,12 @@ class Ensemble(Loss):
     """The logit loss `loss` with `loss_args` against several teachers.
 
     `weights`: one number above 0 per teacher, scaled to sum 1; none: equal.
+
+    Attributes:
+      averages_probs: whether teachers are averaged as distributions, which numbers are not.
     """
+
+    averages_probs: bool = False
 
     def __init__(
         self,
@@ -84,6 +89,7 @@ class Ensemble(Loss):
         self.weights = weights
         self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
         self.why_not_tokens = self.inner.why_not_tokens
+        self.takes_numbers = self.inner.takes_numbers and not self.averages_probs
 
     def needs_distill_token(self) -> bool:
         """As the inner loss does."""
@@ -128,6 +134,8 @@ class MeanOfLosses(Ensemble):
 @LOSSES.register("multi_avg_prob")
 class MeanOfProbs(Ensemble):
     """The loss against the weighted mean of the teachers' probabilities at its temperature."""
+
+    averages_probs = True
 
     def compute(self, inputs: LossInputs) -> Tensor:
         """The value; an inner loss without a temperature averages at 1."""

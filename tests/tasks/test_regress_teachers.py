@@ -93,6 +93,24 @@ def test_several_teachers_answer_by_their_weighted_mean(root, teacher):
     assert found["total"] == pytest.approx(wanted, rel=1e-4)
 
 
+def test_several_teachers_may_be_asked_one_by_one(root, teacher):
+    two = [{"weights": str(teacher)}, {"model": "ema"}]
+    shared = (*MLP, f"--distill.teachers={json.dumps(two)}", "--train.ema", "--distill.alpha=1",
+              "--distill.ensemble=separate")  # fmt: skip
+    terms = "[{name: multi_avg_loss, args: {loss: prediction_mae, weights: [3, 1]}}]"
+    parts = build(root, *shared, f"--distill.losses={terms}")
+    found, batch = compute(parts)
+    student = parts.state.model(batch.inputs)
+    first, average = ((student - one(batch.inputs)).abs().mean() for one in parts.task.teachers)
+    std = read_all(root, "train")[:, 2].std(correction=0)
+    wanted = (0.75 * first + 0.25 * average) / std
+    assert found["total"] == pytest.approx(wanted.item(), rel=1e-4)
+    for name, inner in (("multi_avg_prob", "prediction_mse"), ("multi_sum", "kd")):
+        terms = f"[{{name: {name}, args: {{loss: {inner}}}}}]"
+        with pytest.raises(UserError, match=f"{name} compares classes"):
+            check(load(root, *shared, f"--distill.losses={terms}"))
+
+
 def test_features_of_layers_are_compared_through_a_projection(root, teacher):
     term = {"name": "fitnet", "layers": {"blocks.0": "blocks.0"}}
     parts = build(root, *teach(teacher, term, alpha=1))
