@@ -89,3 +89,19 @@ def digits_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     args = {**section.args, "img_size": section.image_size}
     export_model(tensors, {"model": section.name, "args": args, "num_classes": 10}, folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small texts under the names that configurations know, and an untrained teacher of text."""
+    from models import create_model, export_model
+    from tests.support.language import write_tokens
+    from utils.config import load_config
+
+    root = tmp_path_factory.mktemp("text")
+    write_tokens(root, "stdlib_byte", "stdlib_small")
+    section = load_config(["--config", str(ROOT / "configs/transformer_teacher.yaml")]).model
+    of_task = {"vocab_size": 257, "sequence_length": 128}
+    facts = {"model": section.name, "args": dict(section.args), "tokenizer": "byte", **of_task}
+    export_model(create_model(section, **of_task).state_dict(), facts, root)
+    return root

@@ -10,12 +10,12 @@ import pytest
 
 from job.check import check
 from tests.support.documented_commands import Places, place_flag, run_dry
-from tests.support.language import write_tokens
 from utils.config import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = ROOT / "configs" / "presets"  # parts of configurations: tests/utils/test_layers.py
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)
+TEACHERS = ("runs/digits_teacher/", "runs/transformer_teacher/")  # places have them
 IDS = [path.relative_to(ROOT / "configs").as_posix() for path in CONFIGS]
 
 
@@ -39,7 +39,7 @@ def get_flags(path: Path) -> list[str]:
     tokens = shlex.split(get_header(path)["command"])[2:]
     if "--teacher_path" in tokens:
         place = tokens.index("--teacher_path")
-        if not tokens[place + 1].startswith("runs/digits_teacher/"):
+        if not tokens[place + 1].startswith(TEACHERS):
             del tokens[place : place + 2]
     return tokens
 
@@ -60,13 +60,14 @@ def test_there_are_configurations():
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_a_configuration_loads_and_passes_all_checks(path, digits_root, digits_teacher, tmp_path):
-    places = Places(digits_root, tmp_path, digits_teacher, tmp_path)
+def test_a_configuration_loads_and_passes_all_checks(
+    path, digits_root, digits_teacher, text_root, tmp_path
+):
+    places = Places(digits_root, tmp_path, digits_teacher, text_root, tmp_path)
     flags = [place_flag(flag, places) for flag in get_flags(path)]
     config = load_on_digits(flags, digits_root, tmp_path / "runs")
     if config.data.source == "tokens":
-        write_tokens(tmp_path, config.data.name)
-        config = change(config, data={"root": str(tmp_path)})
+        config = change(config, data={"root": str(text_root)})
     job = check(config)
     if job.config.train.task == "classify":
         assert job.facts.num_classes >= 10
@@ -92,10 +93,12 @@ def test_a_header_says_command_hardware_time_and_expected_result(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_the_commands_of_a_header_work(path, digits_root, teacher_run, digits_teacher, tmp_path):
+def test_the_commands_of_a_header_work(
+    path, digits_root, teacher_run, digits_teacher, text_root, tmp_path
+):
     header = get_header(path)
     if load_config(get_flags(path)).data.name == "digits":
-        places = Places(digits_root, teacher_run, digits_teacher, tmp_path)
+        places = Places(digits_root, teacher_run, digits_teacher, text_root, tmp_path)
         assert run_dry(header["command"], places)
         assert run_dry(header["dataset"], places)
     else:

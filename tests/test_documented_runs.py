@@ -88,6 +88,12 @@ NOT_RUN = {
     r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
     r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
     "tests/tools/test_prepare_mnist.py",
+    r"python main\.py --config configs/transformer_(teacher|distil)": "minutes: "
+    "tests/tools/test_distil_table.py",
+    r"python -m tools\.prepare_dataset text .*stdlib_small": "half a minute; its twin runs here",
+    r"python -m tools\.cache_teacher --config configs/transformer_": "minutes: "
+    "tests/tasks/test_language_distil.py",
+    r"python -m tools\.distil_table ": "minutes: tests/tools/test_distil_table.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
     r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",

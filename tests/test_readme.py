@@ -44,8 +44,8 @@ def data_root(digits_root, tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def places(data_root, teacher_run, digits_teacher, tmp_path) -> Places:
-    return Places(data_root, teacher_run, digits_teacher, tmp_path)
+def places(data_root, teacher_run, digits_teacher, text_root, tmp_path) -> Places:
+    return Places(data_root, teacher_run, digits_teacher, text_root, tmp_path)
 
 
 @pytest.mark.parametrize(("document", "command"), COMMANDS)

@@ -68,6 +68,11 @@ def read_run(folder: Path) -> JsonObject:
         found = facts.get("status", "no run.json")
         raise UserError(f"RUN {str(folder)!r} is no finished run ({found}); give a complete one")
     final, teachers = facts["final"], facts.get("teachers", [])
+    if "eval_top1" not in final:
+        raise UserError(
+            f"RUN {str(folder)!r} has no top-1, for it classifies nothing; students of text are "
+            "compared by python -m tools.distil_table"
+        )
     row = {
         "run": f"{folder.parent.name}/{folder.name}",
         "student": final["eval_top1"],

@@ -34,12 +34,14 @@ class Places:
       data_root: instead of `data`: holds the digits.
       run: instead of any `runs/...`: a finished run of configs/digits_student.yaml.
       teacher: instead of `runs/digits_teacher/...`: that model, exported.
+      text: instead of `data`: holds small texts; instead of `runs/transformer_teacher/...`, too.
       scratch: where a dry form may write.
     """
 
     data_root: Path
     run: Path
     teacher: Path
+    text: Path
     scratch: Path
 
 
@@ -119,7 +121,8 @@ def place_flag(flag: str, places: Places) -> str:
     found = re.match(r"(--[\w.]+=)?(runs/.*)$", flag)
     if not found:
         return flag
-    target = places.teacher if found[2].startswith("runs/digits_teacher/") else places.run
+    known = {"digits_teacher": places.teacher, "transformer_teacher": places.text}
+    target = known.get(found[2].split("/")[1], places.run)
     return f"{found[1] or ''}{target}"
 
 
@@ -175,6 +178,7 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     config = load_config([place_flag(flag, places) for flag in flags])
     moves = config.data.source in ("tfds", "tokens") and config.data.root in _PLACES
     root = str(places.data_root) if moves else config.data.root
+    root = str(places.text) if config.data.source == "tokens" else root
     run = {"output_dir": str(places.scratch / "runs")}
     check(change(config, data={"root": root}, run=run))
     return "checked: all that main.py does before a device"

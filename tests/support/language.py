@@ -46,11 +46,12 @@ def create_task(folder: Path, *flags: str) -> tuple[Language, nn.Module, TokenBa
     return Language(config, facts, loaders), student, next(loaders["train"].batches())
 
 
-def write_tokens(root: Path, name: str) -> None:
-    """A small dataset of bytes below a root."""
+def write_tokens(root: Path, *names: str) -> None:
+    """A small dataset of bytes below a root, under each of the names."""
     write_texts(root / "texts", 40)
-    argv = ["text", "--from", str(root / "texts"), "--out", str(root), "--name", name]
-    assert prepare(argv) == 0
+    for name in names:
+        argv = ["text", "--from", str(root / "texts"), "--out", str(root), "--name", name]
+        assert prepare(argv) == 0
 
 
 def write_texts(folder: Path, count: int) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,9 +17,13 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from losses import LossInputs
+from losses.chunked import choose_chunk
 from losses.ensembles import average_probs
 from losses.logits import kd_kl_div
 from store import Run, read_metrics
+from tests.losses.examples import ARGS, create_example_loss
+from tests.support.child_runs import ROOT, get_environment
 from tests.support.language import create_language_argv
 from tests.support.tiny_parts import create_cpu_runtime
 from tests.test_teachers import export
@@ -204,3 +211,78 @@ def refuse_other_runs(folder, teacher, cached):
         config = load_config(create_distil_argv(folder, teacher, cached, *flags))
         with pytest.raises(UserError, match=words):
             check(config)
+
+
+@pytest.mark.parametrize("kind", ["live", "cached"])
+def test_a_taught_run_goes_on_bit_for_bit_and_is_evaluated(tmp_path, teacher, capsys, kind):
+    run = ("--train.steps=8", "--train.checkpoint_every_steps=4", "--train.keep_checkpoints=9")
+    if kind == "cached":
+        assert store(tmp_path, teacher, *run, "--top-k=2") == 0
+        run = (*run, f"--distill.teacher_cache={tmp_path / 'cache'}")
+    terms = [{"name": "reverse_kl"}, {"name": "fitnet", "layers": {"blocks.0": "norm"}}]
+    chosen = json.dumps(terms if kind == "live" else terms[:1])
+    argv = create_distil_argv(tmp_path, teacher, *run, "--kd=", f"--distill.losses={chosen}")
+    assert main.main(argv) == 0
+    whole, half = (tmp_path / "lang" / name for name in ("a", "half"))
+    shutil.copytree(whole, half)
+    shutil.rmtree(half / "checkpoints" / "step_00000008")
+    for name in ("run.json", "student.safetensors", "artifacts.json"):
+        (half / name).unlink(missing_ok=True)
+    assert main.main([*argv, "--run.run_id=half", "--resume=auto"]) == 0
+    for name in ("student.safetensors", "checkpoints/step_00000008/optimizer.safetensors"):
+        assert (half / name).read_bytes() == (whole / name).read_bytes()
+    lines = [[line[key] for line in read_train(run) for key in ("step", "loss/total")]
+             for run in (whole, half)]  # fmt: skip
+    assert lines[0] == lines[1]
+    capsys.readouterr()
+    assert main.main([*argv, "--resume=auto", "--eval"]) == 0
+    found = [line for line in read_metrics(whole) if line["kind"] == "eval"][-1]["loss"]
+    assert f"loss {found:.4f} nats a token" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["live", "cached"])
+def test_a_student_of_text_survives_kills(tmp_path, teacher, kind):
+    own = ["--train.steps=30", "--run.experiment=chaos"]
+    if kind == "cached":
+        assert store(tmp_path, teacher, *own, "--top-k=3") == 0
+        own.append(f"--distill.teacher_cache={tmp_path / 'cache'}")
+    else:
+        (tmp_path / "config.yaml").write_text("train:\n  task: language\n")
+    left_out = ("--run.run_id", "--run.output_dir", "--runtime.device", "--run.experiment")
+    argv = [f for f in create_distil_argv(tmp_path, teacher, *own) if not f.startswith(left_out)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.proofs.chaos", f"--config={tmp_path / 'config.yaml'}",
+         f"--out={tmp_path / 'out'}", "--runtime=cpu", "--kills=2", *argv],
+        cwd=ROOT, env=get_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("limit", "chunk"), [(0.0007, 1), (0.005, 7), (64, 14)])
+def test_every_loss_of_tokens_is_the_plain_one_in_chunks_of_any_size(
+    tmp_path, teacher, limit, chunk
+):
+    names = [
+        name for name in ARGS
+        if not name.startswith(("multi_", "tinyvit"))
+        and not create_example_loss(name).why_not_tokens
+        and not create_example_loss(name).student_layers()
+    ]  # fmt: skip
+    assert len(names) > 18
+    terms = json.dumps([{"name": name, "args": ARGS[name]} for name in names])
+    parts, batch = build(
+        tmp_path, teacher, "--kd=", f"--distill.losses={terms}", f"--train.logits_mib={limit}",
+        "--data.sequence_length=14",
+    )  # fmt: skip
+    assert choose_chunk(16 * 2, 14, 5, limit) == chunk
+    model, (asked,) = parts.state.model, parts.task.teaching.teachers
+    with torch.no_grad():
+        found = parts.task.loss(model, batch)
+        logits, answers = (one.compute_logits(one(batch.tokens[:, :-1])) for one in (model, asked))
+        inputs = LossInputs(
+            student_logits=logits.flatten(0, 1), targets=None, labels=batch.tokens[:, 1:].flatten(),
+            teacher_logits=(answers.flatten(0, 1),),
+        )  # fmt: skip
+        for name, loss in zip(names, parts.task.losses.losses, strict=True):
+            torch.testing.assert_close(found.terms[name], loss(inputs), rtol=2e-5, atol=1e-6)
