@@ -73,6 +73,7 @@ class RegressTwin(Twin):
         sizes = {**self._sizes, "variance": facts.get("variance", False)}
         model = build_model(name, {**arguments, **sizes}, key="distill.teacher")
         folder.mkdir(parents=True)
-        told = {"model": name, "args": arguments, "variance": sizes["variance"]}
-        write_weights(folder / EXPORT_FILE, model.state_dict(), told)
-        return section.model_copy(update={"model": "", "weights": str(folder), "args": {}})
+        facts = {"model": name, "args": arguments, "variance": sizes["variance"]}
+        write_weights(folder / EXPORT_FILE, model.state_dict(), facts)
+        changed = {"model": "", "weights": str(folder), "args": {}}
+        return type(section).model_validate({**section.model_dump(), **changed})
