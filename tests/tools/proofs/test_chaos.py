@@ -13,6 +13,8 @@ import torch
 
 from store import read_metrics
 from tests.support.child_runs import ROOT, get_environment
+from tests.support.language import create_language_argv
+from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import create_argv
 from tools.proofs.chaos import RUNTIMES, compare_runs, main, parse_arguments
 from utils.checkpoint import CheckpointManager, find_checkpoint, load_checkpoint
@@ -65,9 +67,9 @@ def test_flags_that_the_tool_does_not_know_are_the_runs():
     assert {"cpu", "cpu2", "xla", "spmd4"} <= RUNTIMES.keys()
 
 
-def run_chaos(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def run_chaos(folder: Path, *flags: str, config: str = CONFIG) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tools.proofs.chaos", "--config", CONFIG, f"--out={folder}", *flags],
+        [sys.executable, "-m", "tools.proofs.chaos", "--config", config, f"--out={folder}", *flags],
         cwd=ROOT, env={**get_environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
 
@@ -181,3 +183,18 @@ def test_a_language_model_that_is_killed_five_times_ends_as_an_unbroken_one(tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     assert "kills survived: 5 of 5" in done.stdout
     assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runtime", ["cpu2", "xla", "spmd4", "fsdp4"])
+@pytest.mark.parametrize(
+    "create", [create_language_argv, create_regression_argv], ids=["language", "regress"]
+)
+def test_every_task_survives_five_kills(tmp_path, create, runtime):
+    config = tmp_path / "tiny.yaml"
+    config.write_text("train: {steps: 36, ema: true, accumulate_steps: 2}\n")
+    own = [flag for flag in create(tmp_path) if not flag.startswith(("--run.", "--runtime.dev"))]
+    flags = (*own, "--train.eval_every_epochs=1", "--kills=5", f"--runtime={runtime}")
+    done = run_chaos(tmp_path / "runs", *flags, config=str(config))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == f"verdict on {runtime}: equal bit for bit"
