@@ -65,11 +65,6 @@ class LanguageCheck(TaskCheck):
         self.losses = create_weighted_loss(config.distill)
         self._feature_shapes: FeatureShapes = ({}, {})
         self._refuse_losses()
-        if config.distill.views != "consistent":
-            raise UserError(
-                f"distill.views ({config.distill.views!r}) means nothing to train.task=language: "
-                "a text has no crops; leave it out"
-            )
 
     @property
     def stream(self) -> JsonObject:

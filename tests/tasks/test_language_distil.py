@@ -107,6 +107,7 @@ def test_a_teacher_in_chunks_gives_the_loss_and_the_gradients_of_all_logits(
     [
         (("--data.name=copy,symbols=5,num_examples=64",), "has a vocabulary of 5 tokens, the data"),
         (("--distill.views=independent",), "distill.views ('independent') means nothing to"),
+        (("--distill.group_size=8",), "distill.group_size (8) means nothing to train.task"),
         (("--teacher=transformer", "--teacher_path="), "has no weights, and no hub has any"),
         (("--kd=dist",), "dist means nothing to train.task=language: it correlates each class"),
         (("--kd=deit_soft",), "which a language model has none of"),
