@@ -18,6 +18,7 @@ from models.teacher import (
     get_teacher_sections,
     hash_teacher,
     open_teacher,
+    refuse_image_keys,
 )
 from models.token_teacher import TokenTeacher, create_token_teachers
 from models.transforms import InputTransform, create_input_transform
@@ -44,6 +45,7 @@ __all__ = [
     "hash_teacher",
     "open_teacher",
     "recompute_blocks",
+    "refuse_image_keys",
     "scan_blocks",
     "synchronise_batch_norm",
 ]

@@ -26,8 +26,8 @@ NORMS: dict[str, type[nn.Module]] = {
 }  # fmt: skip
 
 
-class Standardise(nn.Module):
-    """(x - mean) / std of each column, in float32.
+class ColumnUnits(nn.Module):
+    """What columns are measured in.
 
     Args:
       mean, std: of the columns; none: numbers stay as they are.
@@ -40,24 +40,17 @@ class Standardise(nn.Module):
         self.register_buffer("mean", _as_buffer(mean, 0.0, width))
         self.register_buffer("std", _as_buffer(std, 1.0, width))
 
+
+class Standardise(ColumnUnits):
+    """(x - mean) / std of each column, in float32."""
+
     def forward(self, values: Tensor) -> Tensor:
         """[B, width]."""
         return (values.float() - self.mean) / self.std
 
 
-class Unstandardise(nn.Module):
-    """Answers in the units of the targets, out of answers in units of their spread.
-
-    Args:
-      mean, std: of the targets; none: answers stay as they are.
-    """
-
-    def __init__(
-        self, width: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
-    ) -> None:
-        super().__init__()
-        self.register_buffer("mean", _as_buffer(mean, 0.0, width))
-        self.register_buffer("std", _as_buffer(std, 1.0, width))
+class Unstandardise(ColumnUnits):
+    """Answers in the units of the targets, out of answers in units of their spread."""
 
     def forward(self, answers: Tensor) -> Tensor:
         """Float32 [B, width], followed by [B, width] logarithms of variances where there are."""

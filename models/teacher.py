@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 EMA = "ema"
 _WEIGHTS_KEY = "distill.teacher_weights"
+# What a section may say of a teacher of images, and no other teacher has.
+_OF_IMAGES = ("num_classes", "label_map", "size", "mean", "std")
 
 
 class FrozenModel(nn.Module):
@@ -255,6 +257,21 @@ def check_shares(section: DistillSection) -> None:
             f"distill.teachers weight ({weights}) has no effect with distill.ensemble=separate; "
             "give the multi_* loss args.weights, or set ensemble to probs or logits"
         )
+
+
+def refuse_image_keys(section: TeacherSection, task: str) -> None:
+    """Refuse what only a teacher of images can have.
+
+    Args:
+      task: what is learnt, as `train.task` names it.
+    """
+    for key in _OF_IMAGES:
+        value = getattr(section, key)
+        if value not in (None, ""):
+            raise UserError(
+                f"distill.teachers {key} ({value!r}) means nothing to train.task={task}; leave it "
+                "out"
+            )
 
 
 def _check_normalisation(section: TeacherSection) -> None:

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from models.factory import MODELS
-from models.teacher import EMA, FrozenModel, check_shares, get_teacher_sections, open_teacher
+from models.teacher import (
+    EMA,
+    FrozenModel,
+    check_shares,
+    get_teacher_sections,
+    open_teacher,
+    refuse_image_keys,
+)
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
 
@@ -18,9 +25,6 @@ if TYPE_CHECKING:
     from utils.checkpoint import TensorDiff
     from utils.config.distill import DistillSection
     from utils.json_types import JsonObject
-
-# What a section may say of a teacher of images, and no teacher of tokens has.
-_OF_IMAGES = ("num_classes", "label_map", "size", "mean", "std")
 
 
 class Vocabulary(Protocol):
@@ -75,7 +79,7 @@ def create_token_teachers(
 
 
 def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> TokenTeacher:
-    _refuse_image_keys(section)
+    refuse_image_keys(section, "language")
     if not section.weights:
         raise UserError(
             f"distill.teacher ({section.model!r}) has no weights, and no hub has any for it; give "
@@ -94,16 +98,6 @@ def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> To
         explain=partial(_explain_vocabulary, own.vocab_size),
     )
     return TokenTeacher(model, weight=section.weight)
-
-
-def _refuse_image_keys(section: TeacherSection) -> None:
-    for key in _OF_IMAGES:
-        value = getattr(section, key)
-        if value:
-            raise UserError(
-                f"distill.teachers {key} ({value!r}) means nothing to train.task=language; leave "
-                "it out"
-            )
 
 
 def _require_language_model(name: str, path: str) -> None:

@@ -11,7 +11,14 @@ from torch import nn
 
 from datasets import VectorFacts
 from losses import Loss, LossInputs, WeightedLoss, combine_answers
-from models import EMA, RowTeacher, get_feature_shapes, get_teacher_sections, open_teacher
+from models import (
+    EMA,
+    RowTeacher,
+    get_feature_shapes,
+    get_teacher_sections,
+    open_teacher,
+    refuse_image_keys,
+)
 from models.factory import MODELS
 from tasks.dry_run import FeatureShapes
 from utils.errors import UserError
@@ -22,9 +29,6 @@ if TYPE_CHECKING:
 
     from utils.config import RunConfig
     from utils.config.distill import DistillSection, TeacherSection
-
-# Keys of a teacher that mean something to images alone.
-_OF_IMAGES = ("num_classes", "label_map", "size", "mean", "std")
 
 
 def create_row_teachers(
@@ -43,7 +47,7 @@ def create_row_teachers(
 
 
 def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:
-    _refuse_keys_of_images(section)
+    _refuse_keys(section)
     source = open_teacher(section)
     check_model_name(source.name, "distill.teacher")
     check_columns(source.facts, rows, f"distill.teacher ({section.weights or source.name!r})")
@@ -58,14 +62,8 @@ def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> 
     return RowTeacher(model, weight=section.weight)
 
 
-def _refuse_keys_of_images(section: TeacherSection) -> None:
-    for key in _OF_IMAGES:
-        value = getattr(section, key)
-        if value not in (None, ""):
-            raise UserError(
-                f"distill.teachers {key} ({value!r}) means nothing to train.task=regress; leave it "
-                "out"
-            )
+def _refuse_keys(section: TeacherSection) -> None:
+    refuse_image_keys(section, "regress")
     if section.dtype != "fp32":
         raise UserError(
             f"distill.teachers dtype ({section.dtype}) would round the statistics that "

@@ -76,7 +76,8 @@ SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.p
 # What cannot run here, or not in seconds -> why, and which test stands for it.
 NOT_RUN = {
     r"python -m tools\.generate ": "a trained model: tests/tools/test_generate.py",
-    r"python -m tools\.text_baselines ": "a trained model: tests/tools/test_text_baselines.py",
+    r"python -m tools\.proofs\.text_baselines ": "a trained model: "
+    "tests/tools/proofs/test_text_baselines.py",
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
@@ -84,16 +85,17 @@ NOT_RUN = {
     r"python -m tools\.prepare_dataset text .*bpe": "half a minute; its twin of bytes runs here",
     r"python main\.py --config configs/regression/friedman1_": "parsed by tests/test_readme.py",
     r"python main\.py --config configs/transformer_text\.yaml$": "minutes: tests/test_readme.py",
-    r"python -m tools\.regression_table$": "minutes: tests/tools/test_regression_table.py",
+    r"python -m tools\.proofs\.regression_table$": "minutes: "
+    "tests/tools/proofs/test_regression_table.py",
     r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
     r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
     "tests/tools/test_prepare_mnist.py",
     r"python main\.py --config configs/transformer_(teacher|distil)": "minutes: "
-    "tests/tools/test_distil_table.py",
+    "tests/tools/proofs/test_distil_table.py",
     r"python -m tools\.prepare_dataset text .*stdlib_small": "half a minute; its twin runs here",
     r"python -m tools\.cache_teacher --config configs/transformer_": "minutes: "
     "tests/tasks/test_language_distil.py",
-    r"python -m tools\.distil_table ": "minutes: tests/tools/test_distil_table.py",
+    r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
     r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",

@@ -16,10 +16,11 @@ from models import (
     create_teachers,
     export_model,
     find_model_name,
+    refuse_image_keys,
 )
 from models.transforms import to_pixels
 from tests.support.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
-from utils.config.distill import DistillSection
+from utils.config.distill import DistillSection, TeacherSection
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.weights import load_weights, open_weights
@@ -261,3 +262,11 @@ def test_weights_that_do_not_say_their_model_need_its_name(tmp_path):
     save_file(create_vit().state_dict(), tmp_path / "a.safetensors")
     with pytest.raises(UserError, match=r"does not say its model; name it by distill.teacher"):
         create_one(DistillSection(teacher_weights=str(tmp_path / "a.safetensors"), loss="kd"))
+
+
+@pytest.mark.parametrize("task", ["language", "regress"])
+@pytest.mark.parametrize("key", [{"mean": ()}, {"size": 32}, {"label_map": "map.json"}])
+def test_what_only_a_teacher_of_images_has_is_refused(key, task):
+    with pytest.raises(UserError, match=f"{next(iter(key))} .* means nothing .*={task}; leave"):
+        refuse_image_keys(TeacherSection(**key), task)
+    refuse_image_keys(TeacherSection(), task)

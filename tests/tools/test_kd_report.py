@@ -12,6 +12,7 @@ from losses import LOSSES
 from tools import kd_report
 from tools.proofs.kd_table import __main__ as kd_table
 from tools.proofs.kd_table.entries import ENTRIES, TEACHING, Entry
+from tools.proofs.table_runs import get_marks, write_between
 from utils.errors import EXIT_USER_ERROR, UserError
 
 
@@ -127,14 +128,15 @@ def test_rows_show_mean_spread_gain_and_failures(tmp_path):
     assert "- hard, seed 1: TimeoutError: longer" in table
 
 
-def test_the_table_goes_between_its_marks_and_nowhere_else(tmp_path):
-    path = tmp_path / "page.md"
-    path.write_text(f"before\n{kd_table.BEGIN}\nold\n{kd_table.END}\nafter\n")
-    kd_table.write_between_marks(path, "new")
-    assert path.read_text() == f"before\n{kd_table.BEGIN}\nnew\n{kd_table.END}\nafter\n"
+@pytest.mark.parametrize("name", ["kd_table", "distil_table"])
+def test_a_table_goes_between_its_marks_and_nowhere_else(name, tmp_path):
+    path, (begin, end) = tmp_path / "page.md", get_marks(name)
+    path.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    write_between(path, name, "new")
+    assert path.read_text() == f"before\n{begin}\nnew\n{end}\nafter\n"
     path.write_text("no marks")
     with pytest.raises(UserError, match="lacks the lines"):
-        kd_table.write_between_marks(path, "new")
+        write_between(path, name, "new")
 
 
 def test_a_run_that_fails_is_an_outcome_and_a_finished_one_is_kept(digits_root, tmp_path):

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store import Run
-from store.runs import CONFIG_FILE
 from tools.proofs.kd_table.entries import ENTRIES, TEACHING, Entry
+from tools.proofs.table_runs import is_finished, start, write_between
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import DefaultsHelp, ProgramParser
@@ -30,7 +30,6 @@ from utils.programs import DefaultsHelp, ProgramParser
 ROOT = Path(__file__).resolve().parents[3]
 
 EXPERIMENT = "kd_table"
-BEGIN, END = "<!-- kd_table: begin -->", "<!-- kd_table: end -->"
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
     table = format_table(outcomes, options)
     print(table)
     if options.docs:
-        write_between_marks(options.docs, table)
+        write_between(options.docs, EXPERIMENT, table)
     return int(any(one.error for one in outcomes))
 
 
@@ -117,14 +116,6 @@ def run_entry(
         return TableEntry(entry.name, seed, None, time.process_time() - began, reason)
     facts = run.read()
     return TableEntry(entry.name, seed, facts["final"]["test_top1"], facts["processor_s"])
-
-
-def start(config: RunConfig) -> None:
-    """One run in this process."""
-    import job
-
-    if job.start(config):
-        raise RuntimeError("the run was stopped; its last lines say why")
 
 
 def get_flags(entry: Entry, seed: int, options: argparse.Namespace) -> list[str]:
@@ -181,13 +172,6 @@ def store_answers(entry: Entry, seed: int, options: argparse.Namespace) -> None:
     own = ["--out", str(out), "--top-k", str(entry.cache_top_k), "--epochs", str(options.epochs)]
     if cache_teacher.main([*own, *get_flags(entry, seed, options)]):
         raise RuntimeError("the teacher's answers could not be stored; the lines above say why")
-
-
-def is_finished(run: Run, config_text: str) -> bool:
-    """Whether a complete run of this very configuration is there."""
-    if run.read().get("status") != "complete":
-        return False
-    return (run.path / CONFIG_FILE).read_text(encoding="utf-8") == config_text
 
 
 @contextmanager
@@ -263,16 +247,6 @@ def describe_machine() -> str:
     """Cores and processor of this machine."""
     cores = len(os.sched_getaffinity(0))
     return f"Native CPU runtime, 1 thread a run, {cores} cores ({platform.machine()})"
-
-
-def write_between_marks(path: Path, table: str) -> None:
-    """Put the table between its two marks in a Markdown file."""
-    text = path.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise UserError(f"--docs ({str(path)!r}) lacks the lines {BEGIN} and {END}; add them")
-    head, rest = text.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    path.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tools.prepare_dataset.__main__ import main as prepare
-from tools.text_baselines import main, measure_bigram, measure_unigram
+from tools.proofs.text_baselines import main, measure_bigram, measure_unigram
 
 
 def test_a_cycle_costs_the_unigram_its_letters_and_the_bigram_nothing():

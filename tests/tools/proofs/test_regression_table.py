@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_diabetes
 
-from tools import regression_table
+from tools.proofs import regression_table
 from utils.config import load_config
 
 

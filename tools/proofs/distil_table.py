@@ -14,14 +14,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from datasets import TokenFacts, create_source
 from store import Run
-from tools.proofs.kd_table.__main__ import is_finished, start
-from utils.config import dump_config, load_config
+from tools.proofs.table_runs import is_finished, start, write_between
+from utils.config import RunConfig, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 
 ALONE = "alone"
-BEGIN, END = "<!-- distil_table: begin -->", "<!-- distil_table: end -->"
+NAME = "distil_table"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     """The program's own flags, and the rest, which are keys of every run."""
     parser = create_program_parser(
         __doc__,
-        prog="python -m tools.distil_table",
+        prog="python -m tools.proofs.distil_table",
         epilog="All other flags are keys of the runs' configuration, as for main.py.",
     )
     parser.add_argument("--config", required=True, help="YAML of the student that is taught")
@@ -62,28 +63,45 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 def make_table(options: argparse.Namespace, rest: list[str]) -> None:
     """All runs, seed by seed; the table is printed, and put into the document."""
-    outcomes = [
-        train(row, seed, options.config, rest)
-        for seed in options.seeds
-        for row in (ALONE, *options.losses)
-    ]
+    rows = [(row, seed) for seed in options.seeds for row in (ALONE, *options.losses)]
+    # All are read before the first run, which may take an hour: what is wrong is said now.
+    configs = [read_config(row, seed, options.config, rest) for row, seed in rows]
+    outcomes = [train(*row, config) for row, config in zip(rows, configs, strict=True)]
     table = format_table(outcomes, options.seeds)
     print(table)
     if options.docs:
-        write_between(options.docs, table)
+        write_between(options.docs, NAME, table)
 
 
-def train(row: str, seed: int, config_path: str, rest: list[str]) -> TextOutcome:
-    """A run of the table, or what it left when it was finished earlier.
+def read_config(row: str, seed: int, path: str, rest: list[str]) -> RunConfig:
+    """The configuration of a run of the table.
 
     Raises:
-      UserError: its evaluation tells no bits a byte.
+      UserError: its evaluation would tell no bits a byte.
     """
     teaching = [f"--kd={row}"] if row != ALONE else ["--kd=", "--teacher_path="]
     config = load_config([
-        "--config", config_path, *rest, *teaching, f"--train.seed={seed}",
+        "--config", path, *rest, *teaching, f"--train.seed={seed}",
         f"--run.run_id={row}-seed{seed}", "--run.overwrite=true",
     ])  # fmt: skip
+    if not _tells_bytes(config):
+        raise UserError(
+            f"--config ({path!r}) gives no bits a byte of a test split; set data.test_split and "
+            "take tokens of text as data.source"
+        )
+    return config
+
+
+def _tells_bytes(config: RunConfig) -> bool:
+    if config.train.task != "language" or not config.data.test_split:
+        return False
+    source = create_source(config.data)
+    facts = source.describe(source.select("test"), "test")
+    return isinstance(facts, TokenFacts) and bool(facts.token_bytes)
+
+
+def train(row: str, seed: int, config: RunConfig) -> TextOutcome:
+    """A run of the table, or what it left when it was finished earlier."""
     run = Run(Path(config.run.output_dir) / config.run.experiment / config.run.run_id)
     if not is_finished(run, dump_config(config)):
         began = time.process_time()
@@ -91,11 +109,6 @@ def train(row: str, seed: int, config_path: str, rest: list[str]) -> TextOutcome
         run.update(processor_s=time.process_time() - began)
     facts = run.read()
     final = facts["final"]
-    if "test_bits_per_byte" not in final:
-        raise UserError(
-            f"--config ({config_path!r}) gives no bits a byte of a test split; set data.test_split "
-            "and take tokens of text as data.source"
-        )
     score, loss = final["test_bits_per_byte"], final["test_loss"]
     return TextOutcome(row, seed, score, loss, facts["processor_s"])
 
@@ -127,20 +140,6 @@ def format_row(row: str, own: list[TextOutcome], alone: dict[int, float]) -> str
         f"{statistics.fmean(one.seconds for one in own):.0f}",
     ]  # fmt: skip
     return f"| {' | '.join(cells)} |"
-
-
-def write_between(path: Path, table: str) -> None:
-    """Put the table between its two marks in a Markdown file.
-
-    Raises:
-      UserError: the marks are not there.
-    """
-    text = path.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        raise UserError(f"--docs ({str(path)!r}) lacks the lines {BEGIN} and {END}; add them")
-    head, rest = text.split(BEGIN, 1)
-    tail = rest.split(END, 1)[1]
-    path.write_text(f"{head}{BEGIN}\n{table}\n{END}{tail}", encoding="utf-8")
 
 
 if __name__ == "__main__":

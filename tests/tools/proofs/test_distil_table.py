@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
+from tools.proofs import distil_table
+from tools.proofs.distil_table import TextOutcome, format_table
+from tools.proofs.table_runs import get_marks
 
-from tools import distil_table
-from tools.distil_table import BEGIN, END, TextOutcome, format_table
-from utils.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FLAGS = (
     "--train.steps=3", "--runtime.device=cpu", "--runtime.num_threads=1", "--optim.warmup_steps=1",
     "--data.global_batch_size=4", "--data.eval_batch_size=4", "--data.sequence_length=32",
@@ -20,7 +18,8 @@ FLAGS = (
 
 def test_students_alone_and_taught_stand_side_by_side_in_the_document(tmp_path, text_root, capsys):
     docs = tmp_path / "docs.md"
-    docs.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    begin, end = get_marks("distil_table")
+    docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
     argv = [
         "--config", str(ROOT / "configs/transformer_distil.yaml"), "--losses", "kd",
         "--seeds", "0", "1", "--docs", str(docs), f"--teacher_path={text_root}",
@@ -51,13 +50,20 @@ def test_a_gain_is_counted_seed_by_seed():
     assert taught == "| `kd` | 2.5000 | 3.3000 | 2.9000 | 0.5657 | +0.2000 | 1 of 2 | 2.0000 | 9 |"
 
 
-def test_a_run_without_text_is_refused(tmp_path):
-    flags = [
+def test_what_tells_no_bits_a_byte_is_refused_before_a_run(tmp_path, text_root, capsys):
+    copied = (
         "--train.task=language", "--data.source=sequences", "--data.name=copy,num_examples=16",
-        "--data.sequence_length=8", "--model=transformer", f"--run.output_dir={tmp_path}",
-        '--model.args={"depth": 1, "width": 8, "heads": 2}', *FLAGS[:6],
-    ]  # fmt: skip
-    config = tmp_path / "config.yaml"
-    config.write_text("train:\n  task: language\n")
-    with pytest.raises(UserError, match="gives no bits a byte of a test split"):
-        distil_table.train("alone", 0, str(config), flags)
+        "--data.sequence_length=8", "--model=transformer", "--data.test_split=test",
+        '--model.args={"depth": 1, "width": 8, "heads": 2}', *FLAGS[:5],
+    )  # fmt: skip
+    (tmp_path / "config.yaml").write_text("train:\n  task: language\n")
+    text = str(ROOT / "configs/transformer_distil.yaml")
+    for config, flags in (
+        (str(tmp_path / "config.yaml"), copied),
+        (text, (f"--data.root={text_root}", "--data.test_split=")),
+        (str(ROOT / "configs/digits_kd.yaml"), ("--teacher_path=x",)),
+    ):
+        argv = ["--config", config, *flags, "--losses", f"--run.output_dir={tmp_path / 'runs'}"]
+        assert distil_table.main(argv) == 2
+        assert "gives no bits a byte of a test split" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

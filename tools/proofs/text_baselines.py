@@ -1,6 +1,6 @@
 """What a model of bytes has to beat: bits a byte of simple models and packers on the same files.
 
-    python -m tools.text_baselines data/stdlib_byte --run runs/transformer_text/RUN
+    python -m tools.proofs.text_baselines data/stdlib_byte --run runs/transformer_text/RUN
 
 Unigram and bigram count the training split's bytes (one is added to each count) and are measured
 on the held-out split, ends of files included, as a model is. The packers see the held-out files
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m tools.text_baselines")
+    parser = create_program_parser(__doc__, prog="python -m tools.proofs.text_baselines")
     parser.add_argument("data", type=Path, metavar="DATA", help="directory of tokens.json")
     parser.add_argument("--split", choices=_PREFIX, default="test", help="held out (default test)")
     parser.add_argument("--run", action="append", default=[], help="finished run; may be repeated")

@@ -1,7 +1,7 @@
 """The table of docs/regression.md: test r2 of this project's models beside scikit-learn's.
 
-    python -m tools.regression_table
-    python -m tools.regression_table --seeds 2 --tables diabetes
+    python -m tools.proofs.regression_table
+    python -m tools.proofs.regression_table --seeds 2 --tables diabetes
 
 For each seed the rows are split anew (`data.split_seed`), and every model learns from the same
 training rows and is judged on the same test rows. Ours are runs of main.py by the configurations
@@ -28,7 +28,7 @@ from utils.programs import create_program_parser, run_program
 if TYPE_CHECKING:
     from utils.config import RunConfig
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # Table -> our models by the names of their configurations.
 TABLES = {
     "diabetes": {"linear": "diabetes_linear", "mlp": "diabetes_mlp"},
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m tools.regression_table")
+    parser = create_program_parser(__doc__, prog="python -m tools.proofs.regression_table")
     parser.add_argument("--seeds", type=int, default=5, help="number of seeds, from 0 (5)")
     parser.add_argument("--tables", nargs="+", default=list(TABLES), choices=list(TABLES),
                         help="which of them (all)")  # fmt: skip
