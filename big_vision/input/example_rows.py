@@ -15,7 +15,7 @@ from utils.errors import UserError, get_hint
 from utils.storage import to_path
 from utils.storage.reading import check_readable
 
-_TERM = re.compile(r"^(\w+)=(\d+(?:\.\d+)?)$")
+_TERM = re.compile(r"^(\w+)=(\d+(?:\.\d+)?(?:e[+-]?\d+)?)$")
 # What only a download brings; the others come with the package.
 _DOWNLOADED = "california_housing"
 TABLES = ("diabetes", "linnerud", _DOWNLOADED)
@@ -114,9 +114,10 @@ def parse_row_name(name: str) -> RowShape:
     for term in terms:
         match = _TERM.match(term)
         known = getattr(shape, match[1], None) if match and match[1] != "kind" else None
-        if known is None or (isinstance(known, int) and "." in match[2]):
+        if known is None or (isinstance(known, int) and not match[2].isdigit()):
             raise UserError(
-                f"data.name ({name}): {term!r} does not describe made-up rows; write for example "
+                f"data.name ({name}): {term!r} does not describe made-up rows, whose terms are "
+                f"whole numbers, and noise 0 or more, such as 0.5 or 1e-3; write for example "
                 f"{example}"
             )
         shape = replace(shape, **{match[1]: type(known)(match[2])})

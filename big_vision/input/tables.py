@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ def read_columns(folder: Folder, name: str) -> RawColumns:
     with folder.open_local(name) as path:
         try:
             return READERS[suffix](path)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             if isinstance(error, UserError):
                 raise
             reason = " ".join(str(error).split()).rstrip(".")
@@ -133,6 +134,8 @@ def _convert(
 
 def _as_numbers(values: np.ndarray, name: str, key: str, file: str) -> np.ndarray:
     """float64 [N] or [N, k]."""
+    if values.ndim and not len(values):
+        raise UserError(f"data.name ({file}): column {name!r} has no rows; add some")
     if values.dtype.kind not in "biuf":
         shown = repr(str(next((one for one in values.ravel() if one is not None), "")))
         raise UserError(
@@ -161,8 +164,18 @@ def _check_finite(values: np.ndarray, names: Sequence[str], file: str) -> None:
 
 
 def _read_npz(path: Path) -> RawColumns:
-    with np.load(path, allow_pickle=False) as file:
-        return {name: file[name] for name in file.files}
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        raise UserError(
+            f"data.name ({path.name}) holds one array without a name, as a .npy does; write it by "
+            "numpy.savez(file, inputs=..., targets=...)"
+        )
+    with loaded as file:
+        columns = {name: file[name] for name in file.files}
+    for name, values in columns.items():
+        if not isinstance(values, np.ndarray):  # numpy gives the bytes of what it does not know
+            raise UserError(f"data.name ({path.name}): {name!r} is no array; drop it")
+    return columns
 
 
 def _read_csv(path: Path) -> RawColumns:

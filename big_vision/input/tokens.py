@@ -9,6 +9,7 @@ tokens[i * T : i * T + T + 1]: every token but the first is predicted once.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from big_vision.input.source import SPLIT_KEYS, Reading, Role, Source
 from big_vision.input.windows import TokenFacts, WindowReader
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
-from utils.storage import to_path
+from utils.storage import is_remote, to_path
 
 INDEX_FILE = "tokens.json"
 FORMAT = "tokens-1"
@@ -27,6 +28,34 @@ DTYPES = ("uint16", "uint32")
 # Tokens at a file's beginning that are held against the vocabulary before a device is touched.
 _LOOKED_AT = 1 << 24
 _WAY = "make the directory by python -m tools.prepare_dataset text"
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_list_of_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _tells_splits(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(split, dict) and _is_count(split.get("tokens")) for split in value.values()
+    )
+
+
+# What the index may leave out.
+_DEFAULTS: JsonObject = {"tokenizer_hash": "", "token_bytes": []}
+# Name in the index -> what it must be, and whether a value is that.
+_RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "vocab_size": ("a whole number above 0", lambda value: _is_count(value) and value != 0),
+    "dtype": ("a text", lambda value: isinstance(value, str)),
+    "tokenizer": ("a text", lambda value: isinstance(value, str)),
+    "tokenizer_hash": ("a text", lambda value: isinstance(value, str)),
+    "end": ("a token or null", lambda value: value is None or _is_count(value)),
+    "token_bytes": ("a list of whole numbers", _is_list_of_counts),
+    "splits": ("an object for each split, with its number of 'tokens'", _tells_splits),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +98,13 @@ def read_token_index(directory: Path, key: str = "data.root") -> TokenIndex:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         told = found.get("format") if isinstance(found, dict) else None
         raise UserError(f"{key}: {path} is of format {told!r}, not {FORMAT!r}; {_WAY}")
-    try:
-        index = TokenIndex(
-            vocab_size=int(found["vocab_size"]),
-            dtype=found["dtype"],
-            tokenizer=str(found["tokenizer"]),
-            tokenizer_hash=str(found.get("tokenizer_hash", "")),
-            end=found.get("end"),
-            token_bytes=tuple(found.get("token_bytes", ())),
-            splits=dict(found["splits"]),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{key}: {path} lacks or garbles {error}; {_WAY}") from error
+    for name, (rule, is_right) in _RULES.items():
+        if not is_right(found.get(name, _DEFAULTS.get(name))):
+            raise UserError(
+                f"{key}: {path} lacks or garbles {name!r}, which must be {rule}; {_WAY}"
+            )
+    values = {name: found.get(name, _DEFAULTS.get(name)) for name in _RULES}
+    index = TokenIndex(**{**values, "token_bytes": tuple(values["token_bytes"])})
     if index.dtype not in DTYPES or len(index.token_bytes) not in (0, index.vocab_size):
         raise UserError(
             f"{key}: {path} must name a dtype of {', '.join(DTYPES)} (it has {index.dtype!r}) and "
@@ -120,6 +144,12 @@ class TokenSource(Source):
         """
         if not self.data.root:
             raise UserError("data.source=tokens needs data.root, the directory of tokens.json")
+        if is_remote(self.data.root):
+            raise UserError(
+                f"data.root ({self.data.root!r}) is a URL, but tokens are mapped from a local "
+                "disk; copy the directory to the same path of every machine (from a bucket: "
+                "gcloud storage cp -r) and give that path"
+            )
         return to_path(self.data.root) / self.data.name
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_diabetes, load_linnerud
 from sklearn.linear_model import LinearRegression
 
-from big_vision.input.example_rows import FORMULAS, make_rows, parse_row_name
+from big_vision.input.example_rows import FORMULAS, RowShape, make_rows, parse_row_name
 from datasets import create_source
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.data import DataSection
@@ -27,6 +27,13 @@ def test_the_best_mse_is_the_square_of_the_stated_noise(kind):
     # Nothing of it is in the inputs: no model can know it.
     assert abs(LinearRegression().fit(inputs, noise).score(inputs, noise)) < 2e-3
     assert clean.std(0).min() > 2
+
+
+def test_noise_may_be_written_with_an_exponent():
+    assert parse_row_name("blobs,noise=1e-3,num_targets=2") == RowShape(
+        "blobs", noise=0.001, num_targets=2
+    )
+    assert parse_row_name("blobs,noise=2.5e+1").noise == 25
 
 
 def test_formulas_are_what_their_names_say():

@@ -106,6 +106,15 @@ def test_what_cannot_be_prepared_is_said_in_one_line(root, tmp_path, capsys, fla
     assert len(error) == 1 and words in error[0]
 
 
+def test_a_vocabulary_that_stays_smaller_than_asked_for_is_told(root, tmp_path, capsys):
+    argv = ["text", "--from", str(root / "files"), "--out", str(tmp_path), "--tokenizer=bpe"]
+    assert prepare([*argv, "--vocab-size=1000000"]) == 0
+    size = read_token_index(tmp_path / "text_bpe").vocab_size
+    told = capsys.readouterr().out.strip()
+    assert size < 1000000
+    assert told.endswith(f"gave {size:,} tokens of the 1,000,000 of --vocab-size")
+
+
 def test_windows_follow_each_other_and_share_one_token(root):
     loader = create_loader(create_data(root, global_batch_size=4), "eval", seed=0)
     tokens = read(root, "byte", "validation")
@@ -164,11 +173,18 @@ BROKEN = [
     (_change_index(format="tokens-9"), (), "is of format 'tokens-9', not 'tokens-1'"),
     (_change_index(dtype="int8"), (), "must name a dtype of uint16, uint32 (it has 'int8')"),
     (_change_index(vocab_size="many"), (), "tokens.json lacks or garbles"),
+    (_change_index(splits={"train": 5}), (), "lacks or garbles 'splits', which must be an object"),
+    (_change_index(splits={"train": {"tokens": "9"}}), (), "with its number of 'tokens'"),
+    (_change_index(token_bytes=["1"] * 257), (), "'token_bytes', which must be a list of whole"),
+    (_change_index(vocab_size=True), (), "'vocab_size', which must be a whole number above 0"),
+    (_change_index(end="no"), (), "'end', which must be a token or null"),
     (lambda folder: (folder / "train.bin").unlink(), (), "train.bin cannot be read"),
     (lambda folder: None, ("--data.sequence_length=99999",),
      "data.sequence_length (99999) leaves no window in the "),
     (lambda folder: None, ("--data.train_split=trian",), "data.train_split ('trian') is no split"),
     (lambda folder: None, ("--data.root=",), "data.source=tokens needs data.root"),
+    (lambda folder: None, ("--data.root=memory://x",),
+     "data.root ('memory://x') is a URL, but tokens are mapped from a local disk; copy the"),
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ BAD = {
     "flat.csv": "age,rent\n" + "7,1\n7,2\n" * 20,
     "ragged.csv": "age,rent\n1,2\n3\n",
     "empty.csv": "",
+    "header.csv": "age,rent\n",
     "table.xlsx": "PK",
 }
 FITS = ("--data.train_split=all", "--data.eval_split=all", "--data.global_batch_size=1")
@@ -36,6 +38,10 @@ def bad(root) -> Path:
     np.savez(root / "cube.npz", inputs=age.reshape(10, 2, 2), targets=age[:10])
     np.savez(root / "pickled.npz", inputs=np.array([{}], dtype=object), targets=age[:1])
     (root / "broken.npz").write_bytes((root / "inf.npz").read_bytes()[:200])
+    with (root / "single.npz").open("wb") as file:
+        np.save(file, age)
+    with zipfile.ZipFile(root / "foreign.npz", "w") as archive:
+        archive.writestr("inputs", "1,2")
     (root / "mixed").mkdir()
     (root / "mixed" / "train.csv").write_text("age,rent\n1,2\n3,4\n")
     (root / "mixed" / "validation.csv").write_text("years,rent\n1,2\n3,4\n")
@@ -69,6 +75,11 @@ WRONG = [
      "linear, mlp"),
     (("--data.name=ragged.csv", *FITS), "data.name (ragged.csv) cannot be read as csv", "whole?"),
     (("--data.name=empty.csv", *FITS), "data.name (empty.csv) cannot be read as csv", ""),
+    (("--data.name=header.csv", *FITS), "data.name (header.csv): column 'age' has no rows", "add"),
+    (("--data.name=single.npz", "--data.target_columns=[targets]", *FITS),
+     "data.name (single.npz) holds one array without a name", "numpy.savez"),
+    (("--data.name=foreign.npz", "--data.target_columns=[targets]", *FITS),
+     "data.name (foreign.npz): 'inputs' is no array", "drop it"),
     (("--data.name=broken.npz", *FITS), "data.name (broken.npz) cannot be read as npz", "whole?"),
     (("--data.name=pickled.npz", "--data.target_columns=[targets]", *FITS),
      "data.name (pickled.npz) cannot be read as npz", ""),
@@ -103,6 +114,10 @@ WRONG = [
      "did you mean 'friedman1'"),
     (("--data.source=synthetic_rows", "--data.name=linear,nois=1"),
      "'nois=1' does not describe made-up rows", "noise=1"),
+    (("--data.source=synthetic_rows", "--data.name=linear,noise=-1"),
+     "whole numbers, and noise 0 or more, such as 0.5 or 1e-3", "noise=1"),
+    (("--data.source=synthetic_rows", "--data.name=linear,num_inputs=1e1"),
+     "'num_inputs=1e1' does not describe made-up rows", "num_inputs=10"),
     (("--data.source=sklearn", "--data.name=diabetis"), "is none of scikit-learn's tables",
      "did you mean 'diabetes'"),
     (("--data.source=sklearn", "--data.name=california_housing"), "is not in data.root",

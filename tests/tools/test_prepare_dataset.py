@@ -24,6 +24,30 @@ def digits_root(tmp_path_factory):
     return root
 
 
+PLACED = (
+    ("digits", "--out"), ("mnist --from nowhere", "--out"), ("tfds mnist", "--out"),
+    ("folder tests --name a", "--out"), ("text --from tests", "--out"),
+    ("california_housing", "--root"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "flag"), PLACED)
+def test_a_place_where_nothing_can_be_written_is_refused(kind, flag, tmp_path, capsys, monkeypatch):
+    """The program would make a directory `memory:` here, and say that all went well."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "tests" / "a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for place, words in (
+        ("memory://abc", f"{flag} ('memory://abc') is a URL, but a dataset is written to a local"),
+        ("gs://bucket/data", "copy it afterwards (to a bucket: gcloud storage cp -r)"),
+        ("file/data", f"{flag} ('file/data'): {tmp_path / 'file'} is a file; name a directory"),
+    ):
+        assert main([*kind.split(), flag, place]) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        assert len(error) == 1 and words in error[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "tests"]
+
+
 def test_digits_are_what_scikit_learn_holds(digits_root):
     import tensorflow_datasets as tfds
     from sklearn.datasets import load_digits

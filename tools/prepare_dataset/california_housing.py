@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from tools.prepare_dataset import write
 from tools.prepare_dataset.tfds import ALLOW
 from utils.errors import UserError
 
@@ -30,7 +31,7 @@ def prepare_housing(arguments: argparse.Namespace) -> Path:
     """
     from sklearn.datasets import fetch_california_housing
 
-    root = Path(arguments.root).expanduser()
+    root = write.get_root(arguments.root, "--root")
     is_allowed = arguments.allow_download or os.environ.get(ALLOW, "0") not in ("", "0")
     if not is_allowed and not list(root.glob("cal_housing*.pkz")):
         raise UserError(

@@ -24,6 +24,7 @@ from big_vision.input.tokenizer import (
     TextTokenizer,
 )
 from big_vision.input.tokens import DTYPES, FORMAT, INDEX_FILE
+from tools.prepare_dataset import write
 from utils.errors import UserError
 
 STDLIB = "stdlib"
@@ -67,7 +68,7 @@ def prepare_text(arguments: argparse.Namespace) -> str:
     """Write the tokens of each split, and what says how; gives the line to print."""
     size = _get_vocab_size(arguments)
     first = STDLIB if arguments.sources == [STDLIB] else "text"
-    target = Path(arguments.out) / (arguments.name or f"{first}_{arguments.tokenizer}")
+    target = write.get_root(arguments.out) / (arguments.name or f"{first}_{arguments.tokenizer}")
     files, left_out = read_files(arguments.sources)
     splits = split_files(files, arguments.held_out)
     made_of = {
@@ -94,7 +95,11 @@ def prepare_text(arguments: argparse.Namespace) -> str:
     (working / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
     working.rename(target)
     counted = ", ".join(f"{facts[one]['tokens']:,} tokens of {one}" for one in reversed(SPLITS))
-    return f"{target}: {counted}; {len(files)} files{_describe_left_out(left_out)}"
+    return f"{target}: {counted}; {len(files)} files{_describe_left_out(left_out)}" + (
+        f"; the training files gave {tokenizer.vocab_size:,} tokens of the {size:,} of --vocab-size"
+        if tokenizer.vocab_size < size
+        else ""
+    )
 
 
 def read_files(sources: Sequence[str]) -> tuple[list[TextFile], dict[str, int]]:

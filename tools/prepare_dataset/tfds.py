@@ -36,7 +36,7 @@ def prepare_tfds(arguments: argparse.Namespace) -> Path:
     Raises:
       UserError: TFDS does not know it, nobody has allowed a download, or it failed.
     """
-    root = Path(arguments.out).expanduser()
+    root = write.get_root(arguments.out)
     builder = create_builder(arguments.name, root, arguments.format)
     target = Path(builder.data_dir)
     if write.is_complete(target):

@@ -17,6 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from utils.errors import UserError
+from utils.storage import is_remote, to_path
 
 VERSION = "1.0.0"
 _FORMATS = ("tfrecord", "array_record")
@@ -59,7 +60,28 @@ def get_target(arguments: argparse.Namespace) -> Path:
     """DIR/NAME/VERSION of the flags."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", arguments.version):
         raise UserError(f"--version ({arguments.version}) is not of the form 1.0.0; write it so")
-    return Path(arguments.out) / arguments.name / arguments.version
+    return get_root(arguments.out) / arguments.name / arguments.version
+
+
+def get_root(place: str, flag: str = "--out") -> Path:
+    """The directory that a flag names, which need not be there yet.
+
+    Raises:
+      UserError: it is a URL, whose datasets are written elsewhere and copied, or no directory can
+        be made there.
+    """
+    if is_remote(place):
+        raise UserError(
+            f"{flag} ({place!r}) is a URL, but a dataset is written to a local directory; give "
+            "one, and copy it afterwards (to a bucket: gcloud storage cp -r)"
+        )
+    root = to_path(place)
+    nearest = next(one for one in (root, *root.absolute().parents) if one.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{flag} ({place!r}): {nearest} is a file; name a directory")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{flag} ({place!r}): nothing can be written to {nearest}; name another")
+    return root
 
 
 def is_complete(target: Path) -> bool:

@@ -51,14 +51,18 @@ def is_there(place: str | Path) -> bool:
     return folder.is_there() or folder.name in folder.parent.list_names()
 
 
-def to_path(place: str | Path) -> Path:
+def to_path(place: str | Path, key: str = "") -> Path:
     """The path of a local place: `file://` is taken off, `~` and `$NAME` stand for their values.
+
+    Args:
+      key: the flag or the configuration's key that holds it, for errors.
 
     Raises:
       UserError: it is a URL, which the caller cannot use.
     """
     if is_remote(place):
-        raise UserError(f"{str(place)!r} is a URL, but a local path is needed here; give a path")
+        named = f"{key} ({str(place)!r})" if key else repr(str(place))
+        raise UserError(f"{named} is a URL, but a local path is needed here; give a path")
     text = str(place).removeprefix("file://")
     return Path(os.path.expandvars(text)).expanduser()
 
