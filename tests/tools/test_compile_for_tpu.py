@@ -436,3 +436,26 @@ def test_the_gate_of_a_decoder_of_two_blocks(tmp_path):
     assert not {"undonated state", "gradients alive", "host fallback", "dynamic shapes"} & {
         fault.kind for fault in report.faults
     }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
+@pytest.mark.parametrize("target", ["v5e:2x2", "v5e:4x4"])
+@pytest.mark.parametrize(
+    "name", ["transformer_sequences", "transformer_teacher", "transformer_text"]
+)
+def test_the_small_decoders_fit_a_slice(name, target, tmp_path):
+    """Partitioned over 4 and 16 chips: gradients alone travel, in float32."""
+    report_file = tmp_path / "report.json"
+    chips = parse_target(target).devices
+    command = [sys.executable, "tools/compile_for_tpu.py", "--config", f"configs/{name}.yaml",
+               "--target", target, "--chips", str(chips), "--runtime.precision=bf16",
+               "--json", str(report_file), "--cache-dir", str(tmp_path / "store")]  # fmt: skip
+    if name != "transformer_sequences":
+        command += ["--assume", "vocab_size=257"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = Report.model_validate_json(report_file.read_text())
+    assert report.fits and not report.faults
+    assert {one.kind for one in report.collectives} == {"all-reduce"}
+    assert {one.dtype for one in report.collectives} == {"f32"}
