@@ -19,6 +19,7 @@ from tasks.regress_teachers import (
     check_terms,
     create_row_teachers,
     find_row_shapes,
+    warn_of_other_split,
 )
 from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
@@ -69,8 +70,10 @@ class RegressCheck(TaskCheck):
             "statistics": _choose_statistics(config, self.rows),
         }
         if config.model.weights:
-            weights = open_weights(config.model.weights, "model.weights")
-            check_columns(weights.facts, self.rows, f"model.weights ({config.model.weights!r})")
+            facts = open_weights(config.model.weights, "model.weights").facts
+            owner = f"model.weights ({config.model.weights!r})"
+            check_columns(facts, self.rows, owner)
+            warn_of_other_split(facts, config.data, owner)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a number of examples that groups do not divide."""
@@ -123,6 +126,7 @@ class RegressCheck(TaskCheck):
             **arguments,
             "input_columns": list(self.rows.input_names),
             "target_columns": list(self.rows.target_names),
+            "split_seed": self.config.data.split_seed,
             "standardise": self.config.data.standardise,
             "statistics": self.rows.statistics.as_arguments(),
         }

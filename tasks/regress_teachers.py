@@ -23,11 +23,13 @@ from models.factory import MODELS
 from tasks.dry_run import FeatureShapes
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.log import get_logger
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from utils.config import RunConfig
+    from utils.config.data import DataSection
     from utils.config.distill import DistillSection, TeacherSection
 
 
@@ -50,6 +52,11 @@ def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> 
     _refuse_keys(section)
     source = open_teacher(section)
     check_model_name(source.name, "distill.teacher")
+    if not section.weights:
+        raise UserError(
+            f"distill.teacher ({source.name!r}) has no weights, and no hub has any for it; give "
+            "distill.teacher_weights, a run of train.task=regress"
+        )
     check_columns(source.facts, rows, f"distill.teacher ({section.weights or source.name!r})")
     model = source.build(
         {
@@ -97,6 +104,24 @@ def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
                 f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); name the same in "
                 "the same order"
             )
+
+
+def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> None:
+    """Tell that weights may know the rows which their score is taken on.
+
+    Args:
+      facts: of the weights; those that tell no seed of their split pass.
+      owner: the key and its value, the beginning of the sentence.
+    """
+    known = facts.get("split_seed")
+    cut = [split for split in (data.eval_split, data.test_split) if "[" in split]
+    if known is not None and known != data.split_seed and cut:
+        get_logger().warning(
+            "%s was trained with data.split_seed=%d, this run has %d: of the same table it has "
+            "learnt other rows, and its score on %s tells what was learnt by heart; set "
+            "data.split_seed=%d",
+            owner, known, data.split_seed, " and ".join(cut), known,
+        )  # fmt: skip
 
 
 def check_terms(config: RunConfig, losses: WeightedLoss, targets: int) -> None:

@@ -105,3 +105,18 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     facts = {"model": section.name, "args": dict(section.args), "tokenizer": "byte", **of_task}
     export_model(create_model(section, **of_task).state_dict(), facts, root)
     return root
+
+
+@pytest.fixture(scope="session")
+def rows_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of the model of configs/regression/friedman1_teacher.yaml, untrained."""
+    from models import create_model, export_model
+    from utils.config import load_config
+
+    path = ROOT / "configs/regression/friedman1_teacher.yaml"
+    section = load_config(["--config", str(path)]).model
+    sizes = {"in_features": 10, "out_features": 1}
+    facts = {"model": section.name, "args": dict(section.args), **sizes}
+    folder = tmp_path_factory.mktemp("rows_teacher")
+    export_model(create_model(section, **sizes).state_dict(), facts, folder)
+    return folder

@@ -15,7 +15,7 @@ from utils.config import RunConfig, change, dump_config, load_config
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = ROOT / "configs" / "presets"  # parts of configurations: tests/utils/test_layers.py
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)
-TEACHERS = ("runs/digits_teacher/", "runs/transformer_teacher/")  # places have them
+TEACHERS = ("runs/digits_teacher/", "runs/transformer_teacher/", "runs/friedman1_teacher/")
 IDS = [path.relative_to(ROOT / "configs").as_posix() for path in CONFIGS]
 
 
@@ -55,19 +55,21 @@ def load_on_digits(flags: list[str], digits_root: Path, output_dir: Path) -> Run
     return config if config.data.source != "tfds" else change(config, data=changes)
 
 
+@pytest.fixture
+def places(digits_root, teacher_run, digits_teacher, text_root, rows_teacher, tmp_path) -> Places:
+    return Places(digits_root, teacher_run, digits_teacher, text_root, rows_teacher, tmp_path)
+
+
 def test_there_are_configurations():
     assert {"digits_teacher.yaml", "digits_student.yaml", "digits_kd.yaml"} <= set(IDS)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_a_configuration_loads_and_passes_all_checks(
-    path, digits_root, digits_teacher, text_root, tmp_path
-):
-    places = Places(digits_root, tmp_path, digits_teacher, text_root, tmp_path)
+def test_a_configuration_loads_and_passes_all_checks(path, digits_root, places, tmp_path):
     flags = [place_flag(flag, places) for flag in get_flags(path)]
     config = load_on_digits(flags, digits_root, tmp_path / "runs")
     if config.data.source == "tokens":
-        config = change(config, data={"root": str(text_root)})
+        config = change(config, data={"root": str(places.text)})
     job = check(config)
     if job.config.train.task == "classify":
         assert job.facts.num_classes >= 10
@@ -93,12 +95,9 @@ def test_a_header_says_command_hardware_time_and_expected_result(path):
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=IDS)
-def test_the_commands_of_a_header_work(
-    path, digits_root, teacher_run, digits_teacher, text_root, tmp_path
-):
+def test_the_commands_of_a_header_work(path, places):
     header = get_header(path)
     if load_config(get_flags(path)).data.name == "digits":
-        places = Places(digits_root, teacher_run, digits_teacher, text_root, tmp_path)
         assert run_dry(header["command"], places)
         assert run_dry(header["dataset"], places)
     else:

@@ -35,6 +35,7 @@ class Places:
       run: instead of any `runs/...`: a finished run of configs/digits_student.yaml.
       teacher: instead of `runs/digits_teacher/...`: that model, exported.
       text: instead of `data`: holds small texts; instead of `runs/transformer_teacher/...`, too.
+      rows: instead of `runs/friedman1_teacher/...`: that model, exported.
       scratch: where a dry form may write.
     """
 
@@ -42,6 +43,7 @@ class Places:
     run: Path
     teacher: Path
     text: Path
+    rows: Path
     scratch: Path
 
 
@@ -121,7 +123,11 @@ def place_flag(flag: str, places: Places) -> str:
     found = re.match(r"(--[\w.]+=)?(runs/.*)$", flag)
     if not found:
         return flag
-    known = {"digits_teacher": places.teacher, "transformer_teacher": places.text}
+    known = {
+        "digits_teacher": places.teacher,
+        "transformer_teacher": places.text,
+        "friedman1_teacher": places.rows,
+    }
     target = known.get(found[2].split("/")[1], places.run)
     return f"{found[1] or ''}{target}"
 
@@ -171,10 +177,6 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
     flags = [flag for flag in flags if flag != "--print-config"]
     # Stored answers belong to one teacher: tests/test_documented_runs.py makes and replays them.
     flags = [flag for flag in flags if not flag.startswith("--distill.teacher_cache=")]
-    if "runs/friedman1_teacher/RUN" in flags:
-        # tests/tasks/test_regress_teachers.py trains one; its model's name then stands alone.
-        place = flags.index("runs/friedman1_teacher/RUN")
-        flags = [*flags[: place - 1], *flags[place + 1 :]]
     config = load_config([place_flag(flag, places) for flag in flags])
     moves = config.data.source in ("tfds", "tokens") and config.data.root in _PLACES
     root = str(places.data_root) if moves else config.data.root

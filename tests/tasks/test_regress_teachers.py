@@ -159,6 +159,25 @@ def test_what_cannot_teach_is_refused(root, teacher, flags, words):
     assert words in str(refusal.value)
 
 
+def test_a_teacher_without_weights_is_refused(root):
+    flags = ("--distill.teacher=mlp", "--distill.loss=prediction_mse")
+    words = r"distill.teacher \('mlp'\) has no weights.* a run of train.task=regress"
+    with pytest.raises(UserError, match=words):
+        check(load(root, *MLP, *flags))
+
+
+def test_weights_of_another_permutation_are_told(root, teacher, caplog):
+    flags = ("--model=mlp", "--model.args.widths=[32, 16]", f"--model.weights={teacher}")
+    assert json.loads((teacher / "student.json").read_text())["split_seed"] == 0
+    whole = ("--data.name=parts", "--data.train_split=train", "--data.eval_split=validation")
+    for quiet in ((), ("--data.split_seed=5", *whole)):
+        check(load(root, *flags, *quiet))
+        assert "split_seed" not in caplog.text
+    check(load(root, *flags, "--data.split_seed=5"))
+    assert "was trained with data.split_seed=0, this run has 5" in caplog.text
+    assert "learnt by heart; set data.split_seed=0" in caplog.text
+
+
 def test_targets_of_another_width_are_refused(root, teacher):
     taxed = ("--data.name=taxed.npz", "--data.input_columns=[age, rooms]",
              "--data.target_columns=[rent, tax]")  # fmt: skip

@@ -119,7 +119,7 @@ def create_parser() -> argparse.ArgumentParser:
     """The parser behind `python main.py --help`: one flag for each key."""
     parser = _ConfigParser(
         prog="python main.py",
-        description="Train and distil vision models on TPUs, GPUs and CPUs.",
+        description="Train and distil models on TPUs, GPUs and CPUs.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
