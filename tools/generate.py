@@ -12,6 +12,7 @@ tokens. It runs on the CPU, with a cache of keys and values.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,10 +27,14 @@ from utils.config.yaml_file import read_yaml
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import create_program_parser, run_program
+from utils.storage import open_folder, to_path
 from utils.weights import load_weights, open_weights
 
 _RUN_KEY = "RUN"
 _CONFIG = "config_resolved.yaml"
+# Folders that are looked at for it: of a run, its checkpoints, one of them, a file in that.
+_NEAR = 4
+_MAX_SEED = 2**63 - 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,15 +101,20 @@ def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTok
     """What the model's tokens mean; none: made-up sequences, whose tokens are numbers.
 
     Raises:
-      UserError: the dataset is not where the run says, or is of another tokenizer.
+      UserError: the dataset is not where the run or --data says, or is of another tokenizer.
     """
     told = str(facts.get("tokenizer", ""))
     kind = told.partition(" ")[0]
+    if not kind and arguments.data:
+        raise UserError(
+            f"--data ({arguments.data}) means nothing to a model of made-up sequences, whose "
+            "tokens are numbers; leave it out"
+        )
     if not kind:
         return None
-    if kind == ByteTokenizer.kind:
+    if kind == ByteTokenizer.kind and not arguments.data:
         return ByteTokenizer()
-    directory = Path(arguments.data) if arguments.data else _find_data(arguments.run)
+    directory = to_path(arguments.data, "--data") if arguments.data else _find_data(arguments.run)
     index = read_token_index(directory, "--data")
     if " ".join(filter(None, (index.tokenizer, index.tokenizer_hash))) != told:
         raise UserError(
@@ -181,8 +191,10 @@ def compute_law(logits: Tensor, temperature: float, top_k: int, top_p: float) ->
 
     Source: Holtzman et al. 2020, arXiv:1904.09751, section 3.1 (top-p).
     """
-    values, order = (logits.double() / temperature).sort(descending=True, stable=True)
-    if top_k:
+    # The largest becomes 0: a temperature near 0 then divides without an inf - inf.
+    scaled = (logits.double() - logits.max().double()) / temperature
+    values, order = scaled.sort(descending=True, stable=True)
+    if 0 < top_k < len(values):
         values[top_k:] = -torch.inf
     law = values.softmax(dim=0)
     before = law.cumsum(dim=0) - law
@@ -191,15 +203,31 @@ def compute_law(logits: Tensor, temperature: float, top_k: int, top_p: float) ->
 
 
 def _check_flags(arguments: argparse.Namespace) -> None:
+    """Refuse values outside of their ranges, and those that would do nothing."""
+    is_warm = 0 <= arguments.temperature < math.inf
     rules = (
-        ("--temperature", arguments.temperature, arguments.temperature >= 0, "0 or more"),
+        ("--temperature", arguments.temperature, is_warm, "0 or more, and no infinity"),
+        ("--seed", arguments.seed, 0 <= arguments.seed <= _MAX_SEED, f"from 0 to {_MAX_SEED}"),
         ("--top-k", arguments.top_k, arguments.top_k >= 0, "0 or more"),
         ("--top-p", arguments.top_p, 0 < arguments.top_p <= 1, "above 0 and at most 1"),
         ("--max-tokens", arguments.max_tokens, arguments.max_tokens > 0, "1 or more"),
     )
     for flag, value, is_right, rule in rules:
         if not is_right:
-            raise UserError(f"{flag} ({value:g}) must be {rule}; change it")
+            shown = f"{value:g}" if isinstance(value, float) else value
+            raise UserError(f"{flag} ({shown}) must be {rule}; change it")
+    if arguments.temperature == 0 and (arguments.top_k or arguments.top_p != 1):
+        flag = f"--top-k ({arguments.top_k})" if arguments.top_k else f"--top-p ({arguments.top_p})"
+        raise UserError(
+            f"{flag} means nothing to --temperature 0, which takes the likeliest token; leave one "
+            "of them out"
+        )
+    try:
+        arguments.prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"--prompt ({arguments.prompt!r}) is no UTF-8 at place {error.start}; write it as UTF-8"
+        ) from error
 
 
 def _check_length(model: nn.Module, length: int) -> None:
@@ -212,11 +240,13 @@ def _check_length(model: nn.Module, length: int) -> None:
 
 def _find_data(run: str) -> Path:
     """The dataset's directory, as the configuration beside the weights names it."""
-    path = Path(run)
-    for folder in (path, *path.parents[:3]):
-        if (folder / _CONFIG).is_file():
-            data = read_yaml(str(folder / _CONFIG), _RUN_KEY)["data"]
-            return Path(data["root"]) / data["name"]
+    folder = open_folder(run)
+    for _ in range(_NEAR):
+        if folder.read_texts([_CONFIG]):
+            with folder.open_local(_CONFIG) as path:
+                data = read_yaml(str(path), _RUN_KEY)["data"]
+            return to_path(data["root"], f"data.root of {_RUN_KEY} ({run})") / data["name"]
+        folder = folder.parent
     raise UserError(f"{_RUN_KEY} ({run!r}) says nothing of its data; give --data DIR")
 
 

@@ -67,6 +67,14 @@ def test_tokens_are_drawn_from_the_likeliest_that_are_asked_for():
     close(compute_law(logits, 0.5, 0, 1.0), squares / squares.sum())
 
 
+@pytest.mark.parametrize("temperature", [1e-320, 5e-324, 1e300])
+def test_any_temperature_gives_probabilities(temperature):
+    logits = torch.tensor([3.0, -80.0, 3.5, 0.0])
+    law = compute_law(logits, temperature, 10**30, 1.0)
+    wanted = [0.25] * 4 if temperature > 1 else [0.0, 0.0, 1.0, 0.0]
+    torch.testing.assert_close(law, torch.tensor(wanted).double())
+
+
 @pytest.fixture(scope="module")
 def copied(tmp_path_factory) -> Path:
     """A run that has learnt to copy, with learned positions."""
@@ -105,6 +113,15 @@ def test_a_seed_draws_the_same_text_again(copied, capsys):
         (["--prompt=ab"], "this model has learnt made-up sequences"),
         (["--prompt=1", "--max-tokens=30"], "the model knows 8 learned positions"),
         (["--prompt=1", "--temperature=-1"], "--temperature (-1) must be 0 or more"),
+        (["--prompt=1", "--temperature=inf"], "--temperature (inf) must be 0 or more, and no inf"),
+        (["--prompt=1", "--temperature=nan"], "--temperature (nan) must be 0 or more"),
+        (["--prompt=1", f"--seed={'9' * 23}"], f"--seed ({'9' * 23}) must be from 0 to 9223372"),
+        (["--prompt=1", "--seed=-1"], "--seed (-1) must be from 0 to"),
+        (["--prompt=1", f"--top-k=-{'9' * 400}"], "must be 0 or more; change it"),
+        (["--prompt=1", "--temperature=0", "--top-k=3"], "--top-k (3) means nothing to --temp"),
+        (["--prompt=1", "--temperature=0", "--top-p=0.5"], "--top-p (0.5) means nothing to --t"),
+        (["--prompt=\udcff\udcfe"], "--prompt ('\\udcff\\udcfe') is no UTF-8 at place 0"),
+        (["--prompt=1", "--data=/nowhere"], "--data (/nowhere) means nothing to a model of made"),
         (["--prompt=1", "--top-p=0"], "--top-p (0) must be above 0 and at most 1"),
         (["--prompt=1", "--max-tokens=0"], "--max-tokens (0) must be 1 or more"),
     ],
@@ -126,6 +143,16 @@ def test_text_goes_on_as_text_with_the_tokenizer_of_the_data(tmp_path, capsys):
         capsys.readouterr()
         assert run_tool([str(tmp_path / "lang" / kind), "--prompt=wörd", "--max-tokens=5"]) == 0
         assert capsys.readouterr().out.startswith("wörd")
+        # By URL, and from a place within the run, its data are found as well.
+        for run in (
+            f"file://{tmp_path}/lang/{kind}",
+            tmp_path / "lang" / kind / "student.safetensors",
+        ):
+            assert run_tool([str(run), "--prompt=wörd", "--max-tokens=5"]) == 0
+            assert capsys.readouterr().out.startswith("wörd")
+    argv = [str(tmp_path / "lang" / "byte"), "--data=/nowhere"]
+    assert run_tool(argv) == 2
+    assert "--data: /nowhere holds no tokens.json" in capsys.readouterr().err
     argv = [str(tmp_path / "lang" / "bpe"), f"--data={tmp_path / 'text_byte'}"]
     assert run_tool(argv) == 2
     assert "has the tokenizer 'byte '" in capsys.readouterr().err

@@ -15,7 +15,6 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -116,7 +115,7 @@ def find_run(place: str) -> Folder:
     if names and any(folder.child(name).read_texts([RUN_FILE]) for name in names):
         newest = RunStore(str(folder.parent), folder.name).find_newest()
     if newest is None:
-        reason = "is no directory" if not (names or Path(place).is_dir()) else "holds no run"
+        reason = "is no directory" if not (names or folder.is_there()) else "holds no run"
         raise UserError(f"RUN ({place}) {reason}; give the directory of a run, such as runs/x/RUN")
     return open_folder(newest.place)
 

@@ -32,6 +32,7 @@ import psutil
 from store import keep_deterministic, read_metrics
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, run_program
+from utils.storage import to_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -94,7 +95,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     """The proof in --out, or in a folder that goes afterwards; gives the exit code."""
     with contextlib.ExitStack() as stack:
         out = options.out or stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
-        return Chaos(options, flags, Path(out)).prove()
+        return Chaos(options, flags, to_path(out, "--out")).prove()
 
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:

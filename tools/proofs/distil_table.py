@@ -20,6 +20,7 @@ from tools.proofs.table_runs import is_finished, start, write_between
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
+from utils.storage import to_path
 
 ALONE = "alone"
 NAME = "distil_table"
@@ -102,7 +103,9 @@ def _tells_bytes(config: RunConfig) -> bool:
 
 def train(row: str, seed: int, config: RunConfig) -> TextOutcome:
     """A run of the table, or what it left when it was finished earlier."""
-    run = Run(Path(config.run.output_dir) / config.run.experiment / config.run.run_id)
+    run = Run(
+        to_path(config.run.output_dir, "run.output_dir") / config.run.experiment / config.run.run_id
+    )
     if not is_finished(run, dump_config(config)):
         began = time.process_time()
         start(config)

@@ -15,7 +15,6 @@ import lzma
 import math
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from big_vision.input.tokens import open_tokens, read_token_index
 from store import Run
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
+from utils.storage import to_path
 
 _PREFIX = {"validation": "eval_", "test": "test_"}
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = create_program_parser(__doc__, prog="python -m tools.proofs.text_baselines")
-    parser.add_argument("data", type=Path, metavar="DATA", help="directory of tokens.json")
+    parser.add_argument("data", metavar="DATA", help="directory of tokens.json")
     parser.add_argument("--split", choices=_PREFIX, default="test", help="held out (default test)")
     parser.add_argument("--run", action="append", default=[], help="finished run; may be repeated")
     return parser
@@ -49,11 +49,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, float]:
     Raises:
       UserError: the data are not bytes, or a run has not measured that split.
     """
-    index = read_token_index(arguments.data, "DATA")
+    directory = to_path(arguments.data, "DATA")
+    index = read_token_index(directory, "DATA")
     if index.tokenizer != ByteTokenizer.kind:
         raise UserError(f"DATA ({arguments.data}) holds tokens of {index.tokenizer}, not bytes")
     train, held_out = (
-        np.asarray(open_tokens(arguments.data / f"{split}.bin", index)).astype(np.int64)
+        np.asarray(open_tokens(directory / f"{split}.bin", index)).astype(np.int64)
         for split in ("train", arguments.split)
     )
     text = held_out[held_out != index.end].astype(np.uint8).tobytes()
@@ -84,7 +85,7 @@ def measure_bigram(train: np.ndarray, held_out: np.ndarray, size: int) -> float:
 
 def read_run(path: str, name: str) -> float:
     """A number that a finished run has written at its end."""
-    value = Run(Path(path)).read().get("final", {}).get(name, math.nan)
+    value = Run(to_path(path, "--run")).read().get("final", {}).get(name, math.nan)
     if not math.isfinite(value):
         raise UserError(f"--run ({path}) has no {name}; finish it with data.test_split=test")
     return value

@@ -29,7 +29,7 @@ def test_noise_costs_all_of_them_its_entropy(tmp_path, capsys):
     run.mkdir()
     (run / "run.json").write_text(json.dumps({"final": {"test_bits_per_byte": 2.5}}))
     capsys.readouterr()
-    assert main([str(tmp_path / "text_byte"), "--run", str(run)]) == 0
+    assert main([f"file://{tmp_path}/text_byte", "--run", str(run)]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     found = {row.split("|")[1].strip(): float(row.split("|")[2]) for row in rows}
     assert head == "| model | bits a byte |"
@@ -41,3 +41,5 @@ def test_noise_costs_all_of_them_its_entropy(tmp_path, capsys):
     assert found[str(run)] == 2.5
     assert main([str(tmp_path / "text_byte"), "--run", str(run), "--split=validation"]) == 2
     assert "has no eval_bits_per_byte" in capsys.readouterr().err
+    assert main(["memory://text_byte"]) == 2
+    assert "DATA ('memory://text_byte') is a URL, but a local path" in capsys.readouterr().err
