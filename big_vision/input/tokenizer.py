@@ -61,6 +61,8 @@ class BpeTokenizer(TextTokenizer):
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        # An end that a text spells out is text, of so many bytes; the file does not keep this.
+        tokenizer.encode_special_tokens = True
         self.vocab_size = tokenizer.get_vocab_size()
         self.end = tokenizer.token_to_id(END_TEXT)
         # Its alphabet has one character for each byte.

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import main
-from big_vision.input.tokenizer import load_tokenizer
+from big_vision.input.tokenizer import END_TEXT, ByteTokenizer, load_tokenizer
 from big_vision.input.tokens import read_token_index
 from datasets import Position, create_loader
 from tests.support.language import create_language_argv, write_texts
 from tools.prepare_dataset.__main__ import main as prepare
+from tools.prepare_dataset.text import TextFile, write_split
 from utils.config.data import DataSection
+from utils.errors import UserError
 
 FILES = 40
 
@@ -60,6 +62,30 @@ def test_every_file_is_in_one_split_and_comes_back_whole(root, kind):
     written = [path.read_text() for path in (root / "files").iterdir()]
     assert sorted(found) == sorted(written)
     assert min(facts["files"] for facts in index.splits.values()) >= 1
+
+
+def test_an_end_that_a_text_spells_out_is_text(tmp_path, capsys):
+    """It would end a file in its middle, and be counted as no bytes."""
+    write_texts(tmp_path / "files", 5)
+    for path in (tmp_path / "files").iterdir():
+        path.write_text(path.read_text() + f"a {END_TEXT} b\n")
+    argv = ["text", "--from", str(tmp_path / "files"), "--out", str(tmp_path), "--tokenizer=bpe"]
+    assert prepare([*argv, "--vocab-size=300"]) == 0
+    index = read_token_index(tmp_path / "text_bpe")
+    for split, facts in index.splits.items():
+        tokens = read(tmp_path, "bpe", split)
+        assert (tokens == index.end).sum() == facts["files"]
+        assert sum(index.token_bytes[token] for token in tokens) == facts["bytes"]
+    tokenizer = load_tokenizer("bpe", tmp_path / "text_bpe")
+    text = f"a {END_TEXT} b"
+    assert tokenizer.decode(tokenizer.encode(text.encode()).tolist()) == text
+
+
+def test_tokens_that_do_not_stand_for_the_whole_text_are_refused(tmp_path):
+    tokenizer = ByteTokenizer()
+    tokenizer.token_bytes = (*[1] * 97, 0, *[1] * 158, 0)  # none for an "a"
+    with pytest.raises(UserError, match=r"tokens of one.txt stand for 2 bytes of its 3; leave"):
+        write_split(tmp_path, "train", [TextFile("one.txt", b"abc")], tokenizer)
 
 
 def test_bpe_learns_from_the_training_files_alone(root):

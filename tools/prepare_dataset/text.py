@@ -170,16 +170,31 @@ def create_tokenizer(kind: str, files: Sequence[TextFile], size: int) -> TextTok
 def write_split(
     folder: Path, split: str, files: Iterable[TextFile], tokenizer: TextTokenizer
 ) -> dict[str, int | str]:
-    """Write the tokens of files one after the other, an end behind each; gives their facts."""
+    """Write the tokens of files one after the other, an end behind each; gives their facts.
+
+    Raises:
+      UserError: tokens of a file do not stand for all its bytes, which bits a byte are counted by.
+    """
     digest, tokens, size, count = hashlib.sha256(), 0, 0, 0
+    token_bytes = np.array(tokenizer.token_bytes)
     kind = np.dtype(_choose_dtype(tokenizer)).newbyteorder("<")
     with (folder / f"{split}.bin").open("wb") as out:
         for one in files:
-            found = np.append(tokenizer.encode(one.text), tokenizer.end).astype(kind)
+            encoded = tokenizer.encode(one.text)
+            _check_bytes(one, int(token_bytes[encoded].sum()))
+            found = np.append(encoded, tokenizer.end).astype(kind)
             digest.update(found.tobytes())
             out.write(found.tobytes())
             tokens, size, count = tokens + len(found), size + len(one.text), count + 1
     return {"tokens": tokens, "bytes": size, "files": count, "sha256": digest.hexdigest()}
+
+
+def _check_bytes(file: TextFile, found: int) -> None:
+    if found != len(file.text):
+        raise UserError(
+            f"--from: tokens of {file.name} stand for {found} bytes of its {len(file.text)}; leave "
+            "the file out, or take --tokenizer byte"
+        )
 
 
 def _get_vocab_size(arguments: argparse.Namespace) -> int:
