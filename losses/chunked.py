@@ -122,14 +122,22 @@ def pick(values: Tensor, indices: Tensor) -> Tensor:
     return torch.where(places == indices[..., None], values, 0.0).sum(dim=-1)
 
 
-def count_next_tokens(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Nats, whether the likeliest token is right, and log-sum-exp of each place, float32 [B, n].
+def count_next_tokens(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Nats and log-sum-exp of each place, float32 [B, n].
 
     Args:
       logits: [B, n, V].
       targets: int [B, n].
     """
     normaliser = torch.logsumexp(logits, dim=-1)
-    picked = pick(logits, targets)
-    is_right = (picked.detach() >= logits.detach().amax(dim=-1)).float()
-    return normaliser - picked, is_right, normaliser
+    return normaliser - pick(logits, targets), normaliser
+
+
+def find_right_tokens(logits: Tensor, targets: Tensor) -> Tensor:
+    """Whether the likeliest token is the next one, float32 [B, n]; of equals one alone counts.
+
+    Args:
+      logits: [B, n, V].
+      targets: int [B, n].
+    """
+    return (logits.argmax(dim=-1) == targets).float()

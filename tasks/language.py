@@ -12,7 +12,13 @@ from torch import Tensor, nn
 
 from datasets import Loader, TokenBatch, require_tokens
 from losses import LossOutput, create_weighted_loss
-from losses.chunked import Score, choose_chunk, count_next_tokens, score_in_chunks
+from losses.chunked import (
+    Score,
+    choose_chunk,
+    count_next_tokens,
+    find_right_tokens,
+    score_in_chunks,
+)
 from models import EMA, TokenTeacher, create_model, create_token_teachers, get_teacher_sections
 from tasks.language_check import LanguageCheck, LanguageFacts
 from tasks.language_twin import LanguageTwin
@@ -91,7 +97,7 @@ class Language(RunTask):
         valid, names = batch.mask.float()[:, None], []
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
-            nats, _, normaliser = count_next_tokens(logits, targets[:, places])
+            nats, normaliser = count_next_tokens(logits, targets[:, places])
             nats, squares = (nats * valid).sum(), (normaliser * normaliser * valid).sum()
             task = nats + z_weight * squares
             terms = self.teaching.score(lesson, logits, targets[:, places], places)
@@ -119,7 +125,8 @@ class Language(RunTask):
         valid = batch.mask.float()
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
-            nats, is_right, _ = count_next_tokens(logits, targets[:, places])
+            nats, _ = count_next_tokens(logits, targets[:, places])
+            is_right = find_right_tokens(logits, targets[:, places])
             sums = [(values.sum(dim=1) * valid).sum() for values in (nats, is_right)]
             return sums[0], torch.stack(sums)
 

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from losses.chunked import choose_chunk, count_next_tokens, pick, score_in_chunks
+from losses.chunked import (
+    choose_chunk,
+    count_next_tokens,
+    find_right_tokens,
+    pick,
+    score_in_chunks,
+)
 
 B, T, C, V = 3, 10, 6, 7
 
@@ -26,7 +32,8 @@ def test_chunks_give_the_loss_and_the_gradients_of_all_logits(chunk):
 
     def score(logits, places):
         seen.append((places, tuple(logits.shape)))
-        nats, is_right, _ = count_next_tokens(logits, targets[:, places])
+        nats, _ = count_next_tokens(logits, targets[:, places])
+        is_right = find_right_tokens(logits, targets[:, places])
         return nats.sum(), torch.stack([is_right.sum()])
 
     total, sums = score_in_chunks(hidden, weight, score, chunk)
@@ -52,7 +59,7 @@ def test_devices_add_the_heads_gradient_up_apart():
         hidden, weight, targets = create_tensors(torch.float32)
 
         def score(logits, places, targets=targets):
-            nats, _, _ = count_next_tokens(logits, targets[:, places])
+            nats, _ = count_next_tokens(logits, targets[:, places])
             return nats.sum(), torch.zeros(1)
 
         total, _ = score_in_chunks(hidden, weight, score, 4, devices=devices)
