@@ -20,7 +20,11 @@ from models.teacher import (
     open_teacher,
     refuse_image_keys,
 )
-from models.token_teacher import TokenTeacher, create_token_teachers
+from models.token_teacher import (
+    TokenTeacher,
+    create_token_teachers,
+    list_language_models,
+)
 from models.transforms import InputTransform, create_input_transform
 
 __all__ = [
@@ -43,6 +47,7 @@ __all__ = [
     "get_feature_shapes",
     "get_teacher_sections",
     "hash_teacher",
+    "list_language_models",
     "open_teacher",
     "recompute_blocks",
     "refuse_image_keys",

@@ -100,9 +100,14 @@ def _create_teacher(section: TeacherSection, own: Vocabulary, device: str) -> To
     return TokenTeacher(model, weight=section.weight)
 
 
+def list_language_models() -> list[str]:
+    """Names of the models that take tokens: their arguments tell."""
+    own = {name: inspect.signature(MODELS.get(name)).parameters for name in MODELS}
+    return [name for name, parameters in own.items() if "vocab_size" in parameters]
+
+
 def _require_language_model(name: str, path: str) -> None:
-    parameters = inspect.signature(MODELS.get(name)).parameters if name in MODELS else {}
-    if "vocab_size" not in parameters:
+    if name not in list_language_models():
         raise UserError(
             f"distill.teacher_weights ({path!r}) holds {name!r}, which is no language model; give "
             "a run of train.task=language on the student's tokens"

@@ -6,6 +6,7 @@ that the logits of all tokens never exist at once. The blocks are one `nn.Sequen
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,7 @@ class TransformerShape:
     rope_base: float = 10_000.0
 
     def __post_init__(self) -> None:
+        self._check_numbers()
         if self.width % self.heads or self.width // self.heads % 2:
             raise UserError(
                 f"model.args.heads ({self.heads}) must cut model.args.width ({self.width}) into "
@@ -56,6 +58,25 @@ class TransformerShape:
             raise UserError(
                 f"model.args.positions ({self.positions!r}) is none of {', '.join(_POSITIONS)}; "
                 "choose one"
+            )
+
+    def _check_numbers(self) -> None:
+        """Refuse values of another type, and sizes of nothing."""
+        for name in ("depth", "width", "heads", "kv_heads", "mlp_width"):
+            value, may_lack = getattr(self, name), name in ("kv_heads", "mlp_width")
+            if value is None and may_lack:
+                continue
+            if type(value) is not int or value < 1:
+                way = ", or leave it out" if may_lack else ""
+                raise UserError(
+                    f"model.args.{name} ({value!r}) must be a whole number, 1 or more{way}"
+                )
+        if type(self.tied) is not bool:
+            raise UserError(f"model.args.tied ({self.tied!r}) must be true or false")
+        base = self.rope_base
+        if type(base) not in (int, float) or not 1 < base < math.inf:
+            raise UserError(
+                f"model.args.rope_base ({base!r}) must be a number above 1; 10000 is usual"
             )
 
     @property

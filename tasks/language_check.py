@@ -12,7 +12,7 @@ from torch import nn
 from datasets import TokenFacts, describe_dataset, require_tokens
 from losses import create_weighted_loss
 from losses.chunked import choose_chunk
-from models import create_token_teachers
+from models import create_token_teachers, list_language_models
 from tasks.dry_run import FeatureShapes, dry_run_losses
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
@@ -56,6 +56,7 @@ class LanguageCheck(TaskCheck):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
+        _check_model_name(config.model.name)
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.tokens: TokenFacts = require_tokens(self.dataset.examples["train"], config.data.source)
         self.model_arguments = {
@@ -95,10 +96,6 @@ class LanguageCheck(TaskCheck):
     def dry_run(self, student: nn.Module) -> None:
         """Try a window on the student."""
         tokens = torch.zeros((2, self.tokens.sequence_length), dtype=torch.int32, device="meta")
-        if not hasattr(student, "head_weight"):
-            raise UserError(
-                f"model.name ({self.config.model.name!r}) is no language model; choose transformer"
-            )
         with torch.no_grad():
             student(tokens)
         teachers = create_token_teachers(self.config.distill, self.tokens, device="meta")
@@ -148,3 +145,13 @@ class LanguageCheck(TaskCheck):
         if tokens.floor is not None:
             text += f"; the loss can reach {tokens.floor:.4f} nats a token"
         return text + describe_teaching(self.config.distill)
+
+
+def _check_model_name(name: str) -> None:
+    """Refuse a model that takes no tokens before it is built."""
+    fitting = list_language_models()
+    if name not in fitting:
+        raise UserError(
+            f"model.name ({name!r}) takes no tokens, which train.task=language learns from; choose "
+            f"{', '.join(fitting)}"
+        )

@@ -131,6 +131,11 @@ class TokenSelection(Selection):
         """The content's own hash."""
         return self.sha256[:16]
 
+    def count_common(self, other: TokenSelection) -> int:
+        """All windows where it is the same file or has the same content; otherwise none."""
+        same_content = bool(self.sha256) and self.sha256 == other.sha256
+        return other.num_examples if same_content or self.path == other.path else 0
+
 
 class TokenSource(Source):
     """Text that `tools.prepare_dataset text` has tokenised."""

@@ -15,7 +15,7 @@ from losses import chunked
 from models import export_model
 from store import read_metrics
 from tasks import Language
-from tests.support.language import create_language_argv, create_task, write_texts
+from tests.support.language import create_language_argv, create_task, write_texts, write_tokens
 from tools.benchmark.flops import count_flops
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config import load_config
@@ -94,7 +94,8 @@ def test_counts_leave_padding_out(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--model=resnet18",), "resnet18"),
+        *(((f"--model={name}",), f"model.name ('{name}') takes no tokens, which train.task=langu")
+          for name in ("resnet18", "mlp", "mnist_cnn")),
         (("--data.name=coppy",), "data.name ('coppy') names no sequence; did you mean 'copy'?"),
         (("--data.name=copy,symbols",), "'symbols' does not describe a sequence"),
         (("--data.eval_split=val",), "data.eval_split ('val') is no split of made-up sequences"),
@@ -102,6 +103,17 @@ def test_counts_leave_padding_out(tmp_path):
         (("--model.args.kv_heads=3",), "model.args.kv_heads (3) does not divide model.args.heads"),
         (("--model.args.heads=5",), "model.args.heads (5) must cut model.args.width (32)"),
         (("--model.args.positions=none",), "model.args.positions ('none') is none of rope"),
+        (("--model.args.heads=0",), "model.args.heads (0) must be a whole number, 1 or more"),
+        (("--model.args.kv_heads=0",), "model.args.kv_heads (0) must be a whole number"),
+        (("--model.args.width=-8",), "model.args.width (-8) must be a whole number"),
+        (("--model.args.width=32.0",), "model.args.width (32.0) must be a whole number"),
+        (("--model.args.mlp_width=-3",), "model.args.mlp_width (-3) must be a whole number"),
+        (("--model.args.mlp_width=0",), "model.args.mlp_width (0) must be a whole number"),
+        (("--model.args.depth=0",), "model.args.depth (0) must be a whole number, 1 or more"),
+        (("--model.args.depth=true",), "model.args.depth (True) must be a whole number"),
+        (("--model.args.tied=maybe",), "model.args.tied ('maybe') must be true or false"),
+        *(((f"--model.args.rope_base={value}",), f"model.args.rope_base ({shown}) must be a number")
+          for value, shown in (("0", "0"), ("-5", "-5"), (".inf", "inf"), ("far", "'far'"))),
         (("--model.args.dept=3",), "unexpected keyword argument 'dept'"),
         (("--mixup=0.5",), "train.mixup_alpha (0.5) means nothing to train.task=language"),
     ],
@@ -193,3 +205,26 @@ def test_weights_of_another_vocabulary_are_refused(tmp_path, capsys):
     error = capsys.readouterr().err.strip().splitlines()
     assert len(error) == 1 and "is of another model" in error[0]
     assert "embedding.weight" in error[0]
+
+
+def test_a_model_that_knows_nothing_is_right_about_one_token_at_most(tmp_path):
+    """Equal logits name the first token of all, which stands at few places."""
+    task, model, batch = create_task(tmp_path)
+    with torch.no_grad():
+        model.head_weight.zero_()
+        accuracy = task.summarise(task.count(model, batch)).metrics["accuracy"]
+    share = (batch.tokens[:, 1:] == 0).float().mean().item()
+    assert accuracy == pytest.approx(100 * share) and 0 < accuracy < 50
+
+
+@pytest.mark.parametrize("kind", ["sequences", "tokens"])
+def test_evaluation_on_training_windows_is_warned_of(tmp_path, capsys, kind):
+    flags = ()
+    if kind == "tokens":
+        write_tokens(tmp_path, "bytes")
+        flags = ("--data.source=tokens", f"--data.root={tmp_path}", "--data.name=bytes")
+    for split, warns in (("train", True), ("validation", False)):
+        argv = create_language_argv(tmp_path, *flags, f"--data.eval_split={split}", "--check")
+        assert main.main(argv) == 0
+        told = capsys.readouterr()
+        assert ("its score tells what was learnt by heart" in told.out + told.err) == warns
