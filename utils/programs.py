@@ -12,10 +12,24 @@ from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 
 
 class ProgramParser(argparse.ArgumentParser):
-    """Says what is wrong with the command line in one line."""
+    """Says what is wrong with the command line in one line; a `Path` is no URL."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)
+        self.register("type", Path, _read_path)
 
     def error(self, message: str) -> NoReturn:
         self.exit(EXIT_USER_ERROR, f"error: {message}; see {self.prog} --help\n")
+
+
+def _read_path(text: str) -> Path:
+    """`Path` would take gs://bucket/x, and make a directory `gs:` here."""
+    from utils.storage import to_path  # the doctor also runs where fsspec is not installed yet
+
+    try:
+        return to_path(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 class DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.support.documented_launches import import_program
@@ -80,3 +82,15 @@ def test_a_wrong_flag_is_one_line_and_code_2_for_verbs_too(capsys):
         assert text.startswith(told)
         assert text.endswith(" --help\n")
         assert text.count("\n") == 1
+
+
+def test_a_url_is_no_path(capsys):
+    """`Path("gs://bucket/x")` would become a directory `gs:` of this machine."""
+    parser = create_program_parser("Does it.", prog="python -m x")
+    verb = parser.add_subparsers().add_parser("do")
+    verb.add_argument("--out", type=Path)
+    assert parser.parse_args(["do", "--out", "file:///tmp/x"]).out == Path("/tmp/x")
+    with pytest.raises(SystemExit, match="2"):
+        parser.parse_args(["do", "--out", "gs://bucket/x"])
+    told = "error: argument --out: 'gs://bucket/x' is a URL, but a local path is needed here"
+    assert capsys.readouterr().err.startswith(told)
