@@ -102,3 +102,22 @@ def test_sequences_that_cannot_be_are_refused(name, length, words):
     data = DataSection(source="sequences", name=name, sequence_length=length)
     with pytest.raises(UserError, match=words):
         create_loader(data, "eval", seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "least", "most"),
+    [("copy,symbols=4", 8, 1.0, 1.0), ("recall,symbols=4", 8, 1.0, 1.0),
+     ("copy,symbols=16", 16, 0.0, 0.0), ("recall,symbols=256", 8, 0.05, 0.1)],
+)  # fmt: skip
+def test_splits_share_windows_where_few_are_different(name, length, least, most):
+    """What docs/language.md says of held-out windows that training has, too."""
+    data = DataSection(
+        source="sequences", name=f"{name},num_examples=40000,num_held_out=1000",
+        sequence_length=length,
+    )  # fmt: skip
+    trained, held_out = (
+        create_loader(data, role, seed=0).load_examples(range(count)).tokens.numpy()
+        for role, count in (("train", 40_000), ("eval", 1_000))
+    )
+    seen = set(map(bytes, trained))
+    assert least <= np.mean([bytes(window) in seen for window in held_out]) <= most
