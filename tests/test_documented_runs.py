@@ -22,6 +22,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
+from tests.store.test_trends import REPORT
 from tests.support.documented_commands import (
     ROOT,
     get_call,
@@ -29,7 +30,9 @@ from tests.support.documented_commands import (
     read_commands,
     start_script,
 )
+from tests.support.documented_flags import NOT_RUN, SHORTENED, SLOW
 from tests.support.documented_launches import import_program, split_program
+from tests.support.language import write_texts
 from tests.support.mnist_files import write_mnist
 from utils.log import get_logger
 
@@ -39,88 +42,22 @@ COMMANDS = {
 }
 RUN_HERE = (
     "README.md", "docs/data.md", "docs/checkpoints.md", "docs/distillation.md",
-    "docs/first_hour.md",
+    "docs/first_hour.md", "docs/regression.md", "docs/language.md", "docs/runs.md",
 )  # fmt: skip
-# Native, in one thread: no time is lost where other programs use the cores.
-_CPU = ("--runtime.device=cpu", "--runtime.num_threads=1")
-# What a command starts with -> the flags that shorten it; the first that fits counts.
-SHORTENED = {
-    r"python main\.py --help$": (),
-    r"python main\.py .*--train\.epochs=5\b": _CPU,
-    r"python main\.py .*--eval\b": _CPU,
-    r"python main\.py --config configs/digits_(?!.*gs://)": (*_CPU, "--train.epochs=3"),
-    r"python main\.py --config configs/mnist\w*\.yaml .*--print-config$": (),
-    r"python main\.py --config configs/mnist\.yaml ": (*_CPU, "--batch_size=32"),
-    r"python main\.py --config configs/regression/diabetes_": (
-        *_CPU, "--train.steps=20", "--optim.warmup_steps=2",
-    ),
-    r"python main\.py --config configs/transformer_sequences\.yaml$": (
-        *_CPU, "--train.steps=4", "--optim.warmup_steps=2",
-    ),
-    r"python -m tools\.monitor ": (),
-    r"bash run_commands\.sh supervise ": (*_CPU, "--train.epochs=3"),
-    r"bash run_commands\.sh smoke$": (
-        *_CPU, "--train.steps=2", "--train.log_every_steps=1",
-        "--data.name=image_size=224,num_classes=10,num_examples=16",
-    ),
-    r"bash run_commands\.sh doctor": (),
-    r"python tools/test_tfds_loader_multihost\.py ": (),
-    r"python -m tools\.prepare_dataset (?!tfds )": (),
-    r"python tools/test_tfds_loader\.py ": ("--num-loops=1", "--loop-batches=4"),
-    r"python -m tools\.checkpoint ": (),
-    r"python -m tools\.cache_teacher ": (*_CPU, "--train.epochs=3"),
-    r"python -m tools\.kd_report ": (),
-}  # fmt: skip
-# Programs that start others, run by a slow test.
-SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.py "
-# What cannot run here, or not in seconds -> why, and which test stands for it.
-NOT_RUN = {
-    r"python -m tools\.generate ": "a trained model: tests/tools/test_generate.py",
-    r"python -m tools\.proofs\.text_baselines ": "a trained model: "
-    "tests/tools/proofs/test_text_baselines.py",
-    r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
-    r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
-    r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
-    r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",
-    r"python -m tools\.prepare_dataset text .*bpe": "half a minute; its twin of bytes runs here",
-    r"python main\.py --config configs/regression/friedman1_": "parsed by tests/test_readme.py",
-    r"python main\.py --config configs/transformer_text\.yaml$": "minutes: tests/test_readme.py",
-    r"python -m tools\.proofs\.regression_table$": "minutes: "
-    "tests/tools/proofs/test_regression_table.py",
-    r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
-    r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
-    "tests/tools/test_prepare_mnist.py",
-    r"python main\.py --config configs/transformer_(teacher|distil)": "minutes: "
-    "tests/tools/proofs/test_distil_table.py",
-    r"python -m tools\.prepare_dataset text .*stdlib_small": "half a minute; its twin runs here",
-    r"python -m tools\.cache_teacher --config configs/transformer_": "minutes: "
-    "tests/tasks/test_language_distil.py",
-    r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
-    r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
-    r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
-    r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
-    r"python -m tools\.benchmark_input ": "a measurement: tests/tools/test_benchmark_input.py",
-    r"python -m tools\.proofs\.kd_table ": "an hour of runs: tests/test_readme.py",
-    r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
-    r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
-    r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
-    r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",
-    r"python -m tools\.proofs\.jax_decoder ": "TPU compiler: "
-    "tests/tools/proofs/test_jax_decoder.py",
-    r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
-    r"python -m tools\.runs ": "parsed by tests/test_readme.py, run in tests/tools/runs",
-    r"bash train/sky/": "a cloud: tests/test_train_sky.py",
-}
 # The documents leave the name of a run open; these are there by then.
 PLACEHOLDERS = {
     "runs/digits_teacher/RUN": "runs/digits_teacher/teacher",
     "runs/digits_kd/RUN": "runs/digits_kd/student",
     "runs/digits_student/RUN": "runs/digits_student/first",
+    "runs/transformer_text/RUN": "runs/transformer_text/first",
 }
 # One run is ended by SIGTERM, so that `--resume auto` has something to go on with.
 BROKEN_OFF = "python main.py --config configs/digits_student.yaml --run.run_id=first"
 DIFF = "python -m tools.checkpoint diff runs/digits_student/first runs/digits_student/second"
-EXIT_CODES = {BROKEN_OFF: 75, DIFF: 1}
+COMPARED = "python -m tools.runs compare digits_student/first digits_student/second --exact"
+EXIT_CODES = {BROKEN_OFF: 75, DIFF: 1, COMPARED: 1}
+# They ask for speed, or for more than a tiny run learns: they pass, fail or cannot decide.
+GATES = "python -m tools.runs gate "
 REACHABLE = ("configs", "tools", "train", "run_commands.sh", "requirements.txt")
 # The first column of the README's table of a run's files.
 RUN_FILES = {
@@ -173,7 +110,10 @@ class Workplace:
     def run_document(self, name: str) -> None:
         """All commands of a document that can run, those with a placeholder at the end."""
         left_out = {**NOT_RUN, SLOW: ""}
-        wanted = [command for command in COMMANDS[name] if find(left_out, command) is None]
+        wanted = [
+            command for command in COMMANDS[name]
+            if find(left_out, command) is None and command not in self.done
+        ]  # fmt: skip
         for command in sorted(wanted, key=lambda command: "/RUN" in command):
             if is_training(command):
                 checked = self.run(command, "--check")
@@ -182,7 +122,8 @@ class Workplace:
             end = end_after_a_step if command == BROKEN_OFF else contextlib.nullcontext
             with end():
                 done = self.run(command)
-            assert done.code == EXIT_CODES.get(command, 0), command
+            codes = (0, 1, 3) if command.startswith(GATES) else (EXIT_CODES.get(command, 0),)
+            assert done.code in codes, command
 
 
 def find(table: dict, command: str) -> str | None:
@@ -247,6 +188,7 @@ def workplace(tmp_path_factory) -> Iterator[Workplace]:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (12, 10), (number * 9, 80, 160)).save(path)
     write_mnist(folder / "mnist_files")
+    write_texts(folder / "texts", 40)
     place = Workplace(folder, tmp_path_factory.mktemp("scratch"))
     before = find_places()
     with pytest.MonkeyPatch.context() as patch:
@@ -282,8 +224,29 @@ def distillation(checkpoints) -> Workplace:
 
 @pytest.fixture(scope="module")
 def first_hour(data) -> Workplace:
+    # Its model of text is tried on the small texts of another document.
+    data.run(next(one for one in COMMANDS["docs/language.md"] if "--name stdlib_small" in one))
     data.run_document("docs/first_hour.md")
     return data
+
+
+@pytest.fixture(scope="module")
+def language(first_hour) -> Workplace:
+    first_hour.run_document("docs/language.md")
+    return first_hour
+
+
+@pytest.fixture(scope="module")
+def asked(checkpoints) -> Workplace:
+    text = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    for name, block in zip(("gates", "prices"), blocks, strict=True):
+        (checkpoints.folder / f"{name}.yaml").write_text(block)
+    (checkpoints.folder / "report.json").write_text(json.dumps(REPORT))
+    for run, tag in (("digits_student/first", "base"), ("digits_student/second", "candidate")):
+        checkpoints.run(f"python -m tools.runs tag {run} --add {tag}")
+    checkpoints.run_document("docs/runs.md")
+    return checkpoints
 
 
 def get_run(name: str, files: set[str]) -> set[str]:
@@ -343,6 +306,7 @@ def test_the_parts_of_the_readme_leave_nothing_elsewhere(readme):
     assert {path.split("/")[0] for path in readme.find_files()} <= {
         "photos",
         "mnist_files",
+        "texts",
         "data",
         "runs",
     }
@@ -438,10 +402,48 @@ def test_the_first_hour_leaves_trained_runs_and_tells_of_them(first_hour):
     assert "# preset quick_test" in printed.output and printed.new == set()
 
 
-def test_all_that_the_documents_make_lies_in_these_places(distillation, data):
+def test_the_runs_of_language_learn_and_write(language):
+    for name in ("transformer_text/first", "transformer_teacher/teacher"):
+        assert read_facts(language, name)["final"]["eval_bits_per_byte"] > 0
+    taught = [
+        read_facts(language, f"transformer_distil/{one.name}")["teachers"]
+        for one in (language.folder / "runs" / "transformer_distil").iterdir()
+    ]
+    # One by the teacher itself, one by its stored answers.
+    assert sorted(len(teachers) for teachers in taught) == [0, 1]
+    printed = {command.split()[2]: one.output for command, one in language.done.items()}
+    assert "def main(" in printed["tools.generate"]
+    assert "| runs/transformer_text/first |" in printed["tools.proofs.text_baselines"]
+    (pieces,) = (language.folder / "data").glob("*_bpe/tokens.json")
+    assert json.loads(pieces.read_text())["vocab_size"] <= 300
+
+
+def test_a_regression_teaches_and_stands_in_its_table(workplace):
+    workplace.run_document("docs/regression.md")
+    (taught,) = (workplace.folder / "runs" / "friedman1_kd").iterdir()
+    facts = read_facts(workplace, f"friedman1_kd/{taught.name}")
+    assert facts["teachers"][0]["r2"] > 0 and facts["final"]["teacher_mse"] > 0
+    table = workplace.done["python -m tools.proofs.regression_table"].output
+    assert len([line for line in table.splitlines() if line.startswith("| linnerud |")]) == 5
+
+
+def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
+    done = {one: asked.done[one] for one in COMMANDS["docs/runs.md"]}
+    new = {path for one in done.values() for path in one.new}
+    kept = {path for path in new if path.startswith("runs/benchmarks/")}
+    assert len(kept) == 1
+    assert {path.split("/")[0] for path in new - kept} == {"comparison.html", "exported"}
+    assert all("/checkpoints/" not in path for path in new)
+    listed = json.loads(next(one.output for command, one in done.items() if "tag=paper" in command))
+    assert "paper" in json.dumps(listed)
+    assert "train.seed" in done[COMPARED].output
+
+
+def test_all_that_the_documents_make_lies_in_these_places(distillation, data, asked, language):
     assert {path.split("/")[0] for path in data.find_files()} == {
-        "photos", "mnist_files", "data", "runs", "report", "sheet.png", "student.safetensors",
-        "student.json", "student.pth",
+        "photos", "mnist_files", "texts", "data", "runs", "report", "sheet.png", "exported",
+        "student.safetensors", "student.json", "student.pth", "comparison.html", "gates.yaml",
+        "prices.yaml", "report.json",
     }  # fmt: skip
 
 

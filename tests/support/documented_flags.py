@@ -1,0 +1,81 @@
+"""How commands of the documents are shortened where tests run them, and which cannot run here."""
+
+from __future__ import annotations
+
+# Native, in one thread: no time is lost where other programs use the cores.
+_CPU = ("--runtime.device=cpu", "--runtime.num_threads=1")
+# A language model that has read a little of a few small texts, and has not learnt from them.
+_READING = (
+    *_CPU, "--train.steps=2", "--optim.warmup_steps=1", "--data.global_batch_size=4",
+    "--data.sequence_length=64",
+)  # fmt: skip
+# What a command starts with -> the flags that shorten it; the first that fits counts.
+SHORTENED = {
+    r"python main\.py --help$": (),
+    r"python main\.py .*--train\.epochs=5\b": _CPU,
+    r"python main\.py .*--eval\b": _CPU,
+    r"python main\.py --config configs/digits_(?!.*gs://)": (*_CPU, "--train.epochs=3"),
+    r"python main\.py --config configs/mnist\w*\.yaml .*--print-config$": (),
+    r"python main\.py --config configs/mnist\.yaml ": (*_CPU, "--batch_size=32"),
+    r"python main\.py --config configs/regression/diabetes_": (
+        *_CPU, "--train.steps=20", "--optim.warmup_steps=2",
+    ),
+    r"python main\.py --config configs/regression/friedman1_": (
+        *_CPU, "--train.steps=60", "--optim.warmup_epochs=0",
+    ),
+    r"python main\.py --config configs/transformer_text\.yaml$": (
+        *_READING, "--data.name=stdlib_small", "--run.run_id=first",
+    ),
+    r"python main\.py --config configs/transformer_teacher\.yaml ": _READING,
+    r"python (main\.py|-m tools\.cache_teacher) --config configs/transformer_distil\.yaml ": (
+        *_READING, "--distill.allow_weak_teacher",
+    ),
+    r"python main\.py --config configs/transformer_sequences\.yaml$": (
+        *_CPU, "--train.steps=4", "--optim.warmup_steps=2",
+    ),
+    r"python -m tools\.monitor ": (),
+    r"bash run_commands\.sh supervise ": (*_CPU, "--train.epochs=3"),
+    r"bash run_commands\.sh smoke$": (
+        *_CPU, "--train.steps=2", "--train.log_every_steps=1",
+        "--data.name=image_size=224,num_classes=10,num_examples=16",
+    ),
+    r"bash run_commands\.sh doctor": (),
+    r"python tools/test_tfds_loader_multihost\.py ": (),
+    r"python -m tools\.prepare_dataset text .*stdlib_small": ("--from", "texts"),
+    r"python -m tools\.prepare_dataset text .*bpe": ("--from", "texts", "--vocab-size", "300"),
+    r"python -m tools\.prepare_dataset (?!tfds )": (),
+    r"python -m tools\.proofs\.regression_table$": ("--seeds", "1", "--tables", "linnerud"),
+    r"python -m tools\.proofs\.text_baselines ": (),
+    r"python -m tools\.generate ": ("--max-tokens", "8"),
+    r"python -m tools\.runs ": (),
+    r"python tools/test_tfds_loader\.py ": ("--num-loops=1", "--loop-batches=4"),
+    r"python -m tools\.checkpoint ": (),
+    r"python -m tools\.cache_teacher ": (*_CPU, "--train.epochs=3"),
+    r"python -m tools\.kd_report ": (),
+}  # fmt: skip
+# Programs that start others, run by a slow test.
+SLOW = r"bash run_commands\.sh doctor|python tools/test_tfds_loader_multihost\.py "
+# What cannot run here, or not in seconds -> why, and which test stands for it.
+NOT_RUN = {
+    r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
+    r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
+    r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
+    r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",
+    r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
+    r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
+    "tests/tools/test_prepare_mnist.py",
+    r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
+    r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
+    r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
+    r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
+    r"python -m tools\.benchmark_input ": "a measurement: tests/tools/test_benchmark_input.py",
+    r"python -m tools\.proofs\.kd_table ": "an hour of runs: tests/test_readme.py",
+    r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
+    r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
+    r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
+    r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",
+    r"python -m tools\.proofs\.jax_decoder ": "TPU compiler: "
+    "tests/tools/proofs/test_jax_decoder.py",
+    r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
+    r"bash train/sky/": "a cloud: tests/test_train_sky.py",
+}
