@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.child_runs import listen
+
 ROOT = Path(__file__).resolve().parents[1]
 FLAGS = ("--config", "a.yaml", "--run.run_id=a")
 SAVED = "echo checkpoint /runs/a/step_0000000{} saved and read back >&2; exit {}"
@@ -39,11 +41,6 @@ def supervise(tmp_path):
 
     start.calls = lambda: (tmp_path / "calls").read_text().splitlines()
     return start
-
-
-def listen() -> None:
-    """A program that is started in the background is born deaf to Ctrl-C, and bash stays so."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, list[str]]:

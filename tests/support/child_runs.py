@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,11 @@ def get_command(flags: Sequence[str]) -> list[str]:
 def get_environment() -> dict[str, str]:
     """This process's environment, with XLA on the CPU where nothing else is said."""
     return {"PJRT_DEVICE": "CPU", **os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def listen() -> None:
+    """For a child about to start: what is started in the background is born deaf to Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def run_main(flags: Sequence[str]) -> subprocess.CompletedProcess[str]:

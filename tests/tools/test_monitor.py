@@ -20,7 +20,7 @@ from rich.console import Console
 import main as front_door
 from store import read_metrics
 from store.record import RunRecord
-from tests.support.child_runs import ROOT, get_environment
+from tests.support.child_runs import ROOT, get_environment, listen
 from tests.support.tiny_parts import create_argv
 from tools.monitor import __main__ as program
 from tools.monitor import devices
@@ -196,7 +196,7 @@ def read_terminal(words: list[str], on_output) -> tuple[int, str]:
     master, slave = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "tools.monitor", *words], cwd=ROOT, env=get_environment(),
-        stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True, preexec_fn=listen,
     )  # fmt: skip
     os.close(slave)
     shown = ""

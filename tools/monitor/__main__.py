@@ -80,11 +80,16 @@ def monitor(arguments: argparse.Namespace) -> None:
 
 def follow(folder: Folder, record: RunRecord, console: Console, every_s: float) -> None:
     """The table, drawn anew as often as asked, until the run is complete."""
-    with Live(show(record), console=console, auto_refresh=False) as live:
+    live = Live(show(record), console=console, auto_refresh=False)
+    # Not `with live`: Ctrl-C while it starts would leave the terminal without its cursor.
+    try:
+        live.start(refresh=True)
         while not record.is_complete:
             time.sleep(every_s)
             record = look_again(folder, record)
             live.update(show(record), refresh=True)
+    finally:
+        live.stop()
     console.print(describe_end(record), highlight=False, soft_wrap=True)
 
 
