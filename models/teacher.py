@@ -73,6 +73,7 @@ class Teacher(FrozenModel):
         super().__init__(model, weight=weight)
         self.transform = transform
         self.register_buffer("classes", classes, persistent=False)
+        self.eval()  # the transform, too
 
     @torch.no_grad()
     def forward(self, pixels: Tensor) -> Tensor:

@@ -332,8 +332,9 @@ def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_
     numbers = {name for line in read_metrics(teacher_run) for name in get_numbers(line)}
     entries = {name: METRICS.find(name) for name in numbers}
     assert all(entries.values()), entries
-    # No entry of the loop tells of what is not written.
-    assert {metric.name for metric in LOOP} <= {metric.name for metric in entries.values()}
+    # No entry of the loop tells of what is not written; a CPU's peak is not known.
+    written = {metric.name for metric in entries.values()}
+    assert {metric.name for metric in LOOP} - {"mfu"} <= written
     names = {path.name.partition(".")[0] for path in teacher_run.iterdir()}
     assert {"checkpoints", "curves", "events", "student"} <= names
     assert [path.name for path in (teacher_run / "checkpoints").glob("step_*")]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.documented_launches import find_launch, show_dry, wrap
-from utils.runtime.generations import LAUNCHED
+from utils.generations import LAUNCHED
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "tpu.md").read_text(encoding="utf-8")

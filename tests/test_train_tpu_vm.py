@@ -15,7 +15,7 @@ from train.provision import describe_workers, find_problems, read_pins
 from train.recover import add_resume, name_run
 from train.worker import main as worker
 from utils.errors import UserError
-from utils.runtime.generations import LAUNCHED, find_generation
+from utils.generations import LAUNCHED, find_generation
 
 CREATE = ("create", "vm", "--accelerator-type=v5litepod-8", "--zone=z")
 # What a worker's environment looks like to `facts`: a Python that answers for its packages.

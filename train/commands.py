@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from utils.runtime.generations import find_generation
+from utils.generations import find_generation
 
 # Files and directories in the home directory of a worker.
 WORKER_SCRIPT = ".xla_dist_worker.py"

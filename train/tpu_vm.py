@@ -26,8 +26,8 @@ from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
 from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote, split_command
 from utils.errors import UserError
+from utils.generations import LAUNCHED, find_generation
 from utils.programs import create_program_parser, run_program
-from utils.runtime.generations import LAUNCHED, find_generation
 
 
 def main(argv: Sequence[str] | None = None) -> int:

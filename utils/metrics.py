@@ -16,6 +16,7 @@ import psutil
 
 from store.catalogue import METRICS
 from store.history import METRICS_FILE, Line, get_numbers, keep_until, read_metrics, write_lines
+from utils.runtime.peaks import find_peak_tflops
 
 if TYPE_CHECKING:
     from store.mirror import Mirror
@@ -72,7 +73,8 @@ class LoopMeter:
         flops_per_unit: float | None = None,
     ) -> None:
         self._runtime, self._unit = runtime, unit
-        self._flops_per_unit = flops_per_unit
+        self._flops_per_unit = flops_per_unit or 0.0
+        self._peak_tflops = find_peak_tflops(runtime) if flops_per_unit else None
         self._budget = graph_budget
         self._steps_per_epoch = steps_per_epoch
         self._start = self._window = time.perf_counter()
@@ -128,7 +130,7 @@ class LoopMeter:
 
     def _find_share_of_peak(self, elapsed: float) -> dict[str, float]:
         """`mfu`, where both work and peak are known: a guess would look like a measurement."""
-        peak = self._runtime.peak_tflops if self._flops_per_unit is not None else None
+        peak = self._peak_tflops
         if peak is None:
             return {}
         done = self._units * self._flops_per_unit

@@ -157,10 +157,11 @@ def test_a_share_of_the_peak_is_told_where_the_peak_is_known(monkeypatch):
     meter = LoopMeter(runtime, 8, 10, "tokens", flops_per_unit=1e9)
     meter.end_step(1, 500, 0.0)
     assert "mfu" not in meter.take(1)
-    monkeypatch.setattr(type(runtime), "peak_tflops", 2.0)
+    monkeypatch.setattr(type(runtime), "describe", lambda self: {"hardware": "Tesla T4"})
+    meter = LoopMeter(runtime, 8, 10, "tokens", flops_per_unit=1e9)
     meter.end_step(2, 500, 0.0)
     facts = meter.take(2)
-    assert facts["mfu"] == pytest.approx(facts["tokens_per_s"] * 1e9 / 2e12)
+    assert facts["mfu"] == pytest.approx(facts["tokens_per_s"] * 1e9 / 8.1e12)
 
 
 def test_metrics_are_those_of_all_tokens_on_any_number_of_ranks(tmp_path):

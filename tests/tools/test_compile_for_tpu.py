@@ -22,7 +22,7 @@ from tools.tpu.schema import Report
 from tools.tpu.scopes import Origin, read_origin
 from tools.tpu.targets import parse_target
 from utils.errors import UserError
-from utils.runtime.generations import GENERATIONS
+from utils.generations import GENERATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))

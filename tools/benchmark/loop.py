@@ -24,7 +24,7 @@ from tools.benchmark.gauges import create_gauge
 from tools.benchmark.report import get_rate_name
 from tools.twin import describe_example
 from utils.json_types import JsonObject
-from utils.runtime.peaks import get_peak_tflops, name_hardware
+from utils.runtime.peaks import find_peak_tflops, name_hardware
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -282,7 +282,6 @@ def _warm_bare_loop(runtime: Runtime, job: Job, parts: Parts, batches: list[Batc
 
 def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject:
     """What was measured, and what its arithmetic weighs."""
-    section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
     return {
         "processes": runtime.ranks.size,
@@ -296,7 +295,7 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject
         "example": describe_example(parts.train_loader),
         "parameters": parts.count_parameters(),
         "flops_per_example": count_flops(job.config, job.facts, parts.task),
-        "peak_tflops": get_peak_tflops(hardware, section.precision, tf32=section.tf32),
+        "peak_tflops": find_peak_tflops(runtime),
     }
 
 

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine
-from utils.runtime.generations import PCI_VENDOR, name_chip
+from utils.generations import PCI_VENDOR, name_chip
 
 _PCI = "sys/bus/pci/devices"
 # Left over from an experiment with parts of a slice, they hide chips from a whole run.

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from utils.errors import UserError, get_hint
-from utils.runtime.generations import GENERATIONS, Generation
+from utils.generations import GENERATIONS, Generation
 
 # Chips -> sides, where a target does not say them.
 _SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 128: (8, 16)}

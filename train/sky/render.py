@@ -11,7 +11,7 @@ import yaml
 
 from train.execute import ROOT
 from utils.errors import UserError
-from utils.runtime.generations import find_generation
+from utils.generations import find_generation
 
 TEMPLATE = ROOT / "train/sky/tpu_resource.sky.yaml"
 # What must not leave the user's machine by way of a task.

@@ -95,11 +95,6 @@ class Runtime(ABC):
         return False
 
     @property
-    def peak_tflops(self) -> float | None:
-        """Published dense TFLOP/s of one device in `runtime.precision`; none: not known."""
-        return None
-
-    @property
     def device_count(self) -> int:
         """Devices that a global batch is dealt to."""
         return self.ranks.size * self.local_devices

@@ -15,7 +15,6 @@ from utils.json_types import JsonObject
 from utils.runtime.base import B
 from utils.runtime.choice import get_planned_size
 from utils.runtime.native import NativeRuntime
-from utils.runtime.peaks import get_peak_tflops
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
@@ -55,11 +54,6 @@ class CudaRuntime(NativeRuntime):
 
     def _create_updates(self) -> Updates:
         return _CudaUpdates(self)
-
-    @property
-    def peak_tflops(self) -> float | None:
-        name = torch.cuda.get_device_name(self.device)
-        return get_peak_tflops(name, self.section.precision, tf32=self.section.tf32)
 
     def make_deterministic(self) -> list[str]:
         # cuBLAS reads it when its first handle is made.

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from utils.runtime.generations import LAUNCHED, PCI_VENDOR, name_chip
+from utils.generations import LAUNCHED, PCI_VENDOR, name_chip
+
+if TYPE_CHECKING:
+    from utils.runtime.base import Runtime
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 _A100 = {"bf16": 312.0, "fp16": 312.0, "tf32": 156.0, "fp32": 19.5}
@@ -26,6 +30,13 @@ PEAK_TFLOPS: dict[str, dict[str, float]] = {
     "NVIDIA H100 80GB HBM3": _HOPPER,
     "NVIDIA H200": _HOPPER,
 }
+
+
+def find_peak_tflops(runtime: Runtime) -> float | None:
+    """Dense TFLOP/s of one of a runtime's devices in its precision; none where it is not known."""
+    section = runtime.section
+    hardware = name_hardware(runtime.describe().get("hardware", ""))
+    return get_peak_tflops(hardware, section.precision, tf32=section.tf32)
 
 
 def get_peak_tflops(hardware: str, precision: str, *, tf32: bool = False) -> float | None:

@@ -18,7 +18,6 @@ from utils.runtime.base import DTYPES, Runtime, T, derive_seed
 from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.group import ProcessGroup
-from utils.runtime.peaks import get_peak_tflops, name_hardware
 from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.updates import Updates
@@ -82,10 +81,6 @@ class XlaRuntime(Runtime):
     @property
     def wants_patches(self) -> bool:
         return True
-
-    @property
-    def peak_tflops(self) -> float | None:
-        return get_peak_tflops(name_hardware(self._hardware), self.section.precision)
 
     def _start_backend(self) -> None:
         """What must be set before the first computation."""

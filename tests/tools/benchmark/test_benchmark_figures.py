@@ -15,7 +15,7 @@ from tools.benchmark.loop import Block, Record, summarise
 from tools.benchmark.report import compare, read_report, write_csv
 from utils.config import RunConfig
 from utils.errors import UserError
-from utils.runtime.generations import LAUNCHED
+from utils.generations import LAUNCHED
 from utils.runtime.peaks import PEAK_TFLOPS, get_peak_tflops, name_hardware
 
 FACTS = {
