@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from big_vision.input.selection import Selection
-from big_vision.input.source import Reading, Role, Source
+from big_vision.input.source import SPLIT_KEYS, Reading, Role, Source
 from big_vision.input.windows import TokenFacts, WindowReader
 from utils.errors import UserError, get_hint
 
@@ -272,7 +272,7 @@ class SequenceSource(Source):
         Where windows are short and symbols few, splits have many in common by chance.
         """
         shape = parse_sequence_name(self.data.name)
-        key = {"train": "train_split", "eval": "eval_split", "test": "test_split"}[role]
+        key = SPLIT_KEYS[role]
         split = getattr(self.data, key)
         if split not in _SPLITS:
             raise UserError(
