@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from engine import Callbacks, evaluate
+from job.recorder import LoopRecorder
 from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
 from store.catalogue import TRAIN
 from store.changes import hash_config
+from store.spans import HELD, SpanWriter
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.config import get_resume_rules
 from utils.json_types import JsonMapping, JsonObject
@@ -55,9 +58,10 @@ class RunCallbacks(Callbacks):
         self.manager = CheckpointManager(
             job.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
         )
-        self.writer = None
+        self.writer = spans = None
         if session is not None:
-            self.manager.announce = session.note_checkpoint
+            self.manager.announce = self._note_checkpoint
+            spans = SpanWriter(job.run.path, session.attempt)
             self.writer = MetricWriter(
                 job.run.path, first_step=step, attempt=session.attempt, mirror=session.mirror,
                 tensorboard=config.run.tensorboard,
@@ -65,6 +69,7 @@ class RunCallbacks(Callbacks):
             if job.checkpoint is not None:
                 self.manager.hide_later_than(step)
                 self.manager.mark_verified(step)
+        self.recorder = LoopRecorder(runtime, step, spans)
         self._progress = Progress(step, parts.plan.total_steps, enabled=runtime.ranks.is_writer)
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
         self._watch = StallWatch(
@@ -79,9 +84,11 @@ class RunCallbacks(Callbacks):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.recorder.end_steps()
         try:
             if error is None:
-                self._await_write()
+                with self.recorder.hold(HELD):
+                    self._await_write()
             else:
                 self._watch.close()  # no loop is left to watch
                 self.manager.wait()
@@ -94,6 +101,7 @@ class RunCallbacks(Callbacks):
             self._watch.close()
             self._tracer.close()
             self._progress.close()
+            self.recorder.close()
             if self.writer is not None:
                 self.writer.close()
 
@@ -109,6 +117,7 @@ class RunCallbacks(Callbacks):
         """A sign of life, and a trace that may start or end."""
         self._watch.beat()
         self._tracer.begin_step(step)
+        self.recorder.begin_step(step)
 
     def evaluate(self, state: TrainState) -> Evaluation:
         """The task's verdict on the evaluated weights over the evaluation split."""
@@ -129,6 +138,7 @@ class RunCallbacks(Callbacks):
         if kind == TRAIN:
             line["checkpoint_held_s"] = self.manager.pop_blocked_s()
             self._progress.show(step, scalars)
+            self.recorder.end_window(step)
         else:
             self._progress.tell(step, f"{kind} {self.parts.task.describe(scalars)}")
         if self.writer is not None:
@@ -136,6 +146,10 @@ class RunCallbacks(Callbacks):
 
     def save(self, state: TrainState, best: bool) -> None:
         """Take the state to the host and have it written beside the loop, by rank zero."""
+        with self.recorder.hold(HELD):
+            self._save(state, best)
+
+    def _save(self, state: TrainState, best: bool) -> None:
         # Only the writer knows, and a shard of a global array is fetched by all hosts or by none.
         is_needed = self._ask_writer(partial(self.manager.needs, state.step))
         if is_needed:
@@ -168,6 +182,8 @@ class RunCallbacks(Callbacks):
         if len(state.skipped_steps) >= self.max_rollbacks:
             get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
             return False
+        self.recorder.end_steps()
+        began = time.perf_counter()
         self._await_write()
         if not roll_back_state(self.runtime, self.job, state, bad_step):
             return False
@@ -178,6 +194,7 @@ class RunCallbacks(Callbacks):
             self.manager.hide_later_than(state.step)
             self.writer.rewind(state.step)
             self.job.run.update(skipped_steps=list(state.skipped_steps))
+        self.recorder.note_rollback(state.step, began)
         return True
 
     def _await_write(self) -> None:
@@ -210,9 +227,15 @@ class RunCallbacks(Callbacks):
         parts, facts = collect_state(state, self.runtime.fetch_all)
         return parts, facts | describe_checkpoint(self.runtime, self.job, self.parts)
 
+    def _note_checkpoint(self, step: int) -> None:
+        """A checkpoint stands whole; called by the thread that wrote it."""
+        self.session.note_checkpoint(step)
+        self.recorder.note_write(step, self.manager.written_s)
+
     def _report_stall(self, reason: str) -> None:
         if self.session is not None:
             self.session.end(self.parts.state.step, "failed", reason)
+        self.recorder.note_stall(self.job.config.train.stall_timeout_s)
 
 
 def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from store.attempts import ATTEMPTS_FILE
 from store.history import REWIND, Line, parse_lines, replay, write_lines
+from store.spans import SPANS_FILE
 from utils.log import get_logger
 from utils.storage import Folder, StorageError, open_folder, write_atomically
 
@@ -22,6 +23,8 @@ CONFIG_FILE = "config_resolved.yaml"
 SEGMENTS = "metrics"
 # Sent whole, as often as they change; the rest of a run goes at its end.
 _SMALL = (CONFIG_FILE, ATTEMPTS_FILE, RUN_FILE)
+# Sent whole at checkpoints alone: it grows, and what is missing of it is no result.
+_AT_CHECKPOINTS = (SPANS_FILE,)
 _SEGMENT = re.compile(r"a(\d{3,})-(\d{6,})\.jsonl")
 _EVERY_S = 30.0
 _SENDING = threading.Lock()
@@ -73,9 +76,12 @@ class Mirror:
         Raises:
           StorageError: the store refuses, after all tries.
         """
+        self._send(_AT_CHECKPOINTS + _SMALL)
+
+    def _send(self, names: tuple[str, ...]) -> None:
         with self._sending:
             self._send_segment()
-            send_small(self._folder, self._remote, self._sent)
+            send_small(self._folder, self._remote, self._sent, names)
 
     def close(self) -> None:
         """Send the rest and end the thread; what cannot be sent is said, not raised."""
@@ -94,7 +100,7 @@ class Mirror:
             if self._done.is_set():
                 return
             try:
-                self.flush()
+                self._send(_SMALL)
             except OSError as error:
                 get_logger().warning("the run's metrics could not be sent yet: %s", error)
 
@@ -111,14 +117,20 @@ class Mirror:
             self._bytes -= min(self._bytes, len(text))
 
 
-def send_small(folder: Path, remote: Folder, sent: dict[str, str] | None = None) -> None:
+def send_small(
+    folder: Path, remote: Folder, sent: dict[str, str] | None = None,
+    names: tuple[str, ...] = _SMALL,
+) -> None:  # fmt: skip
     """Send configuration, attempts and run.json where they differ from what was sent last.
+
+    Args:
+      sent: texts by name as they were sent last, kept up to date.
 
     Raises:
       StorageError: the store refuses.
     """
     sent = {} if sent is None else sent
-    for name in _SMALL:
+    for name in names:
         path = folder / name
         with _SENDING:  # an older text must not arrive after a newer one
             text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -135,7 +147,7 @@ def pull(folder: Path, remote: str) -> None:
     """
     source = open_folder(remote)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in source.read_texts(_SMALL).items():
+    for name, text in source.read_texts(_SMALL + _AT_CHECKPOINTS).items():
         write_atomically(folder / name, text)
     write_lines(folder, read_segments(source))
 

@@ -77,6 +77,23 @@ class MetricLine(_File):
     nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(default_factory=dict)
 
 
+class SpanLine(_File):
+    """A line of `spans.jsonl`: a stretch of the run's time, as the rank that writes saw it."""
+
+    name: Literal["input", "step", "window", "compile", "evaluation", "checkpoint_held",
+                  "checkpoint_write", "rollback", "stall"]  # fmt: skip
+    step: int = Field(ge=0, description="optimizer steps done at its end")
+    began: float = Field(description="seconds since 1970")
+    duration_s: float = Field(ge=0)
+    rank: int = Field(ge=0)
+    attempt: int = Field(ge=0)
+    count: int | None = Field(
+        None, ge=0, description="steps of a window or taken back by a rollback, graphs compiled"
+    )
+    step_s: float | None = Field(None, ge=0, description="sum over a window's steps")
+    input_wait_s: float | None = Field(None, ge=0, description="the same")
+
+
 class Artifact(_File):
     """A file that a run has left behind."""
 
@@ -125,6 +142,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "run": RunFile,
     "attempt_line": AttemptLine,
     "metric_line": MetricLine,
+    "span_line": SpanLine,
     "artifacts": ArtifactsFile,
     "tags": TagsFile,
     "export_manifest": ExportManifest,

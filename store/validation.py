@@ -18,6 +18,7 @@ from store.history import METRICS_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE
 from store.models import MODELS
 from store.record import NEWEST_SCHEMA
+from store.spans import SPANS_FILE
 from store.tags import TAGS_FILE
 from utils.json_types import JsonObject, JsonValue
 from utils.storage import Folder
@@ -51,7 +52,8 @@ def check_run(
       is_alive: a program is writing it, so that its files may end anywhere.
       is_thorough: look at sha256 beside crc32c and the size.
     """
-    names = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, CONFIG_FILE)
+    names = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, SPANS_FILE, ARTIFACTS_FILE, TAGS_FILE,
+             CONFIG_FILE)  # fmt: skip
     texts = folder.read_texts(names)
     faults = list(_check_file(texts, RUN_FILE, "run"))
     facts = _parse(texts.get(RUN_FILE, ""))
@@ -60,6 +62,7 @@ def check_run(
     faults += _check_lines(texts, METRICS_FILE, "metric_line", is_complete=is_complete)
     faults += _check_steps(texts.get(METRICS_FILE, ""), facts)
     faults += _check_lines(texts, ATTEMPTS_FILE, "attempt_line", is_complete=is_complete)
+    faults += _check_lines(texts, SPANS_FILE, "span_line", is_complete=is_complete)
     for file, model in ((ARTIFACTS_FILE, "artifacts"), (TAGS_FILE, "tags")):
         if file in texts:
             faults += _check_file(texts, file, model)

@@ -46,6 +46,7 @@ FLOORS = {
     "job.check": 5.3,
     "job.build": 5.4,
     "job.stream": 5.5,
+    "job.recorder": 5.55,
     "job.callbacks": 5.6,
     "job.summary": 5.7,
     "job.replica": 5.8,

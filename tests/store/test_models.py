@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from store.export import export_runs
 from store.models import MODELS, create_schema, format_schema
 from store.record import RunRecord
+from store.spans import SPANS_FILE, SpanWriter
 from tests.support.stored_runs import make_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,12 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
             found.append(("artifacts", json.loads((place / "artifacts.json").read_text())))
     out = run.path.parent / "export"
     found.append(("export_manifest", export_runs([RunRecord(run.path)], out, "csv")))
+    writer = SpanWriter(out, 1)
+    writer.add("step", 3, 1.79e9, 0.5)
+    writer.add("window", 3, 1.79e9, 0.5, count=2, step_s=0.25, input_wait_s=0.125)
+    writer.close()
+    lines = (out / SPANS_FILE).read_text().splitlines()
+    found += [("span_line", json.loads(line)) for line in lines]
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
     found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))
     return found

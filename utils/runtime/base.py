@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,14 @@ class HasLoss(Protocol):
     def loss(self, model: nn.Module, batch: BatchLike) -> object: ...
 
 
+class SpanWatcher(Protocol):
+    """Who is told of stretches of the loop; times are those of `time.perf_counter`."""
+
+    def begin_span(self, name: str, now: float) -> None: ...
+
+    def end_span(self, name: str, began: float, now: float) -> None: ...
+
+
 B = TypeVar("B", bound=BatchLike)
 T = TypeVar("T")
 Task = TypeVar("Task", bound=HasLoss)
@@ -60,6 +69,7 @@ class Runtime(ABC):
       section: what the configuration says of the device.
       local_devices: that this process's part of a batch is dealt to.
       current_span: the stretch of the loop that runs now.
+      watcher: is told of each of them; none: nobody wants to know.
     """
 
     name: str
@@ -68,6 +78,7 @@ class Runtime(ABC):
     updates: Updates
     section: RuntimeSection
     current_span: str
+    watcher: SpanWatcher | None
     local_devices: int = 1
 
     def __init__(self, section: RuntimeSection) -> None:
@@ -75,6 +86,7 @@ class Runtime(ABC):
         self.ranks = Alone()
         self.updates = self._create_updates()
         self.current_span = ""
+        self.watcher = None
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
@@ -196,9 +208,14 @@ class Runtime(ABC):
     def span(self, name: str) -> Iterator[None]:
         """A named stretch of the loop, as traces and a watchdog see it."""
         before, self.current_span = self.current_span, name
+        watcher, began = self.watcher, time.perf_counter()
+        if watcher is not None:
+            watcher.begin_span(name, began)
         with self._annotate(name):
             yield
         self.current_span = before
+        if watcher is not None:
+            watcher.end_span(name, began, time.perf_counter())
 
     def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
         """A name in the trace for what happens inside."""
@@ -240,6 +257,10 @@ class Runtime(ABC):
     def counters(self) -> dict[str, int]:
         """Since the start: `graphs` compiled, undeclared `host_reads`, ops on the host."""
         return {"graphs": 0, "host_reads": 0, "host_ops": 0}
+
+    def get_compile_s(self) -> float:
+        """Seconds of compiling graphs since the start, where the compiler tells."""
+        return 0.0
 
     def describe(self) -> JsonObject:
         """Device facts for run.json."""

@@ -74,6 +74,7 @@ class XlaRuntime(Runtime):
         self.device = torch_xla.device()
         self.ranks = self._create_ranks()
         self._counted_before = self._count()
+        self._compiled_before_s = self._sum_compiling()
 
     def _create_updates(self) -> Updates:
         return XlaUpdates(self)
@@ -172,6 +173,14 @@ class XlaRuntime(Runtime):
         gained = {name: now[name] - self._counted_before[name] for name in now}
         gained["host_reads"] -= self._declared_reads
         return gained
+
+    def get_compile_s(self) -> float:
+        return self._sum_compiling() - self._compiled_before_s
+
+    def _sum_compiling(self) -> float:
+        """Seconds in which torch_xla has compiled in this process, earlier runtimes included."""
+        compiled = self._metrics.metric_data("CompileTime")
+        return compiled[1] / 1e9 if compiled else 0.0
 
     def _count(self) -> dict[str, int]:
         """What torch_xla has counted in this process, earlier runtimes included."""
