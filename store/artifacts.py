@@ -17,7 +17,7 @@ ARTIFACTS_FILE = "artifacts.json"
 # They still change, or have a way of their own.
 _OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, "checkpoints"}
 _KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".yaml": "config",
-          ".json": "facts"}  # fmt: skip
+          ".json": "facts", ".zst": "source", ".bin": "answers"}  # fmt: skip
 
 
 def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:

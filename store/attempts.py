@@ -37,15 +37,17 @@ def format_utc(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def begin_attempt(folder: Path, from_step: int, hardware: JsonObject) -> int:
+def begin_attempt(folder: Path, from_step: int, hardware: JsonObject, source: str = "") -> int:
     """Note that a program goes on with a run; gives the attempt's number, 1 for the first.
 
     Args:
       hardware: kind and number of devices, and whatever else a bill depends on.
+      source: which state of the source the program was started from; empty: nobody knows.
     """
     number = 1 + max((one["attempt"] for one in read_attempts(folder)), default=0)
     facts = {"host": socket.gethostname(), "pid": os.getpid(), "began": time.time()}
-    _append(folder, {"attempt": number, **facts, "from_step": from_step, "hardware": hardware})
+    facts |= {"from_step": from_step, "hardware": hardware}
+    _append(folder, {"attempt": number, **facts, **({"source": source} if source else {})})
     return number
 
 

@@ -36,6 +36,7 @@ class RunFile(_File):
     final_up_to_step: int = Field(0, ge=0, description="no step up to it will be done again")
     environment: dict[str, object] = Field(default_factory=dict)
     final: dict[str, object] = Field(default_factory=dict, description="metrics at its end")
+    summary: str = Field("", description="the file that is written after this one says complete")
     nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(
         default_factory=dict, description="nulls of this file that were no finite numbers, by place"
     )
@@ -50,6 +51,7 @@ class AttemptStart(_File):
     began: float = Field(description="seconds since 1970")
     from_step: int = Field(ge=0)
     hardware: dict[str, object] = Field(default_factory=dict)
+    source: str = Field("", description="commit and hash of the patch that it was started from")
 
 
 class AttemptEnd(_File):
@@ -116,6 +118,64 @@ class TagsFile(_File):
 
     schema_version: int = Field(ge=2, le=2)
     tags: list[str] = Field(description="sorted, each once")
+    crc32c: str | None = Field(None, pattern=r"^[0-9a-f]{8}$", description="of all else in it")
+
+
+class SourceFacts(_File):
+    """What a run was started from."""
+
+    commit: str = Field(description="empty: no repository")
+    dirty: bool
+    diff: Literal["none", "whole", "too large", "secret", "unknown"] = Field(
+        description="whole: source.diff.zst holds all that differs from the commit"
+    )
+    reason: str = Field("", description="why the patch is not kept; never the secret itself")
+    bytes: int = Field(0, ge=0, description="of the patch, unpacked")
+    sha256: str = Field("", pattern=r"^([0-9a-f]{64})?$", description="of the same")
+
+
+class EnvironmentFile(_File):
+    """`environment.json`: where the newest attempt of a run has worked, and from which source."""
+
+    schema_version: int = Field(ge=2, le=2)
+    attempt: int = Field(ge=1)
+    python: str
+    os: str
+    host: str
+    cores: int = Field(ge=0)
+    accelerator: dict[str, object]
+    packages: dict[str, str] = Field(description="versions of what the requirements pin")
+    variables: dict[str, str] = Field(description="those that change what is computed")
+    refused_variables: list[str] = Field(description="names of those that seem to hold a secret")
+    source: SourceFacts
+
+
+class CommittedFile(_File):
+    """A file as it was when its run ended."""
+
+    path: str = Field(min_length=1, description="below the run's directory")
+    bytes: int = Field(ge=0)
+    lines: int | None = Field(None, ge=0, description="of files of lines")
+    crc32c: str = Sum
+
+
+class SummaryFile(_File):
+    """`summary.json`: a run's end and the record of all its files; written last of all.
+
+    Its own checksum is of the text of all else in it.
+    """
+
+    schema_version: int = Field(ge=2, le=2)
+    id: str | None = None
+    path: str = Field(description="experiment/name")
+    status: str
+    reason: str | None = None
+    counts: dict[str, int | float]
+    final: dict[str, int | float | None] = Field(description="the last numbers of each kind")
+    nonfinite: dict[str, Literal["nan", "inf", "-inf"]]
+    quantiles: dict[str, dict[str, int | float | None]]
+    files: list[CommittedFile]
+    crc32c: str = Sum
 
 
 class ExportTable(_File):
@@ -145,6 +205,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "span_line": SpanLine,
     "artifacts": ArtifactsFile,
     "tags": TagsFile,
+    "environment": EnvironmentFile,
+    "summary": SummaryFile,
     "export_manifest": ExportManifest,
 }
 

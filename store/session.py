@@ -8,9 +8,12 @@ from pathlib import Path
 
 from store.artifacts import publish_artifacts
 from store.attempts import begin_attempt, end_attempt, format_utc
+from store.environment import ENVIRONMENT_FILE, write_environment
 from store.lock import RunLock
 from store.mirror import Mirror, pull
 from store.runs import Run, begin, check_free, find_leftovers, has_facts, set_aside
+from store.source import DIFF_FILE, read_source
+from store.summary import SUMMARY_FILE, withdraw_summary, write_summary
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import Folder, open_folder
@@ -80,11 +83,15 @@ class RunSession:
           from_step: steps done before this attempt.
           newest_id: of the experiment's runs; a new run sorts behind it.
         """
+        withdraw_summary(self.run.path, self.run.remote)
         begin(self.run, config_text, facts, newest_id=newest_id)
-        hardware = {k: v for k, v in facts.get("environment", {}).items() if k in _HARDWARE}
-        self.attempt = begin_attempt(self.run.path, from_step, hardware)
+        environment, source = facts.get("environment", {}), read_source()
+        hardware = {k: v for k, v in environment.items() if k in _HARDWARE}
+        self.attempt = begin_attempt(self.run.path, from_step, hardware, source.name)
+        write_environment(self.run.path, environment, source, self.attempt)
         self.run.update(status="running", attempts=self.attempt, final_up_to_step=from_step)
         if self.run.remote:
+            self._send_once(ENVIRONMENT_FILE, DIFF_FILE)
             self.mirror = Mirror(self.run.path, self.run.remote, self.attempt, from_step=from_step)
 
     def note_checkpoint(self, step: int) -> None:
@@ -102,15 +109,18 @@ class RunSession:
         """
         if self.mirror is not None:
             self.mirror.flush()
-        publish_artifacts(self.run.path, self.run.remote)
+        artifacts = publish_artifacts(self.run.path, self.run.remote)
         end_attempt(self.run.path, self.attempt, step, "complete")
-        self.run.update(status="complete", reason=reason, **_get_end(), final=final)
+        facts = {"reason": reason, **_get_end(), "final": final, "summary": SUMMARY_FILE}
+        self.run.update(status="complete", **facts)
+        write_summary(self.run.path, artifacts, self.run.remote)
 
     def end(self, step: int, status: str, reason: str) -> None:
         """Note that the attempt has ended another way; a disk that refuses is said, not raised."""
         if not self.attempt or not self.run.path.is_dir():
             return
         try:
+            withdraw_summary(self.run.path, self.run.remote)
             end_attempt(self.run.path, self.attempt, step, status, reason)
             self.run.update(status=status, reason=reason, **_get_end())
         except OSError as error:
@@ -127,6 +137,15 @@ class RunSession:
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()
+
+    def _send_once(self, *names: str) -> None:
+        """Have files on the bucket as they are here, or as little there as here."""
+        target = open_folder(self.run.remote)
+        for name in names:
+            if (self.run.path / name).is_file():
+                target.put_file(self.run.path / name, name)
+            else:
+                target.remove_file(name)
 
 
 def _get_end() -> JsonObject:

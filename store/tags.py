@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from store.ids import check_name
 from utils.errors import UserError
+from utils.json_types import JsonObject
 from utils.storage import Folder
 
 TAGS_FILE = "tags.json"
@@ -43,7 +44,25 @@ def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> li
         found = sorted((tags | add) - remove)
         if found == sorted(tags):
             return found
-        text = json.dumps({"schema_version": 2, "tags": found}) + "\n"
+        text = _format(found)
         if folder.write_claim(TAGS_FILE, text, known[1] if known else None) is not None:
             return found
     raise OSError(f"{folder}/{TAGS_FILE}: others write it all the time")
+
+
+def is_whole(text: str) -> bool:
+    """Whether a file of tags is as it was written, to the bit; older ones have no checksum."""
+    try:
+        told = json.loads(text)
+        old = json.dumps({"schema_version": 2, "tags": told["tags"]}) + "\n"
+        return text in (_format(told["tags"]), old)
+    except (ValueError, TypeError, KeyError):
+        return False
+
+
+def _format(tags: list[str]) -> str:
+    import google_crc32c
+
+    told: JsonObject = {"schema_version": 2, "tags": tags}
+    told["crc32c"] = f"{google_crc32c.value(json.dumps(told).encode()):08x}"
+    return json.dumps(told) + "\n"

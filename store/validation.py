@@ -1,4 +1,8 @@
-"""Holds a run directory against schemas, order and checksums: what is torn or changed."""
+"""Holds a run directory against schemas, order and checksums: what is torn or changed.
+
+Where a run has a summary its commit record covers every file but the tags, which people write later
+and which have a checksum of their own.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,16 @@ from pydantic_core import from_json
 from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE, merge_attempts
 from store.config_text import parse_config
+from store.environment import ENVIRONMENT_FILE
 from store.history import METRICS_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE
 from store.models import MODELS
 from store.record import NEWEST_SCHEMA
+from store.source import DIFF_FILE, unpack_diff
 from store.spans import SPANS_FILE
-from store.tags import TAGS_FILE
+from store.summary import SUMMARY_FILE, read_summary
+from store.tags import TAGS_FILE, is_whole
+from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.storage import Folder
 
@@ -27,6 +35,10 @@ from utils.storage import Folder
 # odd: readable, but against a schema or the order of lines.
 Grade = Literal["damage", "torn", "odd"]
 _MOST_LINES = 5
+# Files of one JSON object -> the model that they fit.
+_WHOLE = {ARTIFACTS_FILE: "artifacts", TAGS_FILE: "tags", ENVIRONMENT_FILE: "environment",
+          SUMMARY_FILE: "summary"}  # fmt: skip
+_NAMES = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, SPANS_FILE, CONFIG_FILE, *_WHOLE)
 
 
 @dataclass(frozen=True)
@@ -52,25 +64,30 @@ def check_run(
       is_alive: a program is writing it, so that its files may end anywhere.
       is_thorough: look at sha256 beside crc32c and the size.
     """
-    names = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, SPANS_FILE, ARTIFACTS_FILE, TAGS_FILE,
-             CONFIG_FILE)  # fmt: skip
-    texts = folder.read_texts(names)
+    texts = folder.read_texts(_NAMES)
     faults = list(_check_file(texts, RUN_FILE, "run"))
     facts = _parse(texts.get(RUN_FILE, ""))
     facts = facts if isinstance(facts, dict) else {}
     is_complete = facts.get("status") == "complete"
-    faults += _check_lines(texts, METRICS_FILE, "metric_line", is_complete=is_complete)
+    # Where a record covers the bytes, a line that is torn was so when the run ended: by a kill.
+    is_last_word = is_complete and SUMMARY_FILE not in texts
+    faults += _check_lines(texts, METRICS_FILE, "metric_line", is_complete=is_last_word)
     faults += _check_steps(texts.get(METRICS_FILE, ""), facts)
-    faults += _check_lines(texts, ATTEMPTS_FILE, "attempt_line", is_complete=is_complete)
-    faults += _check_lines(texts, SPANS_FILE, "span_line", is_complete=is_complete)
-    for file, model in ((ARTIFACTS_FILE, "artifacts"), (TAGS_FILE, "tags")):
+    faults += _check_lines(texts, ATTEMPTS_FILE, "attempt_line", is_complete=is_last_word)
+    faults += _check_lines(texts, SPANS_FILE, "span_line", is_complete=is_last_word)
+    for file, model in _WHOLE.items():
         if file in texts:
             faults += _check_file(texts, file, model)
+    if TAGS_FILE in texts and not is_whole(texts[TAGS_FILE]):
+        faults.append(RunFault("damage", TAGS_FILE, "has other bytes than its checksum says"))
     if CONFIG_FILE in texts and not parse_config(texts[CONFIG_FILE]):
         faults.append(RunFault("damage", CONFIG_FILE, "is no YAML of sections"))
     if is_complete:
         faults += _check_end(texts, facts)
         faults += _check_artifacts(folder, texts, is_thorough=is_thorough)
+    faults += _check_commit(folder, texts, facts)
+    if is_thorough and not is_alive:
+        faults += _check_source(folder, texts)
     return [fault for fault in faults if not (is_alive and fault.grade == "torn")]
 
 
@@ -149,10 +166,45 @@ def _check_end(texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
         yield RunFault("damage", ATTEMPTS_FILE, text)
 
 
+def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
+    """Every file is as the summary says; a summary that `run.json` names is there."""
+    if SUMMARY_FILE not in texts:
+        if facts.get("status") == "complete" and facts.get("summary") == SUMMARY_FILE:
+            words = f"is not there, but {RUN_FILE} says complete: go on with the run to write it"
+            yield RunFault("damage", SUMMARY_FILE, words)
+        return
+    told = read_summary(texts[SUMMARY_FILE])
+    if told is None:
+        yield RunFault("damage", SUMMARY_FILE, "has other bytes than its checksum says")
+        return
+    for one in told.get("files", []):
+        yield from _check_bytes(folder, one)
+
+
+def _check_source(folder: Folder, texts: dict[str, str]) -> Iterator[RunFault]:
+    """The source's patch is the one that the environment tells of."""
+    told = (_parse(texts.get(ENVIRONMENT_FILE, "")) or {}).get("source")
+    if not isinstance(told, dict) or told.get("diff") != "whole":
+        return
+    try:
+        with folder.open_local(DIFF_FILE) as path:
+            text = unpack_diff(path.read_bytes())
+    except OSError:
+        yield RunFault("damage", DIFF_FILE, "is not there")
+    except UserError as error:
+        yield RunFault("damage", DIFF_FILE, str(error))
+    else:
+        if hashlib.sha256(text.encode()).hexdigest() != told.get("sha256"):
+            yield RunFault("damage", DIFF_FILE, f"is not the patch that {ENVIRONMENT_FILE} names")
+
+
 def _check_artifacts(
     folder: Folder, texts: dict[str, str], *, is_thorough: bool
 ) -> Iterator[RunFault]:
     value = _parse(texts.get(ARTIFACTS_FILE, ""))
+    # What the commit record covers is not read twice.
+    if SUMMARY_FILE in texts and not is_thorough:
+        return
     found = value.get("artifacts") if isinstance(value, dict) else None
     for one in found if isinstance(found, list) else []:
         if isinstance(one, dict) and isinstance(one.get("path"), str):
@@ -160,21 +212,30 @@ def _check_artifacts(
 
 
 def _check_artifact(folder: Folder, told: JsonObject, *, is_thorough: bool) -> Iterator[RunFault]:
+    faults = list(_check_bytes(folder, told, ARTIFACTS_FILE))
+    yield from faults
+    if is_thorough and not faults:
+        parent, _, name = told["path"].rpartition("/")
+        if _hash(folder.child(parent) if parent else folder, name) != told.get("sha256"):
+            yield RunFault("damage", told["path"], "has another sha256")
+
+
+def _check_bytes(
+    folder: Folder, told: JsonObject, source: str = SUMMARY_FILE
+) -> Iterator[RunFault]:
+    """A file has the size and the checksum that another file tells."""
     path = told["path"]
     parent, _, name = path.rpartition("/")
     if ".." in path.split("/") or path.startswith("/"):
-        yield RunFault("odd", ARTIFACTS_FILE, f"{path!r} is no path below the run")
+        yield RunFault("odd", source, f"{path!r} is no path below the run")
         return
     place = folder.child(parent) if parent else folder
     try:
         if place.get_size(name) != told.get("bytes"):
-            yield RunFault(
-                "damage", path, f"has {place.get_size(name)} bytes, not {told.get('bytes')}"
-            )
+            words = f"has {place.get_size(name)} bytes, not {told.get('bytes')}"
+            yield RunFault("damage", path, words)
         elif f"{place.get_checksum(name):08x}" != told.get("crc32c"):
             yield RunFault("damage", path, "has other bytes than its checksum says")
-        elif is_thorough and _hash(place, name) != told.get("sha256"):
-            yield RunFault("damage", path, "has another sha256")
     except OSError:
         yield RunFault("damage", path, "is not there")
 

@@ -68,6 +68,7 @@ ROOMS_OF = {
 }
 LIGHT_LIBRARIES = {
     "pydantic", "pydantic_core", "pydantic_settings", "yaml", "fsspec", "google_crc32c", "psutil",
+    "zstandard",
 }  # fmt: skip
 # What a trainer must never load: only the readers of its runs do.
 READERS_LIBRARIES = {

@@ -16,6 +16,7 @@ from store.models import MODELS, create_schema, format_schema
 from store.record import RunRecord
 from store.spans import SPANS_FILE, SpanWriter
 from tests.support.stored_runs import make_run
+from tests.support.whole_runs import make_whole_run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,9 +43,11 @@ def test_no_schema_is_published_that_nobody_has():
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory) -> list[tuple[str, object]]:
     """Each kind of file and line as programs have written it, of both versions."""
-    run = make_run(tmp_path_factory.mktemp("runs"), "a", final={"eval_top1": float("nan")})
+    root = tmp_path_factory.mktemp("runs")
+    run = make_run(root, "a", final={"eval_top1": float("nan")})
+    whole = make_whole_run(root, "whole", final={"eval_top1": float("inf")})
     fixtures = ROOT / "tests" / "fixtures" / "old_runs"
-    places = [run.path, fixtures / "plain", fixtures / "distilled"]
+    places = [run.path, whole.path, fixtures / "plain", fixtures / "distilled"]
     found: list[tuple[str, object]] = []
     for place in places:
         record = RunRecord(place)
@@ -54,6 +57,8 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
         found += [("attempt_line", json.loads(line)) for line in attempts]
         if record.artifacts:
             found.append(("artifacts", json.loads((place / "artifacts.json").read_text())))
+    for name in ("environment", "summary"):
+        found.append((name, json.loads((whole.path / f"{name}.json").read_text())))
     out = run.path.parent / "export"
     found.append(("export_manifest", export_runs([RunRecord(run.path)], out, "csv")))
     writer = SpanWriter(out, 1)
@@ -63,6 +68,7 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
     lines = (out / SPANS_FILE).read_text().splitlines()
     found += [("span_line", json.loads(line)) for line in lines]
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
+    found.append(("tags", {"schema_version": 2, "tags": ["best"], "crc32c": "0123abcd"}))
     found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))
     return found
 
