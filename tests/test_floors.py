@@ -55,6 +55,7 @@ FLOORS = {
     "main": 6,
     "tools": 7,
     "train": 7,
+    "service": 7,
 }
 # Floors whose rooms may use each other: the ground floor and programs.
 MIXED = (0, 7)
@@ -391,8 +392,8 @@ def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
 def test_the_house_is_small_and_has_no_circle():
     """`utils` is four rooms of different floors behind one name, so it stands apart."""
     arrows = draw_house(ROOT)
-    assert len(arrows) <= 13
-    assert sum(map(len, arrows.values())) <= 40
+    assert len(arrows) <= 14
+    assert sum(map(len, arrows.values())) <= 43
     assert find_circle(arrows, set(arrows) - {"utils"}) == set()
 
 
