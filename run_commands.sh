@@ -23,6 +23,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   train CONFIG ... python main.py --config CONFIG ...
   supervise ...    python main.py ..., started again after preemptions and crashes
   pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
+  mirrors ...      make .venv-mirrors, and send runs from it: --to mlflow|wandb|trackio RUN
   test             the test suite
   test-all         the test suite and the long proofs, the TPU compiler's among them
 
@@ -154,6 +155,22 @@ run_train() {
   run_python main.py --config "$@"
 }
 
+# Other trackers' clients: an environment of its own, which the trainer's knows nothing of.
+run_mirrors() {
+  local venv="$VENV-mirrors" list="$ROOT/requirements-mirrors.txt" wanted python
+  wanted="$(sha256sum "$list" | cut -d ' ' -f 1)"
+  if [[ ! -f "$venv/.requirements.sha256" || "$(cat "$venv/.requirements.sha256")" != "$wanted" ]]; then
+    python="$(find_python)"
+    echo "setting up $venv (a minute, about 1 GB)"
+    "$python" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$list"
+    echo "$wanted" >"$venv/.requirements.sha256"
+  fi
+  if [[ $# -gt 0 ]]; then
+    (cd "$ROOT" && "$venv/bin/python" -m tools.mirror "$@")
+  fi
+}
+
 run_pod() {
   if [[ $# -lt 3 || "$2" != -- ]]; then
     echo "error: pod needs a TPU and a command: pod TPU -- python main.py --config ..." >&2
@@ -200,6 +217,7 @@ main() {
       PYTHON="$VENV/bin/python" exec bash "$ROOT/train/supervise.sh" "$@"
       ;;
     pod) run_pod "$@" ;;
+    mirrors) run_mirrors "$@" ;;
     test)
       setup
       run_suite "not slow and not cuda" "$@"

@@ -193,7 +193,9 @@ class RunCallbacks(Callbacks):
         if self.writer is not None:
             self.manager.hide_later_than(state.step)
             self.writer.rewind(state.step)
-            self.job.run.update(skipped_steps=list(state.skipped_steps))
+            # Where a broken checkpoint was passed over, less is final than before.
+            facts = {"skipped_steps": list(state.skipped_steps), "final_up_to_step": state.step}
+            self.job.run.update(**facts)
         self.recorder.note_rollback(state.step, began)
         return True
 

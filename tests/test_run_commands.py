@@ -15,7 +15,7 @@ from tests.support.documented_commands import get_call, start_script
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "doctor", "smoke", "demo", "demo-seeds",
-            "train", "supervise", "pod", "test", "test-all")  # fmt: skip
+            "train", "supervise", "pod", "mirrors", "test", "test-all")  # fmt: skip
 
 
 def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -59,6 +59,8 @@ CALLS = [
     (("pod", "vm", "--", "python", "main.py", "--config", "c.yaml"),
      ["-m", "train.xla_dist", "--tpu=vm", "--venv=.venv", "--", "python", "main.py", "--config",
       "c.yaml"]),
+    (("mirrors", "--to", "mlflow", "runs/a/b"),
+     ["-m", "tools.mirror", "--to", "mlflow", "runs/a/b"]),
     (("supervise", "--config", "c.yaml", "--run.run_id=x"),
      ["main.py", "--config", "c.yaml", "--run.run_id=x", "--resume", "auto"]),
     (("test",), ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist", "loadfile"]),
@@ -199,6 +201,7 @@ def test_continuous_integration_runs_the_test_command():
 
 def test_every_requirement_is_pinned():
     lines = (ROOT / "requirements.txt").read_text().splitlines()
+    lines += (ROOT / "requirements-mirrors.txt").read_text().splitlines()
     names = [line for line in lines if line and not line.startswith("#")]
     assert names
     assert [line for line in names if "==" not in line] == []

@@ -144,9 +144,13 @@ def start_script(
     (venv / ".requirements.sha256").write_text(stamp + "\n")
     if "test-all" in arguments:
         (venv / ".extra-tpu-compiler").write_text(stamp + "\n")
-    python = venv / "bin" / "python"
-    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
-    python.chmod(0o755)
+    mirrors = folder / "venv-mirrors"
+    (mirrors / "bin").mkdir(parents=True, exist_ok=True)
+    stamp = hashlib.sha256((ROOT / "requirements-mirrors.txt").read_bytes()).hexdigest()
+    (mirrors / ".requirements.sha256").write_text(stamp + "\n")
+    for python in (venv / "bin" / "python", mirrors / "bin" / "python"):
+        python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "CALL" "$@"\n')
+        python.chmod(0o755)
     environment = {**os.environ, "VENV": str(venv)}
     return subprocess.run(
         ["bash", "run_commands.sh", *arguments],

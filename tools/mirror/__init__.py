@@ -1,0 +1,1 @@
+"""Sends runs to other trackers, beside the trainer and never in it."""

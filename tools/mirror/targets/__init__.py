@@ -1,0 +1,1 @@
+"""The trackers that a run can be sent to: each module imports its client when it is opened."""

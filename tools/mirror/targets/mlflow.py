@@ -1,0 +1,108 @@
+"""MLflow: a server, or a file of SQLite such as sqlite:///mlflow.db."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tools.mirror.cursor import HistoryEnd
+from tools.mirror.target import Point, RunHead
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
+
+DEFAULT_PLACE = "sqlite:///mlflow.db"
+# The most that a request may hold.
+_METRICS, _PARAMS, _TEXT = 1_000, 100, 6_000
+_IDENTITY = "trainer.identity"
+_FORBIDDEN = re.compile(r"[^\w\-. :/]")
+
+
+class MlflowTarget:
+    """One run of an MLflow server or database.
+
+    Key, time, step and value are MLflow's primary key, so a point that comes again changes nothing.
+    It keeps infinities as the largest finite numbers.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_PLACE
+        self._client: MlflowClient | None = None
+        self._run = ""
+
+    def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
+        os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        from mlflow import MlflowClient
+
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._client = MlflowClient(tracking_uri=self._place)
+        known = self._find(run) or self._create(run)
+        self._run = known.info.run_id
+        texts = {_clean(key): _format(value) for key, value in run.config.items()}
+        params = [(key, text) for key, text in texts.items() if key not in known.data.params]
+        for chunk in _cut(params, _PARAMS):
+            self._client.log_batch(self._run, params=[_make_param(*pair) for pair in chunk])
+        return sent
+
+    def send(self, points: Sequence[Point], end: HistoryEnd) -> None:
+        metrics = (metric for point in points for metric in _make_metrics(point))
+        for chunk in _cut(metrics, _METRICS):
+            self._client.log_batch(self._run, metrics=chunk)
+
+    def finish(self, end: Point) -> None:
+        self.send([end], HistoryEnd())
+        self._client.set_terminated(self._run, "FINISHED", round(end.time * 1000))
+
+    def close(self) -> None:
+        self._client = None
+
+    def _find(self, run: RunHead) -> Run | None:
+        experiment = self._client.get_experiment_by_name(run.experiment)
+        if experiment is None:
+            return None
+        query = f"tags.`{_IDENTITY}` = '{run.identity}'"
+        found = self._client.search_runs([experiment.experiment_id], query)
+        return found[0] if found else None
+
+    def _create(self, run: RunHead) -> Run:
+        experiment = self._client.get_experiment_by_name(run.experiment)
+        number = experiment.experiment_id if experiment else (
+            self._client.create_experiment(run.experiment)
+        )  # fmt: skip
+        return self._client.create_run(
+            number, round(run.started * 1000), {_IDENTITY: run.identity}, run.name
+        )
+
+
+def _make_metrics(point: Point) -> Iterator[Metric]:
+    from mlflow.entities import Metric
+
+    for name, value in point.values.items():
+        yield Metric(_clean(name), value, round(point.time * 1000), point.step)
+
+
+def _make_param(key: str, text: str) -> object:
+    from mlflow.entities import Param
+
+    return Param(key, text[:_TEXT])
+
+
+def _cut(items: Sequence | Iterator, count: int) -> Iterator[list]:
+    rest = iter(items)
+    while chunk := list(islice(rest, count)):
+        yield chunk
+
+
+def _clean(name: str) -> str:
+    return _FORBIDDEN.sub("_", name)
+
+
+def _format(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

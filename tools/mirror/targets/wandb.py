@@ -1,0 +1,121 @@
+"""Weights & Biases, offline: files that `wandb sync` carries to its server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.mirror.cursor import HistoryEnd
+from tools.mirror.target import Point, RunHead
+from utils.storage import sync_directory, to_path, write_atomically
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run
+
+DEFAULT_PLACE = "wandb"
+_WRITING = ".writing"
+_MARK = "mirror.json"
+_STEP = "step"
+
+
+class WandbTarget:
+    """One run, as a directory `offline-run-*` for each batch.
+
+    W&B writes in a process of its own, so what a killed mirror has left is never known: a batch
+    gets its name when W&B has ended it, and what has none is written again. The batches of a run
+    have one id; `wandb sync` joins them.
+
+    Args:
+      place: the directory that holds them.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._folder = to_path(place or DEFAULT_PLACE).absolute()
+        self._head: RunHead | None = None
+
+    def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        self._wandb, self._head = wandb, run
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._clear()
+        marks = [json.loads(path.read_text()) for path in self._folder.glob(f"*/{_MARK}")]
+        mine = [mark for mark in marks if mark["of"] == run.identity]
+        newest = max(mine, key=lambda mark: mark["written"], default=None)
+        held = HistoryEnd(**newest["end"]) if newest else sent
+        return held if held.lines > sent.lines else sent
+
+    def send(self, points: Sequence[Point], end: HistoryEnd) -> None:
+        run = self._begin()
+        for point in points:
+            run.log(_make_row(point), step=point.number)
+        self._publish(run, end)
+
+    def finish(self, end: Point) -> None:
+        # Without a row of its own: the end may come twice.
+        run = self._begin()
+        run.summary.update(end.values)
+        self._publish(run, HistoryEnd(end.number, end.key.removeprefix("end-")))
+
+    def close(self) -> None:
+        if self._head is not None:
+            self._clear()
+            self._head = None
+
+    @property
+    def _scratch(self) -> Path:
+        return self._folder / _WRITING / self._head.identity
+
+    def _clear(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _begin(self) -> Run:
+        self._clear()
+        self._scratch.mkdir(parents=True)
+        settings = self._wandb.Settings(
+            x_disable_stats=True, x_disable_meta=True, console="off", disable_git=True,
+            disable_code=True, disable_job_creation=True,
+        )  # fmt: skip
+        head = self._head
+        run = self._wandb.init(
+            mode="offline", dir=str(self._scratch), project=head.experiment, id=head.identity,
+            name=head.name, config=head.config, settings=settings, reinit="create_new",
+        )  # fmt: skip
+        run.define_metric(_STEP)
+        run.define_metric("*", step_metric=_STEP)
+        return run
+
+    def _publish(self, run: Run, end: HistoryEnd) -> None:
+        """End a batch and give it its name."""
+        folder = Path(run.dir).parent
+        run.finish()
+        _sync(folder)
+        mark = {"of": self._head.identity, "end": asdict(end), "written": time.time_ns()}
+        write_atomically(folder / _MARK, json.dumps(mark))
+        target, moment = self._folder / folder.name, time.time()
+        while target.exists():
+            # Its name tells the second of its beginning.
+            moment += 1
+            stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(moment))
+            target = self._folder / f"offline-run-{stamp}-{self._head.identity}"
+        folder.rename(target)
+        sync_directory(self._folder)
+        self._clear()
+
+
+def _make_row(point: Point) -> dict[str, float]:
+    return {_STEP: point.step, "_timestamp": point.time, **point.values}
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.glob("*.wandb"):
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
