@@ -53,6 +53,7 @@ FLOORS = {
     "job.entry": 5.9,
     "job": 5.95,
     "main": 6,
+    "service": 7,
     "tools": 7,
     "train": 7,
     "service": 7,

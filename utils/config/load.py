@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import NoReturn
 
@@ -35,7 +36,7 @@ from utils.config.layers import (
 from utils.config.sections import RunConfig
 from utils.config.show import show_origins
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 
 _EPILOG = """\
 Every key may stand in the YAML file of --config and on the command line (--a.b=v or --a.b v).
@@ -86,21 +87,45 @@ def load_config(argv: Sequence[str]) -> RunConfig:
     namespace, rest = create_parser().parse_known_args(words)
     if rest:
         refuse_unknown_flag(rest[0])
-    layers = [
-        *read_layers(namespace.config, namespace.preset),
-        *(_make_layer(key, None, COMMAND_LINE) for key in reset),
-        Layer(COMMAND_LINE, _read_flags(namespace)),
-    ]
-    config = _validate(merge_layers(layers), layers)
-    if not config.run.experiment:
-        name, origin = _choose_experiment(namespace.config, namespace.preset, config)
-        layers.append(_make_layer("run.experiment", name, origin))
-        config = _validate(merge_layers(layers), layers)
-    check_config(config)
+    config, layers = _combine(
+        namespace.config,
+        namespace.preset,
+        [
+            *(_make_layer(key, None, COMMAND_LINE) for key in reset),
+            Layer(COMMAND_LINE, _read_flags(namespace)),
+        ],
+    )
     if namespace.print_config:
         sys.stdout.write(show_origins(config, layers))
         raise SystemExit(0)
     return config
+
+
+def combine_config(config: str, overrides: JsonMapping, origin: str) -> RunConfig:
+    """The configuration of a file with other values on top, as `load_config` reads flags.
+
+    Args:
+      config: a YAML file.
+      overrides: dotted key (`model.args.depth`) -> value; a mapping's entries join those below.
+      origin: what says the overrides, for errors.
+
+    Raises:
+      UserError: as in `load_config`.
+    """
+    values: JsonObject = {}
+    for key, value in overrides.items():
+        *above, last = key.split(".")
+        if not above or not all((*above, last)):
+            raise UserError(f"{origin}: {key!r} is no key; write section.key, such as optim.lr")
+        inner = values
+        for name in above:
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise UserError(f"{origin}: {key} and {name} are both given; leave one of them out")
+        if last in inner:
+            raise UserError(f"{origin}: {key} is given twice; leave one of them out")
+        inner[last] = deepcopy(value)
+    return _combine(config, None, [Layer(origin, values)])[0]
 
 
 def change(config: RunConfig, **keys: JsonObject) -> RunConfig:
@@ -140,6 +165,20 @@ def create_parser() -> argparse.ArgumentParser:
 def dump_config(config: RunConfig) -> str:
     """The configuration as YAML that `load_config` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def _combine(
+    config: str | None, preset: str | None, above: Sequence[Layer]
+) -> tuple[RunConfig, list[Layer]]:
+    """The checked configuration of a file, a preset and the layers above them, and all layers."""
+    layers = [*read_layers(config, preset), *above]
+    found = _validate(merge_layers(layers), layers)
+    if not found.run.experiment:
+        name, origin = _choose_experiment(config, preset, found)
+        layers.append(_make_layer("run.experiment", name, origin))
+        found = _validate(merge_layers(layers), layers)
+    check_config(found)
+    return found, layers
 
 
 def _read_flags(namespace: argparse.Namespace) -> JsonObject:

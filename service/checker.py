@@ -1,0 +1,118 @@
+"""`Checker`: asks what `main.py --check` would say, of a program that stays warm.
+
+Everything that trains is imported there and not here: a crash or a stall of a check costs that
+program alone, and the next question starts another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from service.jobs.files import ROOT
+from service.jobs.slots import create_environment
+from service.jobs.submission import Submission, resolve_submission
+from store.changes import hash_config
+from utils.config import get_resume_rules
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+_START_S, _ANSWER_S = 120.0, 60.0
+_ANSWER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the checks say of a submission.
+
+    Attributes:
+      config_hash: that `main.py` computes; empty: the configuration itself is refused.
+      run: `experiment/run_id`.
+      lines: device, model, data and directory, for people.
+      error: the one line with which it would be refused; empty: it may be queued.
+    """
+
+    config_hash: str
+    run: str
+    lines: tuple[str, ...]
+    error: str
+
+
+class Checker:
+    """Holds the checking program; may be used by several threads, which take turns."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()
+
+    def check(self, submission: Submission, store: str) -> Verdict:
+        """What would become of a submission; nothing is queued or written."""
+        try:
+            config = resolve_submission(submission, store)
+        except UserError as error:
+            return Verdict("", "", (), " ".join(str(error).split()))
+        values = config.model_dump(mode="json")
+        run = f"{config.run.experiment}/{config.run.run_id}"
+        with self._turn:
+            answer = self._ask(values)
+        digest = hash_config(values, get_resume_rules())
+        return Verdict(digest, run, tuple(answer.get("lines", ())), answer.get("error", ""))
+
+    def close(self) -> None:
+        """End the checking program."""
+        with self._turn:
+            self._end()
+
+    def _ask(self, values: JsonObject) -> JsonObject:
+        is_new = self._process is None or self._process.poll() is not None
+        if is_new:
+            self._start()
+        try:
+            self._process.stdin.write(json.dumps(values).encode() + b"\n")
+            self._process.stdin.flush()
+            answer = json.loads(self._read_line(_START_S if is_new else _ANSWER_S))
+        except (OSError, ValueError, TimeoutError) as error:
+            self._end()
+            reason = str(error) or type(error).__name__
+            hint = "try again, or see what python main.py --check says"
+            return {"error": f"the check itself failed ({reason}); {hint}"}
+        return answer
+
+    def _start(self) -> None:
+        environment = create_environment([], os.environ)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "service.checker_child"], cwd=ROOT, env=environment,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def _read_line(self, patience_s: float) -> bytes:
+        """One answer, which ends in a newline; `readline` would wait for ever."""
+        deadline, text = time.monotonic() + patience_s, b""
+        number = self._process.stdout.fileno()
+        while not text.endswith(b"\n"):
+            ready, _, _ = select.select([number], [], [], max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"no answer within {patience_s:g} s")
+            part = os.read(number, 1 << 16)
+            if not part or len(text) > _ANSWER_BYTES:
+                raise OSError("its program ended")
+            text += part
+        return text
+
+    def _end(self) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self._process = None

@@ -1,0 +1,47 @@
+"""`python -m service.checker_child`: reads configurations, a line each, and says what is wrong.
+
+The one file of this room that imports what trains, in a program of its own. An answer is a JSON
+object in a line: `lines` for people, or `error`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+
+def main() -> int:
+    """Answer until the other side closes."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    with redirect_stdout(sys.stderr):
+        for line in sys.stdin:
+            answers.write(json.dumps(_check(json.loads(line))) + "\n")
+            answers.flush()
+    return 0
+
+
+def _check(values: JsonObject) -> JsonObject:
+    from job.check import check
+    from job.summary import describe_job
+    from utils.config import RunConfig
+    from utils.runtime import choose_device
+
+    try:
+        config = RunConfig.model_validate(values)
+        job = check(config, choose_device(config.runtime))
+        return {"lines": describe_job(job)}
+    except UserError as error:
+        return {"error": " ".join(str(error).split())}
+    except Exception as error:  # whatever a model's own code raises: `main.py` would end with it
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"error": f"main.py would end with {text[:500]}"}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,11 @@
+"""The queue of one machine: a directory for each job, and one dispatcher that starts them.
+
+`files` holds what is written, `rules` decides what comes after a program's end, `child` is the
+program that holds a job's lock, `slots` are the devices, `dispatcher` starts, adopts and stops.
+"""
+
+from service.jobs.files import JobQueue, open_queue
+from service.jobs.state import JobView
+from service.jobs.submission import Submission
+
+__all__ = ["JobQueue", "JobView", "Submission", "open_queue"]

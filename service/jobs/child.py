@@ -1,0 +1,93 @@
+"""`python -m service.jobs.child JOB_DIR`: runs one attempt of a job and notes how it ended.
+
+It holds the job's lock, and so does `main.py`, which inherits it: whatever is killed, nobody starts
+a second attempt while a first one lives. It outlives the dispatcher that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from service.jobs.files import (
+    LOG_FILE,
+    ROOT,
+    JobFile,
+    append_event,
+    hold_lock,
+    read_job,
+    read_progress,
+    read_run_facts,
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """One attempt; nothing is done where another program has the job, or it has ended."""
+    words = sys.argv[1:] if argv is None else argv
+    folder = Path(words[0])
+    job = read_job(folder)
+    attempt = _Attempt()
+    with hold_lock(folder) as lock:
+        if lock is None:
+            return 0
+        progress = read_progress(folder)
+        if progress.is_over or progress.stop_by:
+            return 0
+        append_event(folder, "started", pid=os.getpid(), born=get_birth(os.getpid()),
+                     slots=list(words[1:]))  # fmt: skip
+        code = attempt.run(job, folder, lock)
+        saved = read_run_facts(job).get("final_up_to_step", 0)
+        append_event(folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0)
+    return 0
+
+
+def get_birth(pid: int) -> float:
+    """When a process began, in seconds since 1970; 0: it is gone. With it a pid is unique."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+class _Attempt:
+    """Starts `main.py` and hands on what asks it to end."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_asked = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def run(self, job: JobFile, folder: Path, lock: int) -> int:
+        """Gives the exit code; a signal's number below zero."""
+        with (folder / LOG_FILE).open("ab") as log:
+            self._process = subprocess.Popen(
+                job.argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                pass_fds=[lock],
+            )  # fmt: skip
+        pid = self._process.pid
+        append_event(folder, "launched", pid=pid, born=get_birth(pid))
+        if self._is_asked:
+            self._forward()
+        return self._process.wait()
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._is_asked = True
+        self._forward()
+
+    def _forward(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""`Dispatcher`: the one program that starts, adopts, stops and judges the jobs of a queue.
+
+It keeps nothing in memory that the files do not tell: another one that takes its place goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from service.jobs.child import get_birth
+from service.jobs.files import (
+    ROOT,
+    JobFile,
+    JobQueue,
+    append_event,
+    is_held,
+    read_job,
+    read_progress,
+    read_run_status,
+)
+from service.jobs.rules import Patience, decide
+from service.jobs.slots import choose_slots, create_environment
+from service.jobs.state import Progress
+from utils.errors import UserError
+from utils.log import get_logger
+
+DISPATCHER_LOCK = ".dispatcher.lock"
+_LOOK_EVERY_S = 0.25
+
+
+class Dispatcher:
+    """Works on a queue while it is open as a context; only one at a time may.
+
+    Args:
+      slots: names of the devices; a job holds as many as it asks for.
+      grace_s: that a job which is asked to end may take to save, before it is killed.
+
+    Raises:
+      UserError: another dispatcher works on the queue.
+    """
+
+    def __init__(
+        self, queue: JobQueue, slots: Sequence[str], *, patience: Patience | None = None,
+        grace_s: float = 300.0,
+    ) -> None:  # fmt: skip
+        self.queue, self.slots = queue, list(slots)
+        self._patience, self._grace_s = patience or Patience(), grace_s
+        self._children: dict[str, tuple[subprocess.Popen[bytes], list[str]]] = {}
+        self._asked: dict[str, float] = {}
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Dispatcher:
+        self.queue.folder.mkdir(parents=True, exist_ok=True)
+        lock = (self.queue.folder / DISPATCHER_LOCK).open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(
+                f"another dispatcher works on {self.queue.folder}; let it, or end it first"
+            ) from None
+        self._lock = lock
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def run(self, is_done: Callable[[], bool]) -> None:
+        """Work until `is_done`, asked after each look at all jobs; their programs go on."""
+        while True:
+            self.tick()
+            if is_done():
+                return
+            time.sleep(_LOOK_EVERY_S)
+
+    def tick(self) -> None:
+        """Look at each job once, and do what is due."""
+        for name, (child, _) in list(self._children.items()):
+            if child.poll() is not None:
+                del self._children[name]
+        waiting: list[tuple[JobFile, Path]] = []
+        taken = [slot for _, slots in self._children.values() for slot in slots]
+        for folder in self.queue.list_folders():
+            held = is_held(folder)  # before the events: an end is noted before the lock goes
+            progress = read_progress(folder)
+            if progress.is_over:
+                continue
+            try:
+                job = read_job(folder)
+            except UserError as error:
+                get_logger().error("%s", error)
+                continue
+            if held or job.id in self._children:
+                taken += progress.slots if job.id not in self._children else []
+                self._watch(job, folder, progress)
+            elif self._settle(job, folder, progress):
+                waiting.append((job, folder))
+        self._start(waiting, taken)
+
+    def _settle(self, job: JobFile, folder: Path, progress: Progress) -> bool:
+        """Judge what no program works on; whether it may be started now."""
+        if progress.is_open:
+            append_event(folder, "ended", code=None, saved_step=0)  # nobody saw it end
+            progress = read_progress(folder)
+        self._asked.pop(job.id, None)
+        if progress.state in ("running", "stopping"):
+            is_complete = read_run_status(job) == "complete"
+            decision = decide(progress, is_complete=is_complete, patience=self._patience)
+            if decision.state != "again":
+                _finish(folder, decision.state, decision.reason)
+                return False
+            until = time.time() + decision.pause_s
+            append_event(folder, "waits", until=until, reason=decision.reason)
+            progress = read_progress(folder)
+        if progress.stop_by:
+            _finish(folder, "stopped", f"asked to by {progress.stop_by}")
+            return False
+        return time.time() >= progress.not_before
+
+    def _start(self, waiting: list[tuple[JobFile, Path]], taken: list[str]) -> None:
+        for job, folder in sorted(waiting, key=lambda one: (one[0].created, one[0].id)):
+            slots = choose_slots(job.device, job.slots, self.slots, taken)
+            if slots is None:
+                continue
+            if not slots:
+                _finish(folder, "failed", f"runtime.device={job.device} and {job.slots} slots fit "
+                        f"none of this queue's slots ({', '.join(self.slots)})")  # fmt: skip
+                continue
+            taken += slots
+            command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]
+            child = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+                env=create_environment(slots, os.environ),
+            )  # fmt: skip
+            self._children[job.id] = (child, slots)
+
+    def _watch(self, job: JobFile, folder: Path, progress: Progress) -> None:
+        """Hand a wish to end on to a job that runs, and end it where it does not follow."""
+        if not progress.stop_by or not progress.is_open:
+            return
+        last, now = progress.attempts[-1], time.time()
+        asked = self._asked.get(job.id)
+        if asked is None:
+            self._asked[job.id] = now
+            if not _send(last.pid, last.born, signal.SIGTERM):
+                _send(last.main_pid, last.main_born, signal.SIGTERM)
+        elif now - asked > self._grace_s:
+            get_logger().warning("job %s did not end within %g s: killed", job.id, self._grace_s)
+            for pid, born in ((last.main_pid, last.main_born), (last.pid, last.born)):
+                _send(pid, born, signal.SIGKILL, group=True)
+
+
+def _send(pid: int, born: float, number: signal.Signals, *, group: bool = False) -> bool:
+    """Send a signal to a process, if it is still the same one; whether it was."""
+    if not pid or abs(get_birth(pid) - born) > 0.05:
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        if group:
+            os.killpg(os.getpgid(pid), number)
+        else:
+            os.kill(pid, number)
+    return True
+
+
+def _finish(folder: Path, state: str, reason: str) -> None:
+    append_event(folder, "finished", state=state, reason=reason)

@@ -1,0 +1,301 @@
+"""`JobQueue`: the directory `jobs/<id>/` of each job, and what may be asked of it.
+
+`job.json` and `config.yaml` never change; `events.jsonl` grows line by line, and tells all that
+happened; `log.txt` holds what the run's programs print. Whoever works on a job holds `lock`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from service.jobs.state import JobView, Progress, fold_events
+from service.jobs.submission import Submission, create_job_id, resolve_submission
+from store.changes import hash_config
+from store.history import parse_lines
+from store.record import RunRecord
+from store.runs import get_cache_folder
+from utils.config import dump_config, get_resume_rules
+from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
+from utils.storage import StorageError, is_remote, join_place, sync_directory, to_path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = "jobs"
+JOB_FILE, CONFIG_FILE, EVENTS_FILE = "job.json", "config.yaml", "events.jsonl"
+LOG_FILE, LOCK_FILE = "log.txt", "lock"
+SCHEMA_VERSION = 1
+
+
+class JobFile(BaseModel):
+    """`job.json`: what is run, by whose wish; written once.
+
+    Attributes:
+      store: root of the run's store, a directory or a URL.
+      device: `runtime.device` of the configuration.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: Literal[1]
+    id: str
+    experiment: str
+    name: str
+    store: str
+    config: str
+    config_hash: str
+    overrides: dict[str, JsonValue]
+    device: str
+    slots: int
+    sweep: str
+    argv: tuple[str, ...]
+    created: float
+    who: str
+
+
+class JobQueue:
+    """The jobs of one machine and one store.
+
+    Args:
+      folder: where their directories lie.
+      store: root of the run store that they write to.
+    """
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self.folder, self.store = folder, store
+
+    def submit(self, submission: Submission, who: str) -> JobView:
+        """Take a job that has been checked; it is on the disk when this returns.
+
+        Raises:
+          UserError: the configuration is refused, or the run is there already.
+        """
+        config = resolve_submission(submission, self.store)
+        values = config.model_dump(mode="json")
+        job_id = create_job_id(config)
+        job = JobFile(
+            schema_version=SCHEMA_VERSION, id=job_id, experiment=config.run.experiment,
+            name=config.run.run_id, store=self.store, config=submission.config,
+            config_hash=hash_config(values, get_resume_rules()), overrides=submission.overrides,
+            device=config.runtime.device, slots=submission.slots, sweep=submission.sweep,
+            argv=self._write_argv(job_id), created=time.time(), who=who,
+        )  # fmt: skip
+        if read_run_status(job) == "complete":
+            raise UserError(
+                f"run.run_id: {job.experiment}/{job.name} is complete; choose another run.run_id"
+            )
+        made = self.folder / f".{job_id}-{secrets.token_hex(4)}"
+        made.mkdir(parents=True)
+        try:
+            _write_synced(made / CONFIG_FILE, dump_config(config))
+            _write_synced(made / JOB_FILE, job.model_dump_json(indent=1) + "\n")
+            append_event(made, "submitted", who=who)
+            sync_directory(made)
+            made.rename(self.folder / job_id)
+        except OSError as error:
+            shutil.rmtree(made, ignore_errors=True)
+            if (self.folder / job_id).is_dir():
+                raise UserError(
+                    f"run.run_id: {job.experiment}/{job.name} is a job of this queue already "
+                    f"({job_id}); choose another run.run_id"
+                ) from error
+            raise
+        sync_directory(self.folder)
+        return self.get(job_id)
+
+    def list(self) -> list[JobView]:
+        """All jobs, the oldest first; directories that hold no job are passed over."""
+        found = []
+        for folder in self.list_folders():
+            with contextlib.suppress(UserError):
+                found.append(_view(read_job(folder), read_progress(folder)))
+        return sorted(found, key=lambda one: (one.created, one.id))
+
+    def get(self, job_id: str) -> JobView:
+        """One job.
+
+        Raises:
+          UserError: there is none of this name; or its file is damaged.
+        """
+        folder = self.find(job_id)
+        return _view(read_job(folder), read_progress(folder))
+
+    def stop(self, job_id: str, who: str) -> JobView:
+        """Ask a job to end: it saves a checkpoint, and may be taken up again.
+
+        Raises:
+          UserError: there is no such job, or it has ended.
+        """
+        folder = self.find(job_id)
+        progress = read_progress(folder)
+        if progress.is_over:
+            raise UserError(f"job {job_id!r} is {progress.state}; there is nothing to stop")
+        if not progress.stop_by:
+            append_event(folder, "stop", who=who)
+        return self.get(job_id)
+
+    def reopen(self, job_id: str, who: str) -> JobView:
+        """Have a job that failed or was stopped go on from its last checkpoint.
+
+        Raises:
+          UserError: there is no such job, or it has not ended that way.
+        """
+        folder = self.find(job_id)
+        state = read_progress(folder).state
+        if state not in ("failed", "stopped"):
+            raise UserError(
+                f"job {job_id!r} is {state}; only one that failed or was stopped goes on"
+            )
+        append_event(folder, "reopened", who=who)
+        return self.get(job_id)
+
+    def read_log(self, job_id: str, tail_bytes: int = 1 << 16) -> str:
+        """The end of what a job's programs have printed; empty before the first one."""
+        path = self.find(job_id) / LOG_FILE
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - tail_bytes))
+                return file.read().decode("utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def find(self, job_id: str) -> Path:
+        """The directory of a job.
+
+        Raises:
+          UserError: there is none of this name.
+        """
+        known = {folder.name: folder for folder in self.list_folders()}
+        if job_id not in known:
+            hint = get_hint(job_id, known) if known else "the queue is empty"
+            raise UserError(f"job {job_id!r} is not in {self.folder}; {hint}")
+        return known[job_id]
+
+    def list_folders(self) -> list[Path]:
+        """The directory of each job."""
+        if not self.folder.is_dir():
+            return []
+        found = (path for path in self.folder.iterdir() if not path.name.startswith("."))
+        return sorted(path for path in found if (path / JOB_FILE).is_file())
+
+    def _write_argv(self, job_id: str) -> tuple[str, ...]:
+        config = (self.folder / job_id / CONFIG_FILE).absolute()
+        return (sys.executable, str(ROOT / "main.py"), "--config", str(config))
+
+
+def open_queue(store: str) -> JobQueue:
+    """The queue of a store on this machine; that of a bucket lies in the user's cache."""
+    folder = get_cache_folder(store) if is_remote(store) else to_path(store)
+    return JobQueue(Path(folder) / FOLDER, store)
+
+
+def read_job(folder: Path) -> JobFile:
+    """What is run.
+
+    Raises:
+      UserError: the file is damaged, or of another program.
+    """
+    path = folder / JOB_FILE
+    try:
+        return JobFile.model_validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
+        raise UserError(f"{path} is damaged; move its directory away") from error
+
+
+def read_progress(folder: Path) -> Progress:
+    """Where a job stands."""
+    try:
+        text = (folder / EVENTS_FILE).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        text = ""
+    return fold_events(parse_lines(text))
+
+
+def append_event(folder: Path, event: str, **facts: JsonValue) -> None:
+    """Note what has happened to a job; it is on the disk when this returns."""
+    line = json.dumps({"time": time.time(), "event": event, **facts}) + "\n"
+    with (folder / EVENTS_FILE).open("ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            # A line that a kill has torn must not swallow this one.
+            file.seek(size - 1)
+            line = line if file.read(1) == b"\n" else "\n" + line
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def hold_lock(folder: Path, patience_s: float = 2.0) -> Iterator[int | None]:
+    """Hold a job's lock: gives its file's number, which a program may inherit; none: it is taken.
+
+    The kernel lets go of it when the last program that has the file open is gone.
+    """
+    with (folder / LOCK_FILE).open("ab") as file:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    yield None
+                    return
+                time.sleep(0.05)  # somebody may only be looking
+        yield file.fileno()
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a program works on a job right now."""
+    try:
+        with (folder / LOCK_FILE).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+def read_run_status(job: JobFile) -> str:
+    """What the job's run says of itself; empty: it has not begun, or cannot be read."""
+    return str(read_run_facts(job).get("status", ""))
+
+
+def read_run_facts(job: JobFile) -> JsonObject:
+    """`run.json` of the job's run; empty: it has not begun, or cannot be read."""
+    try:
+        return RunRecord(join_place(job.store, job.experiment, job.name)).facts
+    except (UserError, StorageError, OSError):
+        return {}
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _view(job: JobFile, progress: Progress) -> JobView:
+    last = progress.attempts[-1] if progress.attempts else None
+    return JobView(
+        id=job.id, run=f"{job.experiment}/{job.name}", state=progress.state, argv=job.argv,
+        config=job.config, config_hash=job.config_hash, created=job.created,
+        changed=progress.changed, who=job.who, attempts=len(progress.attempts),
+        exit_code=last.code if last else None, reason=progress.reason, sweep=job.sweep,
+        slots=job.slots,
+    )  # fmt: skip

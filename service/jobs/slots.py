@@ -1,0 +1,85 @@
+"""Slots: the devices of this machine that jobs hold while they run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from utils.errors import UserError
+
+ANY = "slot"
+_SLOT = re.compile(r"(cpu|tpu|cuda)(?::(\d{1,3}))?")
+# Slot's kind -> devices of a configuration that it serves.
+_SERVES = {"cpu": ("cpu", "xla", "auto"), "tpu": ("xla", "auto"), "cuda": ("cuda", "auto")}
+# Slot's kind -> variables that show a job its devices; {} stands for their numbers.
+_SETS = {
+    "cpu": {"PJRT_DEVICE": "CPU", "CUDA_VISIBLE_DEVICES": ""},
+    "tpu": {"PJRT_DEVICE": "TPU"},
+    "cuda": {"CUDA_VISIBLE_DEVICES": "{}"},
+}
+# What a job's programs see of the environment: credentials of other things stay outside.
+_KEPT = re.compile(
+    r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_\w+|LD_LIBRARY_PATH|VIRTUAL_ENV|"
+    r"PJRT_\w+|XLA_\w+|LIBTPU_\w+|TPU_\w+|CUDA_\w+|NVIDIA_\w+|NCCL_\w+|OMP_\w+|MKL_\w+|"
+    r"TF_\w+|TORCH_\w+|PYTHON\w*|GOOGLE_APPLICATION_CREDENTIALS|CLOUDSDK_\w+"
+)
+
+
+def parse_slots(text: str) -> list[str]:
+    """Names of slots from a flag: `2`, or `cuda:0,cuda:1,cpu`.
+
+    Raises:
+      UserError: no such form, or a slot stands twice.
+    """
+    if re.fullmatch(r"\d{1,3}", text):
+        if int(text):
+            return [f"{ANY}{i}" for i in range(int(text))]
+        raise UserError("--slots (0) starts nothing; give at least 1")
+    names: list[str] = []
+    for part in text.split(","):
+        match = _SLOT.fullmatch(part.strip())
+        if match is None:
+            raise UserError(
+                f"--slots ({text!r}): {part.strip()!r} is no slot; give a number, or names such as "
+                "cuda:0,cuda:1,cpu,tpu"
+            )
+        kind, index = match.groups()
+        free = next(i for i in range(1000) if f"{kind}:{i}" not in names)
+        name = f"{kind}:{free if index is None else int(index)}"
+        if name in names:
+            raise UserError(f"--slots ({text!r}): {name} stands twice; take one of them out")
+        names.append(name)
+    return names
+
+
+def choose_slots(
+    device: str, count: int, slots: Sequence[str], taken: Iterable[str]
+) -> list[str] | None:
+    """Free slots of one kind for a job; empty: no kind has so many; none: it has to wait.
+
+    Args:
+      device: `runtime.device` of the job.
+      slots: of the queue.
+    """
+    busy = set(taken)
+    kinds: dict[str, list[str]] = {}
+    for name in slots:
+        if device in _SERVES.get(name.partition(":")[0], (device,)):
+            kinds.setdefault(name.partition(":")[0].rstrip("0123456789"), []).append(name)
+    enough = [names for names in kinds.values() if len(names) >= count]
+    if not enough:
+        return []
+    for names in enough:
+        free = [name for name in names if name not in busy]
+        if len(free) >= count:
+            return free[:count]
+    return None
+
+
+def create_environment(slots: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """What a job's programs see: an allow-list, and the devices of its slots."""
+    kept = {name: value for name, value in environment.items() if _KEPT.fullmatch(name)}
+    indices = ",".join(name.partition(":")[2] for name in slots)
+    for kind in sorted({name.partition(":")[0] for name in slots}):
+        kept |= {name: text.format(indices) for name, text in _SETS.get(kind, {}).items()}
+    return kept

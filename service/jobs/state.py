@@ -1,0 +1,163 @@
+"""What the events of a job say: `fold_events` gives where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from utils.json_types import JsonObject
+
+State = Literal["queued", "running", "stopping", "waiting", "complete", "failed", "stopped"]
+STATES = get_args(State)
+# From these nothing leads on.
+ENDS = ("complete", "failed", "stopped")
+
+
+@dataclass
+class Attempt:
+    """One program of a job.
+
+    Attributes:
+      pid, born: of the program that holds the job's lock, with its start in seconds since 1970.
+      main_pid, main_born: of `main.py`; 0: it had not begun.
+      code: its exit code; none: it has not ended, or nobody saw it end.
+      saved_step: of the run's newest checkpoint when it ended.
+      slots: that it holds.
+    """
+
+    pid: int
+    born: float
+    began: float
+    main_pid: int = 0
+    main_born: float = 0.0
+    ended: float | None = None
+    code: int | None = None
+    saved_step: int = 0
+    slots: tuple[str, ...] = ()
+
+
+@dataclass
+class Progress:
+    """Where a job stands, as its events tell.
+
+    Attributes:
+      state: as `JobView` has it; `running` until an attempt's end has been noted.
+      not_before: when a waiting job may go on, in seconds since 1970.
+      stop_by: who has asked it to stop; empty: nobody.
+      reason: of its state, for people.
+      forgotten: attempts whose crashes no longer count.
+    """
+
+    state: State = "queued"
+    attempts: list[Attempt] = field(default_factory=list)
+    not_before: float = 0.0
+    stop_by: str = ""
+    reason: str = ""
+    changed: float = 0.0
+    forgotten: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self.state in ENDS
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        """What its program holds; empty: none runs."""
+        return self.attempts[-1].slots if self.is_open else ()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an attempt has begun whose end nobody has noted."""
+        return bool(self.attempts) and self.attempts[-1].ended is None
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as people and programs see it.
+
+    Attributes:
+      id: directory below the queue.
+      run: `experiment/run_id` in the store.
+      state: queued, running, stopping, waiting (it goes on by itself), complete, failed, stopped.
+      argv: the command.
+      created, changed: seconds since 1970.
+      attempts: programs that have been started.
+      exit_code: of the last one; none: it has not ended, or nobody saw it end.
+    """
+
+    id: str
+    run: str
+    state: State
+    argv: tuple[str, ...]
+    config: str
+    config_hash: str
+    created: float
+    changed: float
+    who: str
+    attempts: int
+    exit_code: int | None
+    reason: str
+    sweep: str
+    slots: int
+
+
+def fold_events(events: Iterable[JsonObject]) -> Progress:
+    """Where a job stands after its events, the oldest first; unknown ones are passed over."""
+    found = Progress()
+    for event in events:
+        found.changed = float(event.get("time", 0.0))
+        handler = _HANDLERS.get(str(event.get("event")))
+        if event.get("event") == "reopened" or (handler is not None and not found.is_over):
+            handler(found, event)
+    return found
+
+
+def _start(found: Progress, event: JsonObject) -> None:
+    slots = tuple(event.get("slots", ()))
+    found.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
+    found.state = "stopping" if found.stop_by else "running"
+    found.reason = ""
+
+
+def _launch(found: Progress, event: JsonObject) -> None:
+    if found.attempts:
+        found.attempts[-1].main_pid = event["pid"]
+        found.attempts[-1].main_born = event["born"]
+
+
+def _end(found: Progress, event: JsonObject) -> None:
+    if found.attempts:
+        last = found.attempts[-1]
+        last.ended, last.code = event["time"], event.get("code")
+        last.saved_step = event.get("saved_step", 0)
+
+
+def _wait(found: Progress, event: JsonObject) -> None:
+    found.state, found.not_before = "waiting", event["until"]
+    found.reason = event.get("reason", "")
+
+
+def _stop(found: Progress, event: JsonObject) -> None:
+    found.stop_by = event.get("who", "") or "somebody"
+    if found.state == "running":
+        found.state = "stopping"
+
+
+def _finish(found: Progress, event: JsonObject) -> None:
+    found.state, found.reason = event["state"], event.get("reason", "")
+
+
+def _reopen(found: Progress, event: JsonObject) -> None:
+    """It goes on as if it were new; its crashes are forgotten."""
+    if found.state in ("failed", "stopped"):
+        found.state, found.reason, found.stop_by = "queued", "", ""
+        found.not_before = 0.0
+        found.forgotten = len(found.attempts)
+
+
+_HANDLERS = {
+    "started": _start, "launched": _launch, "ended": _end, "waits": _wait, "stop": _stop,
+    "finished": _finish, "reopened": _reopen,
+}  # fmt: skip

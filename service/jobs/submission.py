@@ -1,0 +1,70 @@
+"""`Submission`: what somebody wants to be run, and the configuration that it means."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from store.ids import check_name, create_run_name
+from utils.config import change, combine_config
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config import RunConfig
+
+# Directories of a store that are no experiments.
+RESERVED = ("benchmarks", "jobs", "sweeps")
+
+
+class Submission(BaseModel):
+    """A run that is asked for.
+
+    Attributes:
+      config: a YAML file, as `--config` takes it.
+      overrides: dotted key -> value on top of it.
+      slots: devices of the queue that it holds while it runs.
+      sweep: that it is a trial of; empty: of none.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: str = Field(min_length=1, max_length=1024)
+    overrides: dict[str, JsonValue] = Field(default_factory=dict)
+    slots: int = Field(1, ge=1, le=64)
+    sweep: str = Field("", max_length=128)
+
+
+def resolve_submission(submission: Submission, store: str) -> RunConfig:
+    """The configuration that is run: with a run's name, in this store, going on where it can.
+
+    Raises:
+      UserError: as `load_config`; or the run would lie in another store, or goes on from elsewhere.
+    """
+    origin = f"sweep {submission.sweep}" if submission.sweep else "the submission"
+    config = combine_config(submission.config, submission.overrides, origin)
+    run = config.run
+    told = {key: value for key, value in submission.overrides.items() if key.startswith("run.")}
+    if told.get("run.output_dir", store) != store:
+        raise UserError(
+            f"run.output_dir ({run.output_dir!r}) is not the store of this queue ({store!r}); "
+            "leave it out, or use the queue of that store"
+        )
+    if run.resume not in ("", "auto") or run.check_only:
+        key = "run.check_only" if run.check_only else "run.resume"
+        raise UserError(f"{key} is the queue's own business; leave it out")
+    if run.experiment in RESERVED:
+        raise UserError(
+            f"run.experiment ({run.experiment!r}) is a directory of the store itself; give another"
+        )
+    name = run.run_id or create_run_name(config.train.seed)
+    check_name("run.run_id", name)
+    return change(config, run={"output_dir": store, "run_id": name, "resume": "auto"})
+
+
+def create_job_id(config: RunConfig) -> str:
+    """The same run is the same job: a name and ten digits of `experiment/run_id`."""
+    place = json.dumps([config.run.experiment, config.run.run_id])
+    return f"{config.run.run_id[:100]}-{hashlib.sha256(place.encode()).hexdigest()[:10]}"
