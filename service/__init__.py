@@ -2,6 +2,6 @@
 
 It starts `main.py` as a child, and imports no engine, no model and no torch; no trainer imports it.
 `jobs/` is the queue of this machine, `checker` asks what `main.py --check` would say (by
-`checker_child`, the one file that imports `job`), `web/` is the HTTP API and the dashboard, the only
-room of web libraries.
+`checker_child`, the one file that imports `job`), `web/` is the HTTP API and the dashboard, the
+only room of web libraries.
 """

@@ -56,7 +56,6 @@ FLOORS = {
     "service": 7,
     "tools": 7,
     "train": 7,
-    "service": 7,
 }
 # Floors whose rooms may use each other: the ground floor and programs.
 MIXED = (0, 7)

@@ -29,7 +29,7 @@ from service.jobs.files import (
 )
 from service.jobs.rules import Patience, decide
 from service.jobs.slots import choose_slots, create_environment
-from service.jobs.state import Progress
+from service.jobs.state import JobProgress
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -107,7 +107,7 @@ class Dispatcher:
                 waiting.append((job, folder))
         self._start(waiting, taken)
 
-    def _settle(self, job: JobFile, folder: Path, progress: Progress) -> bool:
+    def _settle(self, job: JobFile, folder: Path, progress: JobProgress) -> bool:
         """Judge what no program works on; whether it may be started now."""
         if progress.is_open:
             append_event(folder, "ended", code=None, saved_step=0)  # nobody saw it end
@@ -145,7 +145,7 @@ class Dispatcher:
             )  # fmt: skip
             self._children[job.id] = (child, slots)
 
-    def _watch(self, job: JobFile, folder: Path, progress: Progress) -> None:
+    def _watch(self, job: JobFile, folder: Path, progress: JobProgress) -> None:
         """Hand a wish to end on to a job that runs, and end it where it does not follow."""
         if not progress.stop_by or not progress.is_open:
             return

@@ -20,7 +20,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from service.jobs.state import JobView, Progress, fold_events
+from service.jobs.state import JobProgress, JobView, fold_events
 from service.jobs.submission import Submission, create_job_id, resolve_submission
 from store.changes import hash_config
 from store.history import parse_lines
@@ -214,7 +214,7 @@ def read_job(folder: Path) -> JobFile:
         raise UserError(f"{path} is damaged; move its directory away") from error
 
 
-def read_progress(folder: Path) -> Progress:
+def read_progress(folder: Path) -> JobProgress:
     """Where a job stands."""
     try:
         text = (folder / EVENTS_FILE).read_text(encoding="utf-8", errors="replace")
@@ -290,7 +290,7 @@ def _write_synced(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def _view(job: JobFile, progress: Progress) -> JobView:
+def _view(job: JobFile, progress: JobProgress) -> JobView:
     last = progress.attempts[-1] if progress.attempts else None
     return JobView(
         id=job.id, run=f"{job.experiment}/{job.name}", state=progress.state, argv=job.argv,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.jobs.state import Attempt, Progress
+from service.jobs.state import Attempt, JobProgress
 from utils.errors import EXIT_PREEMPTED, EXIT_USER_ERROR
 
 
@@ -34,7 +34,7 @@ class Decision:
     pause_s: float = 0.0
 
 
-def decide(progress: Progress, *, is_complete: bool, patience: Patience) -> Decision:
+def decide(progress: JobProgress, *, is_complete: bool, patience: Patience) -> Decision:
     """What comes after the end of a job's last attempt.
 
     Args:

@@ -38,7 +38,7 @@ class Attempt:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """Where a job stands, as its events tell.
 
     Attributes:
@@ -103,9 +103,9 @@ class JobView:
     slots: int
 
 
-def fold_events(events: Iterable[JsonObject]) -> Progress:
+def fold_events(events: Iterable[JsonObject]) -> JobProgress:
     """Where a job stands after its events, the oldest first; unknown ones are passed over."""
-    found = Progress()
+    found = JobProgress()
     for event in events:
         found.changed = float(event.get("time", 0.0))
         handler = _HANDLERS.get(str(event.get("event")))
@@ -114,42 +114,42 @@ def fold_events(events: Iterable[JsonObject]) -> Progress:
     return found
 
 
-def _start(found: Progress, event: JsonObject) -> None:
+def _start(found: JobProgress, event: JsonObject) -> None:
     slots = tuple(event.get("slots", ()))
     found.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
     found.state = "stopping" if found.stop_by else "running"
     found.reason = ""
 
 
-def _launch(found: Progress, event: JsonObject) -> None:
+def _launch(found: JobProgress, event: JsonObject) -> None:
     if found.attempts:
         found.attempts[-1].main_pid = event["pid"]
         found.attempts[-1].main_born = event["born"]
 
 
-def _end(found: Progress, event: JsonObject) -> None:
+def _end(found: JobProgress, event: JsonObject) -> None:
     if found.attempts:
         last = found.attempts[-1]
         last.ended, last.code = event["time"], event.get("code")
         last.saved_step = event.get("saved_step", 0)
 
 
-def _wait(found: Progress, event: JsonObject) -> None:
+def _wait(found: JobProgress, event: JsonObject) -> None:
     found.state, found.not_before = "waiting", event["until"]
     found.reason = event.get("reason", "")
 
 
-def _stop(found: Progress, event: JsonObject) -> None:
+def _stop(found: JobProgress, event: JsonObject) -> None:
     found.stop_by = event.get("who", "") or "somebody"
     if found.state == "running":
         found.state = "stopping"
 
 
-def _finish(found: Progress, event: JsonObject) -> None:
+def _finish(found: JobProgress, event: JsonObject) -> None:
     found.state, found.reason = event["state"], event.get("reason", "")
 
 
-def _reopen(found: Progress, event: JsonObject) -> None:
+def _reopen(found: JobProgress, event: JsonObject) -> None:
     """It goes on as if it were new; its crashes are forgotten."""
     if found.state in ("failed", "stopped"):
         found.state, found.reason, found.stop_by = "queued", "", ""
