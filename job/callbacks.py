@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -10,9 +11,10 @@ from engine import Callbacks, evaluate
 from job.recorder import LoopRecorder
 from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
-from store.catalogue import TRAIN
+from store.catalogue import GRAD_NORM, TRAIN
 from store.changes import hash_config
 from store.spans import HELD, SpanWriter
+from store.stretches import SketchKeeper
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
 from utils.config import get_resume_rules
 from utils.json_types import JsonMapping, JsonObject
@@ -58,18 +60,21 @@ class RunCallbacks(Callbacks):
         self.manager = CheckpointManager(
             job.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
         )
-        self.writer = spans = None
+        self.writer = spans = folder = None
         if session is not None:
             self.manager.announce = self._note_checkpoint
-            spans = SpanWriter(job.run.path, session.attempt)
+            folder = job.run.path
+            spans = SpanWriter(folder, session.attempt)
             self.writer = MetricWriter(
-                job.run.path, first_step=step, attempt=session.attempt, mirror=session.mirror,
+                folder, first_step=step, attempt=session.attempt, mirror=session.mirror,
                 tensorboard=config.run.tensorboard,
             )  # fmt: skip
             if job.checkpoint is not None:
                 self.manager.hide_later_than(step)
                 self.manager.mark_verified(step)
-        self.recorder = LoopRecorder(runtime, step, spans)
+        kept = () if folder is None or job.checkpoint is None else self.manager.list_steps()
+        self.keeper = SketchKeeper(config.quantile.epsilon, step, folder, kept)
+        self.recorder = LoopRecorder(runtime, step, spans, self.keeper)
         self._progress = Progress(step, parts.plan.total_steps, enabled=runtime.ranks.is_writer)
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
         self._watch = StallWatch(
@@ -102,6 +107,7 @@ class RunCallbacks(Callbacks):
             self._tracer.close()
             self._progress.close()
             self.recorder.close()
+            self.keeper.write(self.recorder.done)
             if self.writer is not None:
                 self.writer.close()
 
@@ -122,7 +128,9 @@ class RunCallbacks(Callbacks):
     def evaluate(self, state: TrainState) -> Evaluation:
         """The task's verdict on the evaluated weights over the evaluation split."""
         batches = self._watch.follow(self.parts.eval_loader.batches())
-        return evaluate(state.eval_model, batches, self.parts.task, self.runtime)
+        evaluation = evaluate(state.eval_model, batches, self.parts.task, self.runtime)
+        self._gather_numbers()
+        return evaluation
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
         """A line of metrics, written and shown; what the checkpoint thread met is raised here."""
@@ -139,10 +147,13 @@ class RunCallbacks(Callbacks):
             line["checkpoint_held_s"] = self.manager.pop_blocked_s()
             self._progress.show(step, scalars)
             self.recorder.end_window(step)
+            if self.writer is not None and GRAD_NORM in scalars:
+                self.keeper.add(GRAD_NORM, scalars[GRAD_NORM])  # alike on all ranks
         else:
             self._progress.tell(step, f"{kind} {self.parts.task.describe(scalars)}")
         if self.writer is not None:
             self.writer.write(step, kind, line)
+            self.keeper.write_if_due(self.recorder.done)
 
     def save(self, state: TrainState, best: bool) -> None:
         """Take the state to the host and have it written beside the loop, by rank zero."""
@@ -154,11 +165,15 @@ class RunCallbacks(Callbacks):
         is_needed = self._ask_writer(partial(self.manager.needs, state.step))
         if is_needed:
             self._await_write()
+            self._gather_numbers()
+            self.keeper.cut(state.step)
         if not is_needed:
             self.manager.note(state.step, best=best)
         elif self.writer is not None:
             collect = partial(self._collect, state)
-            self.manager.submit(state.step, collect, best=best, before=self.writer.sync)
+            self.manager.submit(
+                state.step, collect, best=best, before=partial(self._sync, state.step)
+            )
         elif self.runtime.local_devices > 1:
             self._collect(state)
         self._watch.beat()
@@ -196,6 +211,7 @@ class RunCallbacks(Callbacks):
             # Where a broken checkpoint was passed over, less is final than before.
             facts = {"skipped_steps": list(state.skipped_steps), "final_up_to_step": state.step}
             self.job.run.update(**facts)
+        self.keeper.go_back(state.step)
         self.recorder.note_rollback(state.step, began)
         return True
 
@@ -224,6 +240,22 @@ class RunCallbacks(Callbacks):
         if text is not None:
             raise failure or CheckpointError(text)
         return answer
+
+    def _gather_numbers(self) -> None:
+        """Bring together what each rank has counted; called by all of them alike."""
+        if self.runtime.ranks.size == 1:
+            return
+        told = self.runtime.ranks.gather(self.keeper.hand_over())
+        if self.writer is not None:
+            self.keeper.take_over(told)
+
+    def _sync(self, step: int) -> None:
+        """Have all that a checkpoint counts on where it will be looked for; by its thread."""
+        kept = None
+        with contextlib.suppress(OSError):
+            kept = self.manager.list_steps()
+        self.keeper.save(step, kept)
+        self.writer.sync()
 
     def _collect(self, state: TrainState) -> tuple[Tensors, JsonMapping]:
         parts, facts = collect_state(state, self.runtime.fetch_all)

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from store.catalogue import STEP_S, WAIT_S
 from store.spans import COMPILE, EVALUATION, INPUT, ROLLBACK, STALL, STEP, WINDOW, WRITE
 
 if TYPE_CHECKING:
     from store.spans import SpanWriter
+    from store.stretches import SketchKeeper
     from utils.runtime.base import Runtime
 
 # Steps of an attempt that have a line of their own whatever they take.
@@ -25,18 +27,22 @@ _BETWEEN_STEPS = ("evaluation", "checkpoint")
 
 
 class LoopRecorder:
-    """Watches a runtime's spans; the rank that writes keeps them in `spans.jsonl`.
+    """Watches a runtime's spans: the rank that writes keeps them, every rank counts its steps.
 
     A step's time goes from the end of its wait for input to the next wait, without evaluations and
     checkpoints. Nothing here reads the device.
 
     Args:
       step: steps done before this attempt.
-      writer: none on ranks that do not write: all of them do the same at the same time.
+      writer: of `spans.jsonl`; none on ranks that do not write: all of them do the same at the
+        same time.
+      keeper: takes the time of each step, and its wait for input.
     """
 
-    def __init__(self, runtime: Runtime, step: int, writer: SpanWriter | None) -> None:
-        self._runtime, self._writer = runtime, writer
+    def __init__(
+        self, runtime: Runtime, step: int, writer: SpanWriter | None, keeper: SketchKeeper
+    ) -> None:
+        self._runtime, self._writer, self._keeper = runtime, writer, keeper
         self._shift = time.time() - time.perf_counter()
         self.done = step  # steps that have ended
         self._current = step
@@ -143,6 +149,8 @@ class LoopRecorder:
         step_s, wait_s = now - began, self._wait_s
         count, steps_s, waits_s = self._window
         self._window = (count + 1, steps_s + step_s, waits_s + wait_s)
+        self._keeper.add(STEP_S, step_s)
+        self._keeper.add(WAIT_S, wait_s)
         self._seen += 1
         whole_s = step_s + wait_s
         self._recent.append(whole_s)

@@ -19,6 +19,8 @@ TRAIN, EVAL = "train", "eval"
 HEAD = ("step", "kind", "attempt", "nonfinite")
 # The parts of a step's loss stand below this name.
 LOSS = "loss/"
+# What quantiles are kept of: two are measured at each step, the last one at log points.
+STEP_S, WAIT_S, GRAD_NORM = "step_s", "input_wait_s", "grad_norm"
 
 Direction = Literal["higher", "lower", "none"]
 Nature = Literal["deterministic", "clock", "resource"]

@@ -15,6 +15,7 @@ from pathlib import Path
 from store.attempts import ATTEMPTS_FILE
 from store.history import REWIND, Line, parse_lines, replay, write_lines
 from store.spans import SPANS_FILE
+from store.stretches import SKETCHES_FILE
 from utils.log import get_logger
 from utils.storage import Folder, StorageError, open_folder, write_atomically
 
@@ -22,7 +23,7 @@ RUN_FILE = "run.json"
 CONFIG_FILE = "config_resolved.yaml"
 SEGMENTS = "metrics"
 # Sent whole, as often as they change; the rest of a run goes at its end.
-_SMALL = (CONFIG_FILE, ATTEMPTS_FILE, RUN_FILE)
+_SMALL = (CONFIG_FILE, ATTEMPTS_FILE, SKETCHES_FILE, RUN_FILE)
 # Sent whole at checkpoints alone: it grows, and what is missing of it is no result.
 _AT_CHECKPOINTS = (SPANS_FILE,)
 _SEGMENT = re.compile(r"a(\d{3,})-(\d{6,})\.jsonl")
@@ -121,7 +122,7 @@ def send_small(
     folder: Path, remote: Folder, sent: dict[str, str] | None = None,
     names: tuple[str, ...] = _SMALL,
 ) -> None:  # fmt: skip
-    """Send configuration, attempts and run.json where they differ from what was sent last.
+    """Send small files, run.json among them, where they differ from what was sent last.
 
     Args:
       sent: texts by name as they were sent last, kept up to date.

@@ -7,13 +7,16 @@ module; `validate` and exports hold files against it.
 from __future__ import annotations
 
 import json
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 from utils.json_types import JsonObject
 
 Sum = Field(pattern=r"^[0-9a-f]{8}$", description="CRC32C of the bytes, as object stores keep it")
+
+
+Bin = Annotated[list[int], Field(min_length=2, max_length=2)]
 
 
 class _File(BaseModel):
@@ -94,6 +97,37 @@ class SpanLine(_File):
     )
     step_s: float | None = Field(None, ge=0, description="sum over a window's steps")
     input_wait_s: float | None = Field(None, ge=0, description="the same")
+
+
+class SketchCounts(_File):
+    """Counts of values on a logarithmic scale (DDSketch), with relative error `epsilon`."""
+
+    epsilon: float = Field(ge=0.0005, le=0.05)
+    zeros: int = Field(ge=0)
+    ends: list[float | None] = Field(
+        min_length=2, max_length=2, description="least and largest value; null: there is none"
+    )
+    positive: list[Bin] = Field(description="bins and counts, rising")
+    negative: list[Bin] = Field(description="the same of the values' amounts")
+    special: dict[Literal["nan", "inf", "-inf"], int] = Field(description="counted apart")
+
+
+class SketchWindow(_File):
+    """What was counted from the end of the window before to a step."""
+
+    to_step: int = Field(ge=0)
+    sketches: dict[str, SketchCounts]
+
+
+class SketchesFile(_File):
+    """`sketches.json`: quantiles of a run's numbers; its windows end where it may go back to."""
+
+    schema_version: int = Field(ge=2, le=2)
+    epsilon: float = Field(ge=0.0005, le=0.05)
+    from_step: int = Field(ge=0, description="what came before is not counted")
+    to_step: int = Field(ge=0)
+    whole: dict[str, SketchCounts] = Field(description="sum over the windows")
+    windows: list[SketchWindow]
 
 
 class Artifact(_File):
@@ -203,6 +237,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "attempt_line": AttemptLine,
     "metric_line": MetricLine,
     "span_line": SpanLine,
+    "sketches": SketchesFile,
     "artifacts": ArtifactsFile,
     "tags": TagsFile,
     "environment": EnvironmentFile,

@@ -23,6 +23,8 @@ from store.history import (
     parse_lines,
 )
 from store.mirror import CONFIG_FILE, RUN_FILE, read_segments
+from store.spans import SPANS_FILE, Span, parse_spans
+from store.stretches import SKETCHES_FILE, RunSketches, parse_sketches
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
@@ -90,6 +92,16 @@ class RunRecord:
         except (ValueError, AttributeError):
             return []
         return found if isinstance(found, list) else []
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Where its time went; none of runs of earlier programs."""
+        return parse_spans(self._read(SPANS_FILE))
+
+    @cached_property
+    def sketches(self) -> RunSketches | None:
+        """Quantiles that it has kept; none of runs of earlier programs."""
+        return parse_sketches(self._read(SKETCHES_FILE))
 
     @cached_property
     def tags(self) -> list[str]:

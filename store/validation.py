@@ -25,6 +25,7 @@ from store.models import MODELS
 from store.record import NEWEST_SCHEMA
 from store.source import DIFF_FILE, unpack_diff
 from store.spans import SPANS_FILE
+from store.stretches import SKETCHES_FILE
 from store.summary import SUMMARY_FILE, read_summary
 from store.tags import TAGS_FILE, is_whole
 from utils.errors import UserError
@@ -37,7 +38,7 @@ Grade = Literal["damage", "torn", "odd"]
 _MOST_LINES = 5
 # Files of one JSON object -> the model that they fit.
 _WHOLE = {ARTIFACTS_FILE: "artifacts", TAGS_FILE: "tags", ENVIRONMENT_FILE: "environment",
-          SUMMARY_FILE: "summary"}  # fmt: skip
+          SUMMARY_FILE: "summary", SKETCHES_FILE: "sketches"}  # fmt: skip
 _NAMES = (RUN_FILE, METRICS_FILE, ATTEMPTS_FILE, SPANS_FILE, CONFIG_FILE, *_WHOLE)
 
 

@@ -50,7 +50,7 @@ runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runt
 runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
-runtime.graph_budget runtime.num_threads profile.steps
+runtime.graph_budget runtime.num_threads profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """
@@ -63,7 +63,7 @@ data.skip_corrupt
 train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
 train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train.on_nonfinite
 train.max_rollbacks train.stall_timeout_s
-distill.teacher_weights distill.allow_weak_teacher profile.steps
+distill.teacher_weights distill.allow_weak_teacher profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """,

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import main
-from store.models import SpanLine
+from job.stream import iterate_batches
+from store.history import read_metrics
+from store.models import SketchesFile, SpanLine
+from store.record import RunRecord, get_finite_or_told
+from store.sketches import QuantileSketch
 from store.spans import SPANS_FILE, Span, parse_spans
+from store.stretches import SKETCHES_FILE
 from store.validation import check_run
+from tests.support.child_runs import run_main
 from tests.support.tiny_parts import create_argv
 from utils.storage import open_folder
 
@@ -74,3 +82,96 @@ def test_the_file_fits_its_schema_and_the_run_is_whole(stopped_and_done):
     (stopped_and_done / SPANS_FILE).open("a").write('{"name": "nap", "step": 1}\n')
     faults = [fault.text for fault in check_run(open_folder(stopped_and_done))]
     assert any("line" in text and "name" in text for text in faults), faults
+
+
+# ---- quantiles
+
+
+def read_whole(folder: Path) -> dict:
+    """Sketches of the whole run by name."""
+    told = json.loads((folder / SKETCHES_FILE).read_text())
+    SketchesFile.model_validate(told)
+    assert told["from_step"] == 0
+    return told["whole"]
+
+
+def sketch_lines(folder: Path) -> dict:
+    """What one sketch says of the gradient's norms of the lines that stand."""
+    told = [get_finite_or_told(line) for line in read_metrics(folder)]
+    found = QuantileSketch()
+    found.add([line["grad_norm"] for line in told if "grad_norm" in line])
+    return found.to_json()
+
+
+def count_steps(folder: Path) -> tuple[int, int]:
+    found = RunRecord(folder).sketches.merge()
+    return found["step_s"].count, found["input_wait_s"].count
+
+
+SAVING = (
+    "--run.run_id=a", "--train.steps=8", "--train.checkpoint_every_steps=2", "--mixup=0.8",
+    "--train.eval_every_epochs=100", "--train.keep_checkpoints=9", "--runtime.num_threads=1",
+    "--train.on_nonfinite=rollback",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def gone_back(tmp_path_factory) -> Path:
+    """A run whose sixth batch is bad: it went back from step 6 or later to step 4."""
+    output = tmp_path_factory.mktemp("gone_back")
+
+    def spoil(parts: object, first_step: int, *more: object) -> Iterator[object]:
+        for step, batch in enumerate(iterate_batches(parts, first_step, *more), start=first_step):
+            for value in batch.draws.values() if step == 5 else ():
+                if value.is_floating_point():
+                    value.fill_(float("nan"))
+            yield batch
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("job.callbacks.iterate_batches", spoil)
+        assert main.main(create_argv(output, *SAVING)) == 0
+    return output / "tiny" / "a"
+
+
+def test_a_run_that_went_back_counts_what_stands(gone_back):
+    whole = read_whole(gone_back)
+    assert whole["grad_norm"] == sketch_lines(gone_back)
+    assert whole["grad_norm"]["special"] == {"nan": 0, "inf": 0, "-inf": 0}
+    assert count_steps(gone_back) == (7, 7)  # one batch was drawn and dropped
+    back = [span for span in read(gone_back) if span.name == "rollback"]
+    assert [(span.step, span.count) for span in back] in ([(4, 2)], [(4, 3)])
+
+
+@pytest.mark.parametrize("lost", [(8,), (6, 8), (4, 6, 8)])
+def test_a_run_that_goes_on_counts_as_an_unbroken_one(gone_back, tmp_path, lost):
+    """From checkpoints before and after the one that it went back to."""
+    half = tmp_path / "tiny" / "a"
+    shutil.copytree(gone_back, half)
+    for step in lost:
+        shutil.rmtree(half / "checkpoints" / f"step_{step:08d}")
+    assert main.main(create_argv(tmp_path, *SAVING, "--resume=auto")) == 0
+    assert read_whole(half)["grad_norm"] == read_whole(gone_back)["grad_norm"]
+    assert count_steps(half) == (7, 7)
+
+
+@pytest.mark.slow
+def test_two_ranks_count_their_steps_together(tmp_path):
+    flags = (
+        "--train.steps=7", "--train.log_every_steps=1", "--runtime.num_processes=2",
+        "--train.checkpoint_every_steps=3", "--run.run_id=a", "--runtime.num_threads=1",
+    )  # fmt: skip
+    done = run_main(create_argv(tmp_path, *flags))
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "tiny" / "a"
+    assert count_steps(folder) == (14, 14)
+    assert read_whole(folder)["grad_norm"] == sketch_lines(folder)
+    assert {span.rank for span in read(folder)} == {0}
+
+
+def test_another_epsilon_begins_anew(stopped_and_done, tmp_path):
+    shutil.copytree(stopped_and_done, tmp_path / "tiny" / "a")
+    flags = (*FLAGS, "--train.steps=16", "--resume=auto", "--quantile.epsilon=0.001")
+    assert main.main(create_argv(tmp_path, *flags)) == 0
+    told = json.loads((tmp_path / "tiny" / "a" / SKETCHES_FILE).read_text())
+    assert (told["epsilon"], told["from_step"], told["to_step"]) == (0.001, 14, 16)
+    assert sum(count for _, count in told["whole"]["step_s"]["positive"]) == 2

@@ -15,6 +15,7 @@ from store.export import export_runs
 from store.models import MODELS, create_schema, format_schema
 from store.record import RunRecord
 from store.spans import SPANS_FILE, SpanWriter
+from store.stretches import RunSketches, format_sketches
 from tests.support.stored_runs import make_run
 from tests.support.whole_runs import make_whole_run
 
@@ -67,6 +68,13 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
     writer.close()
     lines = (out / SPANS_FILE).read_text().splitlines()
     found += [("span_line", json.loads(line)) for line in lines]
+    sketches = RunSketches(0.01)
+    for step in (2, 4):
+        sketches.add("step_s", [0.0, 0.1 * step, -1.0, float("nan")])
+        sketches.add("empty", [])
+        sketches.cut(step, (2, 4))
+    text = format_sketches(sketches.epsilon, sketches.from_step, sketches.stretches)
+    found.append(("sketches", json.loads(text)))
     found.append(("tags", {"schema_version": 2, "tags": ["best"]}))
     found.append(("tags", {"schema_version": 2, "tags": ["best"], "crc32c": "0123abcd"}))
     found.append(("run", {"number": 3, "status": "complete", "started": 1.5}))

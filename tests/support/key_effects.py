@@ -222,6 +222,7 @@ def _describe_callbacks(runtime: Any, job: Job, parts: Any) -> list[Any]:
     callbacks._listening.__enter__()
     watch, tracer, manager = callbacks._watch, callbacks._tracer, callbacks.manager
     found = [manager.keep, manager.keep_every, callbacks.max_rollbacks,
+             callbacks.keeper.sketches.epsilon,
              *(_get_plain(one) for one in (watch, tracer))]  # fmt: skip
     callbacks.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
     return found
@@ -373,6 +374,7 @@ _PLAIN_ROWS: list[Row] = [
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
     ("profile.steps", (), "--profile.steps=2-3", "callbacks"),
+    ("quantile.epsilon", (), "--quantile.epsilon=0.05", "callbacks"),
     *_rows("", "run", [("output_dir", "HERE/other", "task"), ("experiment", "other", "task"),
                        ("run_id", "other", "task"), ("resume", "nowhere", "refused"),
                        ("init_from", "nowhere", "refused"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
@@ -23,6 +24,9 @@ from tools.runs.printing import (
 from utils.json_types import JsonObject
 from utils.storage import LocalFolder
 
+if TYPE_CHECKING:
+    from store.sketches import QuantileSketch
+
 _CURVES = 6
 _SPREAD = ("grad_norm", "input_wait_s", "checkpoint_held_s")
 _QUANTILES = (0.01, 0.5, 0.95, 0.99)
@@ -37,7 +41,8 @@ def show_run(options: argparse.Namespace) -> None:
     record = find_records(options, [options.run])[0]
     told = tell_run(record)
     if options.json:
-        print_json({**told, "config": record.config})
+        more = {"quantiles": tell_quantiles(record)} if options.quantiles else {}
+        print_json({**told, **more, "config": record.config})
         return
     print_run(record, told)
     if options.quantiles:
@@ -113,22 +118,45 @@ def _make_curves(record: RunRecord) -> Table:
     return table
 
 
-def _make_quantiles(record: RunRecord) -> Table:
-    """Quantiles of numbers of training that say how evenly a run went, over its log points."""
+def tell_quantiles(record: RunRecord) -> JsonObject:
+    """Quantiles of numbers of training that say how evenly a run went.
+
+    Those that the run has kept itself are of each step, or of each log point what is known there
+    alone; the others, and all of runs of earlier programs, are of the lines that stand.
+    """
     from store.sketches import QuantileSketch
 
+    kept = record.sketches
+    found = {} if kept is None else kept.merge()
+    if kept is not None and kept.from_step:
+        found = {}  # its beginning is not in them
     numbers: dict[str, list[float]] = {}
     for line in record.lines:
         for name, value in get_finite_or_told(line).items() if line["kind"] == TRAIN else ():
-            if name in _SPREAD or name.endswith("_per_s"):
+            if (name in _SPREAD or name.endswith("_per_s")) and name not in found:
                 numbers.setdefault(name, []).append(value)
-    titles = [f"p{100 * q:g}>" for q in _QUANTILES]
-    table = create_table("number", *titles, "nan or inf>", title="[bold]over log points[/bold]")
+    told: JsonObject = {name: _tell_sketch(one, "run") for name, one in found.items()}
     for name, values in numbers.items():
         sketch = QuantileSketch()
         sketch.add(values)
-        cells = [format_value(sketch.get_quantile(q)) for q in _QUANTILES]
-        table.add_row(name, *cells, str(sum(sketch.special.values())))
+        told[name] = _tell_sketch(sketch, "lines")
+    return told
+
+
+def _tell_sketch(sketch: QuantileSketch, source: str) -> JsonObject:
+    found = {f"p{100 * q:g}": sketch.get_quantile(q) for q in _QUANTILES}
+    return {**found, "epsilon": sketch.epsilon, "count": sketch.count, "of": source,
+            "nonfinite": sum(sketch.special.values())}  # fmt: skip
+
+
+def _make_quantiles(record: RunRecord) -> Table:
+    titles = [f"p{100 * q:g}" for q in _QUANTILES]
+    columns = [*(f"{title}>" for title in titles), "values>", "nan or inf>", "error>", "of"]
+    table = create_table("number", *columns, title="[bold]quantiles[/bold]")
+    for name, told in tell_quantiles(record).items():
+        cells = [format_value(told[title]) for title in titles]
+        cells += [f"{told['count']:,}", str(told["nonfinite"]), f"{told['epsilon']:.2%}"]
+        table.add_row(name, *cells, told["of"])
     return table
 
 

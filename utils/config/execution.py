@@ -108,6 +108,20 @@ class ProfileSection(ConfigSection):
     )
 
 
+class QuantileSection(ConfigSection):
+    """Quantiles of a run's step times, waits for input and gradient norms."""
+
+    on_resume: ClassVar[Resume] = "free"
+
+    epsilon: float = Field(
+        0.01,
+        ge=0.0005,
+        le=0.05,
+        description="relative error of the quantiles in sketches.json; another one on resume "
+        "begins them anew",
+    )
+
+
 class RunSection(ConfigSection):
     """Where results go and what is done with earlier ones."""
 

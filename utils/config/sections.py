@@ -8,7 +8,12 @@ from pydantic import Field
 
 from utils.config.data import DataSection
 from utils.config.distill import DistillSection
-from utils.config.execution import ProfileSection, RunSection, RuntimeSection
+from utils.config.execution import (
+    ProfileSection,
+    QuantileSection,
+    RunSection,
+    RuntimeSection,
+)
 from utils.config.metadata import ConfigSection, Devices, about
 
 _LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
@@ -285,4 +290,5 @@ class RunConfig(ConfigSection):
     distill: DistillSection = DistillSection()
     runtime: RuntimeSection = RuntimeSection()
     profile: ProfileSection = ProfileSection()
+    quantile: QuantileSection = QuantileSection()
     run: RunSection = RunSection()
