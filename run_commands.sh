@@ -7,6 +7,7 @@ VENV="${VENV:-$ROOT/.venv}"
 DATA_DIR="${DATA_DIR:-$ROOT/data}"
 OUTPUT_DIR="${OUTPUT_DIR:-$ROOT/runs}"
 REQUIREMENTS="$ROOT/requirements.txt"
+SERVICE_REQUIREMENTS="$ROOT/requirements-service.txt"
 STAMP="$VENV/.requirements.sha256"
 
 usage() {
@@ -22,6 +23,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   demo-seeds       the same comparison over three seeds, with mean and spread
   train CONFIG ... python main.py --config CONFIG ...
   supervise ...    python main.py ..., started again after preemptions and crashes
+  service ...      the dashboard of all runs in a browser: prints its address (--port, --store)
   pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
   mirrors ...      make .venv-mirrors, and send runs from it: --to mlflow|wandb|trackio RUN
   test             the test suite
@@ -101,6 +103,30 @@ setup_extra() {
   echo "adding what $name needs"
   run_pip "${xla/torch_xla/torch_xla[$extras]}" "$@"
   get_wanted >"$stamp"
+}
+
+# The service and the tests of it; a trainer needs none of these.
+setup_service() {
+  local stamp="$VENV/.extra-service"
+  setup
+  if [[ -f "$stamp" && "$(cat "$stamp")" == "$(get_wanted_by_service)" ]]; then
+    return
+  fi
+  echo "adding what the service needs"
+  run_pip -r "$SERVICE_REQUIREMENTS"
+  get_wanted_by_service >"$stamp"
+}
+
+get_wanted_by_service() {
+  cat "$REQUIREMENTS" "$SERVICE_REQUIREMENTS" | sha256sum | cut -d ' ' -f 1
+}
+
+run_service() {
+  setup_service
+  if [[ "$OUTPUT_DIR" != *://* ]]; then mkdir -p "$OUTPUT_DIR"; fi
+  cd "$ROOT"
+  # In the place of this shell, so that Ctrl-C and signals reach it.
+  exec "$VENV/bin/python" -m tools.serve --store "$OUTPUT_DIR" "$@"
 }
 
 run_setup() {
@@ -216,14 +242,16 @@ main() {
       setup
       PYTHON="$VENV/bin/python" exec bash "$ROOT/train/supervise.sh" "$@"
       ;;
+    service) run_service "$@" ;;
     pod) run_pod "$@" ;;
     mirrors) run_mirrors "$@" ;;
     test)
-      setup
+      setup_service
       run_suite "not slow and not cuda" "$@"
       ;;
     test-all)
       setup_extra tpu-compiler tpu,pallas
+      setup_service
       run_tests -m "not cuda" "$@"
       ;;
     "" | help | -h | --help) usage ;;

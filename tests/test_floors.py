@@ -83,6 +83,13 @@ READERS_LIBRARIES = {
     "numpy": ("store/sketches.py",),
     "ddsketch": ("store/sketches.py",),
 }
+WEB_LIBRARIES = {
+    "fastapi", "starlette", "uvicorn", "jinja2", "plotly", "tsdownsample", "optuna",
+}  # fmt: skip
+# The service asks the store and starts programs: it never does their work itself. The child makes
+# the checks of main.py in a process of its own.
+SERVICE_CHILD = "service/checker_child.py"
+NOT_OF_SERVICE = {"torch", "torchvision", "torch_xla", "tensorflow", "jax", "timm"}
 # Programs that also run by their path, and so must find the house themselves.
 BY_PATH = ("tools/compile_for_tpu.py", "tools/test_tfds_loader.py",
            "tools/test_tfds_loader_multihost.py")  # fmt: skip
@@ -144,14 +151,32 @@ def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{top} is imported at module level"
         if room is None:
             continue
+        if room == "service" and _is_not_for_service(name, target):
+            yield node.lineno, f"the service imports {target}"
         if top in OWN:
             yield from _check_direction(node, room, target, is_for_types=id(node) in typed)
         elif FLOORS[room] == 0 and top not in sys.stdlib_module_names:
             yield node.lineno, f"floor 0 imports {top}"
         elif top in READERS_LIBRARIES and name.startswith(READERS_LIBRARIES[top]):
             continue
+        elif top in WEB_LIBRARIES:
+            yield from _check_web(node, name, top)
         elif 0 < FLOORS[room] <= 1 and top not in sys.stdlib_module_names | LIGHT_LIBRARIES:
             yield node.lineno, f"floor {FLOORS[room]} imports {top}"
+
+
+def _is_not_for_service(name: str, target: str) -> bool:
+    """Whether it would do the work of a program that it only starts."""
+    other = _get_room(target)
+    if other is None or name == SERVICE_CHILD:
+        return target.partition(".")[0] in NOT_OF_SERVICE
+    return FLOORS[other] > 1 and other not in ("service", "train")
+
+
+def _check_web(node: ast.stmt, name: str, library: str) -> Iterator[tuple[int, str]]:
+    room = "service/sweeps/" if library == "optuna" else "service/web/"
+    if not name.startswith(room):
+        yield node.lineno, f"{library} is imported outside {room}"
 
 
 # What a job may know of tasks: the table of them and what they have in common.
@@ -298,6 +323,16 @@ PLANTED = [
     ("models/a.py", "os.environ['A'] = 'b'", "happens at import"),
     ("engine.py", "def f(device):\n    return device.type == 'xla'", "branch on a device"),
     ("losses/a.py", "def f(d):\n    if d in ('cpu', 'tpu'):\n        return 1", "on a device"),
+    ("job/check.py", "def f():\n    import service.web", "above it"),
+    ("service/a.py", "from engine import fit", "the service imports engine"),
+    ("service/checker_child.py", "def f():\n    import torch", "the service imports torch"),
+    ("service/a.py", "from job import check", "the service imports job"),
+    ("service/web/a.py", "def f():\n    import tools.runs.places", "the service imports tools"),
+    ("service/web/a.py", "def f():\n    import torch", "the service imports torch"),
+    ("service/client.py", "import fastapi", "outside service/web"),
+    ("tools/serve.py", "def f():\n    import uvicorn", "outside service/web"),
+    ("store/a.py", "import jinja2", "outside service/web"),
+    ("service/web/a.py", "import optuna", "outside service/sweeps"),
     ("utils/misc.py", "x = 1", "needs a name"),
     ("utils/__init__.py", "from utils import log", "is empty"),
     ("utils/shapes.py", "x = 1", "stands on no floor"),
@@ -325,6 +360,8 @@ ALLOWED = [
     ("losses/a.py", "if TYPE_CHECKING:\n    from datasets import Batch"),
     ("job/check.py", "from job.resume import restore"),
     ("store/index/a.py", "import sqlalchemy"),
+    ("service/web/a.py", "import fastapi\nfrom store.index import RunIndex"),
+    ("service/sweeps/a.py", "def f():\n    import optuna"),
     ("losses/a.py", "from losses.base import LOSSES\nimport torch"),
     ("losses/a.py", "for name in ('a', 'b'):\n    LOSSES.register(name)(make(name))"),
 ]

@@ -15,7 +15,7 @@ from tests.support.documented_commands import get_call, start_script
 
 ROOT = Path(__file__).resolve().parents[1]
 COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "doctor", "smoke", "demo", "demo-seeds",
-            "train", "supervise", "pod", "mirrors", "test", "test-all")  # fmt: skip
+            "train", "supervise", "service", "pod", "mirrors", "test", "test-all")  # fmt: skip
 
 
 def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -63,6 +63,8 @@ CALLS = [
      ["-m", "tools.mirror", "--to", "mlflow", "runs/a/b"]),
     (("supervise", "--config", "c.yaml", "--run.run_id=x"),
      ["main.py", "--config", "c.yaml", "--run.run_id=x", "--resume", "auto"]),
+    (("service", "--port", "0"),
+     ["-m", "tools.serve", "--store", f"{ROOT}/runs", "--port", "0"]),
     (("test",), ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist", "loadfile"]),
     (("test", "tests/test_engine.py"),
      ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"]),
@@ -83,8 +85,8 @@ def test_setup_does_nothing_where_the_requirements_are_unchanged(tmp_path):
     assert done.returncode == 0
     assert done.stdout == ""
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "venv").rglob("*")}
-    assert set(before) == {tmp_path / "venv" / name for name in
-                           ("bin", "bin/python", ".requirements.sha256")}  # fmt: skip
+    names = ("bin", "bin/python", ".requirements.sha256", ".extra-service")
+    assert set(before) == {tmp_path / "venv" / name for name in names}
 
 
 def test_other_requirements_set_up_again_and_pin_torch_first(tmp_path):
@@ -118,6 +120,20 @@ def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monke
     monkeypatch.setenv("PROJECT", "p")
     call = get_call(start_script(("pod", "vm", "--", "true"), tmp_path))
     assert call[:4] == ["-m", "train.xla_dist", "--zone=us-west4-a", "--project=p"]
+
+
+@pytest.mark.parametrize("command", ["service", "test"])
+def test_what_the_service_needs_is_installed_once_and_never_by_setup(tmp_path, command):
+    start_script(("setup",), tmp_path)
+    stamp = tmp_path / "venv" / ".extra-service"
+    stamp.write_text("of an older requirements-service.txt\n")
+    environment = {"VENV": str(tmp_path / "venv"), "OUTPUT_DIR": str(tmp_path / "runs")}
+    assert "CALL" not in start_bare("setup", **environment).stdout
+    first = start_bare(command, **environment)
+    assert first.returncode == 0, first.stderr
+    assert f"-r\n{ROOT}/requirements-service.txt" in first.stdout
+    assert "older" not in stamp.read_text()
+    assert "requirements-service" not in start_bare(command, **environment).stdout
 
 
 @pytest.mark.parametrize(("flag", "extras"), [("--tpu", "tpu"), ("--tpu-compiler", "tpu,pallas")])
@@ -200,8 +216,10 @@ def test_continuous_integration_runs_the_test_command():
 
 
 def test_every_requirement_is_pinned():
-    lines = (ROOT / "requirements.txt").read_text().splitlines()
-    lines += (ROOT / "requirements-mirrors.txt").read_text().splitlines()
+    lines = [
+        line for path in ROOT.glob("requirements*.txt") for line in path.read_text().splitlines()
+    ]
+    assert len(list(ROOT.glob("requirements*.txt"))) == 3
     names = [line for line in lines if line and not line.startswith("#")]
     assert names
     assert [line for line in names if "==" not in line] == []

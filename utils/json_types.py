@@ -6,6 +6,7 @@ would ask for a cast at each level, so this is the one place where they stay `An
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,3 +14,14 @@ JsonValue = None | bool | int | float | str | list[Any] | dict[str, Any]
 # An object of JSON, and one that is only read.
 JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
+
+
+def make_finite(value: JsonValue) -> JsonValue:
+    """A value as JSON can hold it: nan and infinities become text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: make_finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [make_finite(inner) for inner in value]
+    return value

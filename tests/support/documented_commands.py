@@ -140,8 +140,13 @@ def start_script(
 
     venv = folder / "venv"
     (venv / "bin").mkdir(parents=True, exist_ok=True)
-    stamp = hashlib.sha256((ROOT / "requirements.txt").read_bytes()).hexdigest()
+    trainer, service = (
+        (ROOT / name).read_bytes() for name in ("requirements.txt", "requirements-service.txt")
+    )
+    stamp = hashlib.sha256(trainer).hexdigest()
     (venv / ".requirements.sha256").write_text(stamp + "\n")
+    both = hashlib.sha256(trainer + service).hexdigest()
+    (venv / ".extra-service").write_text(both + "\n")
     if "test-all" in arguments:
         (venv / ".extra-tpu-compiler").write_text(stamp + "\n")
     mirrors = folder / "venv-mirrors"

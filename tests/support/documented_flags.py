@@ -48,6 +48,7 @@ SHORTENED = {
     r"python -m tools\.proofs\.text_baselines ": (),
     r"python -m tools\.generate ": ("--max-tokens", "8"),
     r"python -m tools\.runs ": (),
+    r"python -m tools\.serve .*--add-token ": (),
     r"python tools/test_tfds_loader\.py ": ("--num-loops=1", "--loop-batches=4"),
     r"python -m tools\.checkpoint ": (),
     r"python -m tools\.cache_teacher ": (*_CPU, "--train.epochs=3"),
@@ -71,6 +72,8 @@ NOT_RUN = {
     r"python -m tools\.benchmark_input ": "a measurement: tests/tools/test_benchmark_input.py",
     r"python -m tools\.proofs\.kd_table ": "an hour of runs: tests/test_readme.py",
     r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
+    r"bash run_commands\.sh service$|python -m tools\.serve .*--port ": "serves until it is "
+    "stopped: tests/tools/test_serve.py",
     r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
     r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
     r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",

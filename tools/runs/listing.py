@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import math
 
-from store import METRICS
 from store.filters import check_keys
 from store.index import RunIndex
-from store.record import FACTS
-from tools.runs.places import check_store, is_alive, open_index
+from store.listing import choose_usual, is_alive, name_status, sort_runs
+from tools.runs.places import check_store, open_index
 from tools.runs.printing import (
     colour_status,
     create_console,
@@ -19,11 +17,7 @@ from tools.runs.printing import (
     print_json,
 )
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue
-from utils.storage import is_remote, to_path
-
-# Numbers that stand in the table where nothing else is asked for.
-_USUAL = 4
+from utils.json_types import JsonObject
 
 
 def list_runs(options: argparse.Namespace) -> None:
@@ -42,16 +36,16 @@ def list_runs(options: argparse.Namespace) -> None:
     found = index.select(options.filter)
     if options.sort:
         (key,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
-        found = _sort(found, index.read_column(key), key)
+        found = sort_runs(found, index.read_column(key), key)
     if options.reverse:
         found.reverse()
     chosen = found[: options.limit or None]
     rows = index.read_runs(chosen)
-    keys = wanted or _choose_usual(index)
+    keys = wanted or choose_usual(index.read_keys())
     columns = {key: index.read_column(key) for key in keys}
     for row in rows:
         row["values"] = {key: columns[key].get(row["run"]) for key in keys}
-        row["alive"] = _is_alive(index.store, row)
+        row["alive"] = is_alive(index.store, row["path"], row["status"])
     if options.json:
         print_json({"matched": len(found), "runs": [_publish(row) for row in rows]})
     else:
@@ -87,7 +81,7 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
     titles = (f"{key}>" if _is_number(rows, key) else key for key in keys)
     table = create_table("run", "status", "begun", "tags", *titles)
     for row in rows:
-        status = _name_status(row)
+        status = name_status(row)
         cells = [format_value(row["values"][key]) for key in keys]
         begun = format_time(row["started"])
         table.add_row(row["path"], colour_status(status), begun, " ".join(row["tags"]), *cells)
@@ -104,43 +98,6 @@ def _read_keys(index: RunIndex, text: str, flag: str) -> list[str]:
     if wanted:
         check_keys(wanted, index.read_keys(), flag)
     return wanted
-
-
-def _choose_usual(index: RunIndex) -> list[str]:
-    """Numbers of evaluations that runs have, in the catalogue's order."""
-    known = [key for key in index.read_keys() if key.startswith(("eval.", "test."))]
-    names = [metric.name for metric in METRICS if metric.direction != "none"]
-    order = {name: place for place, name in enumerate(names)}
-    ranked = [
-        (order[key.partition(".")[2]], key) for key in known if key.partition(".")[2] in order
-    ]
-    return [key for _, key in sorted(ranked)][:_USUAL]
-
-
-def _sort(runs: list[int], column: dict[int, JsonValue], key: str) -> list[int]:
-    """The best number first where a metric has a direction, else the highest; the rest last."""
-    metric = None if key in FACTS else METRICS.find(key.partition(".")[2])
-    sign = 1.0 if metric is not None and metric.direction == "lower" else -1.0
-
-    def rank(run: int) -> tuple[bool, float, str]:
-        value = column.get(run)
-        is_number = isinstance(value, int | float) and math.isfinite(value)
-        text = "" if value is None or is_number else str(value)
-        return value is None, sign * value if is_number else math.inf, text
-
-    return sorted(runs, key=rank)
-
-
-def _is_alive(store: str, row: JsonObject) -> bool | None:
-    if row["status"] != "running" or is_remote(store):
-        return None
-    return is_alive(to_path(store) / row["path"])
-
-
-def _name_status(row: JsonObject) -> str:
-    if row["fault"]:
-        return "damaged"
-    return "killed" if row["alive"] is False else (row["status"] or "-")
 
 
 def _is_number(rows: list[JsonObject], key: str) -> bool:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from utils.json_types import JsonValue
+from utils.json_types import JsonValue, make_finite
 
 # Lines of a file are as long as they need to be.
 _FILE_WIDTH = 400
@@ -42,17 +42,6 @@ def create_table(*columns: str, title: str = "") -> Table:
 def print_json(value: JsonValue) -> None:
     """For programs: one object, sorted, non-finite numbers as text."""
     sys.stdout.write(json.dumps(make_finite(value), indent=1, sort_keys=True) + "\n")
-
-
-def make_finite(value: JsonValue) -> JsonValue:
-    """A value as JSON can hold it: nan and infinities become text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: make_finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [make_finite(inner) for inner in value]
-    return value
 
 
 def format_value(value: JsonValue) -> str:

@@ -1,0 +1,86 @@
+"""`create_app`: the parts, the routes, and the gate in front of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from starlette.responses import JSONResponse
+from starlette.staticfiles import StaticFiles
+
+from service.web import entry_routes, run_routes
+from service.web.audit import AuditLog
+from service.web.catalogue import RunCatalogue
+from service.web.gate import SecurityGate
+from service.web.problems import Problem, add_handlers
+from service.web.rendering import STATIC, create_environment
+from service.web.serving import Service
+from service.web.settings import ServiceSettings
+from service.web.tokens import TokenBook
+from utils.json_types import JsonObject
+
+_ROUTERS = (entry_routes.router, run_routes.router)
+
+
+class AsciiJSON(JSONResponse):
+    """JSON of ASCII alone: text that no encoding can hold, as half of a pair, breaks nothing."""
+
+    def render(self, content: object) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+def create_app(settings: ServiceSettings) -> FastAPI:
+    """The service of a store.
+
+    Raises:
+      UserError: the store, the index or the file of tokens cannot be used.
+    """
+    tokens = TokenBook(settings.tokens_path)
+    audit = AuditLog(settings.state_folder)
+    service = Service(settings, RunCatalogue(settings.store, settings.index), tokens, audit)
+
+    @contextlib.asynccontextmanager
+    async def live(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.runs.close()
+
+    app = FastAPI(
+        title="Runs",
+        version="1",
+        openapi_url="/api/v1/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=live,
+        default_response_class=AsciiJSON,
+        generate_unique_id_function=_name_operation,
+        redirect_slashes=False,
+    )
+    app.state.service = service
+    app.state.templates = create_environment()
+    add_handlers(app)
+    for router in _ROUTERS:
+        app.include_router(router)
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    app.openapi = lambda: _describe(app)
+    app.add_middleware(SecurityGate, settings=settings, tokens=tokens, audit=audit)
+    return app
+
+
+def _describe(app: FastAPI) -> JsonObject:
+    """OpenAPI with the form of problems and the ways to show a token."""
+    if app.openapi_schema is None:
+        schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        parts = schema.setdefault("components", {})
+        parts.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
+        parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        schema["security"] = [{"token": []}]
+        app.openapi_schema = schema
+    return app.openapi_schema
+
+
+def _name_operation(route: APIRoute) -> str:
+    return route.name

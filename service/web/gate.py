@@ -1,0 +1,295 @@
+"""The one gate in front of every route, page, file and stream: what it does not let in is refused.
+
+A route that nobody has thought of is behind it too (CVE-2026-0545 was one that the check of another
+tracker did not know). It looks at the host, the origin, the sizes, then at who asks and what for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.web.audit import AuditLog
+from service.web.limits import BodyTooDeep, BodyTooLarge, check_depth, read_body
+from service.web.problems import API, answer_problem
+from service.web.settings import ServiceSettings
+from service.web.tokens import Identity, Role, TokenBook
+from utils.log import get_logger
+
+START = "/start"
+EVENTS = "/api/v1/events"
+SAFE = ("GET", "HEAD")
+# What asks for more than its method says.
+_ROLES: dict[str, Role] = {"/api/v1/audit": "admin"}
+_BODIES = ("application/json", "application/x-www-form-urlencoded")
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
+    "form-action 'self'; object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+
+
+class Refusal(Exception):
+    """A request that goes no further."""
+
+    def __init__(self, status: int, detail: str, **headers: str) -> None:
+        super().__init__(detail)
+        self.status, self.detail, self.headers = status, detail, headers
+
+
+class SecurityGate:
+    """The middleware; `scope["state"]["identity"]` tells what is behind it who asks."""
+
+    def __init__(
+        self, app: ASGIApp, *, settings: ServiceSettings, tokens: TokenBook, audit: AuditLog
+    ) -> None:
+        self._app, self._settings, self._tokens, self._audit = app, settings, tokens, audit
+        self._streams = 0
+        self._changes: dict[str, deque[float]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or hand it on."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._answer(scope, receive, send)
+        else:
+            # There is no websocket here; to close one before it is accepted is a 403.
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = _Answer(send)
+        try:
+            identity = self._let_in(scope)
+            if scope["path"] == EVENTS:
+                self._check_streams()
+            receive = await self._receive(scope, receive)
+            await self._pass_on(scope, receive, answer)
+        except Refusal as error:
+            identity = None
+            headers = {name.replace("_", "-"): text for name, text in error.headers.items()}
+            response = answer_problem(error.status, error.detail, headers)
+            await response(scope, receive, answer.send)
+        except Exception:
+            get_logger().exception("%s %s failed", scope["method"], scope["path"])
+            if answer.status is None:
+                response = answer_problem(500, "the service has failed; its log says how")
+                await response(scope, receive, answer.send)
+        if scope["method"] not in SAFE or scope["path"] == START:
+            self._note(scope, identity, answer.status or 500)
+
+    def _let_in(self, scope: Scope) -> Identity | None:
+        """Who asks; none: for the start page alone.
+
+        Raises:
+          Refusal: it may not go on.
+        """
+        headers = Headers(scope=scope)
+        self._check_size(scope)
+        self._check_host(headers)
+        self._check_origin(scope["method"], headers)
+        needed = get_needed_role(scope["method"], scope["path"])
+        if needed is None:
+            return None
+        identity, is_cookie = self._identify(headers)
+        if identity is None:
+            raise Refusal(
+                401,
+                "no valid token: open the start URL that the service prints, or send "
+                "Authorization: Bearer TOKEN",
+                WWW_Authenticate="Bearer",
+            )
+        if not identity.may(needed):
+            raise Refusal(403, f"role {identity.role} may not do this; it needs {needed}")
+        if scope["method"] not in SAFE:
+            self._check_change(identity, headers, is_cookie=is_cookie)
+        scope.setdefault("state", {})["identity"] = identity
+        return identity
+
+    def _check_size(self, scope: Scope) -> None:
+        limits = self._settings.limits
+        fields = scope["headers"]
+        size = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in fields)
+        if size > limits.header_bytes or len(fields) > limits.header_count:
+            raise Refusal(431, f"address and headers exceed {limits.header_bytes} bytes")
+
+    def _check_host(self, headers: Headers) -> None:
+        """A name that an attacker's server gives this address is not among those of ours."""
+        found = headers.getlist("host")
+        if len(found) != 1 or split_host(found[0]) not in self._settings.hosts:
+            raise Refusal(
+                421, "this service does not answer under that name; see tools.serve --allow-host"
+            )
+
+    def _check_origin(self, method: str, headers: Headers) -> None:
+        """A page of another site may neither change anything nor load anything as its own part."""
+        site = headers.get("sec-fetch-site", "none")
+        is_visit = method in SAFE and headers.get("sec-fetch-mode") == "navigate"
+        if site not in ("none", "same-origin") and not is_visit:
+            raise Refusal(403, "a page of another site asks; only this service's own pages may")
+        if method in SAFE:
+            return
+        for origin in headers.getlist("origin"):
+            if not is_same_place(origin, headers["host"]):
+                raise Refusal(403, "a page of another origin asks; only this service's own may")
+
+    def _check_change(self, identity: Identity, headers: Headers, *, is_cookie: bool) -> None:
+        if is_cookie and "origin" not in headers and "sec-fetch-site" not in headers:
+            raise Refusal(403, "a change by cookie needs the Origin that browsers send with it")
+        now, limit = time.monotonic(), self._settings.limits.changes_per_minute
+        recent = self._changes.setdefault(identity.who, deque())
+        while recent and recent[0] < now - 60:
+            recent.popleft()
+        if len(recent) >= limit:
+            wait = str(int(61 - (now - recent[0])))
+            raise Refusal(429, f"more than {limit} changes a minute; wait", Retry_After=wait)
+        recent.append(now)
+
+    def _check_streams(self) -> None:
+        limit = self._settings.limits.streams
+        if self._streams >= limit:
+            raise Refusal(503, f"{limit} event streams are open; close a tab", Retry_After="10")
+
+    def _identify(self, headers: Headers) -> tuple[Identity | None, bool]:
+        """Who has the token, and whether a browser sent it by itself."""
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and token:
+            return self._tokens.identify(token.strip()), False
+        token = read_cookie(headers, self._settings.cookie)
+        return (self._tokens.identify(token) if token else None), True
+
+    async def _receive(self, scope: Scope, receive: Receive) -> Receive:
+        """A `receive` that has the whole body already, within the limits.
+
+        Raises:
+          Refusal: it is too large, too deep, too slow or of another kind.
+        """
+        limits, headers = self._settings.limits, Headers(scope=scope)
+        try:
+            async with asyncio.timeout(limits.receive_s):
+                body = await read_body(receive, headers.get("content-length"), limits.body_bytes)
+        except TimeoutError as error:
+            raise Refusal(
+                408, f"the request took more than {limits.receive_s:g} s", Connection="close"
+            ) from error
+        except BodyTooLarge as error:
+            raise Refusal(
+                413, f"the body exceeds {limits.body_bytes} bytes", Connection="close"
+            ) from error
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if body and kind not in _BODIES:
+            raise Refusal(415, f"a body is one of {', '.join(_BODIES)}")
+        try:
+            check_depth(body, limits.json_depth)
+        except BodyTooDeep as error:
+            raise Refusal(
+                422, f"the body nests deeper than {limits.json_depth} brackets"
+            ) from error
+        return _replay(body, receive)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        is_stream = scope["path"] == EVENTS
+        self._streams += is_stream
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            self._streams -= is_stream
+
+    def _note(self, scope: Scope, identity: Identity | None, status: int) -> None:
+        identity = identity or scope.get("state", {}).get("identity")
+        who = identity.who if identity else "nobody"
+        client = (scope.get("client") or ("unknown",))[0]
+        method, path = scope["method"], scope["path"][:500]
+        try:
+            self._audit.add(who, f"{method} {path}", status=status, client=client)
+        except OSError as error:
+            get_logger().error("%s cannot be written: %s", self._audit.path, error)
+
+
+class _Answer:
+    """Sends an answer with the headers that all have; notes its status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            for name, text in _HEADERS.items():
+                headers[name] = text
+            headers.setdefault("Cache-Control", "no-store")
+        await self._send(message)
+
+
+def get_needed_role(method: str, path: str) -> Role | None:
+    """The role that a request needs; none: the start page alone, which makes a token a cookie."""
+    if path == START and method in SAFE:
+        return None
+    if path in _ROLES:
+        return _ROLES[path]
+    return "view" if method in SAFE else "submit"
+
+
+def split_host(host: str) -> str:
+    """The name of a Host header without its port; empty: it has another form."""
+    name, colon, port = host.lower().rpartition(":")
+    if not colon or host.endswith("]"):
+        return host.lower()
+    return name if port.isdecimal() and port.isascii() and int(port) < 1 << 16 else ""
+
+
+def is_same_place(origin: str, host: str) -> bool:
+    """Whether an Origin header is of the host that is called; its scheme may end at a proxy."""
+    try:
+        parts = urlsplit(origin.lower())
+    except ValueError:
+        return False
+    if (
+        parts.scheme not in ("http", "https")
+        or origin.lower() != f"{parts.scheme}://{parts.netloc}"
+    ):
+        return False
+    usual = {"http": ":80", "https": ":443"}[parts.scheme]
+    return parts.netloc.removesuffix(usual) == host.lower().removesuffix(usual)
+
+
+def read_cookie(headers: Headers, name: str) -> str:
+    """The value of a cookie; empty: it was not sent."""
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(name)
+    except CookieError:
+        return ""
+    return found.value if found else ""
+
+
+def is_api(path: str) -> bool:
+    """Whether programs ask there."""
+    return path.startswith(API)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body at once, then whatever else comes: that the client has gone."""
+    sent = False
+
+    async def replay() -> Message:
+        nonlocal sent
+        if sent:
+            return await receive()
+        sent = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay

@@ -1,0 +1,87 @@
+"""What is wrong with a request, in one form for programs (RFC 9457) and one line for people."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+PROBLEM_TYPE = "application/problem+json"
+API = "/api/"
+
+
+class Problem(BaseModel):
+    """Why a request was refused."""
+
+    title: str = Field(description="of the status, such as Not Found")
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="one sentence: what is wrong, the rule and the way out")
+
+
+class ServiceProblem(UserError):
+    """A refusal with a status of its own; a plain `UserError` is a 422."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+def answer_problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
+    """The answer that says it."""
+    problem = describe_problem(status, detail)
+    return Response(json.dumps(problem), status, headers, media_type=PROBLEM_TYPE)
+
+
+def describe_problem(status: int, detail: str) -> JsonObject:
+    """A problem's fields; the sentence is one line."""
+    return {
+        "title": HTTPStatus(status).phrase, "status": status, "detail": " ".join(detail.split()),
+    }  # fmt: skip
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let every refusal of the app be such an answer."""
+    app.add_exception_handler(UserError, _handle_user_error)
+    app.add_exception_handler(HTTPException, _handle_http)
+    app.add_exception_handler(RequestValidationError, _handle_validation)
+
+
+def list_problems(*statuses: int) -> dict[int | str, JsonObject]:
+    """The `responses` of a route that may refuse for these reasons, beside the gate's."""
+    schema = {"schema": {"$ref": "#/components/schemas/Problem"}}
+    known = sorted({400, 401, 403, 405, 421, 422, *statuses})
+    return {
+        status: {"description": HTTPStatus(status).phrase, "content": {PROBLEM_TYPE: schema}}
+        for status in known
+    }
+
+
+def explain_validation(error: RequestValidationError) -> str:
+    """The first fault of a request's parts in one line, without repeating what was sent."""
+    faults = error.errors()
+    place = ".".join(str(part) for part in faults[0]["loc"][1:]) or "body"
+    more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
+    return f"{place}: {faults[0]['msg'][:200]}; see /api/v1/openapi.json{more}"
+
+
+async def _handle_user_error(request: Request, error: Exception) -> Response:
+    return answer_problem(getattr(error, "status", 422), str(error))
+
+
+async def _handle_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    headers = dict(error.headers) if error.headers else None
+    return answer_problem(error.status_code, error.detail, headers)
+
+
+async def _handle_validation(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return answer_problem(422, explain_validation(error))

@@ -1,0 +1,97 @@
+"""Runs the app by uvicorn: bound before the start URL is printed, patient with nobody for long."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from utils.errors import UserError
+
+# Seconds that a shutdown waits for answers that are under way; streams end by themselves.
+_GRACE_S = 3
+_KEEP_ALIVE_S = 15
+_HEADERS_S = 10.0
+_CONNECTIONS = 256
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol, which would wait for ever for the end of a request's headers."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begin to count."""
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(_HEADERS_S, self._give_up)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count no more."""
+        self._deadline.cancel()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Read on; once the headers are here, the gate sees to the rest."""
+        super().handle_events()
+        if self.cycle is not None:
+            self._deadline.cancel()
+
+    def _give_up(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens there.
+
+    Raises:
+      UserError: the address is not of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    found = socket.socket(family, socket.SOCK_STREAM)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind((host, port))
+        # Who opens the address at once waits until it is answered.
+        found.listen(_CONNECTIONS)
+    except (OSError, OverflowError) as error:
+        found.close()
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"--host {host} --port {port} cannot be listened on: {reason}; give another port, or 0 "
+            "for any that is free"
+        ) from error
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can call that address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def serve(app: FastAPI, listener: socket.socket) -> None:
+    """Answer until a signal comes.
+
+    Raises:
+      KeyboardInterrupt: it was Ctrl-C.
+    """
+    config = uvicorn.Config(
+        app,
+        http=PatientProtocol,
+        ws="none",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_GRACE_S,
+        limit_concurrency=_CONNECTIONS,
+        h11_max_incomplete_event_size=32 << 10,
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -1,0 +1,54 @@
+"""How runs are listed: in which order, with which numbers, under which word for their state."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from store.catalogue import METRICS
+from store.lock import find_owner
+from store.record import FACTS
+from utils.json_types import JsonMapping, JsonValue
+from utils.storage import is_remote, to_path
+
+# Numbers that stand in a list where nothing else is asked for.
+_USUAL = 4
+
+
+def choose_usual(keys: Iterable[str]) -> list[str]:
+    """Numbers of evaluations that runs have, in the catalogue's order."""
+    known = [key for key in keys if key.startswith(("eval.", "test."))]
+    names = [metric.name for metric in METRICS if metric.direction != "none"]
+    order = {name: place for place, name in enumerate(names)}
+    ranked = [
+        (order[key.partition(".")[2]], key) for key in known if key.partition(".")[2] in order
+    ]
+    return [key for _, key in sorted(ranked)][:_USUAL]
+
+
+def sort_runs(runs: list[int], column: dict[int, JsonValue], key: str) -> list[int]:
+    """The best number first where a metric has a direction, else the highest; the rest last."""
+    metric = None if key in FACTS else METRICS.find(key.partition(".")[2])
+    sign = 1.0 if metric is not None and metric.direction == "lower" else -1.0
+
+    def rank(run: int) -> tuple[bool, float, str]:
+        value = column.get(run)
+        is_number = isinstance(value, int | float) and math.isfinite(value)
+        text = "" if value is None or is_number else str(value)
+        return value is None, sign * value if is_number else math.inf, text
+
+    return sorted(runs, key=rank)
+
+
+def is_alive(store: str, path: str, status: str | None) -> bool | None:
+    """Whether a program works on a run right now; none: nobody asks, or nobody can tell."""
+    if status != "running" or is_remote(store):
+        return None
+    return bool(find_owner(to_path(store) / path))
+
+
+def name_status(row: JsonMapping) -> str:
+    """The state of an entry of the index for a person; `alive` is what `is_alive` says."""
+    if row["fault"]:
+        return "damaged"
+    return "killed" if row["alive"] is False else (row["status"] or "-")

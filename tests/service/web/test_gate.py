@@ -1,0 +1,172 @@
+"""The gate: nothing is let through that nobody has thought of."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Mount
+from starlette.testclient import TestClient
+
+from service.web.gate import get_needed_role
+from service.web.tokens import ROLES
+from tests.service.web.apps import ORIGIN, make_app, make_client, make_store
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory):
+    return make_app(make_store(tmp_path_factory.mktemp("gate")), changes_per_minute=10_000)
+
+
+def list_routes(app: FastAPI) -> Iterator[tuple[str, str]]:
+    """Method and address of every route and mount, whatever it is."""
+    yield from _walk(app.routes, "")
+
+
+def _walk(routes: list[BaseRoute], prefix: str) -> Iterator[tuple[str, str]]:
+    for route in routes:
+        inner = getattr(route, "routes", None) or getattr(
+            getattr(route, "original_router", None), "routes", None
+        )
+        if isinstance(route, Mount):
+            yield "GET", f"{prefix}{route.path}/nothing"
+        elif inner:
+            yield from _walk(inner, prefix)
+        else:
+            path = re.sub(r"{[^}]*}", "name", prefix + route.path)
+            yield from ((method, path) for method in route.methods or {"GET"})
+
+
+def test_the_walk_sees_every_operation_of_the_api(app):
+    found = set(list_routes(app))
+    for path, operations in app.openapi()["paths"].items():
+        for method in operations:
+            assert (method.upper(), re.sub(r"{[^}]*}", "name", path)) in found
+    assert ("GET", "/static/nothing") in found
+    assert ("GET", "/start") in found
+    assert any(isinstance(route, Mount) for route in app.routes)
+    assert not any(isinstance(route, APIRoute) and not route.methods for route in app.routes)
+
+
+@pytest.mark.parametrize("role", ["", "wrong", *ROLES])
+def test_every_route_asks_for_its_role(app, role):
+    client = make_client(app, role if role in ROLES else "")
+    if role == "wrong":
+        client.headers["authorization"] = "Bearer " + "A" * 43
+    for method, path in {*list_routes(app), ("GET", "/nothing"), ("DELETE", "/api/v1/runs")}:
+        if path == "/api/v1/events":
+            continue  # it never ends: tests/service/web/test_events.py
+        status = client.request(method, path, headers={"origin": ORIGIN}).status_code
+        needed = get_needed_role(method, path)
+        if needed is None:
+            assert path == "/start" and status == 401
+        elif role not in ROLES:
+            assert status == 401, (method, path)
+        elif ROLES.index(role) < ROLES.index(needed):
+            assert status == 403, (method, path)
+        else:
+            assert status not in (401, 403) and status < 500, (method, path, status)
+
+
+HOSTS = {"127.0.0.1": True, "127.0.0.1:8080": True, "localhost:9000": True, "[::1]:8080": True,
+         "attacker.example": False, "127.0.0.1.attacker.example:8080": False, "": False,
+         "127.0.0.1:port": False}  # fmt: skip
+# Of the host that is called, or of another.
+ORIGINS = {"http://{host}": True, None: True, "http://attacker.example": False, "null": False,
+           "http://{host}.attacker.example": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("origin", ORIGINS)
+@pytest.mark.parametrize("host", HOSTS)
+def test_hosts_and_origins_of_others_are_refused(app, host, origin):
+    client = make_client(app)
+    headers = {"host": host}
+    if origin is not None:
+        headers["origin"] = origin.format(host=host)
+    status = client.post("/sign-out", headers=headers).status_code
+    if not HOSTS[host]:
+        assert status == 421
+    else:
+        assert status == (200 if ORIGINS[origin] else 403)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({"sec-fetch-site": "cross-site"}, 403), ({"sec-fetch-site": "same-site"}, 403),
+     ({"sec-fetch-site": "same-origin"}, 200), ({"sec-fetch-site": "none"}, 200),
+     ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 200)],
+)  # fmt: skip
+def test_a_page_of_another_site_may_link_here_but_load_nothing(app, headers, status):
+    assert make_client(app).get("/api/v1/runs", headers=headers).status_code == status
+    if headers["sec-fetch-site"] in ("cross-site", "same-site"):
+        assert make_client(app).post("/sign-out", headers=headers).status_code == 403
+
+
+def test_every_answer_has_the_headers_that_keep_a_browser_safe(app):
+    for path, role in (("/api/v1/runs", "view"), ("/api/v1/runs", ""), ("/nothing", "view")):
+        answer = make_client(app, role).get(path)
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'self'" in policy and "frame-ancestors 'none'" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["cache-control"] == "no-store"
+        assert "access-control-allow-origin" not in answer.headers
+
+
+def test_a_start_address_signs_in_once_and_drops_its_token(app):
+    client = make_client(app, "")
+    token = app.state.service.tokens.create_start()
+    answer = client.get("/start", params={"token": token})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie and token not in cookie
+    assert client.get("/api/v1/whoami").json()["role"] == "admin"
+    assert client.get("/start", params={"token": token}).status_code == 401
+    # A change by cookie alone is what another page could ask for.
+    assert client.post("/sign-out").status_code == 403
+    assert client.post("/sign-out", headers={"origin": ORIGIN}).status_code == 200
+    assert TestClient(app, base_url=ORIGIN, cookies=client.cookies).get("/").status_code == 401
+
+
+def test_changes_are_limited_and_written_down(tmp_path):
+    app = make_app(make_store(tmp_path), changes_per_minute=3)
+    client = make_client(app, "submit")
+    codes = [client.post("/sign-out").status_code for _ in range(5)]
+    assert codes == [200, 200, 200, 429, 429]
+    assert make_client(app, "view").get("/api/v1/audit").status_code == 403
+    lines = make_client(app, "admin").get("/api/v1/audit").json()["lines"]
+    assert [(line["action"], line["status"]) for line in lines][:2] == [("POST /sign-out", 429)] * 2
+    assert lines[-1]["who"] == "submit"
+
+
+BODIES = {
+    "a large one": (b'"' + b"a" * (1 << 20) + b'"', "application/json", 413),
+    "a large one in pieces": (iter([b"a" * 65536] * 17), "application/json", 413),
+    "brackets in brackets": (b"[" * 1_000_000, "application/json", 422),
+    "objects in objects": (b'{"a":' * 100_000, "application/json", 422),
+    "another kind": (b"a: *b", "application/yaml", 415),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_beyond_the_limits_is_refused(app, name):
+    body, kind, status = BODIES[name]
+    answer = make_client(app).post("/sign-out", content=body, headers={"content-type": kind})
+    assert answer.status_code == status
+
+
+def test_brackets_within_a_text_are_no_depth(app):
+    body = b'{"a": "' + b"[" * 1000 + b'\\"{{{"}'
+    headers = {"content-type": "application/json"}
+    assert make_client(app).post("/sign-out", content=body, headers=headers).status_code == 200
+
+
+def test_headers_beyond_the_limits_are_refused(app):
+    client = make_client(app)
+    assert client.get("/api/v1/runs", headers={"x-long": "a" * 20_000}).status_code == 431
+    many = {f"x-{number}": "a" for number in range(80)}
+    assert client.get("/api/v1/runs", headers=many).status_code == 431
+    assert client.get("/api/v1/runs?filter=" + "a" * 20_000).status_code == 431

@@ -1,0 +1,68 @@
+"""`/api/v1/runs`: what the index says, in the order that is asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.service.web.apps import make_app, make_client, make_store
+from tests.support.stored_runs import make_run
+
+
+@pytest.fixture
+def client(tmp_path):
+    return make_client(make_app(make_store(tmp_path)), "view")
+
+
+def test_runs_come_newest_first_with_what_filters_sort_and_show_ask_for(client):
+    found = client.get("/api/v1/runs").json()
+    assert found["matched"] == 3
+    assert [run["name"] for run in found["runs"]] == ["killed", "seed1", "seed0"]
+    assert found["runs"][0]["shown_status"] == "killed"
+    query = {"filter": "eval.top1>0", "sort": "eval.top1", "show": "train.seed,eval.top1"}
+    found = client.get("/api/v1/runs", params=query).json()
+    assert [run["values"] for run in found["runs"]][:2] == [
+        {"train.seed": 1, "eval.top1": 61.0}, {"train.seed": 0, "eval.top1": 60.0},
+    ]  # fmt: skip
+    page = client.get("/api/v1/runs", params={"offset": 1, "limit": 1}).json()
+    assert [run["name"] for run in page["runs"]] == ["seed1"]
+
+
+def test_a_run_tells_all_but_its_history(client):
+    found = client.get("/api/v1/runs/digits/seed1").json()
+    assert found["config"]["train.seed"] == 1
+    assert found["values"]["eval.top1"] == 61.0
+    assert found["shown_status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "words"),
+    [("/api/v1/runs/digits/none", 404, "holds no run.json"),
+     ("/api/v1/runs/digits/.hidden", 422, "name"),
+     ("/api/v1/runs?filter=a%3D", 422, "filter"),
+     ("/api/v1/runs?sort=nothing", 422, "nothing"),
+     ("/api/v1/runs?limit=0", 422, "limit"),
+     ("/api/v1/nothing", 404, "Not Found")],
+)  # fmt: skip
+def test_a_wrong_question_is_a_typed_problem_in_one_sentence(client, path, status, words):
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["status"] == status
+    assert words in problem["detail"] and "\n" not in problem["detail"]
+
+
+def test_a_number_that_is_not_finite_is_text(tmp_path):
+    store = make_store(tmp_path)
+    make_run(store, "wild", final={"eval_top1": float("nan"), "eval_loss": float("inf")})
+    client = make_client(make_app(store), "view")
+    values = client.get("/api/v1/runs/digits/wild").json()["values"]
+    assert (values["eval.top1"], values["eval.loss"]) == ("nan", "inf")
+
+
+def test_a_link_out_of_the_store_is_no_run(tmp_path):
+    store = make_store(tmp_path)
+    make_run(tmp_path / "elsewhere", "secret", final={"eval_top1": 1.0})
+    (store / "digits" / "linked").symlink_to(tmp_path / "elsewhere" / "digits" / "secret")
+    client = make_client(make_app(store), "view")
+    assert client.get("/api/v1/runs/digits/linked").status_code == 404

@@ -1,0 +1,76 @@
+"""Tokens: told once, kept as hashes, in a file that is its owner's alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from service.web import tokens as module
+from service.web.tokens import TokenBook
+from utils.errors import UserError
+
+
+def test_a_token_is_told_once_and_only_its_hash_is_kept(tmp_path):
+    path = tmp_path / "service" / "tokens.json"
+    token = TokenBook(path).add("monitor", "view")
+    assert len(token) >= 43
+    assert token not in path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = TokenBook(path).identify(token)
+    assert found is not None and (found.who, found.role) == ("monitor", "view")
+    assert TokenBook(path).identify(token[:-1]) is None
+    assert not found.may("submit") and found.may("view")
+
+
+def test_a_start_token_signs_in_once_and_only_this_process(tmp_path):
+    book = TokenBook(tmp_path / "tokens.json")
+    start = book.create_start()
+    assert TokenBook(book.path).sign_in(start) is None
+    session = book.sign_in(start)
+    assert session and book.sign_in(start) is None
+    assert book.identify(start) is None
+    assert TokenBook(book.path).identify(session).role == "admin"
+    assert book.sign_in(session) is None
+    book.sign_out(session)
+    assert book.identify(session) is None
+
+
+def test_a_row_that_another_program_takes_out_is_gone_at_once(tmp_path):
+    book = TokenBook(tmp_path / "tokens.json")
+    token = book.add("a", "submit")
+    other = TokenBook(book.path)
+    assert other.identify(token)
+    rows = json.loads(book.path.read_text())
+    book.path.write_text(json.dumps({"tokens": []}))
+    assert other.identify(token) is None
+    book.path.write_text(json.dumps(rows))
+    assert other.identify(token)
+
+
+def test_a_cookie_is_too_old_after_thirty_days(tmp_path, monkeypatch):
+    book = TokenBook(tmp_path / "tokens.json")
+    session = book.sign_in(book.create_start())
+    now = module.time.time()
+    monkeypatch.setattr(module.time, "time", lambda: now + module.COOKIE_S + 2)
+    assert book.identify(session) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "words"),
+    [("{}", 0o600, "no file of tokens"), ("[", 0o600, "no file of tokens"),
+     ('{"tokens": [{"who": 1}]}', 0o600, "no file of tokens"),
+     ('{"tokens": []}', 0o644, "chmod 600")],
+)  # fmt: skip
+def test_a_file_that_is_damaged_or_open_to_others_is_refused(tmp_path, text, mode, words):
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    path.chmod(mode)
+    with pytest.raises(UserError, match=words):
+        TokenBook(path)
+
+
+@pytest.mark.parametrize(("who", "role"), [("", "view"), ("a b", "view"), ("a", "root")])
+def test_a_name_or_role_that_is_none_is_refused(tmp_path, who, role):
+    with pytest.raises(UserError):
+        TokenBook(tmp_path / "tokens.json").add(who, role)

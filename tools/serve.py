@@ -1,0 +1,98 @@
+"""Shows, compares, starts and stops runs in a browser: `python -m tools.serve --store runs`.
+
+    python -m tools.serve --store runs
+    python -m tools.serve --store gs://bucket/runs --port 8080
+    python -m tools.serve --store runs --add-token monitor --role view
+
+It prints a start URL, which signs a browser in once; programs send a token that --add-token makes
+as `Authorization: Bearer TOKEN`. It listens on this machine alone: reach it from another one by
+`ssh -L 8080:127.0.0.1:8080 HOST`. docs/service.md says the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.runs.places import check_store
+from utils.errors import UserError
+from utils.programs import ProgramParser, create_program_parser, run_program
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Serve until Ctrl-C; gives the exit code."""
+    return run_program(serve_runs, create_parser().parse_args(argv), interrupted="stopped")
+
+
+def create_parser() -> ProgramParser:
+    """The tool's flags."""
+    parser = create_program_parser(__doc__, prog="python -m tools.serve")
+    add = parser.add_argument
+    add("--store", default="runs", help="run.output_dir of the runs: directory or URL (runs)")
+    add("--index", default="", metavar="URL", help="another database of the index")
+    add("--port", type=int, default=8080, help="0: any that is free (8080)")
+    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
+    add("--allow-remote", action="store_true", help="let --host be no loopback address")
+    add(
+        "--allow-host", action="append", default=[], metavar="NAME",
+        help="a further name by which browsers may call it, without a port",
+    )  # fmt: skip
+    add(
+        "--token-file", type=Path, metavar="FILE",
+        help="hashes of all tokens; none: service/tokens.json in the store",
+    )  # fmt: skip
+    add("--add-token", default="", metavar="NAME", help="print a new token that stays, and end")
+    add("--role", default="view", help="of that token: view, submit or admin (view)")
+    return parser
+
+
+def serve_runs(options: argparse.Namespace) -> None:
+    """Check, bind, print the start URL, serve.
+
+    Raises:
+      UserError: a flag that cannot be honoured, or a package that is missing.
+    """
+    from service.web.settings import LOOPBACK, ServiceSettings
+
+    check_store(options.store)
+    names = (*LOOPBACK, options.host.lower(), *(name.lower() for name in options.allow_host))
+    settings = ServiceSettings(options.store, options.index, options.token_file, hosts=names)
+    if options.add_token:
+        add_token(options, settings.tokens_path)
+        return
+    try:
+        from service.web.app import create_app
+        from service.web.server import bind, is_loopback, serve
+    except ImportError as error:
+        raise UserError(
+            f"tools.serve needs {error.name}; bash run_commands.sh service installs "
+            "requirements-service.txt and starts it"
+        ) from error
+    is_local = is_loopback(options.host)
+    if not is_local and not (options.allow_remote and options.token_file):
+        raise UserError(
+            f"--host {options.host} lets other machines in; keep 127.0.0.1 and use ssh -L, or give "
+            "--allow-remote and --token-file FILE"
+        )
+    app = create_app(settings)
+    with bind(options.host, options.port) as listener:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        address = f"http://{host}:{listener.getsockname()[1]}"
+        token = app.state.service.tokens.create_start()
+        print(f"runs of {options.store}: {address}/start?token={token}")
+        print("The address signs in once. Ctrl-C ends the service, not the runs.", flush=True)
+        serve(app, listener)
+
+
+def add_token(options: argparse.Namespace, path: Path) -> None:
+    """Print a new token that stays until its row is taken out of the file."""
+    from service.web.tokens import TokenBook
+
+    token = TokenBook(path).add(options.add_token, options.role)
+    print(f"{options.add_token} ({options.role}): {token}")
+    print(f"It is told this once; {path} keeps its hash.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
