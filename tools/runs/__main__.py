@@ -19,6 +19,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from tools.runs.flags import add_gate_flags
 from utils.programs import ProgramParser, create_program_parser, run_program
 
 
@@ -85,26 +86,19 @@ def _add_gate(commands: Commands) -> None:
     parser.add_argument("new", metavar="NEW", help="the same")
     _add_store(parser)
     _add_json(parser)
-    parser.add_argument(
-        "--gate", action="append", default=[], metavar="TEXT",
-        help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more",
-    )  # fmt: skip
-    parser.add_argument("--gates", type=Path, metavar="FILE", help="YAML with a list `gates`")
-    parser.add_argument(
-        "--direction", action="append", default=[], metavar="METRIC=higher|lower",
-        help="which way is better, where the catalogue does not say",
-    )  # fmt: skip
-    parser.add_argument("--undecided", choices=("fail", "pass"), help="instead of exit code 3")
+    add_gate_flags(parser)
 
 
 def _add_trend(commands: Commands) -> None:
-    text = "reports of tools.benchmark over time; exit code 1 where the newest are worse"
+    text = "reports and compiler's verdicts over time; exit code 1 where the newest are worse"
     parser = _add(commands, "trend", "trending:show_trends", text)
     _add_store(parser)
     _add_json(parser)
     parser.add_argument(
         "--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there"
     )
+    add_gate_flags(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
 
 
 def _add_cost(commands: Commands) -> None:
