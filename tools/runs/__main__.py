@@ -101,6 +101,19 @@ def _add_trend(commands: Commands) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
 
 
+def _add_trace(commands: Commands) -> None:
+    text = "a run's whole time as a file for Perfetto's viewer"
+    parser = _add(commands, "trace", "tracing:trace_run", text)
+    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where it goes")
+    parser.add_argument(
+        "--format", choices=("perfetto", "chrome"), default="perfetto",
+        help="chrome: JSON for other viewers",
+    )  # fmt: skip
+
+
 def _add_cost(commands: Commands) -> None:
     parser = _add(commands, "cost", "costing:show_costs", "device-hours, money, goodput of runs")
     parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
@@ -172,7 +185,7 @@ def _add_json(parser: ProgramParser) -> None:
 
 
 _COMMANDS = (
-    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_cost, _add_export,
+    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_trace, _add_cost, _add_export,
     _add_validate, _add_tag, _add_reindex, _add_schemas,
 )  # fmt: skip
 
