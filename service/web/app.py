@@ -9,21 +9,25 @@ from collections.abc import AsyncIterator
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
-from starlette.staticfiles import StaticFiles
 
-from service.web import entry_routes, run_routes
+from service.web import entry_routes, page_routes, run_routes, series_routes
+from service.web.assets import AssetTable
 from service.web.audit import AuditLog
 from service.web.catalogue import RunCatalogue
 from service.web.gate import SecurityGate
 from service.web.problems import Problem, add_handlers
-from service.web.rendering import STATIC, create_environment
+from service.web.rendering import create_environment
+from service.web.series import SeriesReader
 from service.web.serving import Service
 from service.web.settings import ServiceSettings
 from service.web.tokens import TokenBook
 from utils.json_types import JsonObject
 
-_ROUTERS = (entry_routes.router, run_routes.router)
+_ROUTERS = (
+    entry_routes.router, run_routes.router, series_routes.router, page_routes.router,
+)  # fmt: skip
 
 
 class AsciiJSON(JSONResponse):
@@ -41,7 +45,9 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     """
     tokens = TokenBook(settings.tokens_path)
     audit = AuditLog(settings.state_folder)
-    service = Service(settings, RunCatalogue(settings.store, settings.index), tokens, audit)
+    service = Service(
+        settings, RunCatalogue(settings.store, settings.index), SeriesReader(), tokens, audit
+    )
 
     @contextlib.asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
@@ -60,12 +66,14 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    app.state.templates = create_environment()
+    app.state.assets = AssetTable()
+    app.state.templates = create_environment(app.state.assets)
     add_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)
-    app.mount("/static", StaticFiles(directory=STATIC), name="static")
     app.openapi = lambda: _describe(app)
+    # Streams of events are left as they are; what is compressed already, too.
+    app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
     app.add_middleware(SecurityGate, settings=settings, tokens=tokens, audit=audit)
     return app
 

@@ -10,6 +10,7 @@ from service.web.problems import ServiceProblem
 from store.filters import check_keys
 from store.ids import check_name
 from store.index import RunIndex
+from store.index.database import TAG
 from store.listing import choose_usual, is_alive, name_status, sort_runs
 from store.record import RunRecord
 from utils.errors import UserError
@@ -63,12 +64,13 @@ class RunCatalogue:
         """
         index = self.get_index()
         check_keys(keys, index.read_keys(), "show")
-        columns = {key: index.read_column(key) for key in keys}
+        cells = index.read_cells(numbers, keys)
         rows = index.read_runs(numbers)
         for row in rows:
             number = row.pop("run")
             row.pop("stamp")
-            row["values"] = {key: columns[key].get(number) for key in keys}
+            facts = {**row, TAG: row["tags"]}
+            row["values"] = {key: cells[key].get(number, facts.get(key)) for key in keys}
             row["alive"] = is_alive(self.store, row["path"], row["status"])
             row["shown_status"] = name_status(row)
         return rows

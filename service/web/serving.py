@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from service.web.audit import AuditLog
 from service.web.catalogue import RunCatalogue
+from service.web.series import SeriesReader
 from service.web.settings import ServiceSettings
 from service.web.tokens import Identity, TokenBook
 
@@ -19,6 +20,7 @@ class Service:
 
     settings: ServiceSettings
     runs: RunCatalogue
+    series: SeriesReader
     tokens: TokenBook
     audit: AuditLog
 

@@ -37,7 +37,7 @@ from utils.json_types import JsonObject, JsonValue
 from utils.storage import is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 TAG = "tag"
 _WAIT_S = 120
 _CHUNK = 500
@@ -153,6 +153,51 @@ class RunIndex:
         if key in FACTS:
             return dict(self._read_rows(select(runs.run, runs[key]).where(runs[key].is_not(None))))
         return self._read_config(key) | self._read_numbers(key)
+
+    def read_cells(
+        self, numbers: Sequence[int], keys: Sequence[str]
+    ) -> dict[str, dict[int, JsonValue]]:
+        """Key -> run -> value for a few runs: of their configuration and numbers, no facts."""
+        tables, found = self._tables, {key: {} for key in keys}
+        # From the runs to their sections to what stands there: the other way would pass through
+        # every value that a key has anywhere.
+        pairs = (
+            select(tables.pairs.c.key, tables.run_sections.c.run, tables.pairs.c.text)
+            .select_from(tables.run_sections)
+            .join(
+                tables.section_pairs,
+                tables.section_pairs.c.section == tables.run_sections.c.section,
+            )
+            .join(tables.pairs, tables.pairs.c.pair == tables.section_pairs.c.pair)
+            .where((tables.pairs.c.key + "").in_(keys))
+        )
+        names, values = tables.names.c, tables.values.c
+        told = (
+            select(names.text, values.run, values.value, values.told)
+            .join(tables.names, names.name == values.name)
+            .where(names.text.in_(keys))
+        )
+        for start in range(0, len(numbers), _CHUNK):
+            chunk = numbers[start : start + _CHUNK]
+            for key, run, text in self._read_rows(
+                pairs.where(tables.run_sections.c.run.in_(chunk))
+            ):
+                found[key][run] = json.loads(text)
+            for key, run, value, word in self._read_rows(told.where(values.run.in_(chunk))):
+                found[key][run] = float(word) if word else value
+        return found
+
+    def list_varied(self) -> list[str]:
+        """Keys of configurations that do not have the same value wherever they stand."""
+        key = self._tables.pairs.c.key
+        query = select(key).group_by(key).having(func.count() > 1).order_by(key)
+        return [row[0] for row in self._read_rows(query)]
+
+    def count_states(self) -> dict[str, int]:
+        """What `run.json` says of its state -> in how many runs."""
+        status = self._tables.runs.c.status
+        rows = self._read_rows(select(status, func.count()).group_by(status))
+        return {text or "": count for text, count in rows}
 
     def read_keys(self) -> list[str]:
         """All keys that some run has."""

@@ -72,11 +72,11 @@ def define_tables(prefix: str) -> Tables:
             Column("digest", String(24), unique=True),
         ),
         section_pairs=table(
-            "section_pairs", number("pair", primary_key=True), number("section", primary_key=True),
-            **compact,
+            "section_pairs", number("pair", primary_key=True),
+            number("section", primary_key=True, index=True), **compact,
         ),
         run_sections=table(
-            "run_sections", number("section", primary_key=True), number("run", primary_key=True),
-            **compact,
+            "run_sections", number("section", primary_key=True),
+            number("run", primary_key=True, index=True), **compact,
         ),
     )  # fmt: skip

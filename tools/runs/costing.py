@@ -10,15 +10,10 @@ from store.compare.sides import find_entry
 from store.costs import RunCost, compute_cost, find_front, read_prices
 from store.filters import check_keys
 from store.record import RunRecord
+from store.wording import format_duration, format_value
 from tools.runs.comparing import open_run, select_paths
 from tools.runs.places import find_records
-from tools.runs.printing import (
-    create_console,
-    create_table,
-    format_duration,
-    format_value,
-    print_json,
-)
+from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

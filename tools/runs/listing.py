@@ -7,15 +7,9 @@ import argparse
 from store.filters import check_keys
 from store.index import RunIndex
 from store.listing import choose_usual, is_alive, name_status, sort_runs
+from store.wording import format_time, format_value
 from tools.runs.places import check_store, open_index
-from tools.runs.printing import (
-    colour_status,
-    create_console,
-    create_table,
-    format_time,
-    format_value,
-    print_json,
-)
+from tools.runs.printing import colour_status, create_console, create_table, print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

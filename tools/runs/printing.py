@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -42,33 +41,6 @@ def create_table(*columns: str, title: str = "") -> Table:
 def print_json(value: JsonValue) -> None:
     """For programs: one object, sorted, non-finite numbers as text."""
     sys.stdout.write(json.dumps(make_finite(value), indent=1, sort_keys=True) + "\n")
-
-
-def format_value(value: JsonValue) -> str:
-    """A number with five digits, other values as they are."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value if isinstance(value, str) else json.dumps(value)
-    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
-        return f"{int(value):,}"
-    return f"{value:.5g}"
-
-
-def format_time(seconds: JsonValue) -> str:
-    """Local time to the minute."""
-    if not isinstance(seconds, int | float):
-        return "-"
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def format_duration(seconds: float) -> str:
-    """3 h 05 min, 12 min 30 s, 8.1 s."""
-    if seconds >= 3600:
-        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
-    if seconds >= 60:
-        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
-    return f"{seconds:.1f} s"
 
 
 def colour_status(status: str) -> Text:

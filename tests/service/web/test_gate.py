@@ -45,9 +45,8 @@ def test_the_walk_sees_every_operation_of_the_api(app):
     for path, operations in app.openapi()["paths"].items():
         for method in operations:
             assert (method.upper(), re.sub(r"{[^}]*}", "name", path)) in found
-    assert ("GET", "/static/nothing") in found
+    assert ("GET", "/static/name") in found
     assert ("GET", "/start") in found
-    assert any(isinstance(route, Mount) for route in app.routes)
     assert not any(isinstance(route, APIRoute) and not route.methods for route in app.routes)
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from store.models import MODELS
+from store.wording import format_duration, format_value
 from tools.runs.__main__ import main
-from tools.runs.printing import draw_line, format_duration, format_value
+from tools.runs.printing import draw_line
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -1,0 +1,37 @@
+"""`/api/v1/runs/{experiment}/{name}/series`: curves in as many points as a chart can show."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from service.web.problems import list_problems
+from service.web.run_routes import Name
+from service.web.series import LEAST_WIDTH, MOST_METRICS, MOST_WIDTH, SeriesAnswer
+from service.web.serving import Parts
+
+router = APIRouter(prefix="/api/v1", tags=["runs"])
+
+
+class SeriesQuestion(BaseModel):
+    """What a chart asks for."""
+
+    metric: list[Annotated[str, Field(max_length=256)]] = Field(
+        min_length=1, max_length=MOST_METRICS, description="kind and name: train.loss/total"
+    )
+    start: int | None = Field(None, ge=0, le=1 << 53, description="step; none: the first")
+    end: int | None = Field(None, ge=0, le=1 << 53, description="step; none: the last")
+    width: int = Field(600, ge=LEAST_WIDTH, le=MOST_WIDTH, description="of the chart, in pixels")
+
+
+@router.get("/runs/{experiment}/{name}/series", responses=list_problems(404))
+def read_series(
+    parts: Parts, experiment: Name, name: Name, asked: Annotated[SeriesQuestion, Query()]
+) -> SeriesAnswer:
+    """Curves between two steps in at most twice as many points as the chart is wide (M4)."""
+    return parts.series.read(
+        parts.runs.open_run(experiment, name), asked.metric,
+        start=asked.start, end=asked.end, width=asked.width,
+    )  # fmt: skip

@@ -1,0 +1,127 @@
+// What makes the pages live: one stream of events a tab, closed while the tab is hidden. Every page
+// works without this file.
+
+const LEAST_PAUSE_MS = 2000;
+const lamp = document.querySelector(".live");
+let stream = null;
+let timer = 0;
+let refreshedAt = performance.now();
+
+// Tell the lamp in words as well as by its colour.
+function tell(isOn) {
+  if (!lamp) return;
+  lamp.classList.toggle("on", isOn);
+  lamp.textContent = isOn ? "live" : "not live";
+}
+
+function connect() {
+  if (stream || document.hidden) return;
+  stream = new EventSource("/api/v1/events");
+  stream.onopen = () => tell(true);
+  stream.onerror = () => tell(false);
+  for (const kind of ["message", "run", "job", "runs", "jobs", "sweep"]) {
+    stream.addEventListener(kind, () => schedule());
+  }
+}
+
+function disconnect() {
+  stream?.close();
+  stream = null;
+  tell(false);
+}
+
+function schedule() {
+  if (timer || document.hidden) return;
+  const pause = Math.max(0, LEAST_PAUSE_MS - (performance.now() - refreshedAt));
+  timer = setTimeout(refresh, pause);
+}
+
+// Ask for this very page again and put its live parts in the place of the old ones.
+async function refresh() {
+  timer = 0;
+  refreshedAt = performance.now();
+  const parts = [...document.querySelectorAll("[data-live]")];
+  if (parts.length) {
+    try {
+      const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (!answer.ok) return;
+      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      parts.forEach((part) => replace(part, page.getElementById(part.id)));
+    } catch {
+      return; // the service is away; the stream comes back by itself
+    }
+  }
+  document.dispatchEvent(new CustomEvent("runs-changed"));
+}
+
+function replace(old, fresh) {
+  if (!fresh || old.innerHTML === fresh.innerHTML || old.contains(document.activeElement)) return;
+  const chosen = new Set([...old.querySelectorAll("input:checked")].map((one) => one.value));
+  const open = new Set([...old.querySelectorAll("details[open]")].map((one) => one.id));
+  const at = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+  const isAtEnd = (log) => log.scrollTop + log.clientHeight > log.scrollHeight - 40;
+  const follows = [...old.querySelectorAll("pre.log")].map(isAtEnd);
+  old.replaceChildren(...fresh.childNodes);
+  old.querySelectorAll("input[type=checkbox]").forEach((one) => (one.checked = chosen.has(one.value)));
+  old.querySelectorAll("details").forEach((one) => (one.open = open.has(one.id)));
+  old.querySelectorAll(".scroll").forEach((one, i) => (one.scrollLeft = at[i] ?? 0));
+  old.querySelectorAll("pre.log").forEach((log, i) => follows[i] && (log.scrollTop = log.scrollHeight));
+  showChosen();
+}
+
+// Runs that are chosen for a comparison.
+function showChosen() {
+  const bar = document.querySelector("[data-chosen]");
+  if (!bar) return;
+  const boxes = [...document.querySelectorAll("input[name=run]")];
+  const count = boxes.filter((box) => box.checked).length;
+  boxes.forEach((box) => box.closest("tr").classList.toggle("chosen", box.checked));
+  bar.querySelector("[data-count]").textContent =
+    count === 0 ? "Choose runs to compare" : `${count} ${count === 1 ? "run" : "runs"} chosen`;
+  bar.querySelector("button").disabled = count < 2;
+}
+
+// The form of a submission: find a key, and see which ones are set.
+function prepareForm(form) {
+  const find = form.querySelector("[data-find]");
+  const fields = [...form.querySelectorAll(".field[data-key]")];
+  find?.addEventListener("input", () => {
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+    fields.forEach((field) => {
+      const text = field.textContent.toLowerCase();
+      field.hidden = !words.every((word) => text.includes(word));
+    });
+    form.querySelectorAll("details.group").forEach((group) => {
+      const found = group.querySelectorAll(".field[data-key]:not([hidden])").length;
+      group.hidden = words.length > 0 && !found;
+      if (words.length && found) group.open = true;
+    });
+  });
+  const mark = (field) => {
+    const input = field.querySelector("input, select, textarea");
+    field.classList.toggle("set", input.value !== "");
+  };
+  fields.forEach((field) => field.addEventListener("input", () => mark(field)));
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) return disconnect();
+  connect();
+  schedule();
+});
+addEventListener("pagehide", disconnect);
+addEventListener("pageshow", connect);
+document.addEventListener("change", (event) => {
+  if (event.target.name === "run") showChosen();
+  if (event.target.matches("[data-submit-on-change]")) event.target.form.requestSubmit();
+});
+// A question before what cannot be taken back; without script the button acts at once.
+document.addEventListener("submit", (event) => {
+  const question = event.submitter?.dataset.ask;
+  if (question && !confirm(question)) event.preventDefault();
+});
+document.querySelectorAll("form[data-fields]").forEach(prepareForm);
+document.querySelectorAll("pre.log").forEach((log) => (log.scrollTop = log.scrollHeight));
+showChosen();
+if (lamp) connect();
+if (document.querySelector("[data-chart]")) import(document.body.dataset.charts);

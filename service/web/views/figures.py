@@ -1,0 +1,196 @@
+"""Charts: which numbers stand together, and their curves as a picture for a page without script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from service.web.series import Curve
+from service.web.views.frame import link_api
+from store.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.wording import format_value
+from utils.json_types import JsonObject
+
+FAMILIES = ("Loss", "Evaluation", "Optimisation", "Throughput", "Waits and memory", "Counters")
+_MOST_CURVES = 8
+_SIZE = 1000
+_OPTIMISATION = ("lr", "grad_norm")
+_COUNTERS = ("reads", "graphs", "records", "examples", "epochs")
+# What is a clock itself is no curve that anybody wants to see.
+_LEFT_OUT = ("train.time_s", "eval.time_s", "eval.examples")
+PICTURE_WIDTH = 120
+EMPTY = "The curve is drawn by a script; the table of numbers stands above."
+
+
+@dataclass(frozen=True)
+class Polyline:
+    """A curve in a box of 1000 by 1000, the origin above."""
+
+    ink: int
+    points: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Curves over one range of steps and values."""
+
+    lines: tuple[Polyline, ...]
+    low: str
+    high: str
+    last: str
+
+
+@dataclass(frozen=True)
+class KeyLine:
+    """A curve's colour, name and newest value."""
+
+    ink: int
+    text: str
+    value: str
+
+
+@dataclass(frozen=True)
+class ShownChart:
+    """One chart of a page.
+
+    Attributes:
+      metrics: kind and name of each curve.
+      sources: where the script asks: `url`, `name` and colour `ink` of each run.
+      nonfinite: words for points that are no finite numbers.
+      picture: none: the history has not been read yet.
+    """
+
+    title: str
+    unit: str
+    metrics: tuple[str, ...]
+    sources: tuple[JsonObject, ...]
+    names: tuple[KeyLine, ...]
+    nonfinite: tuple[str, ...]
+    picture: Picture | None
+    is_log: bool = False
+    why_empty: str = EMPTY
+
+
+def group_metrics(names: Iterable[str]) -> dict[str, list[list[str]]]:
+    """Family -> numbers that stand in one chart: parts of a loss, else those of one unit and kind.
+
+    Args:
+      names: kind and name, such as train.loss/total.
+    """
+    found: dict[str, dict[str, list[str]]] = {family: {} for family in FAMILIES}
+    for name in names:
+        if name not in _LEFT_OUT:
+            family, chart = _place(name)
+            found[family].setdefault(chart, []).append(name)
+    return {
+        family: [
+            metrics[start : start + _MOST_CURVES]
+            for metrics in charts.values()
+            for start in range(0, len(metrics), _MOST_CURVES)
+        ]
+        for family, charts in found.items()
+        if charts
+    }
+
+
+def make_chart(path: str, metrics: Sequence[str], curves: Sequence[Curve]) -> ShownChart:
+    """A chart of one run.
+
+    Args:
+      curves: of these numbers; empty: the history has not been read yet.
+    """
+    names = [metric.partition(".")[2] for metric in metrics]
+    entry = METRICS.find(names[0])
+    values = [
+        format_value(curve.values[-1]) if curve.values else "" for curve in curves
+    ] or [""] * len(names)  # fmt: skip
+    keys = [KeyLine(i, n, v) for i, (n, v) in enumerate(zip(names, values, strict=True))]
+    source = {"url": link_api(path, "series"), "name": path, "ink": 0}
+    return ShownChart(
+        _entitle(metrics), entry.unit if entry else "", tuple(metrics), (source,), tuple(keys),
+        tuple(_tell_nonfinite(curves)), draw_picture(curves, range(len(curves))),
+    )  # fmt: skip
+
+
+def make_overlay(
+    metric: str, runs: Sequence[tuple[str, str, int]], curves: Sequence[Curve]
+) -> ShownChart:
+    """One number of several runs.
+
+    Args:
+      runs: path, name and colour of each.
+      curves: one a run; empty: the histories have not been read yet.
+    """
+    name = metric.partition(".")[2]
+    entry = METRICS.find(name)
+    sources = tuple({"url": link_api(path, "series"), "name": n, "ink": i} for path, n, i in runs)
+    keys = {ink: KeyLine(ink, name, "") for _, name, ink in runs}
+    return ShownChart(
+        metric, entry.unit if entry else "", (metric,), sources, tuple(keys.values()),
+        tuple(_tell_nonfinite(curves)), draw_picture(curves, [ink for _, _, ink in runs]),
+    )  # fmt: skip
+
+
+def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None:
+    """Curves in one box; none: there is no point to draw."""
+    steps = [step for curve in curves for step in curve.steps]
+    values = [value for curve in curves for value in curve.values]
+    if not values:
+        return None
+    first, last, low, high = min(steps), max(steps), min(values), max(values)
+    wide, tall = max(1, last - first), (high - low) or 1.0
+    lines = []
+    for curve, ink in zip(curves, inks, strict=True):
+        points = (
+            f"{_SIZE * (step - first) / wide:.0f},{_SIZE * (high - value) / tall:.0f}"
+            for step, value in zip(curve.steps, curve.values, strict=True)
+        )
+        lines.append(Polyline(ink % _MOST_CURVES, " ".join(dict.fromkeys(points))))
+    return Picture(tuple(lines), format_value(low), format_value(high), f"{last:,}")
+
+
+def draw_spark(values: Sequence[float]) -> str:
+    """A small curve's points in a box of 100 by 20; empty: fewer than two numbers."""
+    if len(values) < 2:
+        return ""
+    low, tall = min(values), (max(values) - min(values)) or 1.0
+    return " ".join(
+        f"{100 * i / (len(values) - 1):.1f},{20 - 20 * (value - low) / tall:.1f}"
+        for i, value in enumerate(values)
+    )
+
+
+def _place(metric: str) -> tuple[str, str]:
+    """Its family, and what its chart has in common."""
+    kind, _, name = metric.partition(".")
+    entry = METRICS.find(name)
+    unit = entry.unit if entry else ""
+    if kind == TRAIN and name.startswith(LOSS):
+        return "Loss", "loss"
+    if name in _OPTIMISATION:
+        return "Optimisation", name
+    if unit in _COUNTERS:
+        return "Counters", name if unit == "epochs" else unit
+    if entry is not None and entry.nature != "deterministic":
+        is_speed = entry.direction == "higher"
+        return ("Throughput", name) if is_speed else ("Waits and memory", unit)
+    if kind == EVAL:
+        return "Evaluation", unit if unit == "%" else name.partition("/")[0]
+    return "Loss", name
+
+
+def _entitle(metrics: Sequence[str]) -> str:
+    names = [metric.partition(".")[2] for metric in metrics]
+    if len(names) == 1:
+        return names[0]
+    heads = {name.partition("/")[0] for name in names}
+    return heads.pop() if len(heads) == 1 else ", ".join(names[:3]) + (", …" if names[3:] else "")
+
+
+def _tell_nonfinite(curves: Sequence[Curve]) -> Iterable[str]:
+    for curve in curves:
+        for word, count in curve.nonfinite_count.items():
+            first = curve.nonfinite[word][0]
+            name = curve.metric.partition(".")[2]
+            times = "once" if count == 1 else f"{count:,} times, first"
+            yield f"{name} is {word} {times} at step {first:,}"

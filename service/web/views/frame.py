@@ -1,0 +1,112 @@
+"""What is around all pages, and the words and colours of states and times."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote, urlencode
+
+from store.wording import format_time
+from utils.json_types import JsonValue
+
+PAGES = (
+    ("Runs", "/"),
+    ("Sweeps", "/sweeps"),
+    ("Queue", "/queue"),
+    ("Submit", "/submit"),
+    ("Trends", "/trends"),
+)
+# The colour of a state: never the only thing that tells it.
+_TONES = {
+    "complete": "good", "running": "busy", "stopping": "warn", "waiting": "warn", "failed": "bad",
+    "killed": "bad", "damaged": "bad", "stalled": "bad", "diverged": "bad", "preempted": "warn",
+    "interrupted": "warn", "stopped": "warn", "queued": "", "planned": "",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The head of a page.
+
+    Attributes:
+      page: the name of the page that is shown, as `PAGES` has it; empty: none of them.
+      who, role: of the one who looks; empty: nobody has signed in.
+    """
+
+    page: str
+    who: str = ""
+    role: str = ""
+    pages: tuple[tuple[str, str], ...] = PAGES
+
+    @property
+    def may_submit(self) -> bool:
+        """Whether forms that change something are shown."""
+        return self.role in ("submit", "admin")
+
+
+@dataclass(frozen=True)
+class ShownState:
+    """A state as a word and a colour."""
+
+    word: str
+    tone: str
+
+
+@dataclass(frozen=True)
+class ShownTime:
+    """A moment for people, and the same in full."""
+
+    text: str
+    full: str
+    iso: str
+
+
+def show_state(status: str | None) -> ShownState:
+    """A run's or job's state."""
+    return ShownState(status or "unknown", _TONES.get(status or "", ""))
+
+
+def show_time(seconds: JsonValue, now: float) -> ShownTime | None:
+    """How long ago it was where that is not long, else the day; none: nobody knows."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        return None
+    if not math.isfinite(seconds) or not 0 <= seconds < 1e11:
+        return None
+    ago = now - seconds
+    text = format_time(seconds)
+    if 0 <= ago < 60:
+        text = "just now"
+    elif 0 <= ago < 3600:
+        text = f"{ago // 60:.0f} min ago"
+    elif 0 <= ago < 86400:
+        text = f"{ago // 3600:.0f} h ago"
+    iso = datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(timespec="seconds")
+    return ShownTime(text, format_time(seconds), iso)
+
+
+def link_run(path: str) -> str:
+    """The address of a run's page."""
+    return "/runs/" + "/".join(quote(part, safe="") for part in path.split("/"))
+
+
+def link_api(path: str, *more: str) -> str:
+    """The address of a run, or of something of it, for programs."""
+    return "/api/v1" + link_run(path) + "".join(f"/{quote(part, safe='')}" for part in more)
+
+
+def link_page(url: str, query: Mapping[str, str]) -> str:
+    """An address with its question; what is empty is left out."""
+    text = urlencode({key: value for key, value in query.items() if value})
+    return f"{url}?{text}" if text else url
+
+
+def format_bytes(count: int) -> str:
+    """1.4 MB, in powers of 1,000 as disks are sold."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,242 @@
+"""The list of runs: which fit, in which order, and only the columns in which they differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.web.catalogue import RunCatalogue
+from service.web.views.frame import (
+    ShownState,
+    ShownTime,
+    link_page,
+    link_run,
+    show_state,
+    show_time,
+)
+from store.compare.sides import find_entry
+from store.wording import format_value
+from utils.config import get_resume_rules
+from utils.json_types import JsonObject, JsonValue
+
+PAGE_ROWS = 100
+# Columns of configurations that stand in the table unless others are asked for.
+_USUAL_KEYS = 6
+# What a run's name says already, or what is another one each time.
+_NEVER = ("run.run_id", "run.experiment", "run.output_dir", "run.resume")
+_LONGEST = 40
+
+
+class RunsQuery(BaseModel):
+    """What a list shows, as its address says it."""
+
+    model_config = ConfigDict(frozen=True, str_strip_whitespace=True)
+
+    filter: str = Field("", max_length=4096)
+    sort: str = Field("", max_length=256)
+    reverse: str = Field("", max_length=8, description="anything: the other way round")
+    show: str = Field("", max_length=4096, description="keys; empty: what differs")
+    page: int = Field(1, ge=1, le=1 << 31, description="the first one is 1")
+
+    def link(self, **changes: str) -> str:
+        """The address of the same list with something else; its first page unless one is given."""
+        query = {"filter": self.filter, "sort": self.sort, "reverse": self.reverse,
+                 "show": self.show}  # fmt: skip
+        return link_page("/", {**query, **changes})
+
+
+@dataclass(frozen=True)
+class ListedRuns:
+    """A page of the runs that fit.
+
+    Attributes:
+      rows: of the catalogue, with `values` of the keys.
+      more_keys: differ, too, but have no room.
+    """
+
+    rows: Sequence[JsonObject] = ()
+    keys: Sequence[str] = ()
+    matched: int = 0
+    more_keys: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class ListColumn:
+    """A column of the list.
+
+    Attributes:
+      url: the list sorted by it; if it is already, the other way round.
+      order: ascending, descending, or empty where the list is sorted by something else.
+    """
+
+    key: str
+    is_number: bool
+    url: str
+    order: str
+
+
+@dataclass(frozen=True)
+class ListCell:
+    """A value, shortened, and in full where it was."""
+
+    text: str
+    full: str
+
+
+@dataclass(frozen=True)
+class ListRow:
+    """A run of the list."""
+
+    path: str
+    url: str
+    state: ShownState
+    begun: ShownTime | None
+    tags: tuple[str, ...]
+    cells: tuple[ListCell, ...]
+    fault: str
+
+
+@dataclass(frozen=True)
+class StateChip:
+    """A state to filter by, and how many runs are in it."""
+
+    word: str
+    count: int
+    url: str
+    is_on: bool
+
+
+@dataclass(frozen=True)
+class RunsView:
+    """The page."""
+
+    query: RunsQuery
+    matched: int
+    page: int
+    pages: int
+    columns: tuple[ListColumn, ...]
+    rows: tuple[ListRow, ...]
+    chips: tuple[StateChip, ...]
+    more_keys: tuple[str, ...]
+    begun_url: str
+    previous_url: str
+    next_url: str
+    error: str = ""
+    faults: tuple[str, ...] = field(default=())
+
+
+def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
+    """The runs that a page shows, with the columns in which they differ unless others are wanted.
+
+    Raises:
+      UserError: a filter with a fault, or a key that no run has.
+    """
+    found = runs.select(query.filter, sort=query.sort, reverse=bool(query.reverse))
+    start = (min(query.page, count_pages(len(found))) - 1) * PAGE_ROWS
+    numbers = found[start : start + PAGE_ROWS]
+    wanted = [key.strip() for key in query.show.split(",") if key.strip()]
+    more: tuple[str, ...] = ()
+    if not wanted:
+        index = runs.get_index()
+        free = [key for key, rule in get_resume_rules().items() if rule == "free"]
+        varied, usual = choose_keys(index.list_varied(), free), runs.choose_usual()
+        cells = index.read_cells(numbers, [*varied, *usual])
+        differing, more = split_columns(find_differing(varied, cells, numbers))
+        wanted = [*(key for key in usual if cells[key]), *differing]
+    return ListedRuns(runs.read_rows(numbers, wanted), wanted, len(found), more)
+
+
+def count_pages(matched: int) -> int:
+    """Pages of a list, at least one."""
+    return max(1, -(-matched // PAGE_ROWS))
+
+
+def choose_keys(varied: Sequence[str], free: Sequence[str]) -> list[str]:
+    """Keys of the configuration that a list may show: those first that change what is learnt."""
+    wanted = [key for key in varied if key not in _NEVER]
+    return sorted(wanted, key=lambda key: (key in free, key.startswith("run."), key))
+
+
+def find_differing(
+    keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], runs: Sequence[int]
+) -> list[str]:
+    """Of these keys those whose values are not the same in all runs."""
+
+    def count(key: str) -> int:
+        return len({json.dumps(cells[key].get(run), sort_keys=True) for run in runs})
+
+    return [key for key in keys if count(key) > 1]
+
+
+def split_columns(differing: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """The keys that are shown, and those for which there is no room."""
+    return list(differing[:_USUAL_KEYS]), tuple(differing[_USUAL_KEYS:])
+
+
+def make_view(
+    query: RunsQuery, found: ListedRuns, states: Mapping[str, int], *, now: float, error: str = ""
+) -> RunsView:
+    """The page.
+
+    Args:
+      states: what `run.json` says -> in how many runs of the store.
+      error: why there is nothing to show.
+    """
+    pages = count_pages(found.matched)
+    page = min(query.page, pages)
+    columns = [
+        _make_column(query, key, is_number=_is_number(found.rows, key)) for key in found.keys
+    ]
+    return RunsView(
+        query=query, matched=found.matched, page=page, pages=pages, columns=tuple(columns),
+        rows=tuple(_make_row(row, found.keys, now) for row in found.rows),
+        chips=_make_chips(query, states), more_keys=tuple(found.more_keys),
+        begun_url=query.link(sort="", reverse="" if query.sort or query.reverse else "1"),
+        previous_url=query.link(page=str(page - 1)) if page > 1 else "",
+        next_url=query.link(page=str(page + 1)) if page < pages else "",
+        error=error, faults=tuple(row["fault"] for row in found.rows if row["fault"]),
+    )  # fmt: skip
+
+
+def show_cell(value: JsonValue) -> ListCell:
+    """A value of a configuration or a number."""
+    text = "" if value is None else format_value(value)
+    return ListCell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…", text)
+
+
+def _make_column(query: RunsQuery, key: str, *, is_number: bool) -> ListColumn:
+    is_sorted = query.sort == key
+    entry = find_entry(key)
+    falls = entry is None or entry.direction != "lower"
+    order = ""
+    if is_sorted:
+        order = "descending" if falls != bool(query.reverse) else "ascending"
+    reverse = "1" if is_sorted and not query.reverse else ""
+    return ListColumn(key, is_number, query.link(sort=key, reverse=reverse), order)
+
+
+def _make_row(row: JsonObject, keys: Sequence[str], now: float) -> ListRow:
+    return ListRow(
+        row["path"], link_run(row["path"]), show_state(row["shown_status"]),
+        show_time(row["started"], now), tuple(row["tags"]),
+        tuple(show_cell(row["values"].get(key)) for key in keys), row["fault"] or "",
+    )  # fmt: skip
+
+
+def _make_chips(query: RunsQuery, states: Mapping[str, int]) -> tuple[StateChip, ...]:
+    chips = [StateChip("all", sum(states.values()), query.link(filter=""), not query.filter)]
+    for word in sorted(word for word in states if word):
+        condition = f"status={word}"
+        chips.append(
+            StateChip(word, states[word], query.link(filter=condition), query.filter == condition)
+        )
+    return tuple(chips)
+
+
+def _is_number(rows: Sequence[JsonObject], key: str) -> bool:
+    values = [row["values"].get(key) for row in rows]
+    known = [value for value in values if value is not None]
+    return bool(known) and all(isinstance(value, int | float) for value in known)

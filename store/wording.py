@@ -1,0 +1,35 @@
+"""Numbers and times in words, the same at a terminal and on a page."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from utils.json_types import JsonValue
+
+
+def format_value(value: JsonValue) -> str:
+    """A number with five digits, other values as they are."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
+        return f"{int(value):,}"
+    return f"{value:.5g}"
+
+
+def format_time(seconds: JsonValue) -> str:
+    """Local time to the minute."""
+    if not isinstance(seconds, int | float):
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def format_duration(seconds: float) -> str:
+    """3 h 05 min, 12 min 30 s, 8.1 s."""
+    if seconds >= 3600:
+        return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:02.0f} min"
+    if seconds >= 60:
+        return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
+    return f"{seconds:.1f} s"

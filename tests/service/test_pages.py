@@ -1,0 +1,103 @@
+"""Pages as a browser without script gets them, and the files that they ask for."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import pytest
+
+from service.web.assets import AssetTable
+from service.web.views.runs import choose_keys, find_differing
+from tests.service.web.apps import make_app, make_client, make_store
+from tests.support.stored_runs import make_config, make_run
+
+
+@pytest.fixture
+def client(tmp_path):
+    return make_client(make_app(make_store(tmp_path)))
+
+
+def test_the_list_shows_runs_with_states_numbers_and_what_differs(client):
+    page = client.get("/").text
+    assert all(f'href="/runs/digits/{name}"' in page for name in ("seed0", "seed1", "killed"))
+    assert page.count(">complete</span>") == 2
+    assert '<span class="state bad">killed</span>' in page
+    titles = re.findall(r'<th scope="col"[^>]*><a[^>]*>([^<]+?)(?: [↓↑])?</a>', page)
+    assert titles == ["Begun", "eval.top1", "eval.loss", "train.seed"]
+
+
+def test_a_filter_a_sort_and_columns_are_in_the_address(client):
+    page = client.get("/?filter=status=complete&sort=eval.top1&show=optim.lr,path").text
+    assert re.findall(r'value="digits/(\w+)"', page) == ["seed1", "seed0"]
+    assert 'aria-sort="descending"' not in page
+    page = client.get("/?sort=eval.top1").text
+    assert 'aria-sort="descending"' in page
+    assert "reverse=1" in page
+
+
+def test_a_wrong_filter_is_said_in_the_page_and_keeps_what_was_typed(client):
+    answer = client.get("/?filter=optim.lrr<1")
+    assert answer.status_code == 422
+    assert "optim.lr" in answer.text
+    assert 'value="optim.lrr&lt;1"' in answer.text
+
+
+def test_what_runs_say_of_themselves_is_text_and_no_markup(tmp_path):
+    store = make_store(tmp_path)
+    evil = "<script>alert(1)</script>"
+    make_run(store, "evil", config=make_config(**{"model.name": evil}))
+    page = make_client(make_app(store)).get("/").text
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+
+
+def test_an_empty_store_says_what_to_do(tmp_path):
+    (tmp_path / "runs").mkdir()
+    page = make_client(make_app(tmp_path / "runs")).get("/").text
+    assert "No runs yet." in page
+
+
+def test_pages_have_no_inline_script_and_no_inline_style(client):
+    page = client.get("/").text
+    assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
+    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", page))
+
+
+def test_files_are_named_after_their_content_and_kept_for_ever(client):
+    page = client.get("/").text
+    places = re.findall(r'(?:href|src)="(/static/[^"]+)"', page)
+    assert len(set(places)) >= 3
+    for place in places:
+        answer = client.get(place)
+        assert answer.status_code == 200
+        assert "immutable" in answer.headers["cache-control"]
+        assert answer.headers["content-encoding"] == "gzip"
+
+
+@pytest.mark.parametrize(
+    "path", ["app.css", "app-000000000000.css", "..%2fapp.py", "app-.css", "plotly.js", "%00"]
+)
+def test_any_other_file_is_not_there(client, path):
+    assert client.get(f"/static/{path}").status_code == 404
+
+
+def test_plotly_comes_out_of_its_own_package_and_finds_its_style_sheets_there_already():
+    assets = AssetTable()
+    plotly = assets.get("plotly.js")
+    assert gzip.decompress(plotly.compressed) == plotly.content
+    assert len(plotly.compressed) < 2_000_000
+    marks = assets.list_plotly_marks()
+    assert marks
+    for mark in marks:
+        assert f'createElement("style");e.id="{mark}"'.encode() in plotly.content
+
+
+def test_keys_that_cannot_change_what_is_learnt_come_last():
+    varied = ["run.tags", "data.threads", "optim.lr", "run.run_id"]
+    assert choose_keys(varied, ["data.threads"]) == ["optim.lr", "run.tags", "data.threads"]
+
+
+def test_a_key_that_some_runs_do_not_have_differs():
+    cells = {"a": {1: 1, 2: 1}, "b": {1: 1}, "c": {1: [1], 2: [2]}, "d": {1: None, 2: None}}
+    assert find_differing(list(cells), cells, [1, 2]) == ["b", "c"]
