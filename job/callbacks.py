@@ -7,12 +7,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from engine import Callbacks, evaluate
+from engine import Callbacks
+from job.answers import Answers, describe_split
 from job.recorder import LoopRecorder
 from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
 from store.catalogue import GRAD_NORM, TRAIN
 from store.changes import hash_config
+from store.hits import HitsFile
 from store.spans import HELD, SpanWriter
 from store.stretches import SketchKeeper
 from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
@@ -60,7 +62,7 @@ class RunCallbacks(Callbacks):
         self.manager = CheckpointManager(
             job.run.checkpoints, config.train.keep_checkpoints, config.train.keep_every_steps
         )
-        self.writer = spans = folder = None
+        self.writer = spans = folder = self._hits = None
         if session is not None:
             self.manager.announce = self._note_checkpoint
             folder = job.run.path
@@ -69,6 +71,8 @@ class RunCallbacks(Callbacks):
                 folder, first_step=step, attempt=session.attempt, mirror=session.mirror,
                 tensorboard=config.run.tensorboard,
             )  # fmt: skip
+            self._hits = HitsFile(folder)
+            self._hits.drop_later_than(step)
             if job.checkpoint is not None:
                 self.manager.hide_later_than(step)
                 self.manager.mark_verified(step)
@@ -128,7 +132,11 @@ class RunCallbacks(Callbacks):
     def evaluate(self, state: TrainState) -> Evaluation:
         """The task's verdict on the evaluated weights over the evaluation split."""
         batches = self._watch.follow(self.parts.eval_loader.batches())
-        evaluation = evaluate(state.eval_model, batches, self.parts.task, self.runtime)
+        answers = Answers(self.parts.task, self.runtime, describe_split(self.job))
+        evaluation = answers.evaluate(state.eval_model, batches)
+        hits = answers.gather(state.step)
+        if self._hits is not None and hits is not None:
+            self._hits.note(hits, is_best=_is_best(state, evaluation))
         self._gather_numbers()
         return evaluation
 
@@ -208,6 +216,7 @@ class RunCallbacks(Callbacks):
         if self.writer is not None:
             self.manager.hide_later_than(state.step)
             self.writer.rewind(state.step)
+            self._hits.drop_later_than(state.step)
             # Where a broken checkpoint was passed over, less is final than before.
             facts = {"skipped_steps": list(state.skipped_steps), "final_up_to_step": state.step}
             self.job.run.update(**facts)
@@ -270,6 +279,13 @@ class RunCallbacks(Callbacks):
         if self.session is not None:
             self.session.end(self.parts.state.step, "failed", reason)
         self.recorder.note_stall(self.job.config.train.stall_timeout_s)
+
+
+def _is_best(state: TrainState, evaluation: Evaluation) -> bool:
+    """Whether no evaluation has given a higher score, as the loop decides it behind this."""
+    return evaluation.is_finite and (
+        state.best_score is None or evaluation.score > state.best_score
+    )
 
 
 def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:

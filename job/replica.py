@@ -11,6 +11,7 @@ from engine import (
     fit,
     sum_batches,
 )
+from job.answers import Answers
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
 from job.resume import open_store, take_run
@@ -155,7 +156,9 @@ def _sum_over(runtime: Runtime, parts: Parts) -> SumOver:
 def _evaluate_test(runtime: Runtime, job: Job, parts: Parts) -> dict[str, float]:
     loader = open_loader(runtime, job.config, "test")
     try:
-        evaluation = evaluate(parts.state.eval_model, loader.batches(), parts.task, runtime)
+        # Counted as the evaluations were: it is the same graph.
+        answers = Answers(parts.task, runtime)
+        evaluation = answers.evaluate(parts.state.eval_model, loader.batches())
     finally:
         loader.close()
     get_logger().info("test %s", parts.task.describe(evaluation.metrics))

@@ -7,13 +7,16 @@ when they have changed. What a bucket knows is enough to go on with the run else
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import threading
 from pathlib import Path
 
 from store.attempts import ATTEMPTS_FILE
 from store.history import REWIND, Line, parse_lines, replay, write_lines
+from store.hits import HITS_FILE
 from store.spans import SPANS_FILE
 from store.stretches import SKETCHES_FILE
 from utils.log import get_logger
@@ -78,6 +81,8 @@ class Mirror:
           StorageError: the store refuses, after all tries.
         """
         self._send(_AT_CHECKPOINTS + _SMALL)
+        with self._sending:
+            _send_hits(self._folder, self._remote, self._sent)
 
     def _send(self, names: tuple[str, ...]) -> None:
         with self._sending:
@@ -150,7 +155,19 @@ def pull(folder: Path, remote: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in source.read_texts(_SMALL + _AT_CHECKPOINTS).items():
         write_atomically(folder / name, text)
+    if HITS_FILE in source.list_names():
+        with source.open_local(HITS_FILE) as path:
+            shutil.copyfile(path, folder / HITS_FILE)
     write_lines(folder, read_segments(source))
+
+
+def _send_hits(folder: Path, remote: Folder, sent: dict[str, str]) -> None:
+    """Send which examples were answered rightly, if that has changed."""
+    path = folder / HITS_FILE
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    if digest and sent.get(HITS_FILE) != digest:
+        remote.put_file(path, HITS_FILE)
+        sent[HITS_FILE] = digest
 
 
 def read_segments(remote: Folder) -> list[Line]:

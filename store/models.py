@@ -212,6 +212,27 @@ class SummaryFile(_File):
     crc32c: str = Sum
 
 
+class HitsEntry(_File):
+    """One evaluation's answers: where its bits lie behind the first line."""
+
+    step: int = Field(ge=0)
+    examples: int = Field(ge=0, description="how many bits count; the first is the highest")
+    ids_sha256: str = Field(
+        pattern=r"^[0-9a-f]{64}$", description="of the split, and index and label of each example"
+    )
+    offset: int = Field(ge=0, description="behind the first line")
+    bytes: int = Field(ge=0)
+    crc32c: str = Sum
+
+
+class HitsLine(_File):
+    """The first line of `eval_hits.bin`: which examples were answered rightly."""
+
+    schema_version: int = Field(ge=2, le=2)
+    entries: dict[Literal["last", "best", "best_before"], HitsEntry]
+    crc32c: str = Field(pattern=r"^[0-9a-f]{8}$", description="of the line without it")
+
+
 class ExportTable(_File):
     """A file of an export."""
 
@@ -242,6 +263,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "tags": TagsFile,
     "environment": EnvironmentFile,
     "summary": SummaryFile,
+    "hits": HitsLine,
     "export_manifest": ExportManifest,
 }
 

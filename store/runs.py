@@ -220,7 +220,8 @@ def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "")
         "name": run.path.name,
     }
     started = known.get("started", time.time())
-    head |= {"started": started, "started_utc": format_utc(started)}
+    # From its first text on run.json says how the run stands: a kill may come right behind it.
+    head |= {"started": started, "started_utc": format_utc(started), "status": "running"}
     run.update(**head, **facts)
 
 

@@ -27,6 +27,7 @@ SUMMARY_FILE = "summary.json"
 SUMMARY_TABLE = "summary.csv"
 SCHEMA_VERSION = 2
 _LINES = ".jsonl"
+_QUANTILES = (0.01, 0.5, 0.95, 0.99)
 
 
 def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "") -> None:
@@ -44,7 +45,7 @@ def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "
     told |= {key: record.facts.get(key) for key in ("id", "status", "reason")}
     told |= {"path": record.path, "counts": _count(record)}
     told["final"], told["nonfinite"] = _tell_final(record)
-    told["quantiles"] = {}
+    told["quantiles"] = _tell_quantiles(record)
     write_atomically(folder / SUMMARY_TABLE, _make_table(told))
     target = open_folder(remote) if remote else None
     if target is not None:
@@ -130,6 +131,19 @@ def _tell_final(record: RunRecord) -> tuple[JsonObject, dict[str, str]]:
     numbers = record.values
     found = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
     return found, {name: str(v) for name, v in numbers.items() if not math.isfinite(v)}
+
+
+def _tell_quantiles(record: RunRecord) -> JsonObject:
+    """Of what the run has kept sketches of, by name."""
+    kept = record.sketches
+    found: JsonObject = {}
+    for name, sketch in (kept.merge() if kept is not None else {}).items():
+        values = {f"p{100 * q:g}": sketch.get_quantile(q) for q in _QUANTILES}
+        finite = {key: value if math.isfinite(value) else None for key, value in values.items()}
+        bad = sum(sketch.special.values())
+        found[name] = {**finite, "count": sketch.count, "nonfinite": bad,
+                       "epsilon": sketch.epsilon, "from_step": kept.from_step}  # fmt: skip
+    return found
 
 
 def _make_table(told: JsonObject) -> str:

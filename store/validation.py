@@ -20,6 +20,7 @@ from store.attempts import ATTEMPTS_FILE, merge_attempts
 from store.config_text import parse_config
 from store.environment import ENVIRONMENT_FILE
 from store.history import METRICS_FILE
+from store.hits import HITS_FILE, parse_hits, read_header
 from store.mirror import CONFIG_FILE, RUN_FILE
 from store.models import MODELS
 from store.record import NEWEST_SCHEMA
@@ -86,6 +87,7 @@ def check_run(
     if is_complete:
         faults += _check_end(texts, facts)
         faults += _check_artifacts(folder, texts, is_thorough=is_thorough)
+    faults += _check_hits(folder)
     faults += _check_commit(folder, texts, facts)
     if is_thorough and not is_alive:
         faults += _check_source(folder, texts)
@@ -165,6 +167,19 @@ def _check_end(texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
     if isinstance(facts.get("attempts"), int) and len(attempts) != facts["attempts"]:
         text = f"tells of {len(attempts)} attempts, {RUN_FILE} of {facts['attempts']}"
         yield RunFault("damage", ATTEMPTS_FILE, text)
+
+
+def _check_hits(folder: Folder) -> Iterator[RunFault]:
+    """The answers to single examples, where a run keeps them."""
+    try:
+        with folder.open_local(HITS_FILE) as path:
+            content = path.read_bytes()
+    except OSError:
+        return
+    if parse_hits(content) is None:
+        yield RunFault("damage", HITS_FILE, "is torn, or has other bytes than its checksums say")
+        return
+    yield from (RunFault("odd", HITS_FILE, text) for text in _hold("hits", read_header(content)))
 
 
 def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:

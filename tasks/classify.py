@@ -27,7 +27,7 @@ from models import (
 from models.transforms import to_pixels
 from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
 from tasks.classify_twin import ClassifyTwin
-from tasks.counting import compute_ece, count_agreement, count_batch
+from tasks.counting import compute_ece, count_agreement, count_batch, count_marked
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
 from tasks.mixing import Mixing
@@ -130,7 +130,11 @@ class Classify(RunTask):
 
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         """What `count_batch` sums of a model's answers to normalised images."""
-        return count_batch(self.predict(model, batch), batch)
+        return self.count_marked(model, batch)[0]
+
+    def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """The same, and which examples the model names rightly."""
+        return count_marked(self.predict(model, batch), batch)
 
     def summarise(self, sums: Tensor) -> Evaluation:
         """`top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples` counted.

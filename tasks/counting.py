@@ -14,6 +14,11 @@ ECE_BINS = 15
 
 
 def count_batch(logits: Tensor, batch: Batch) -> Tensor:
+    """The sums of `count_marked` alone."""
+    return count_marked(logits, batch)[0]
+
+
+def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     """Sums over the valid examples of one batch, as one float32 vector.
 
     An example counts as correct at k if fewer than k other classes score at least as high: ties go
@@ -24,7 +29,8 @@ def count_batch(logits: Tensor, batch: Batch) -> Tensor:
 
     Returns:
       [4 + 3 * ECE_BINS]: correct at 1, correct at 5, cross-entropy in nats, examples; then for
-      each bin of confidence its examples, its summed confidence and its correct ones.
+      each bin of confidence its examples, its summed confidence and its correct ones. And bool [B]:
+      which ones were correct at 1; of padding it says nothing.
     """
     logits = logits.float()
     labels = batch.labels.long().unsqueeze(1)
@@ -37,7 +43,7 @@ def count_batch(logits: Tensor, batch: Batch) -> Tensor:
     correct = ((ahead < 1) & finite).float()
     columns = [correct, ((ahead < 5) & finite).float(), loss, torch.ones_like(loss)]
     sums = torch.stack([torch.where(batch.mask, column, 0.0).sum() for column in columns])
-    return torch.cat([sums, _count_bins(logits, correct, finite, batch.mask)])
+    return torch.cat([sums, _count_bins(logits, correct, finite, batch.mask)]), correct > 0
 
 
 def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:

@@ -166,6 +166,13 @@ class RunTask(Protocol):
         """As `engine.Task`."""
         ...
 
+    def count_marked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The same sums, and bool [B] on the device: which examples were answered rightly.
+
+        None where nothing is right or wrong. It costs no pass of its own.
+        """
+        return self.count(model, batch), None
+
     def summarise(self, sums: Tensor) -> Evaluation:
         """As `engine.Task`."""
         ...

@@ -47,6 +47,7 @@ FLOORS = {
     "job.build": 5.4,
     "job.stream": 5.5,
     "job.recorder": 5.55,
+    "job.answers": 5.56,
     "job.callbacks": 5.6,
     "job.summary": 5.7,
     "job.replica": 5.8,

@@ -10,6 +10,7 @@ import pytest
 
 from models import export_model
 from store import read_metrics
+from store.hits import HITS_FILE, Hits, parse_hits
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
 
@@ -129,8 +130,15 @@ def run_child(argv: list[str], form: Form) -> None:
 
 
 @pytest.fixture(scope="module")
-def vit_reference(tmp_path_factory, vit_flags) -> list[dict]:
-    return run_form(tmp_path_factory.mktemp("reference"), Form("cpu"), vit_flags)
+def vit_folder(tmp_path_factory, vit_flags) -> Path:
+    folder = tmp_path_factory.mktemp("reference")
+    run_form(folder, Form("cpu"), vit_flags)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit_reference(vit_folder) -> list[dict]:
+    return read_metrics(vit_folder / "tiny" / "form")
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +166,28 @@ def compare(
             assert mine[score] == pytest.approx(theirs[score], rel=eval_rel)
 
 
+def read_hits(folder: Path) -> dict[str, Hits]:
+    """Which examples a run has named rightly."""
+    return parse_hits((folder / "tiny" / "form" / HITS_FILE).read_bytes())
+
+
+def check_hits(found: dict[str, Hits], lines: list[dict]) -> None:
+    """The bits add up to what the lines of their steps say."""
+    top1 = {line["step"]: line["top1"] for line in lines if line["kind"] == "eval"}
+    assert found["last"].step == max(top1)
+    for one in found.values():
+        assert one.examples == EXAMPLES
+        assert 100.0 * one.count() * (1.0 / EXAMPLES) == top1[one.step]
+    assert found["best"].count() == max(round(value * EXAMPLES / 100) for value in top1.values())
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_a_vit_distils_alike(name, vit_flags, vit_reference, tmp_path):
+def test_a_vit_distils_alike(name, vit_flags, vit_folder, vit_reference, tmp_path):
     found = run_form(tmp_path, FORMS[name], vit_flags)
     compare(found, vit_reference)
+    # Alike to the bit, however the examples were dealt out.
+    assert read_hits(tmp_path) == read_hits(vit_folder)
+    check_hits(read_hits(tmp_path), found)
     if name == "xla x1" or FORMS[name].devices:
         assert found[-1]["graphs_train"] == 1
 

@@ -1,4 +1,7 @@
-"""Two hundred SIGKILLs at any instant of what readers write: index, export, tags."""
+"""Two hundred SIGKILLs at any instant of what a trainer writes, and as many of readers.
+
+A run's lines, renames, checkpoints, end and summary; the index, exports, tags.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,20 @@ from pathlib import Path
 import pytest
 
 from store.export import check_export, export_runs
+from store.history import read_metrics
 from store.index import RunIndex
 from store.record import RunRecord
+from store.runs import RunStore
+from store.summary import SUMMARY_FILE
 from store.tags import TAGS_FILE, change_tags
+from store.validation import check_run
 from tests.support.stored_runs import make_config, make_run
-from utils.storage import open_folder
+from tests.support.whole_runs import begin_whole
+from utils.metrics import MetricWriter
+from utils.storage import open_folder, write_atomically
 
-pytestmark = pytest.mark.slow
-_KILLS = 70  # of each kind of work
+_KILLS = 70  # of each kind of work of readers
+_STEPS, _CHECKPOINT_EVERY = 24, 6
 
 
 def kill_in(work: Callable[[], object], after_s: float) -> bool:
@@ -60,6 +69,7 @@ def tell(root: Path) -> str:
     return json.dumps([said, columns], sort_keys=True)
 
 
+@pytest.mark.slow
 def test_an_index_whose_writers_were_killed_equals_one_made_anew(root, tmp_path):
     draw, killed, longest = random.Random(1), 0, 0.12
     for turn in range(_KILLS):
@@ -80,6 +90,7 @@ def test_an_index_whose_writers_were_killed_equals_one_made_anew(root, tmp_path)
     assert kept == tell(root)
 
 
+@pytest.mark.slow
 def test_an_export_is_whole_or_not_there(root, tmp_path):
     draw, killed, whole = random.Random(2), 0, 0
     records = [RunRecord(path) for path in sorted((root / "digits").iterdir())]
@@ -97,6 +108,7 @@ def test_an_export_is_whole_or_not_there(root, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "runs"]
 
 
+@pytest.mark.slow
 def test_tags_are_those_of_before_or_after(root):
     folder, killed = open_folder(root / "digits" / "run0"), 0
     draw = random.Random(3)
@@ -112,3 +124,109 @@ def test_tags_are_those_of_before_or_after(root):
         assert sorted(tags) == sorted(f"tag{number}" for number in range(len(tags)))
         assert change_tags(folder, ["more"], []) == sorted([*tags, "more"])
     assert killed == _KILLS
+
+
+def train(root: Path, name: str, checkpoint: Path, pipe: int) -> None:
+    """What a trainer writes of a run, from its last checkpoint to its end.
+
+    Each line, and when it begins and ends, is acknowledged in `pipe` once it has been written.
+    """
+    run = RunStore(str(root), "digits").get(name)
+    start = int(checkpoint.read_text()) if checkpoint.exists() else 0
+    session = begin_whole(run, is_new=False, from_step=start)
+    writer = MetricWriter(run.path, first_step=start, attempt=session.attempt)
+    os.write(pipe, b"begun\n")
+    for step in range(start + 1, _STEPS + 1):
+        writer.write(step, "train", {"loss/total": step / 7})
+        os.write(pipe, f"{step}\n".encode())
+        if step % _CHECKPOINT_EVERY == 0:
+            writer.sync()
+            write_atomically(checkpoint, str(step))
+            session.note_checkpoint(step)
+    writer.close()
+    (run.path / "student.safetensors").write_bytes(b"weights" * 100)
+    os.write(pipe, b"ending\n")
+    session.complete(_STEPS, {"eval_top1": 3.0}, "all steps are done")
+    session.close()
+    os.write(pipe, b"done\n")
+
+
+def kill_after(work: Callable[[int], None], word: str, delay_s: float) -> tuple[list[str], bool]:
+    """Let a child work until it has said a word, and a moment more.
+
+    Gives all that it has said, and whether it was killed.
+    """
+    source, target = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(source)
+        try:
+            work(target)
+        finally:
+            os._exit(0)
+    os.close(target)
+    said = b""
+    while word and f"{word}\n".encode() not in said:
+        said += (found := os.read(source, 1 << 16))
+        if not found:
+            break
+    time.sleep(delay_s)
+    os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    while found := os.read(source, 1 << 16):
+        said += found
+    os.close(source)
+    return said.decode().split(), os.WIFSIGNALED(status)
+
+
+def check_killed(root: Path, name: str, said: list[str], start: int) -> None:
+    """No line that was acknowledged is gone or doubled, and nothing is damaged."""
+    path = root / "digits" / name
+    lines = read_metrics(path) if (path / "metrics.jsonl").exists() else []
+    steps = [line["step"] for line in lines]
+    wanted = {*range(1, start + 1), *(int(word) for word in said if word.isdigit())}
+    assert wanted <= set(steps) and steps == sorted(set(steps)), (name, said, steps)
+    assert all(line["loss/total"] == line["step"] / 7 for line in lines)
+    if (path / "run.json").exists():
+        bad = [one for one in check_run(open_folder(path)) if one.grade != "torn"]
+        # Between the two last writes of its life a run lacks its summary, and says so.
+        assert [one.file for one in bad] in ([], [SUMMARY_FILE]), bad
+        assert not bad or (json.loads((path / "run.json").read_text())["status"] == "complete")
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_at_any_instant_loses_and_doubles_nothing(
+    tmp_path, monkeypatch, kills
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root, checkpoint = tmp_path / "runs", tmp_path / "checkpoint"
+    draw, killed, number, unfinished = random.Random(kills), 0, 0, 0
+    (root / "digits").mkdir(parents=True)
+    while killed < kills:
+        name = f"run{number}"
+        start = int(checkpoint.read_text()) if checkpoint.exists() else 0
+        place = draw.choice(
+            ["", "begun", str(draw.randint(min(start + 1, _STEPS), _STEPS)), "ending"]
+        )
+        delay = draw.uniform(0.0, 0.15 if not place else 0.02)
+        work = lambda pipe, name=name: train(root, name, checkpoint, pipe)  # noqa: E731
+        said, is_killed = kill_after(work, place, delay)
+        killed += is_killed
+        check_killed(root, name, said, start)
+        status = RunStore(str(root), "digits").get(name).read().get("status")
+        if status == "complete":
+            unfinished += not (root / "digits" / name / SUMMARY_FILE).exists()
+        if not is_killed or (status == "complete" and draw.random() < 0.5):
+            said, is_killed = kill_after(work, "done", 0.2)
+            assert said[-1] == "done" and not is_killed
+            assert check_run(open_folder(root / "digits" / name), is_thorough=True) == []
+            lines = read_metrics(root / "digits" / name)
+            assert [line["step"] for line in lines] == list(range(1, _STEPS + 1))
+            number += 1
+            checkpoint.unlink(missing_ok=True)
+        if killed % 25 == 0 and is_killed:
+            tell(root)
+    assert number and (kills < 100 or unfinished)
+    kept = tell(root)
+    shutil.rmtree(tmp_path / "cache")
+    assert kept == tell(root)

@@ -12,6 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from store.export import export_runs
+from store.hits import Hits, format_hits, read_header
 from store.models import MODELS, create_schema, format_schema
 from store.record import RunRecord
 from store.spans import SPANS_FILE, SpanWriter
@@ -60,6 +61,8 @@ def documents(tmp_path_factory) -> list[tuple[str, object]]:
             found.append(("artifacts", json.loads((place / "artifacts.json").read_text())))
     for name in ("environment", "summary"):
         found.append((name, json.loads((whole.path / f"{name}.json").read_text())))
+    entries = {name: Hits(3, 9, "ab" * 32, b"ab") for name in ("last", "best", "best_before")}
+    found.append(("hits", read_header(format_hits(entries))))
     out = run.path.parent / "export"
     found.append(("export_manifest", export_runs([RunRecord(run.path)], out, "csv")))
     writer = SpanWriter(out, 1)

@@ -15,7 +15,7 @@ from losses import LossInputs, WeightedLoss
 from models import create_model
 from optim_factory import create_optimizer, create_schedule
 from tasks import Classify
-from tasks.counting import count_batch
+from tasks.counting import count_batch, count_marked
 from utils.config import RunConfig, load_config
 from utils.config.execution import RuntimeSection
 from utils.config.sections import ModelSection, OptimSection
@@ -114,6 +114,11 @@ class TinyTask:
 
     def count(self, model: nn.Module, batch: ImageBatch) -> torch.Tensor:
         return count_batch(predict(model, batch), batch)
+
+    def count_marked(
+        self, model: nn.Module, batch: ImageBatch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        return count_marked(predict(model, batch), batch)
 
     def summarise(self, sums: torch.Tensor) -> Evaluation:
         return Classify.summarise(self, sums)
