@@ -11,14 +11,12 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from store.catalogue import TRAIN
 from store.record import RunRecord
+from store.timeline import compute_time, list_attempts
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
 _HOUR_S = 3600.0
-# Time of a line in which the loop did nothing for the run.
-_WAITS = ("input_wait_s", "checkpoint_held_s")
 
 
 class DevicePrice(BaseModel):
@@ -45,9 +43,8 @@ class RunCost:
       paid_s: sum over attempts, from their beginning to their end.
       device_hours: the same times the devices of each.
       usd: none: there is no table, or it has no price for a device on that day.
-      is_least: an attempt was killed: it counts as far as its lines go.
-      goodput: share of the paid time in which steps were made that still count, without waits for
-        input and checkpoints; none: nothing was paid for.
+      is_least: an attempt was killed: it counts as far as its lines and spans go.
+      goodput: share of the paid time in which steps were made that still count (store.timeline).
       unpriced: devices without a price.
     """
 
@@ -82,12 +79,13 @@ def read_prices(path: Path) -> list[DevicePrice]:
 
 def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
     """What a run has cost so far by its attempts."""
-    paid, hours, usd, is_least = 0.0, 0.0, 0.0, False
+    hours, usd = 0.0, 0.0
     unpriced = []
+    times = {one.number: one.ended - one.began for one in list_attempts(record)}
     environment = record.facts.get("environment")
     environment = environment if isinstance(environment, dict) else {}
     for attempt in record.attempts:
-        seconds, is_whole = _measure(record, attempt)
+        seconds = times.get(attempt.get("attempt"), 0.0)
         hardware = attempt.get("hardware")
         # Attempts of earlier programs did not tell the kind of device, the run did.
         hardware = {**environment, **(hardware if isinstance(hardware, dict) else {})}
@@ -95,13 +93,12 @@ def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
         price = _find_price(hardware, attempt.get("began", 0.0), prices)
         if price is None:
             unpriced.append(_name_device(hardware))
-        paid, is_least = paid + seconds, is_least or not is_whole
         hours += devices * seconds / _HOUR_S
         usd += devices * seconds / _HOUR_S * (price.usd_per_device_hour if price else 0.0)
-    useful = _measure_useful(record)
+    time = compute_time(record)
     return RunCost(
-        paid, hours, usd if prices and not unpriced else None, is_least,
-        min(1.0, useful / paid) if paid and not is_least else None, tuple(sorted(set(unpriced))),
+        time.paid_s, hours, usd if prices and not unpriced else None, time.is_least, time.goodput,
+        tuple(sorted(set(unpriced))),
     )  # fmt: skip
 
 
@@ -115,26 +112,6 @@ def find_front(points: Sequence[tuple[float, float] | None], *, is_higher_better
             best = value
             front.add(place)
     return front
-
-
-def _measure(record: RunRecord, attempt: JsonObject) -> tuple[float, bool]:
-    """Seconds of an attempt, and whether its end is known."""
-    began, ended = attempt.get("began"), attempt.get("ended")
-    if isinstance(began, int | float) and isinstance(ended, int | float):
-        return max(0.0, ended - began), True
-    number = attempt.get("attempt")
-    times = [(line.get("attempt"), line.get("time_s")) for line in record.lines]
-    known = [(one, t) for one, t in times if isinstance(one, int) and isinstance(t, int | float)]
-    mine = [t for one, t in known if one == number]
-    before = [t for one, t in known if isinstance(number, int) and one < number]
-    return (max(0.0, mine[-1] - (before[-1] if before else 0.0)) if mine else 0.0), False
-
-
-def _measure_useful(record: RunRecord) -> float:
-    lines = [line for line in record.lines if line["kind"] == TRAIN]
-    times = [line["time_s"] for line in lines if isinstance(line.get("time_s"), int | float)]
-    waits = (line.get(name) or 0.0 for line in lines for name in _WAITS)
-    return max(0.0, (times[-1] if times else 0.0) - sum(waits))
 
 
 def _find_price(

@@ -10,20 +10,22 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from store.catalogue import Metric
 from store.compare.sides import Side, find_entry, name_by_seed
 from store.compare.statistics import Delta, Sample, compute_delta, summarise
 from store.record import RunRecord, get_finite_or_told
-from utils.errors import UserError, get_hint
+from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.json_types import JsonValue
 
 Severity = Literal["blocker", "major", "minor"]
 Outcome = Literal["pass", "fail", "undecided", "skipped"]
 Direction = Literal["higher", "lower"]
 SEVERITIES = get_args(Severity)
+EXIT_UNDECIDED = 3
 AGGREGATES = ("last", "best", "mean", "median", "min", "max")
 _KEYS = ("metric", "aggregate", "max_pct", "max_abs", "severity", "optional", "direction")
 _PERCENTILE = re.compile(r"p(\d{1,2}(?:\.\d+)?)")
@@ -145,15 +147,18 @@ def make_gate(values: Mapping[str, JsonValue], text: str) -> Gate:
                 direction=direction)  # fmt: skip
 
 
-def settle_direction(gate: Gate) -> Gate:
-    """The gate with the direction that it or the catalogue gives.
+def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_entry) -> Gate:
+    """The gate with the direction that it or a catalogue gives.
+
+    Args:
+      find: gives a number's entry of the catalogue.
 
     Raises:
       UserError: nobody says which way is better; it is never guessed from a name.
     """
     if gate.direction is not None:
         return gate
-    entry = find_entry(gate.metric)
+    entry = find(gate.metric)
     if entry is not None and entry.direction != "none":
         return replace(gate, direction=entry.direction)
     known = "is in no catalogue of metrics" if entry is None else "has no better direction"
@@ -206,6 +211,18 @@ def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()
     return replace(finding, outcome=outcome, reason=_explain(finding, delta))
 
 
+def get_code(findings: Sequence[GateFinding], undecided: str = "") -> int:
+    """The exit code of some findings: 0, 1 for a regression, 3 for undecided; minor ones are told.
+
+    Args:
+      undecided: `fail` or `pass`: what takes the place of 3.
+    """
+    grave = {one.outcome for one in findings if one.is_grave}
+    if "fail" in grave or ("undecided" in grave and undecided == "fail"):
+        return EXIT_FAILED
+    return EXIT_UNDECIDED if "undecided" in grave and undecided != "pass" else 0
+
+
 def compute_aggregate(record: RunRecord, gate: Gate) -> tuple[float | None, int]:
     """A run's number and how many lines it comes from; one that is not finite spoils them all."""
     if gate.aggregate == "last":
@@ -213,13 +230,14 @@ def compute_aggregate(record: RunRecord, gate: Gate) -> tuple[float | None, int]
     kind, _, name = gate.metric.partition(".")
     told = (get_finite_or_told(line).get(name) for line in record.lines if line["kind"] == kind)
     values = [value for value in told if value is not None]
-    if not values:
-        return None, 0
+    return aggregate(gate, values), len(values)
+
+
+def aggregate(gate: Gate, values: Sequence[float]) -> float | None:
+    """One number for several as the gate wants it; one that is not finite spoils them all."""
     spoilt = next((value for value in values if not math.isfinite(value)), None)
-    return (_aggregate(gate, values) if spoilt is None else spoilt), len(values)
-
-
-def _aggregate(gate: Gate, values: list[float]) -> float:
+    if spoilt is not None or not values:
+        return spoilt
     functions = {"mean": statistics.fmean, "median": statistics.median, "min": min, "max": max,
                  "best": max if gate.direction == "higher" else min}  # fmt: skip
     if gate.aggregate in functions:

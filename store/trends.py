@@ -1,40 +1,53 @@
-"""Reports of `tools.benchmark` kept side by side, and whether the newest are worse than before.
+"""Benchmark reports and compiler's verdicts kept side by side, and whether the newest are worse.
 
-A report lies at `<store>/benchmarks/<identity>/<time>-<commit>.json`. The identity is a hash of all
-that must be equal for figures to be comparable: devices, batch, input and configuration.
+One lies at `<store>/benchmarks/<identity>/<time>-<commit>.json`. The identity is a hash of all that
+must be equal for figures to be comparable (`store.reports`); versions of the software are not.
 """
 
 from __future__ import annotations
 
-import hashlib
-import itertools
 import json
 import math
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
-from store.config_text import flatten_config
-from utils.errors import UserError
+from store.gates import Gate, GateFinding, check_samples, settle_direction
+from store.reports import (
+    COMPILER_NOISE,
+    VERDICT,
+    describe_report,
+    find_figure,
+    get_identity,
+    get_kind,
+    get_versions,
+    name_report,
+    read_figures,
+)
+from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
 from utils.storage import write_atomically
 
 FOLDER = "benchmarks"
-Verdict = Literal["too few", "steady", "worse", "much worse", "better"]
+Verdict = Literal["too few", "steady", "worse", "much worse", "better", "missing"]
+BAD = ("worse", "much worse", "missing")
 # So many reports before the newest ones are what they are held against.
 WINDOW, NEWEST, FEWEST = 20, 3, 5
-ALARM = 0.05
+# A little below one in twenty: what single outliers add has room there.
+ALARM = 0.048
+# How much each of the newest three counts, the oldest first, and by how many standard deviations
+# the newest must itself be off: chosen by simulation (tools.proofs.benchmark_trends) for the most
+# slow-downs found at the first three reports.
+_WEIGHTS = (0.5, 0.75, 1.0)
+_OFF = 0.5
 # A single report that is so many robust standard deviations off needs no company.
-_SUDDEN = 6.0
+_SUDDEN = 8.0
 # From the median absolute deviation to the standard deviation of a normal distribution.
 _TO_SD = 1.4826
-_FREE_KEYS = ("run.", "runtime.num_processes")
-_IDENTITY = ("processes", "hardware", "devices", "global_batch_size", "unit")
-_LOWER = ("step_p50_s", "step_p95_s", "input_stall_share", "compile_s", "graphs", "peak_host_gib",
-          "peak_device_gib", "engine_over_bare")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -42,121 +55,212 @@ class Trend:
     """One figure over all reports of an identity.
 
     Attributes:
-      figure: its name, with the number of processes in front.
-      values: the oldest first.
+      subject: what was measured or compiled.
+      figure: its name, a benchmark's with the number of processes in front.
+      values: the oldest first; those that a report lacks are left out.
+      reports: how many there are, with and without the figure.
       median: of the reports that the newest are held against.
       worse: by which share of the median the newest ones are worse, in the mean.
-      p: of such ranks by chance, where nothing has changed.
+      p: of newest values as bad as these by chance, where nothing has changed.
+      versions: what the newest report was made with and the one before the newest three was not.
     """
 
     identity: str
+    subject: str
     figure: str
     values: tuple[float, ...]
+    reports: int
     median: float
     worse: float
     p: float
     verdict: Verdict
+    versions: tuple[str, ...] = ()
 
 
-def keep_report(store: Path, report: JsonObject) -> Path:
-    """Put a report beside those of the same identity; gives its place.
+def place_report(store: Path, report: JsonObject) -> Path:
+    """Where a report goes: beside those of the same identity.
 
     Raises:
       UserError: it is no report.
     """
     try:
-        name = f"{report['created']}-{report['environment']['git_commit'] or 'unknown'}"
-        identity = get_identity(report)
-    except (KeyError, TypeError, AttributeError) as error:
+        name, identity = name_report(report), get_identity(report)
+        read_figures(report)
+    except UserError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"--add: no report of tools.benchmark ({error!r} is missing); give a file of its --json"
+            f"no report of tools.benchmark or tools.compile_for_tpu ({error}); give a --json file "
+            "of theirs"
         ) from error
-    path = store / FOLDER / identity / f"{re.sub(r'[^0-9A-Za-z.-]', '', name)}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(report, indent=2) + "\n")
+    return store / FOLDER / identity / f"{re.sub(r'[^0-9A-Za-z.-]', '', name)}.json"
+
+
+def keep_report(store: Path, report: JsonObject) -> Path:
+    """Put a report there; gives its place.
+
+    Raises:
+      UserError: it is no report, or it cannot be written.
+    """
+    path = place_report(store, report)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        raise UserError(
+            f"--store {str(store)!r} cannot be written: {error.strerror}; mend its rights"
+        ) from error
     return path
 
 
-def get_identity(report: JsonObject) -> str:
-    """A hash of all that figures of two reports must have in common to be compared."""
-    config = flatten_config(report["config"])
-    kept = {key: value for key, value in config.items() if not key.startswith(_FREE_KEYS)}
-    results = [{name: one.get(name) for name in _IDENTITY} for one in report["results"]]
-    text = json.dumps([kept, report["settings"]["input"], results], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def read_trends(store: Path) -> list[Trend]:
-    """What has become of each figure of each identity.
+def read_reports(store: Path) -> dict[str, list[JsonObject]]:
+    """Identity -> its reports, the oldest first.
 
     Raises:
       UserError: a report is damaged.
     """
+    folders = sorted((store / FOLDER).glob("*/"))
+    return {
+        one.name: [_read(path) for path in paths]
+        for one in folders if (paths := sorted(one.glob("*.json")))
+    }  # fmt: skip
+
+
+def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
+    """What has become of each figure of one identity.
+
+    A figure that earlier reports had and the newest one lacks is missing, which is bad.
+    """
+    tables = [read_figures(report) for report in reports]
+    names = dict.fromkeys(
+        name for table in tables for name, value in table.items() if value is not None
+    )
+    versions = _compare_versions(reports)
+    subject, kind = describe_report(reports[-1]), get_kind(reports[-1])
     found = []
-    for folder in sorted((store / FOLDER).glob("*/")):
-        series: dict[str, list[float]] = {}
-        for path in sorted(folder.glob("*.json")):
-            for figure, value in _read_figures(path).items():
-                series.setdefault(figure, []).append(value)
-        found += [judge(folder.name, figure, values) for figure, values in series.items()]
+    for name in names:
+        values = [table[name] for table in tables if table.get(name) is not None]
+        least = COMPILER_NOISE if kind == VERDICT else 0.0
+        median, worse, p, verdict = judge(name, values, least=least)
+        if tables[-1].get(name) is None:
+            verdict = "missing"
+        found.append(
+            Trend(identity, subject, name, tuple(values), len(reports), median, worse, p, verdict,
+                  versions)
+        )  # fmt: skip
     return found
 
 
-def judge(identity: str, figure: str, values: Sequence[float]) -> Trend:
+def judge(
+    figure: str, values: Sequence[float], *, least: float = 0.0
+) -> tuple[float, float, float, Verdict]:
     """Whether the newest three values are worse than the twenty before them.
 
-    By the exact distribution of their ranks (Wilcoxon), which holds for noise of any form: where
-    nothing has changed, at most one report in twenty raises an alarm. One value that is six robust
-    standard deviations off raises it at once.
+    By the exact distribution of a weighted sum over all orders of these values, which holds for
+    noise of any form: where nothing has changed, at most one report in twenty raises an alarm. One
+    value that is eight robust standard deviations off raises it at once.
 
     Args:
       values: the oldest first.
+      least: share of the median below which a change means nothing.
+
+    Returns:
+      Median of the twenty, share by which the newest are worse in the mean, p, verdict.
     """
-    sign = 1.0 if figure.rpartition(" ")[2] in _LOWER else -1.0
+    entry = find_figure(figure)
+    sign = 1.0 if entry is not None and entry.direction == "lower" else -1.0
     base, newest = values[-WINDOW - NEWEST : -NEWEST], values[-NEWEST:]
     if len(base) < FEWEST:
-        return Trend(identity, figure, tuple(values), math.nan, 0.0, 1.0, "too few")
+        return math.nan, 0.0, 1.0, "too few"
     median = statistics.median(base)
     worse = sign * (statistics.fmean(newest) - median)
-    p = compute_rank_p([sign * one for one in base], [sign * one for one in newest])
-    less = compute_rank_p([-sign * one for one in base], [-sign * one for one in newest])
+    gap, floor = sign * (newest[-1] - median), max(least, 1e-9) * abs(median)
+    p, less = (
+        compute_p([way * sign * one for one in base], [way * sign * one for one in newest])
+        for way in (1, -1)
+    )
     spread = _TO_SD * statistics.median(abs(one - median) for one in base)
     verdict: Verdict = "steady"
-    if p <= ALARM:
-        verdict = "worse"
-    elif sign * (newest[-1] - median) > _SUDDEN * max(spread, 1e-3 * abs(median)):
+    if gap > floor and gap > _SUDDEN * max(spread, 1e-3 * abs(median)):
         verdict = "much worse"
-    elif less <= ALARM:
+    elif gap > floor and p <= ALARM:
+        verdict = "worse"
+    elif -gap > floor and less <= ALARM:
         verdict = "better"
-    share = worse / abs(median) if median else worse
-    return Trend(identity, figure, tuple(values), median, share, p, verdict)
+    return median, worse / abs(median) if median else worse, p, verdict
 
 
-def compute_rank_p(base: Sequence[float], newest: Sequence[float]) -> float:
-    """How often values drawn at random from all would rank as high as the newest ones do.
+def compute_p(base: Sequence[float], newest: Sequence[float]) -> float:
+    """How often values in a random order would end as high as these do.
 
-    Exact, with mean ranks where values are equal. Source: Wilcoxon 1945, Biometrics 1.
+    Exact, over every choice of the last three. What counts is the sum of the last three with
+    weights, and that the last one is itself above the mean: so one outlier raises one alarm, not
+    three. Source: Pitman 1937, Supplement to the Journal of the Royal Statistical Society 4.
     """
-    together = sorted([*base, *newest])
-    first = {value: place for place, value in reversed(list(enumerate(together)))}
-    last = {value: place for place, value in enumerate(together)}
-    ranks = {value: (first[value] + last[value]) / 2 for value in together}
-    found = sum(ranks[value] for value in newest)
-    sums = [sum(one) for one in itertools.combinations([ranks[v] for v in together], len(newest))]
-    return sum(one >= found - 1e-9 for one in sums) / len(sums)
+    together = [*base, *newest]
+    mean, spread = statistics.fmean(together), statistics.pstdev(together)
+    if spread == 0.0:
+        return 1.0
+    scores = [(one - mean) / spread for one in together]
+    first, second, last = scores[-3:]
+    if last <= _OFF:
+        return 1.0
+    w1, w2, w3 = _WEIGHTS
+    found = w1 * first + w2 * second + w3 * last - 1e-9
+    high = sum(w1 * a + w2 * b + w3 * c >= found for c, a, b in permutations(scores, 3) if c > _OFF)
+    return high / math.perm(len(scores), 3)
 
 
-def _read_figures(path: Path) -> dict[str, float]:
+def gate_newest(gates: Sequence[Gate], reports: Sequence[JsonObject]) -> list[GateFinding]:
+    """Hold the newest three reports of one identity against the twenty before them, by gates.
+
+    Raises:
+      UserError: a gate on a figure that no report has.
+    """
+    tables = [read_figures(report) for report in reports[-WINDOW - NEWEST :]]
+    names = {name for table in tables for name in table}
+    short = {name.rpartition(" x ")[2] for name in names}
+    found = []
+    for gate in gates:
+        if find_figure(gate.metric) is None and gate.metric not in short | names:
+            hint = get_hint(gate.metric, short)
+            raise UserError(f"--gate: no report has a figure {gate.metric!r}; {hint}")
+        settled = settle_direction(gate, find_figure)
+        wanted = sorted(n for n in names if gate.metric in (n, n.rpartition(" x ")[2]))
+        found += [_gate(settled, name, tables) for name in wanted]
+    return found
+
+
+def _gate(gate: Gate, name: str, tables: Sequence[dict[str, float | None]]) -> GateFinding:
+    base, newest = (
+        {
+            (word, place): table[name]
+            for place, table in enumerate(part)
+            if table.get(name) is not None
+        }
+        for word, part in (("base", tables[:-NEWEST]), ("new", tables[-NEWEST:]))
+    )
+    bad = [] if tables[-1].get(name) is not None else [f"the newest report has no {name}"]
+    if not bad and len(base) < FEWEST:
+        reason = f"{FEWEST} reports before the newest {NEWEST} are needed, {len(base)} have it"
+        return GateFinding(replace(gate, metric=name), "undecided", reason)
+    return check_samples(replace(gate, metric=name), base, newest, bad)
+
+
+def _compare_versions(reports: Sequence[JsonObject]) -> tuple[str, ...]:
+    before = get_versions(reports[max(0, len(reports) - NEWEST - 1)])
+    now = get_versions(reports[-1])
+    return tuple(
+        f"{name} {before.get(name, 'none')} to {now.get(name, 'none')}"
+        for name in sorted(before.keys() | now)
+        if before.get(name) != now.get(name)
+    )
+
+
+def _read(path: Path) -> JsonObject:
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        results = report["results"]
-        return {
-            f"{one['processes']} x {name}": float(value)
-            for one in results
-            for name, value in one.items()
-            if (name in _LOWER or name.endswith("_per_s"))
-            and isinstance(value, int | float)
-            and math.isfinite(value)
-        }
+        read_figures(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is no report of tools.benchmark; move it away") from error
+        raise UserError(f"{path} is no report of a benchmark or compiler; move it away") from error
+    return report

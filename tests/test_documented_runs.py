@@ -22,7 +22,7 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from tests.store.test_trends import REPORT
+from tests.store.test_trends import REPORT, VERDICT
 from tests.support.documented_commands import (
     ROOT,
     get_call,
@@ -243,6 +243,7 @@ def asked(checkpoints) -> Workplace:
     for name, block in zip(("gates", "prices"), blocks, strict=True):
         (checkpoints.folder / f"{name}.yaml").write_text(block)
     (checkpoints.folder / "report.json").write_text(json.dumps(REPORT))
+    (checkpoints.folder / "verdict.json").write_text(json.dumps(VERDICT))
     for run, tag in (("digits_student/first", "base"), ("digits_student/second", "candidate")):
         checkpoints.run(f"python -m tools.runs tag {run} --add {tag}")
     checkpoints.run_document("docs/runs.md")
@@ -431,8 +432,9 @@ def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
     done = {one: asked.done[one] for one in COMMANDS["docs/runs.md"]}
     new = {path for one in done.values() for path in one.new}
     kept = {path for path in new if path.startswith("runs/benchmarks/")}
-    assert len(kept) == 1
-    assert {path.split("/")[0] for path in new - kept} == {"comparison.html", "exported"}
+    assert len(kept) == 2
+    made = {"comparison.html", "exported", "trends.html"}
+    assert {path.split("/")[0] for path in new - kept} == made
     assert all("/checkpoints/" not in path for path in new)
     listed = json.loads(next(one.output for command, one in done.items() if "tag=paper" in command))
     assert "paper" in json.dumps(listed)
@@ -443,7 +445,7 @@ def test_all_that_the_documents_make_lies_in_these_places(distillation, data, as
     assert {path.split("/")[0] for path in data.find_files()} == {
         "photos", "mnist_files", "texts", "data", "runs", "report", "sheet.png", "exported",
         "student.safetensors", "student.json", "student.pth", "comparison.html", "gates.yaml",
-        "prices.yaml", "report.json",
+        "prices.yaml", "report.json", "verdict.json", "trends.html",
     }  # fmt: skip
 
 

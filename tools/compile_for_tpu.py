@@ -7,7 +7,7 @@ whether it fits, what it should cost and where: compiler's estimates, not measur
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -20,9 +20,14 @@ from typing import TYPE_CHECKING
 # This program also runs by its path, as the loader checks do; all others by `python -m`.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from store.environment import read_environment
+from store.gates import EXIT_UNDECIDED, Gate, check_samples, get_code
+from store.report_gates import DEFAULT_PCT, check_comparable
+from tools.comparison import add_report_flags, check_report_flags, judge_report, read_base
+from tools.tpu.schema import SCHEMA_VERSION
 from tools.tpu.targets import Target, list_targets, parse_target
 from utils.config import load_config
-from utils.errors import UserError
+from utils.errors import EXIT_FAILED, UserError
 from utils.programs import (
     DefaultsHelp,
     ProgramParser,
@@ -36,15 +41,15 @@ if TYPE_CHECKING:
     from tools.tpu.export import StepExport
     from tools.tpu.schema import Report
     from utils.config import RunConfig
+    from utils.json_types import JsonObject
 
-EXIT_REGRESSION = 1
-# Placement of buffers flips on small edits: less than this is no difference.
-NOISE = 0.05
 NOTE = (
     "compiler's estimate, not a measurement; one published point suggests a wall time of 1.3 to 1.5"
     " times the estimate. Collectives, input and dispatch are not in it"
 )
 _BATCH_STEP = 8
+# Of two exit codes the later one here counts: passed, undecided, failed.
+_SEVERITY = (0, EXIT_UNDECIDED, EXIT_FAILED)
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,8 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--json", type=Path, help="write the report here")
     add("--hlo", type=Path, help="write the compiled program and the exported step here")
     add("--max-batch", action="store_true", help="search the largest batch of a device that fits")
-    add("--compare", type=Path, help="an earlier report: fail if this one costs 5 %% more")
-    add("--gate", type=float, metavar="MCYC", help="fail above this many Mcycles plus 5 %%")
+    add_report_flags(parser)
+    add("--limit", type=float, metavar="MCYC", help="fail above this many Mcycles plus 5 %%")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--cache-dir", type=Path, help="store of results; none: below the user's cache directory")
     return parser.parse_known_args(argv)
@@ -107,7 +112,12 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     prepare_file(options.json, "--json")
     prepare_folder(options.hlo, "--hlo")
     compilation = Compilation(config, target, options.chips, _choose_batch(options, config, target))
-    base = _read_base(options.compare, compilation) if options.compare else None
+    check_report_flags(options)
+    if options.limit is not None and not 0 < options.limit < math.inf:
+        raise UserError(f"--limit ({options.limit}) must be above 0; give Mcycles of a step")
+    base = read_base(options)
+    if base is not None:
+        check_comparable(base, describe_step(compilation))
     require_compiler()
     report = create_report(compilation, options, flags)
     if options.max_batch:
@@ -115,9 +125,13 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     from tools.tpu.printing import print_report
 
     print_report(report)
-    if options.json:
-        options.json.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    return _compare_costs(report, options, base)
+    _write(report, options.json)
+    code, report.comparison = judge_report(
+        options, base, report.model_dump(mode="json"), max_pct=DEFAULT_PCT
+    )
+    if report.comparison:
+        _write(report, options.json)
+    return max(code, _check_limit(report, options.limit), key=_SEVERITY.index)
 
 
 def create_report(
@@ -194,7 +208,9 @@ def describe(
         memory=memory,
         graph=compiled.key,
         versions={**require_compiler(), "torch_xla": version("torch_xla"), "timm": version("timm")},
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
+        made=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        git_commit=read_environment()["git_commit"],
+        configuration=compilation.config.model_dump(mode="json"),
     )
     if compiled.needed_bytes is not None:
         return report
@@ -272,40 +288,32 @@ def _read_sizes(options: argparse.Namespace) -> dict[str, int]:
     return found
 
 
-def _read_base(path: Path, compilation: Compilation) -> float:
-    """Mcycles of an earlier report of the same share of the work."""
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-        base = float(report["estimated_mcycles"])
-        compiled = [report[key] for key in ("target", "chips", "examples_per_chip")]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"--compare ({str(path)!r}) is no report with estimated_mcycles: {error}"
-        ) from error
-    wanted = [compilation.target.name, compilation.chips, compilation.batch]
-    if compiled != wanted:
-        raise UserError(
-            f"--compare ({str(path)!r}) holds target, chips and batch {compiled}, this run "
-            f"{wanted}; compare what is alike by --target, --chips and --batch"
-        )
-    return base
+def describe_step(compilation: Compilation) -> JsonObject:
+    """What of a verdict is known before anything is compiled."""
+    return {
+        "schema_version": SCHEMA_VERSION, "estimated_mcycles": None,
+        "target": compilation.target.name, "chips": compilation.chips,
+        "examples_per_chip": compilation.batch,
+    }  # fmt: skip
 
 
-def _compare_costs(report: Report, options: argparse.Namespace, base: float | None) -> int:
-    """Compare with an earlier report and with a limit."""
-    code = 0
-    for name, limit in (("--compare", base), ("--gate", options.gate)):
-        if limit is None:
-            continue
-        cost = report.estimated_mcycles
-        if cost is None:
-            print(f"{name}: the program does not fit, so it has no cost")
-            return EXIT_REGRESSION
-        worse = cost > limit * (1 + NOISE)
-        verdict = "a regression" if worse else "within 5 %" if cost > limit else "no regression"
-        print(f"{name}: {cost:.2f} Mcyc against {limit:.2f}, {cost / limit:.3f}x: {verdict}")
-        code = EXIT_REGRESSION if worse else code
-    return code
+def _check_limit(report: Report, limit: float | None) -> int:
+    """Hold the cost against a number, by the gate of all programs."""
+    if limit is None:
+        return 0
+    cost = report.estimated_mcycles
+    bad = ["the program does not fit, so it has no cost"] if cost is None else []
+    gate = Gate("estimated_mcycles", max_pct=DEFAULT_PCT, direction="lower")
+    found = check_samples(gate, {"limit": limit}, {} if cost is None else {"now": cost}, bad)
+    print(
+        f"--limit: {cost or math.nan:.2f} Mcyc against {limit:.2f}: {found.outcome}, {found.reason}"
+    )
+    return get_code([found])
+
+
+def _write(report: Report, path: Path | None) -> None:
+    if path is not None:
+        path.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
 
 
 def _show_progress(seconds: float) -> None:

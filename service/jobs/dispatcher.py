@@ -22,6 +22,7 @@ from service.jobs.files import (
     JobFile,
     JobQueue,
     append_event,
+    get_size,
     is_held,
     read_job,
     read_progress,
@@ -56,6 +57,7 @@ class Dispatcher:
         self._patience, self._grace_s = patience or Patience(), grace_s
         self._children: dict[str, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self._asked: dict[str, float] = {}
+        self._over: dict[str, int] = {}  # of events.jsonl when the job was over
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Dispatcher:
@@ -91,9 +93,12 @@ class Dispatcher:
         waiting: list[tuple[JobFile, Path]] = []
         taken = [slot for _, slots in self._children.values() for slot in slots]
         for folder in self.queue.list_folders():
+            if self._is_known_over(folder):
+                continue
             held = is_held(folder)  # before the events: an end is noted before the lock goes
             progress = read_progress(folder)
             if progress.is_over:
+                self._over[folder.name] = get_size(folder)
                 continue
             try:
                 job = read_job(folder)
@@ -106,6 +111,10 @@ class Dispatcher:
             elif self._settle(job, folder, progress):
                 waiting.append((job, folder))
         self._start(waiting, taken)
+
+    def _is_known_over(self, folder: Path) -> bool:
+        size = self._over.get(folder.name)
+        return size is not None and size == get_size(folder)
 
     def _settle(self, job: JobFile, folder: Path, progress: JobProgress) -> bool:
         """Judge what no program works on; whether it may be started now."""

@@ -171,6 +171,10 @@ class JobQueue:
         except FileNotFoundError:
             return ""
 
+    def read_overrides(self, job_id: str) -> JsonObject:
+        """What a job's submission has set on top of its configuration."""
+        return dict(read_job(self.find(job_id)).overrides)
+
     def find(self, job_id: str) -> Path:
         """The directory of a job.
 
@@ -221,6 +225,11 @@ def read_progress(folder: Path) -> JobProgress:
     except FileNotFoundError:
         text = ""
     return fold_events(parse_lines(text))
+
+
+def get_size(folder: Path) -> int:
+    """Bytes of a job's events: more of them tell that something has happened."""
+    return (folder / EVENTS_FILE).stat().st_size
 
 
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:

@@ -49,6 +49,31 @@ class Delta:
         return self.p is not None and self.least_p <= 1 - LEVEL
 
 
+@dataclass(frozen=True)
+class MeanInterval:
+    """A mean and its 95 % interval (Student); ends and `sd` of one value are none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    sd: float | None
+    n: int
+
+
+def compute_interval(values: Sequence[float]) -> MeanInterval:
+    """The mean of some values, at least one, and where that of all such values may lie.
+
+    Source: Student 1908, Biometrika 6.
+    """
+    from scipy.special import stdtrit
+
+    found = summarise(values)
+    if found.sd is None:
+        return MeanInterval(found.mean, None, None, None, found.n)
+    half = float(stdtrit(found.n - 1, (1 + LEVEL) / 2)) * found.sd / math.sqrt(found.n)
+    return MeanInterval(found.mean, found.mean - half, found.mean + half, found.sd, found.n)
+
+
 def summarise(values: Sequence[float]) -> Summary:
     """Mean, standard deviation (n - 1) and number of some values."""
     sd = statistics.stdev(values) if len(values) > 1 else None

@@ -14,6 +14,7 @@ from store.gates import (
     SEVERITIES,
     check_samples,
     check_sides,
+    get_code,
     make_gate,
     parse_gate,
     settle_direction,
@@ -22,34 +23,48 @@ from store.record import RunRecord
 from tests.support.stored_runs import make_config, make_run
 from utils.errors import UserError
 
-# Kind of case -> limits, base and change for the worse, and what must come of it.
+# Kind of case -> limits, base, change for the worse, what must come of it. With a `?` what is
+# absent is skipped.
 CASES = {
-    "pct violated": ("2:-", 50.0, 1.01, "fail"), "pct held": ("2:-", 50.0, 1.0, "pass"),
-    "abs violated": ("-:0.5", 50.0, 0.51, "fail"), "abs held": ("-:0.5", 50.0, 0.5, "pass"),
-    "both, pct violated": ("2:5", 50.0, 1.01, "fail"),
-    "both, abs violated": ("20:0.5", 50.0, 0.51, "fail"),
-    "both held": ("2:1", 50.0, 1.0, "pass"), "zero base, pct alone": ("2:-", 0.0, -1.0, "fail"),
-    "zero base, both": ("2:0.5", 0.0, 0.4, "pass"), "better": ("0:0", 50.0, -3.0, "pass"),
-    "negative base": ("2:-", -50.0, 1.01, "fail"), "missing": ("2:-", 50.0, None, "fail"),
-    "nan": ("2:-", 50.0, math.nan, "fail"), "infinite": ("-:9", 50.0, math.inf, "fail"),
+    "pct": [("2:-", 50.0, 1.01, "fail"), ("2:-", 50.0, 1.0, "pass"), ("0:-", 50.0, -3.0, "pass"),
+            ("2:-", -50.0, 1.01, "fail"), ("2:-", -50.0, 1.0, "pass")],
+    "abs": [("-:0.5", 50.0, 0.51, "fail"), ("-:0.5", 50.0, 0.5, "pass"),
+            ("-:0", 50.0, -3.0, "pass"), ("-:0", 50.0, 0.0, "pass")],
+    "both": [("2:5", 50.0, 1.01, "fail"), ("20:0.5", 50.0, 0.51, "fail"),
+             ("2:1", 50.0, 1.0, "pass"), ("0:0", 50.0, -3.0, "pass")],
+    # A percentage of zero says nothing, in whichever direction the number has gone.
+    "zero": [("2:-", 0.0, -1.0, "fail"), ("2:-", 0.0, 0.0, "fail"), ("2:0.5", 0.0, 0.4, "pass"),
+             ("2:0.5", 0.0, 0.6, "fail"), ("-:0.5", 0.0, 0.4, "pass")],
+    "missing": [("2:-", 50.0, None, "absent"), ("-:9", None, 1.0, "absent"),
+                ("2:9", None, None, "absent")],
+    "non-finite": [("2:-", 50.0, math.nan, "absent"), ("-:9", 50.0, math.inf, "absent"),
+                   ("2:9", 50.0, -math.inf, "absent"), ("2:9", math.nan, 0.0, "absent")],
 }  # fmt: skip
+LEVELS = (*SEVERITIES, "major?")
 
 
 @pytest.mark.parametrize(
-    ("case", "direction", "severity"),
-    itertools.product(CASES, ("higher", "lower"), SEVERITIES),
+    ("case", "direction", "severity"), itertools.product(CASES, ("higher", "lower"), LEVELS)
 )
 def test_a_gate_judges_single_runs(tmp_path, case, direction, severity):
-    limits, base, change, expected = CASES[case]
-    gate = replace(parse_gate(f"eval.x:{limits}:{severity}"), direction=direction)
-    new = None if change is None else base + change * (1 if direction == "lower" else -1)
-    runs = [make_run(tmp_path, name, final={} if value is None else {"eval_x": value})
-            for name, value in (("a", base), ("b", new))]  # fmt: skip
-    sides = [Side(run.path.name, (RunRecord(run.path),)) for run in runs]
-    found = check_sides(gate, *sides)
-    assert found.outcome == expected, found.reason
-    assert found.is_grave == (severity != "minor")
-    assert found.reason
+    for number, (limits, base, change, expected) in enumerate(CASES[case]):
+        gate = replace(parse_gate(f"eval.x:{limits}:{severity}"), direction=direction)
+        sign = 1 if direction == "lower" else -1
+        new = None if change is None else (base or 0.0) + change * sign
+        values = {f"a{number}": base, f"b{number}": new}
+        runs = [make_run(tmp_path, name, final={} if value is None else {"eval_x": value})
+                for name, value in values.items()]  # fmt: skip
+        found = check_sides(gate, *(Side(run.path.name, (RunRecord(run.path),)) for run in runs))
+        if expected == "absent":
+            expected = "skipped" if gate.is_optional else "fail"
+        assert found.outcome == expected, found
+        assert found.is_grave == (severity != "minor")
+        assert get_code([found]) == int(expected == "fail" and severity != "minor")
+        assert found.reason
+
+
+def test_there_are_48_kinds_of_cases():
+    assert len(list(itertools.product(CASES, ("higher", "lower"), LEVELS))) == 48
 
 
 @pytest.mark.parametrize("value", [None, math.nan])

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import random
+import statistics
+from itertools import permutations
 
 import pytest
-from scipy import stats
 
-from store.trends import compute_rank_p, get_identity, judge, keep_report, read_trends
+from store.gates import parse_gate
+from store.reports import get_identity
+from store.trends import compute_p, find_trends, gate_newest, judge, keep_report, read_reports
 from utils.errors import UserError
 
 REPORT = {
-    "created": "2026-11-22T10:00:00Z", "environment": {"git_commit": "abc-dirty"},
+    "schema": 2, "created": "2026-11-22T10:00:00Z", "environment": {"git_commit": "abc-dirty"},
     "config": {"model": {"name": "vit"}, "run": {"run_id": "a"}}, "settings": {"input": "real"},
     "results": [{"processes": 1, "hardware": "CPU", "devices": 1, "global_batch_size": 8,
                  "unit": "img", "img_per_s": 100.0, "step_p50_s": 0.08, "graphs": 2,
@@ -25,46 +29,66 @@ def draw_series(draw: random.Random, count: int, change: float = 0.0) -> list[fl
     return [draw.gauss(100 * (1 - change), 3.0) for _ in range(count)]
 
 
+def find_verdict(figure: str, values: list[float], **more: float) -> str:
+    return judge(figure, values, **more)[3]
+
+
 def test_quiet_series_raise_an_alarm_once_in_twenty_reports():
+    """Every report at which an alarm stands counts."""
     draw = random.Random(2)
     series = draw_series(draw, 523)
-    verdicts = [
-        judge("", "1 x img_per_s", series[: end + 23]).verdict for end in range(500)
-    ]  # fmt: skip
-    alarms = sum(verdict in ("worse", "much worse") for verdict in verdicts)
-    assert alarms <= 25
+    verdicts = [find_verdict("1 x img_per_s", series[end : end + 23]) for end in range(500)]
+    assert sum(verdict in ("worse", "much worse") for verdict in verdicts) <= 25
 
 
 def test_a_slow_down_of_5_percent_under_noise_of_3_is_found_within_three_reports():
-    """A test that knew the noise exactly could find 89 % of them at this rate of alarms."""
+    """In 86.7 % of 10,000: a rule that is told the spread finds 88.9 % (docs/runs.md)."""
     draw, found = random.Random(3), 0
-    for _ in range(200):
-        series = draw_series(draw, 23)
+    for _ in range(150):
+        series = draw_series(draw, 22)
         for _ in range(3):
             series += draw_series(draw, 1, change=0.05)
-            if judge("", "1 x img_per_s", series).verdict in ("worse", "much worse"):
+            if find_verdict("1 x img_per_s", series) in ("worse", "much worse"):
                 found += 1
                 break
-    assert found >= 150
+    assert found >= 120
 
 
 def test_direction_outliers_and_short_series():
     steady = [100.0, 101.0, 99.0, 100.5, 99.5, 100.0, 100.2, 99.8]
-    assert judge("", "1 x step_p50_s", [*steady, 60.0, 60.0, 60.0]).verdict == "better"
-    assert judge("", "1 x img_per_s", [*steady, 60.0, 60.0, 60.0]).verdict == "worse"
-    assert judge("", "1 x img_per_s", [*steady, 100.0, 100.1, 50.0]).verdict == "much worse"
-    assert judge("", "1 x img_per_s", steady[:7]).verdict == "too few"
-    assert judge("", "1 x graphs", [2.0] * 12).verdict == "steady"
-    told = judge("", "1 x graphs", [2.0] * 11 + [4.0])
-    assert told.verdict == "much worse" and told.worse == pytest.approx(1 / 3)
+    assert find_verdict("1 x step_p50_s", [*steady, 60.0, 60.0, 60.0]) == "better"
+    assert find_verdict("1 x img_per_s", [*steady, 98.0, 98.0, 98.0]) == "worse"
+    assert find_verdict("1 x img_per_s", [*steady, 100.0, 100.1, 50.0]) == "much worse"
+    assert find_verdict("1 x img_per_s", steady[:7]) == "too few"
+    assert find_verdict("1 x graphs", [2.0] * 12) == "steady"
+    assert judge("1 x graphs", [2.0] * 11 + [4.0])[1:] == (
+        pytest.approx(1 / 3),
+        pytest.approx(1 / 12),
+        "much worse",
+    )
+    # One outlier raises one alarm, not three.
+    assert find_verdict("1 x img_per_s", [*steady, 50.0, 100.1, 100.0]) == "steady"
 
 
-def test_rank_probabilities_are_those_of_scipy():
+def test_less_than_the_compilers_noise_is_no_change():
+    cycles = [10.0] * 20
+    assert find_verdict("estimated_mcycles", [*cycles, 10.4], least=0.05) == "steady"
+    assert find_verdict("estimated_mcycles", [*cycles, 10.6], least=0.05) == "much worse"
+
+
+def test_p_counts_every_order_of_the_values():
     draw = random.Random(4)
-    for _ in range(20):
-        base, newest = draw_series(draw, 12), draw_series(draw, 3)
-        told = stats.mannwhitneyu(newest, base, alternative="greater", method="exact")
-        assert compute_rank_p(base, newest) == pytest.approx(told.pvalue)
+    base, newest = draw_series(draw, 5), [*draw_series(draw, 2), 120.0]
+    values = [*base, *newest]
+    mean, spread = statistics.fmean(values), statistics.pstdev(values)
+
+    def weigh(order: tuple[float, ...]) -> float:
+        if (order[-1] - mean) / spread <= 0.5:
+            return -math.inf
+        return sum(w * one for w, one in zip((0.5, 0.75, 1.0), order[-3:], strict=True))
+
+    told = [weigh(order) >= weigh(tuple(values)) - 1e-9 for order in permutations(values)]
+    assert compute_p(base, newest) == pytest.approx(sum(told) / len(told))
 
 
 def test_reports_of_one_identity_lie_together(tmp_path):
@@ -76,7 +100,9 @@ def test_reports_of_one_identity_lie_together(tmp_path):
     assert get_identity(changed) != get_identity(REPORT)
     paths = [keep_report(tmp_path, one) for one in (other, REPORT, changed)]
     assert paths[0].name == "2026-11-23T100000Z-abc-dirty.json"
-    trends = {(one.identity, one.figure): one.values for one in read_trends(tmp_path)}
+    found = read_reports(tmp_path)
+    trends = {(name, one.figure): one.values for name in found
+              for one in find_trends(name, found[name])}  # fmt: skip
     assert trends[get_identity(REPORT), "1 x img_per_s"] == (100.0, 100.0)
     assert {figure for _, figure in trends} == {"1 x img_per_s", "1 x step_p50_s", "1 x graphs"}
     for bad in ({}, {"created": 3}, []):
@@ -84,7 +110,44 @@ def test_reports_of_one_identity_lie_together(tmp_path):
             keep_report(tmp_path, bad)
     paths[0].write_text("{")
     with pytest.raises(UserError, match="move it away"):
-        read_trends(tmp_path)
+        read_reports(tmp_path)
+
+
+def test_a_figure_that_the_newest_report_lacks_is_missing():
+    reports = [copy.deepcopy(REPORT) for _ in range(8)]
+    reports[-1]["results"][0]["img_per_s"] = None
+    reports[-1]["environment"]["packages"] = {"torch": "3"}
+    found = {one.figure: one for one in find_trends("a", reports)}
+    assert found["1 x img_per_s"].verdict == "missing"
+    assert found["1 x graphs"].verdict == "steady"
+    assert found["1 x graphs"].versions == ("torch none to 3",)
+    gates = [parse_gate("img_per_s:5:-:major"), parse_gate("graphs:-:0:minor")]
+    assert [one.outcome for one in gate_newest(gates, reports)] == ["fail", "pass"]
+
+
+VERDICT = {
+    "schema_version": 3, "estimated_mcycles": 10.0, "target": "v5e:2x2", "chips": 1,
+    "examples_per_chip": 8, "unit": "img", "example": {"images": [8, 8, 3]}, "model": "vit",
+    "memory": {"peak_bytes": 100, "usable_bytes": 200}, "made": "2026-11-22T10:00:00Z",
+    "configuration": {"model": {"name": "vit"}, "run": {"run_id": "a"}}, "graph": "g",
+    "versions": {"libtpu": "0.0.21"}, "git_commit": "abc",
+}  # fmt: skip
+
+
+def test_verdicts_of_other_compilers_lie_together_and_those_of_other_steps_apart(tmp_path):
+    newer = {**VERDICT, "versions": {"libtpu": "0.0.22"}, "made": "2026-11-23T10:00:00Z"}
+    newer["configuration"] = {"model": {"name": "vit"}, "run": {"run_id": "b"}}
+    assert get_identity(newer) == get_identity(VERDICT)
+    for key, value in (("target", "v6e:2x2"), ("chips", 4), ("examples_per_chip", 16),
+                       ("configuration", {"model": {"name": "resnet"}})):  # fmt: skip
+        assert get_identity({**VERDICT, key: value}) != get_identity(VERDICT)
+    for one in (newer, VERDICT):
+        keep_report(tmp_path, one)
+    (reports,) = read_reports(tmp_path).values()
+    trend = next(t for t in find_trends("a", reports) if t.figure == "estimated_mcycles")
+    assert trend.values == (10.0, 10.0) and trend.versions == ("libtpu 0.0.21 to 0.0.22",)
+    with pytest.raises(UserError, match="compile it again"):
+        keep_report(tmp_path, {**VERDICT, "schema_version": 2, "configuration": None})
 
 
 def test_the_program_keeps_and_judges(tmp_path, capsys):
@@ -102,7 +165,25 @@ def test_the_program_keeps_and_judges(tmp_path, capsys):
         path.write_text(json.dumps(report))
         code = main(["trend", "--store", str(store), "--add", str(path)])
     out = capsys.readouterr().out
-    assert code == 1 and "worse" in out and "too few" in out
+    assert code == 1 and "worse" in out and "too few" in out and "vit on CPU, batch 8" in out
+    page = tmp_path / "page.html"
+    asked = ["trend", "--store", str(store), "--json", "--html", str(page)]
+    assert main(asked) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert {one["verdict"] for one in said["trends"]} >= {"steady", "much worse"}
+    assert "data:image/png" in page.read_text() and "http:" not in page.read_text()
+    for gate, expected in (("img_per_s:50:-:major", 0), ("img_per_s:5:-:major", 1),
+                           ("img_per_s:29.9:-:major", 3)):  # fmt: skip
+        assert main([*asked, "--gate", gate]) == expected
+    capsys.readouterr()
+    for flags, word in (
+        (["--gate", "img_per_sec:1:-:major"], "did you mean 'img_per_s'"),
+        (["--undecided", "fail"], "is for gates"),
+        (["--html", "/"], "--html"),
+    ):
+        assert main(["trend", "--store", str(store), *flags]) == 2
+        error = capsys.readouterr().err
+        assert word in error and error.count("\n") == 1
     path.write_text("no JSON")
     assert main(["trend", "--store", str(store), "--add", str(path)]) == 2
     assert len(list((store / "benchmarks").rglob("*.json"))) == 12

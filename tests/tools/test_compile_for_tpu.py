@@ -18,7 +18,7 @@ from tools.tpu.batch_search import BatchSearch
 from tools.tpu.compiler import Compiled, compile_step
 from tools.tpu.export import StepExport
 from tools.tpu.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
-from tools.tpu.schema import Report
+from tools.tpu.schema import Interval, Report
 from tools.tpu.scopes import Origin, read_origin
 from tools.tpu.targets import parse_target
 from utils.errors import UserError
@@ -238,7 +238,11 @@ def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, caps
         (["--json", "/proc/nowhere/r.json"], r"--json \('/proc/nowhere'\) cannot be made"),
         (["--json", "."], r"--json \('.'\) is a directory"),
         (["--hlo", "/proc/nowhere"], r"--hlo \('/proc/nowhere'\) cannot be made"),
-        (["--gate", "abc"], "argument --gate: invalid float value: 'abc'; see"),
+        (["--limit", "abc"], "argument --limit: invalid float value: 'abc'; see"),
+        (["--limit", "-1"], r"--limit \(-1.0\) must be above 0"),
+        (["--gate", "36"], "gate '36' has no four parts"),
+        (["--gate", "peak_bytes:1:-:major"], "--gate judges against an earlier report"),
+        (["--store", "/proc/nowhere"], r"--store \('/proc/nowhere/benchmarks'\) cannot be made"),
     ],
 )
 def test_what_cannot_be_written_or_read_is_found_before_anything_compiles(flags, message, capsys):
@@ -319,30 +323,51 @@ def test_help_says_what_this_is():
 def create_report(cost: float | None) -> Report:
     """A report of that many Mcycles."""
     memory = analysis.Memory(usable_bytes=2, peak_bytes=1)
+    bounds = Interval(lower=1.0, estimate=2.0)
     return Report(note="n", config="c", model="m", target="v5e:2x2", device="d", chips=1,
-                  examples_per_chip=8, unit="img", example={"images": [8, 8, 3]}, fits=True, memory=memory,
-                  estimated_mcycles=cost, graph="g", versions={}, made="2026-01-01")  # fmt: skip
+                  examples_per_chip=8, unit="img", example={"images": [8, 8, 3]},
+                  fits=cost is not None, memory=memory, estimated_mcycles=cost, graph="g",
+                  versions={}, made="2026-01-01", flops=1.0, hbm_bytes=1, step_ms=bounds,
+                  units_per_s=bounds, mfu=bounds)  # fmt: skip
 
 
 @pytest.mark.parametrize(("cost", "code"), [(10.0, 0), (10.4, 0), (10.6, 1), (None, 1)])
-def test_a_regression_above_five_percent_fails_the_gate(cost, code, tmp_path, capsys):
-    base = tmp_path / "base.json"
+def test_a_regression_above_five_percent_fails(cost, code, tmp_path, capsys, monkeypatch):
+    base, told = tmp_path / "base.json", tmp_path / "told.json"
     base.write_text(create_report(10.0).model_dump_json())
-    compilation = tool.Compilation(
-        None, parse_target("v5e:2x2"), 1, create_report(10.0).examples_per_chip
-    )
-    for flags in (["--gate", "10"], ["--compare", str(base)]):
-        options, _ = tool.parse_arguments(["--config", CONFIG, *flags])
-        earlier = tool._read_base(options.compare, compilation) if options.compare else None
-        assert tool._compare_costs(create_report(cost), options, earlier) == code
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(tool, "create_report", lambda *_: create_report(cost))
+    command = ["--config", CONFIG, "--batch", "8", "--json", str(told)]
+    for flags in (["--limit", "10"], ["--compare", str(base)]):
+        assert tool.main([*command, *flags]) == code
+    said = Report.model_validate_json(told.read_text()).comparison
+    assert said["exit_code"] == code
+    assert [one["gate"] for one in said["findings"]] == [
+        "estimated_mcycles@last:5:-:major", "peak_bytes@last:5:-:minor",
+    ]  # fmt: skip
+    gates = ["--gate", "estimated_mcycles:-:9:major", "--gate", "peak_bytes:0:-:major"]
+    assert tool.main([*command, "--compare", str(base), *gates]) == (1 if cost is None else 0)
+    assert tool.main([*command, "--compare", str(base), "--gate", "mcycle:1:-:major"]) == 2
+    error = capsys.readouterr().err
+    assert "no report has a figure 'mcycle'; did you mean 'estimated_mcycles'?" in error
 
 
-def test_only_reports_of_the_same_share_are_compared(tmp_path):
+def test_an_older_verdict_without_a_figure_is_a_finding(tmp_path, capsys, monkeypatch):
+    base = tmp_path / "base.json"
+    values = json.loads(create_report(10.0).model_dump_json())
+    base.write_text(json.dumps({**values, "schema_version": 2, "estimated_mcycles": None}))
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(tool, "create_report", lambda *_: create_report(10.0))
+    assert tool.main(["--config", CONFIG, "--batch", "8", "--compare", str(base)]) == 1
+    assert "the earlier report has no estimated_mcycles" in capsys.readouterr().out
+
+
+def test_only_reports_of_the_same_share_are_compared(tmp_path, capsys):
     base = tmp_path / "base.json"
     base.write_text(create_report(10.0).model_dump_json())
-    compilation = tool.Compilation(None, parse_target("v6e:2x2"), 1, 8)
-    with pytest.raises(UserError, match=r"\['v5e:2x2', 1, 8\], this run \['v6e:2x2', 1, 8\]"):
-        tool._read_base(base, compilation)
+    flags = ["--target", "v6e:2x2", "--batch", "8", "--compare", str(base)]
+    assert tool.main(["--config", CONFIG, *flags]) == 2
+    assert "target is 'v6e:2x2' now and was 'v5e:2x2'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -410,7 +435,7 @@ def test_the_gate_of_a_vit_of_two_blocks(tmp_path):
     """The real compiler on the real step, by the command line."""
     target = tmp_path / "report.json"
     command = [sys.executable, "tools/compile_for_tpu.py", "--config", "configs/tpu_step.yaml",
-               '--model.args={"depth": 2}', "--gate", "6.7", "--json", str(target),
+               '--model.args={"depth": 2}', "--limit", "6.7", "--json", str(target),
                "--cache-dir", str(tmp_path / "store")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -426,7 +451,7 @@ def test_the_gate_of_a_decoder_of_two_blocks(tmp_path):
     """33.5 Mcyc; plain JAX costs 41.6 with scores in bfloat16."""
     target = tmp_path / "report.json"
     command = [sys.executable, "tools/compile_for_tpu.py", "--target", "v5e:1x1",
-               "--config", "configs/tpu_decoder_step.yaml", "--gate", "34.5",
+               "--config", "configs/tpu_decoder_step.yaml", "--limit", "34.5",
                '--model.args={"depth": 2, "width": 768, "heads": 12}', "--json", str(target),
                "--cache-dir", str(tmp_path / "store")]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -3,6 +3,7 @@
     python -m tools.benchmark --config configs/x.yaml --steps 20 --repeats 5 --json now.json
     python -m tools.benchmark --config configs/x.yaml --input synthetic --processes 1,2,4
     python -m tools.benchmark --config configs/x.yaml --json now.json --compare base.json
+    python -m tools.benchmark --config configs/x.yaml --compare base.json --gate img_per_s:3:-:major
 
 Takes every flag of main.py. Warms up until nothing compiles, then times blocks of steps by the
 wall clock, input included. Nothing is evaluated or saved.
@@ -23,16 +24,15 @@ from pathlib import Path
 from typing import NoReturn
 
 from store import read_environment
+from store.reports import read_report
 from tools.benchmark.report import (
     SCHEMA,
-    compare,
     get_rate_name,
-    print_comparison,
     print_report,
-    read_report,
     write_csv,
     write_json,
 )
+from tools.comparison import add_report_flags, check_report_flags, judge_report, read_base
 from utils.config import RunConfig, load_config
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -45,6 +45,8 @@ from utils.runtime import (
     prepare_environment,
 )
 
+# A figure may be worse by so much where nothing else is said.
+_SHARE = 0.05
 _PROCESS_KEY = "--runtime.num_processes"
 
 
@@ -89,9 +91,9 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--random-teachers", action="store_true", help="random weights for teachers without any")
     add("--json", type=Path, metavar="FILE", help="write the report here")
     add("--csv", type=Path, metavar="FILE", help="write it here, a line for each measurement")
-    add("--compare", type=Path, metavar="BASE.json", help="exit 1 if worse than this report")
-    add("--tolerance", type=float, default=0.05, help="share by which a figure may be worse than "
-        "in --compare (default %(default)s)")  # fmt: skip
+    add("--tolerance", type=float, help="share by which a figure may be worse than in --compare, "
+        "where no --gate says more (default 0.05)")  # fmt: skip
+    add_report_flags(parser)
     add("--cores", type=int, help=argparse.SUPPRESS)
     options, rest = parser.parse_known_args(argv)
     _check_options(options, rest)
@@ -104,8 +106,9 @@ def _check_options(options: argparse.Namespace, rest: Sequence[str]) -> None:
         if value < least:
             flag = name.replace("_", "-")
             raise UserError(f"--{flag} ({value}) must be at least {least}; raise it")
-    if not 0 <= options.tolerance < 1:
+    if options.tolerance is not None and not 0 <= options.tolerance < 1:
         raise UserError(f"--tolerance ({options.tolerance}) must lie in [0, 1), such as 0.05")
+    check_report_flags(options, tolerance="--tolerance")
     if options.bare and options.input == "real":
         raise UserError("--bare has no input pipeline; use --input synthetic")
     options.input = options.input or ("synthetic" if options.bare else "real")
@@ -129,7 +132,7 @@ def _parse_processes(text: str) -> list[int]:
 
 def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     """Measure what is asked for, write and compare it; gives the exit code."""
-    base = None if options.compare is None else read_report(options.compare)
+    base = read_base(options)
     flags = [*(["--config", options.config] if options.config else []), *rest]
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
@@ -144,11 +147,11 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     if options.csv:
         write_csv(report, options.csv)
     print_report(report)
-    if base is None:
-        return 0
-    lines = compare(report, base, options.tolerance)
-    print_comparison(lines, options.tolerance)
-    return EXIT_FAILED if any(line["is_regression"] for line in lines) else 0
+    share = _SHARE if options.tolerance is None else options.tolerance
+    code, comparison = judge_report(options, base, report, max_pct=100 * share)
+    if options.json and comparison:
+        write_json({**report, "comparison": comparison}, options.json)
+    return code
 
 
 def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, JsonObject | None]:
@@ -216,7 +219,7 @@ def measure_scaling(
             done = subprocess.run(command, env={**threads, **os.environ}, stdout=subprocess.DEVNULL)
             if done.returncode:
                 return done.returncode, None
-            report = read_report(path)
+            report = read_report(path, "--processes")
             results += report["results"]
             environment = report["environment"]
     first, rate = results[0], get_rate_name(results[0])

@@ -1,4 +1,4 @@
-"""Reports of measurements: JSON, CSV, a table, and the comparison with an earlier report."""
+"""Reports of measurements: JSON, CSV, a table."""
 
 from __future__ import annotations
 
@@ -7,48 +7,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.errors import UserError
 from utils.json_types import JsonObject
 
 SCHEMA = 2
-# Earlier forms whose compared figures mean the same.
-_READABLE = (1, SCHEMA)
-# Figures that a comparison looks at beside the throughput, and whether more is better. Graphs may
-# not grow at all.
-COMPARED = {
-    "peak_host_gib": False,
-    "peak_device_gib": False,
-    "engine_over_bare": False,
-    "graphs": False,
-}
-_EXACT = ("graphs",)
-# What must be equal for two results to be comparable.
-_IDENTITY = ("hardware", "devices", "global_batch_size")
-# Where a run writes, and which of several measurements of one report it was.
-_FREE_KEYS = ("run.", "runtime.num_processes")
 _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "device")
 
 
 def get_rate_name(result: JsonObject) -> str:
     """The name of a result's throughput: `img_per_s`, `tokens_per_s`."""
     return f"{result.get('unit', 'img')}_per_s"
-
-
-def read_report(path: Path) -> JsonObject:
-    """An earlier report.
-
-    Raises:
-      UserError: it is not there, or no report of this tool.
-    """
-    try:
-        report = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"--compare {path} cannot be read: {error}; give a --json file") from error
-    if not isinstance(report, dict) or report.get("schema") not in _READABLE:
-        raise UserError(
-            f"--compare {path} is no report of this tool (schema {SCHEMA}); give a --json file"
-        )
-    return report
 
 
 def write_json(report: JsonObject, path: Path) -> None:
@@ -80,44 +47,6 @@ def create_row(report: JsonObject, result: JsonObject) -> JsonObject:
     return {**row, "config": json.dumps(report["config"])}
 
 
-def compare(report: JsonObject, base: JsonObject, tolerance: float) -> list[JsonObject]:
-    """Each figure beside the earlier one, for all numbers of processes that both have.
-
-    Args:
-      tolerance: share of a figure that it may be worse by.
-
-    Returns:
-      `processes`, `figure`, `base`, `now`, `change` (share, above 0 is worse), `is_regression`.
-
-    Raises:
-      UserError: the two reports are of different things.
-    """
-    _check_comparable(report, base)
-    earlier = {result["processes"]: result for result in base["results"]}
-    pairs = [
-        (result, earlier[result["processes"]])
-        for result in report["results"]
-        if result["processes"] in earlier
-    ]
-    if not pairs:
-        raise UserError(
-            f"--compare: that report has {sorted(earlier)} processes, this one has "
-            f"{[result['processes'] for result in report['results']]}; measure the same"
-        )
-    lines = []
-    for now, before in pairs:
-        for name in _IDENTITY:
-            if now[name] != before[name]:
-                raise UserError(
-                    f"--compare: {name} is {now[name]!r} now and was {before[name]!r}; reports "
-                    "compare only on the same devices and batch"
-                )
-        names = (get_rate_name(now), *COMPARED)
-        figures = [name for name in names if None not in (now.get(name), before.get(name))]
-        lines += [_compare_figure(name, now, before, tolerance) for name in figures]
-    return lines
-
-
 def print_report(report: JsonObject) -> None:
     """The figures as a table, one column for each measurement."""
     results = report["results"]
@@ -129,56 +58,6 @@ def print_report(report: JsonObject) -> None:
     for result in results:
         if result["graphs_measured"]:
             print(f"WARNING: {result['graphs_measured']} graphs compiled in measured steps")
-
-
-def print_comparison(lines: list[JsonObject], tolerance: float) -> None:
-    """What has changed, and whether it may."""
-    print(f"{'processes':<11}{'figure':<20}{'base':>12}{'now':>12}{'worse by':>10}")
-    for line in lines:
-        verdict = "REGRESSION" if line["is_regression"] else ""
-        print(
-            f"{line['processes']:<11}{line['figure']:<20}{line['base']:>12.4g}{line['now']:>12.4g}"
-            f"{line['change']:>+10.1%} {verdict}"
-        )
-    print(f"tolerance {tolerance:.1%}; graphs none")
-
-
-def _check_comparable(report: JsonObject, base: JsonObject) -> None:
-    now, before = _flatten(report["config"]), _flatten(base["config"])
-    now["--input"], before["--input"] = report["settings"]["input"], base["settings"]["input"]
-    different = sorted(key for key in now.keys() | before.keys() if now.get(key) != before.get(key))
-    different = [key for key in different if not key.startswith(_FREE_KEYS)]
-    if different:
-        key = different[0]
-        raise UserError(
-            f"--compare: {key} is {now.get(key)!r} now and was {before.get(key)!r} "
-            f"({len(different)} keys differ); measure the same configuration"
-        )
-
-
-def _flatten(values: JsonObject, prefix: str = "") -> JsonObject:
-    flat: JsonObject = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _compare_figure(name: str, now: JsonObject, before: JsonObject, tolerance: float) -> JsonObject:
-    old, new = before[name], now[name]
-    worse_by = old - new if COMPARED.get(name, True) else new - old
-    change = worse_by / old if old else float(worse_by > 0)
-    limit = 0.0 if name in _EXACT else tolerance
-    return {
-        "processes": now["processes"],
-        "figure": name,
-        "base": old,
-        "now": new,
-        "change": change,
-        "is_regression": change > limit,
-    }
 
 
 def _format(name: str, pattern: str, factor: float = 1) -> Callable[[JsonObject], str]:

@@ -4,7 +4,9 @@
 
 Runs a reference, then the same run again, which is killed at random instants and continued by
 `--resume auto` until it is complete. Compares metrics at every step and all final tensors bit for
-bit. Exit code 0: equal; 1: not, or a run hung or could not go on.
+bit, by the comparison of `tools.runs compare --exact`. Gates hold each killed run against the
+reference in what is no part of that: clocks and resources, such as train.graphs:-:2:major. Exit
+code 0: equal; 1: not, a gate has failed, or a run hung or could not go on.
 
 Kinds of kills: `kill` (SIGKILL to all processes), `term` (SIGTERM), `write` (SIGKILL while a
 checkpoint is being written), `rank` (SIGKILL to one of several processes). Further flags go to
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -29,15 +32,23 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from store import keep_deterministic, read_metrics
-from utils.errors import EXIT_PREEMPTED, UserError
-from utils.programs import create_program_parser, run_program
+from store import read_metrics
+from store.compare import Side, find_divergence
+from store.compare.divergence import read_lines
+from store.compare.tensors import find_tensors
+from store.gates import GateFinding, check_sides, get_code, settle_direction
+from store.record import RunRecord
+from tools.runs.comparing import format_ulps
+from tools.runs.findings import print_findings, publish_findings, read_gates
+from tools.runs.flags import add_gate_flags
+from tools.runs.gating import check_known
+from tools.runs.printing import make_finite
+from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
+from utils.programs import create_program_parser, prepare_file, run_program
 from utils.storage import to_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from utils.checkpoint import Table
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,7 +69,6 @@ RUNTIMES: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
     "cuda": (("--runtime.device=cuda", "--runtime.num_processes=1"), {}),
 }
 KINDS = ("kill", "term", "write", "rank")
-# What the clock, the compiler and the memory say.
 _EXPERIMENT = "chaos"
 _POLL_S = 0.002
 # Share of kills that come before the first step of an attempt.
@@ -111,6 +121,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     )
     parser.add_argument("--patience", type=float, default=600.0, help="seconds for one attempt")
     parser.add_argument("--out", help="keep runs and logs there (default: a temporary directory)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdict here")
+    add_gate_flags(parser)
     return parser.parse_known_args(argv)
 
 
@@ -133,13 +145,17 @@ class Chaos:
             self.flags.append(f"--train.checkpoint_every_steps={options.checkpoint_every}")
         self.random = random.Random(options.seed)
         self.kinds = self._choose_kinds()
+        prepare_file(options.json, "--json")
+        self.gates, self.undecided = read_gates(options)
+        self.gates = [settle_direction(gate) for gate in self.gates]
         self.tally = Tally()
         self.start_s = self.lines = 0.0
 
     def prove(self) -> int:
         """Reference, rounds of killed runs, comparison; gives the exit code."""
         self._run_reference()
-        differences, number = [], 0
+        differences, findings, number = [], [], 0
+        check_known(self.gates, [self._read_side("reference")])
         try:
             while self._killed() < self.options.kills:
                 number += 1
@@ -147,9 +163,10 @@ class Chaos:
                 self._run_under_kills(name)
                 found = compare_runs(self._folder("reference"), self._folder(name))
                 differences += [f"{name}: {line}" for line in found]
+                findings += self._check_gates(name)
         except HangError as error:
             differences.append(str(error))
-        return self._report(differences, number)
+        return self._report(differences, findings, number)
 
     def _choose_kinds(self) -> list[str]:
         has_ranks = any("num_processes=2" in flag for flag in self.flags)
@@ -294,7 +311,18 @@ class Chaos:
     def _killed(self) -> int:
         return sum(self.tally.kills.values())
 
-    def _report(self, differences: list[str], rounds: int) -> int:
+    def _read_side(self, name: str) -> Side:
+        return Side(name, (RunRecord(self._folder(name)),))
+
+    def _check_gates(self, name: str) -> list[GateFinding]:
+        if not self.gates:
+            return []
+        base, new = (self._read_side(one) for one in ("reference", name))
+        found = [check_sides(gate, base, new) for gate in self.gates]
+        print_findings(found, ("reference", name), get_code(found, self.undecided))
+        return found
+
+    def _report(self, differences: list[str], findings: list[GateFinding], rounds: int) -> int:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(self.tally.kills.items()))
         lost = self.tally.lost
         print(f"kills survived: {self.tally.survived} of {self._killed()} ({kinds or 'none'})")
@@ -305,41 +333,42 @@ class Chaos:
         for line in differences[:20]:
             print(f"  {line}")
         verdict = "NOT EQUAL" if differences else "equal bit for bit"
+        code = EXIT_FAILED if differences else get_code(findings, self.undecided)
+        if self.options.json:
+            self._write_verdict(differences, findings, code)
         print(f"verdict on {self.options.runtime}: {verdict}")
-        return 1 if differences else 0
+        return code
+
+    def _write_verdict(
+        self, differences: list[str], findings: list[GateFinding], code: int
+    ) -> None:
+        content = {
+            "runtime": self.options.runtime, "kills": dict(self.tally.kills),
+            "survived": self.tally.survived, "writes_cut": self.tally.hits,
+            "steps_redone": self.tally.lost, "differences": differences,
+            "findings": publish_findings(findings), "exit_code": code,
+        }  # fmt: skip
+        text = json.dumps(make_finite(content), indent=2) + "\n"
+        self.options.json.write_text(text, encoding="utf-8")
 
 
 def compare_runs(reference: Path, other: Path) -> list[str]:
-    """What differs between two complete runs: metrics by step, tensors by name, the export."""
-    ours, theirs = (
-        [keep_deterministic(line) for line in read_metrics(one)] for one in (reference, other)
-    )
+    """What differs between two complete runs: where they part, tensors by name, the export."""
+    from utils.checkpoint import find_checkpoint
+
     found = []
-    if [line["step"] for line in ours] != [line["step"] for line in theirs]:
-        found.append(f"{len(ours)} lines of metrics against {len(theirs)}")
-    for mine, its in zip(ours, theirs, strict=False):
-        names = [n for n in mine.keys() | its.keys() if mine.get(n) != its.get(n)]
-        if names:
-            name = sorted(names)[0]
-            found.append(f"step {mine['step']}: {name} {mine.get(name)} against {its.get(name)}")
-    tables = [_read_final_table(one) for one in (reference, other)]
-    wrong = sorted(
-        name for name in tables[0].keys() | tables[1].keys()
-        if tables[0].get(name) != tables[1].get(name)
-    )  # fmt: skip
+    parted = find_divergence(*(read_lines(RunRecord(one)) for one in (reference, other)))
+    if parted is not None:
+        values = f"{parted.metric} {parted.base!r} against {parted.new!r}{format_ulps(parted)}"
+        words = values if parted.metric else "a line that one of them lacks"
+        found.append(f"step {parted.step}: {words}")
+    wrong = find_tensors(*(find_checkpoint(one / "checkpoints") for one in (reference, other)))
     if wrong:
-        found.append(f"{len(wrong)} of {len(tables[0])} final tensors, first {wrong[0]}")
+        found.append(f"{len(wrong)} final tensors, first {wrong[0]}")
     exports = [(one / "student.safetensors").read_bytes() for one in (reference, other)]
     if exports[0] != exports[1]:
         found.append("the exported weights")
     return found
-
-
-def _read_final_table(folder: Path) -> Table:
-    """Checksums of the last checkpoint's tensors, after they have been read."""
-    from utils.checkpoint import find_checkpoint, verify_checkpoint
-
-    return verify_checkpoint(find_checkpoint(folder / "checkpoints"))["tensors"]
 
 
 def _wait(

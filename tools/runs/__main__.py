@@ -19,6 +19,7 @@ import importlib
 import sys
 from pathlib import Path
 
+from tools.runs.flags import add_gate_flags
 from utils.programs import ProgramParser, create_program_parser, run_program
 
 
@@ -85,26 +86,32 @@ def _add_gate(commands: Commands) -> None:
     parser.add_argument("new", metavar="NEW", help="the same")
     _add_store(parser)
     _add_json(parser)
-    parser.add_argument(
-        "--gate", action="append", default=[], metavar="TEXT",
-        help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more",
-    )  # fmt: skip
-    parser.add_argument("--gates", type=Path, metavar="FILE", help="YAML with a list `gates`")
-    parser.add_argument(
-        "--direction", action="append", default=[], metavar="METRIC=higher|lower",
-        help="which way is better, where the catalogue does not say",
-    )  # fmt: skip
-    parser.add_argument("--undecided", choices=("fail", "pass"), help="instead of exit code 3")
+    add_gate_flags(parser)
 
 
 def _add_trend(commands: Commands) -> None:
-    text = "reports of tools.benchmark over time; exit code 1 where the newest are worse"
+    text = "reports and compiler's verdicts over time; exit code 1 where the newest are worse"
     parser = _add(commands, "trend", "trending:show_trends", text)
     _add_store(parser)
     _add_json(parser)
     parser.add_argument(
         "--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there"
     )
+    add_gate_flags(parser)
+    parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
+
+
+def _add_trace(commands: Commands) -> None:
+    text = "a run's whole time as a file for Perfetto's viewer"
+    parser = _add(commands, "trace", "tracing:trace_run", text)
+    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where it goes")
+    parser.add_argument(
+        "--format", choices=("perfetto", "chrome"), default="perfetto",
+        help="chrome: JSON for other viewers",
+    )  # fmt: skip
 
 
 def _add_cost(commands: Commands) -> None:
@@ -178,7 +185,7 @@ def _add_json(parser: ProgramParser) -> None:
 
 
 _COMMANDS = (
-    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_cost, _add_export,
+    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_trace, _add_cost, _add_export,
     _add_validate, _add_tag, _add_reindex, _add_schemas,
 )  # fmt: skip
 

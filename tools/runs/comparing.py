@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -15,24 +13,25 @@ from store.compare import (
     Difference,
     Divergence,
     Side,
-    compare_sides,
-    find_differences,
-    find_divergence,
-    find_environment,
     group_records,
 )
-from store.compare.divergence import find_checkpoint, read_lines
-from store.compare.sides import list_metrics
+from store.compare.report import (
+    choose_metrics,
+    compare_all,
+    create_report,
+    should_be_equal,
+    tell_divergence,
+)
 from store.compare.statistics import Summary
-from store.compare.tensors import find_tensors
 from store.record import RunRecord
+from store.selection import RunSelector, split_side
 from store.wording import format_value
 from tools.runs.places import find_records, open_index
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_file
-from utils.storage import LocalFolder, join_place
+from utils.storage import join_place
 
 _STYLES = {"better": "bold green", "worse": "bold red", "missing": "red"}
 _MOST_TENSORS = 8
@@ -47,16 +46,11 @@ def compare_runs(options: argparse.Namespace) -> int:
     prepare_file(options.html, "--html")
     ignored = read_ignored()
     sides = find_sides(options, ignored)
-    known = sorted({name for side in sides for one in side.records for name in one.values})
-    metrics = choose_metrics(options.metrics, sides, known)
-    compared = [compare_sides(sides[0], side, metrics) for side in sides[1:]]
-    report: JsonObject = {
-        "sides": [{"name": s.name, "runs": [r.path for r in s.records]} for s in sides],
-        "config": [asdict(one) for one in find_differences(sides, ignored)],
-        "environment": [asdict(one) for one in find_environment(sides)],
-        "metrics": [[asdict(one) for one in found] for found in compared],
-        "divergence": tell_divergence(sides, ignored, is_wanted=options.exact),
-    }
+    compared = compare_all(sides, choose_metrics(options.metrics, sides, "--metrics"))
+    divergence = None
+    if options.exact or should_be_equal(sides, ignored):
+        divergence = tell_divergence(sides, with_tensors=True)
+    report = create_report(sides, compared, ignored, divergence)
     if options.html:
         from tools.runs.page import write_page
 
@@ -99,21 +93,14 @@ def read_side(options: argparse.Namespace, text: str) -> Side:
     Raises:
       UserError: no such run, or a filter that no run fits.
     """
-    if not set(text) & set("=<>~"):
+    if not split_side(text)[1]:
         return Side(text, tuple(find_records(options, text.split(","))))
-    name, colon, condition = text.partition(":")
-    if not colon or set(name) & set("=<>~ "):
-        name, condition = text, text
-    paths = select_paths(options, condition)
-    if not paths:
-        raise UserError(f"SIDE {text!r}: no run fits; `list --filter` shows which do")
-    return Side(name, tuple(open_run(options, path) for path in reversed(paths)))
+    return RunSelector(open_index(options)).read_side(text)
 
 
 def select_paths(options: argparse.Namespace, text: str) -> list[str]:
     """Runs of the store that fit a filter, that which was begun last first."""
-    index = open_index(options)
-    return [row["path"] for row in index.read_runs(index.select(text)) if not row["fault"]]
+    return RunSelector(open_index(options)).select_paths(text)
 
 
 def open_run(options: argparse.Namespace, path: str) -> RunRecord:
@@ -121,48 +108,11 @@ def open_run(options: argparse.Namespace, path: str) -> RunRecord:
     return RunRecord(join_place(options.store, *path.split("/")))
 
 
-def choose_metrics(text: str, sides: Sequence[Side], known: Collection[str]) -> list[str]:
-    """The numbers to compare.
-
-    Raises:
-      UserError: no run has one of them.
-    """
-    from store.filters import check_keys
-
-    if not text:
-        return list_metrics(sides)
-    wanted = [name.strip() for name in text.split(",") if name.strip()]
-    check_keys(wanted, known, "--metrics")
-    return wanted
-
-
 def read_ignored() -> set[str]:
     """Keys of the configuration that cannot change what is learnt: free when a run goes on."""
     from utils.config.keys import get_resume_rules
 
     return {key for key, rule in get_resume_rules().items() if rule == "free"}
-
-
-def tell_divergence(
-    sides: Sequence[Side], ignored: Collection[str], *, is_wanted: bool
-) -> JsonObject | None:
-    """Where two runs that should be equal part; none: it was not looked for.
-
-    Raises:
-      UserError: it is wanted of other sides than two single runs.
-    """
-    records = [record for side in sides for record in side.records]
-    if len(sides) != 2 or len(records) != 2:
-        if is_wanted:
-            raise UserError("--exact compares two single runs; give one RUN on each side")
-        return None
-    if not is_wanted and any(one.matters for one in find_differences(sides, ignored)):
-        return None
-    found = find_divergence(*(read_lines(record) for record in records))
-    if found is None:
-        return {"found": None, "checkpoint": None, "tensors": []}
-    step = find_checkpoint(records, found.step)
-    return {"found": asdict(found), "checkpoint": step, "tensors": _find_tensors(records, step)}
 
 
 def print_report(report: JsonObject, compared: Sequence[Sequence[Comparison]]) -> None:
@@ -270,18 +220,6 @@ def format_ulps(found: Divergence) -> str:
     if found.ulps32 is not None:
         return f", {found.ulps32:,} ulps of single precision apart"
     return "" if found.ulps is None else f", {found.ulps:,} ulps apart"
-
-
-def _find_tensors(records: Sequence[RunRecord], step: int | None) -> list[str] | None:
-    """None: there is no checkpoint, or it lies on a bucket."""
-    if step is None or not all(isinstance(one.folder, LocalFolder) for one in records):
-        return None
-    return find_tensors(*(_get_checkpoint(record, step) for record in records))
-
-
-def _get_checkpoint(record: RunRecord, step: int) -> Path:
-    folders = (record.folder.path / "checkpoints").glob("step_*")
-    return next(path for path in folders if path.name == f"step_{step:08d}")
 
 
 def _cut(text: str, most: int = 60) -> str:

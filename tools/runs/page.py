@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from store.catalogue import EVAL
 from store.compare import Comparison, Side
@@ -15,6 +16,10 @@ from store.record import get_finite_or_told
 from store.wording import format_value
 from utils.json_types import JsonObject
 from utils.storage import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _COLOURS = ("#3b6fb6", "#d1622b", "#3a9a5b", "#8a55b5", "#b8912c", "#4a4a4a")
 _MOST_PICTURES = 6
@@ -41,7 +46,7 @@ def write_page(
     names = [side.name for side in sides]
     parts = [f"<h1>{escape(' against '.join(reversed(names)))}</h1>"]
     rows = [[side["name"], len(side["runs"]), " ".join(side["runs"])] for side in report["sides"]]
-    parts.append(_make_table(["side", "runs", ""], rows))
+    parts.append(make_table(["side", "runs", ""], rows))
     for name, found in zip(names[1:], compared, strict=True):
         parts += [f"<h2>{escape(name)} against {escape(names[0])}</h2>", _make_verdicts(found)]
     parts += ["<h2>Curves of evaluation</h2>", _make_curves(sides, compared)]
@@ -49,13 +54,45 @@ def write_page(
         parts += [f"<h2>{title}</h2>", _make_differences(names, report[key])]
     if report["divergence"] is not None:
         parts += ["<h2>First diverging step</h2>", _make_divergence(report["divergence"])]
+    write_html(path, " | ".join(names), parts)
+
+
+def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
+    """Write one file of HTML that fetches nothing.
+
+    Args:
+      parts: of its body, escaped.
+    """
     head = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f'<meta name="viewport" content="width=device-width">'
-        f"<title>{escape(' | '.join(names))}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n"
     )
     write_atomically(path, head + "\n".join(parts) + "\n</body></html>\n")
+
+
+def make_image(figure: Figure, text: str) -> str:
+    """A matplotlib figure as an image that stands in the page."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png", metadata={"Software": None})
+    picture = base64.b64encode(content.getvalue()).decode()
+    return f'<img alt="{escape(text)}" src="data:image/png;base64,{picture}">'
+
+
+def create_axes() -> tuple[Figure, Axes]:
+    """An empty picture of the page's size."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.6, 2.9), dpi=110, layout="constrained")
+    axes = figure.subplots()
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
 
 
 def _make_verdicts(found: Sequence[Comparison]) -> str:
@@ -93,7 +130,7 @@ def _make_differences(names: Sequence[str], rows: Sequence[JsonObject]) -> str:
     if not rows:
         return "<p class=note>no difference</p>"
     cells = [[row["key"], *row["values"]] for row in rows]
-    return _make_table(["key", *names], cells, ["" if row["matters"] else "free" for row in rows])
+    return make_table(["key", *names], cells, ["" if row["matters"] else "free" for row in rows])
 
 
 def _make_divergence(told: JsonObject) -> str:
@@ -103,12 +140,13 @@ def _make_divergence(told: JsonObject) -> str:
     rows = [[key, "-" if value is None else str(value)] for key, value in found.items()]
     rows += [["last checkpoint in both", str(told["checkpoint"] or "-")]]
     rows += [["tensors that differ there", ", ".join(told["tensors"] or []) or "-"]]
-    return _make_table(["", ""], rows)
+    return make_table(["", ""], rows)
 
 
-def _make_table(
+def make_table(
     titles: Sequence[str], rows: Iterable[Sequence[object]], styles: Sequence[str] = ()
 ) -> str:
+    """A table; everything in it is escaped."""
     lines = ["<div class=wide><table><tr>" + "".join(f"<th>{escape(t)}" for t in titles) + "</tr>"]
     for number, row in enumerate(rows):
         style = styles[number] if styles else ""
@@ -120,23 +158,12 @@ def _make_table(
 def _make_curves(sides: Sequence[Side], compared: Sequence[Sequence[Comparison]]) -> str:
     """A picture a number of evaluations: every run thin, the mean of a side thick."""
     names = [row.metric for row in compared[0] if row.metric.startswith(f"{EVAL}.")]
-    pictures = (_draw(sides, name) for name in names[:_MOST_PICTURES])
-    found = "".join(
-        f'<img alt="{escape(name)} over steps" src="data:image/png;base64,{picture}">'
-        for name, picture in zip(names, pictures, strict=False)
-        if picture
-    )
+    found = "".join(_draw(sides, name) for name in names[:_MOST_PICTURES])
     return f'<div class="pictures">{found}</div>' if found else "<p class=note>none</p>"
 
 
 def _draw(sides: Sequence[Side], metric: str) -> str:
-    import matplotlib
-
-    matplotlib.use("agg")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(4.6, 2.9), dpi=110, layout="constrained")
-    axes = figure.subplots()
+    figure, axes = create_axes()
     is_empty = True
     for number, side in enumerate(sides):
         colour = _COLOURS[number % len(_COLOURS)]
@@ -153,14 +180,9 @@ def _draw(sides: Sequence[Side], metric: str) -> str:
     if is_empty:
         return ""
     axes.set_title(metric, fontsize=10)
-    axes.tick_params(labelsize=8)
     axes.set_xlabel("step", fontsize=8)
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=7, frameon=False)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", metadata={"Software": None})
-    return base64.b64encode(content.getvalue()).decode()
+    return make_image(figure, f"{metric} over steps")
 
 
 def _read_curve(lines: Iterable[JsonObject], metric: str) -> dict[int, float]:

@@ -6,10 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from store.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.history import get_learnt
 from store.record import RunRecord, describe, get_finite_or_told
+from store.timeline import RunTime, compute_time, tell_time
 from store.wording import format_duration, format_time, format_value
 from tools.runs.places import find_records, is_alive
 from tools.runs.printing import (
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
     from store.sketches import QuantileSketch
 
 _CURVES = 6
+_BAR = 60
+# Share of the time -> its letter and colour in the bar.
+_SHARES = {"step": ("s", "green"), "input_wait": ("i", "yellow"), "compile": ("c", "magenta"),
+           "evaluation": ("e", "cyan"), "checkpoint": ("k", "blue"), "redone": ("r", "red"),
+           "other": ("o", "white"), "down": ("_", "bright_black")}  # fmt: skip
 _SPREAD = ("grad_norm", "input_wait_s", "checkpoint_held_s")
 _QUANTILES = (0.01, 0.5, 0.95, 0.99)
 
@@ -64,6 +71,7 @@ def tell_run(record: RunRecord) -> JsonObject:
         "tags": record.tags,
         "attempt_list": record.attempts,
         "worked_s": sum(_get_worked(one) for one in record.attempts),
+        "time": tell_time(compute_time(record)),
         "values": record.values,
         "artifacts": record.artifacts,
     }
@@ -83,11 +91,32 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
         table.add_row(*row)
     table.show_header = False
     console.print(table)
+    if record.attempts:
+        console.print()
+        _print_time(compute_time(record))
     for part in (_make_numbers(record), _make_curves(record), _make_attempts(record)):
         if part.row_count:
             console.print()
             console.print(part)
     _print_artifacts(record)
+
+
+def _print_time(time: RunTime) -> None:
+    """A bar of where the time went, and the same in words."""
+    console = create_console()
+    whole = sum(time.shares_s.values()) or 1.0
+    known = "-" if time.goodput is None else f"{'≤ ' if time.is_least else ''}{time.goodput:.1%}"
+    paid = f"{'≥ ' if time.is_least else ''}{format_duration(time.paid_s)}"
+    console.print(f"[bold]goodput[/bold] {known} of {paid} paid for")
+    bar, words, done = Text(), [], 0.0
+    for name, (letter, colour) in _SHARES.items():
+        seconds = time.shares_s[name]
+        first, done = round(_BAR * done / whole), done + seconds
+        bar.append(letter * (round(_BAR * done / whole) - first), style=colour)
+        if seconds:
+            words.append(f"{name.replace('_', ' ')} {seconds / whole:.1%}")
+    console.print(bar)
+    console.print(", ".join(words) + ("" if time.has_spans else " (from lines alone)"))
 
 
 def _make_numbers(record: RunRecord) -> Table:

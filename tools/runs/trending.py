@@ -1,4 +1,4 @@
-"""`trend`: benchmark reports over time."""
+"""`trend`: benchmark reports and compiler's verdicts over time."""
 
 from __future__ import annotations
 
@@ -8,51 +8,105 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from store.trends import FOLDER, keep_report, read_trends
+from store.gates import get_code
+from store.trends import (
+    BAD,
+    FOLDER,
+    Trend,
+    find_trends,
+    gate_newest,
+    keep_report,
+    place_report,
+    read_reports,
+)
 from store.wording import format_value
+from tools.runs.findings import print_findings, publish_findings, read_gates
 from tools.runs.places import check_store
 from tools.runs.printing import create_console, create_table, draw_line, print_json
 from utils.errors import EXIT_FAILED, UserError
+from utils.json_types import JsonObject
+from utils.programs import prepare_file
 from utils.storage import to_path
 
-_STYLES = {"worse": "bold red", "much worse": "bold red", "better": "green", "too few": "dim"}
+_STYLES = {"worse": "bold red", "much worse": "bold red", "missing": "bold red",
+           "better": "green", "too few": "dim"}  # fmt: skip
+# As many reports as a figure is judged by.
+_SHOWN = 23
 
 
 def show_trends(options: argparse.Namespace) -> int:
     """Keep reports that are given, print each figure's trend; exit code 1 where one is worse.
 
+    With gates they decide instead: the newest three reports against the twenty before them.
+
     Raises:
-      UserError: a file that is no report, or no reports at all.
+      UserError: a file that is no report, a gate with a fault, or no reports at all.
     """
     check_store(options.store)
+    prepare_file(options.html, "--html")
+    gates, undecided = read_gates(options)
+    if options.undecided and not gates:
+        raise UserError("--undecided is for gates; give some by --gate")
     store = to_path(options.store)
-    reports = []
-    for path in options.add:
-        try:
-            reports.append(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise UserError(f"--add {path} cannot be read: {error}; give a JSON report") from error
-    try:
-        kept = [str(keep_report(store, report)) for report in reports]
-    except OSError as error:
-        raise UserError(
-            f"--store {options.store!r} cannot be written: {error.strerror}; mend its rights"
-        ) from error
-    trends = read_trends(store)
-    if not trends:
+    kept = _keep(options)
+    series = read_reports(store)
+    if not series:
         raise UserError(f"trend: {store / FOLDER} holds no reports; give some by --add FILE")
-    is_worse = any(one.verdict in ("worse", "much worse") for one in trends)
+    trends = [trend for name, found in series.items() for trend in find_trends(name, found)]
+    findings = {name: gate_newest(gates, found) for name, found in series.items()} if gates else {}
+    code = EXIT_FAILED * any(one.verdict in BAD for one in trends)
+    if gates:
+        code = get_code([one for found in findings.values() for one in found], undecided)
+    if options.html:
+        from tools.runs.trend_page import write_trend_page
+
+        write_trend_page(options.html, trends)
     if options.json:
-        print_json({"kept": kept, "trends": [asdict(one) for one in trends]})
-        return EXIT_FAILED if is_worse else 0
+        rows = {name: publish_findings(found) for name, found in findings.items()}
+        told = [{**asdict(one), "values": one.values[-_SHOWN:]} for one in trends]
+        print_json({"kept": kept, "trends": told, "findings": rows, "exit_code": code})
+        return code
+    print_trends(trends)
+    for name, found in findings.items():
+        print(f"\n{name}")
+        print_findings(found, ("before", "newest"), code)
+    if options.html:
+        print(f"\npage: {options.html}")
+    return code
+
+
+def print_trends(trends: list[Trend]) -> None:
+    """Each figure with its line, for a person."""
+    console = create_console()
     table = create_table(
         "identity", "figure", "reports>", "median>", "newest>", "worse by>", "", "verdict"
     )
     for one in trends:
         table.add_row(
             one.identity, one.figure, str(len(one.values)), format_value(one.median),
-            format_value(one.values[-1]), f"{one.worse:+.1%}", draw_line(one.values[-23:]),
+            format_value(one.values[-1]), f"{one.worse:+.1%}", draw_line(one.values[-_SHOWN:]),
             Text(one.verdict, style=_STYLES.get(one.verdict, "")),
         )  # fmt: skip
-    create_console().print(table)
-    return EXIT_FAILED if is_worse else 0
+    console.print(table)
+    subjects = {one.identity: (one.subject, one.versions) for one in trends}
+    console.print()
+    for identity, (subject, versions) in subjects.items():
+        console.print(f"{identity}  {subject}", style="dim")
+        if versions:
+            console.print(f"{identity}  made with other versions: {', '.join(versions)}")
+
+
+def _keep(options: argparse.Namespace) -> list[str]:
+    reports: list[tuple[str, JsonObject]] = []
+    for path in options.add:
+        try:
+            reports.append((str(path), json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--add {path} cannot be read: {error}; give a JSON report") from error
+    store = to_path(options.store)
+    for name, report in reports:
+        try:
+            place_report(store, report)
+        except UserError as error:
+            raise UserError(f"--add {name}: {error}") from error
+    return [str(keep_report(store, report)) for _, report in reports]

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 2
+from utils.json_types import JsonObject
+
+SCHEMA_VERSION = 3
 
 
 class Part(BaseModel):
@@ -137,4 +139,11 @@ class Report(Part):
     compile_s: float | None = None
     graph: str = Field(description="hash of program, target and versions")
     versions: dict[str, str]
-    made: str = Field(description="date, UTC")
+    made: str = Field(description="date and time, UTC")
+    git_commit: str | None = Field(None, description="of this program, with -dirty if changed")
+    configuration: JsonObject = Field(
+        default_factory=dict, description="the run's, resolved; none before schema_version 3"
+    )
+    comparison: JsonObject | None = Field(
+        None, description="what gates said of it against the report of --compare"
+    )

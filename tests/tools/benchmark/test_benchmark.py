@@ -17,6 +17,7 @@ from big_vision.input.synthetic import parse_synthetic_name
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
+from store.reports import get_identity
 from tests.support.child_runs import get_environment
 from tests.support.language import create_language_argv
 from tests.support.rows import create_regression_argv
@@ -159,14 +160,22 @@ def test_one_and_two_processes_are_measured_in_turn(tmp_path, device):
 
 def test_the_exit_code_tells_a_planted_regression(tmp_path, capsys):
     report = measure(tmp_path)
-    planted = tmp_path / "base.json"
+    planted, told = tmp_path / "base.json", tmp_path / "told.json"
     flags = [*SYNTHETIC, *FEW, "--runtime.device=cpu", "--compare", str(planted)]
+    flags += ["--json", str(told), "--store", str(tmp_path / "runs")]
     for factor, code in ((1e6, 1), (1e-6, 0)):
         base = json.loads(json.dumps(report))
-        base["results"][0]["img_per_s"] *= factor
+        result = base["results"][0]
+        result["img_per_s"] *= factor
+        result["img_per_s_repeats"] = 3 * [result["img_per_s"]]
         planted.write_text(json.dumps(base))
-        assert benchmark.main([*flags, "--tolerance=0.5"]) == code
-        assert ("REGRESSION" in capsys.readouterr().out) == (code == 1)
+        more = ["--tolerance=0.5"] if code else ["--gate=img_per_s@median:50:-:major"]
+        assert benchmark.main([*flags, *more]) == code
+        assert ("failed" in capsys.readouterr().out) == (code == 1)
+        said = json.loads(told.read_text())["comparison"]
+        assert said["exit_code"] == code and said["base"] == str(planted)
+    folder = tmp_path / "runs" / "benchmarks" / get_identity(report)
+    assert 1 <= len(list(folder.iterdir())) <= 2
 
 
 def test_another_configuration_is_not_compared(tmp_path, capsys):
@@ -257,6 +266,12 @@ def test_random_teachers_cost_what_real_ones_do(tmp_path):
         (["--bare", "--train.remat=true"], "which has no train.remat"),
         (["--bare", "--runtime.num_processes=2"], "which has no runtime.num_processes"),
         (["--compare=no/such.json"], "cannot be read"),
+        (["--gate=img_per_s:5:-:major"], "give one by --compare"),
+        (["--compare=x.json", "--gate=img_per_s"], "four parts"),
+        (["--compare=x.json", "--gate=img_per_s:5:-:major", "--tolerance=0.1"], "drop it or"),
+        (["--compare=x.json", "--gates=no.yaml"], "cannot be read"),
+        (["--store=gs://bucket/runs"], "--store"),
+        (["--store=/proc/nowhere"], "cannot be made"),
         (["--json=no/such/place.json"], "there is no directory"),
         (["--random-teachers"], "needs a teacher"),
         (["--train.epoch=3"], "did you mean --train.epochs"),

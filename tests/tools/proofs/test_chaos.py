@@ -30,6 +30,7 @@ def write_run(folder: Path, *, loss: float = 1.0, weight: float = 2.0) -> Path:
         {"step": 1, "kind": "train", "loss/total": loss, "time_s": weight, "attempt": int(weight)},
         {"step": 2, "kind": "train", "loss/total": 0.5},
     ]
+    (folder / "run.json").write_text('{"schema_version": 2, "status": "complete"}')
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "student.safetensors").write_bytes(bytes([int(weight)]))
     tensors = {"model": {"weight": torch.tensor([weight])}}
@@ -46,19 +47,32 @@ def test_a_difference_is_named(tmp_path):
     first = write_run(tmp_path / "a")
     found = compare_runs(first, write_run(tmp_path / "b", loss=1.0000001, weight=3.0))
     assert found == [
-        "step 1: loss/total 1.0 against 1.0000001", "1 of 1 final tensors, first model/weight",
-        "the exported weights",
+        "step 1: loss/total 1.0 against 1.0000001, 450,359,963 ulps apart",
+        "1 final tensors, first model.safetensors:weight", "the exported weights",
     ]  # fmt: skip
     longer = write_run(tmp_path / "c")
     with (longer / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "kind": "train", "loss/total": 0.5}\n')
-    assert compare_runs(first, longer) == ["2 lines of metrics against 3"]
+    assert compare_runs(first, longer) == ["step 2: a line that one of them lacks"]
 
 
 def test_a_rank_cannot_be_killed_where_there_is_one(capsys, tmp_path):
     flags = ["--config", CONFIG, "--kinds=rank", f"--out={tmp_path}"]
     assert main(flags) == 2
     assert "rank needs a runtime of several processes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["--gate=train.graphs"], "four parts"), (["--gates=nowhere.yaml"], "cannot be read"),
+     (["--gate=train.lr:1:-:major"], "no better direction"),
+     (["--json=/proc/nowhere/x.json"], "cannot be made")],
+)  # fmt: skip
+def test_a_gate_with_a_fault_is_refused_before_anything_runs(flags, word, capsys, tmp_path):
+    assert main(["--config", CONFIG, f"--out={tmp_path}", *flags]) == 2
+    error = capsys.readouterr().err
+    assert word in error and error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_flags_that_the_tool_does_not_know_are_the_runs():
@@ -75,9 +89,14 @@ def run_chaos(folder: Path, *flags: str, config: str = CONFIG) -> subprocess.Com
 
 
 def test_a_run_that_is_killed_twice_ends_as_an_unbroken_one(tmp_path):
-    flags = ("--train.steps=36", "--kills=2", "--kinds=kill,write", "--seed=3")
+    flags = ("--train.steps=36", "--kills=2", "--kinds=kill,write", "--seed=3",
+             f"--json={tmp_path}/verdict.json", "--gate=train.graphs:-:9:major",
+             "--gate=train.time_s@max:0:-:minor", "--direction=train.time_s=lower")  # fmt: skip
     done = run_chaos(tmp_path, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads((tmp_path / "verdict.json").read_text())
+    assert (said["survived"], said["differences"], said["exit_code"]) == (2, [], 0)
+    assert [one["outcome"] for one in said["findings"]][:2] == ["pass", "fail"]
     assert "kills survived: 2 of 2" in done.stdout
     assert done.stdout.splitlines()[-1] == "verdict on cpu: equal bit for bit"
 

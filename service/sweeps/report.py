@@ -1,0 +1,142 @@
+"""How the trials of a sweep stand, and what its axes tell."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from service.jobs import JobQueue
+from service.sweeps.plan import Trial, make_trial, plan_trials
+from service.sweeps.spec import SweepSpec
+from store.compare.statistics import MeanInterval, compute_interval
+from store.record import RunRecord, get_final_values
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
+from utils.storage import StorageError, join_place
+
+MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class TrialState:
+    """How one trial stands.
+
+    Attributes:
+      state: complete, as the run says; else the job's; `missing`: it was never submitted.
+      value: of the sweep's metric at its end; none: there is none yet.
+      job_id: empty: it has no job on this machine.
+      run: `experiment/run_id`.
+    """
+
+    trial: Trial
+    state: str
+    value: float | None
+    job_id: str
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AxisRow:
+    """What trials with one value of an axis, or with one point, have reached.
+
+    Attributes:
+      values: of the axes in question.
+      interval: mean, its 95 % interval, standard deviation and n of complete trials; none: none is.
+      trials: with these values, complete or not.
+    """
+
+    values: JsonObject
+    interval: MeanInterval | None
+    trials: int
+
+
+@dataclass(frozen=True)
+class SweepTable:
+    """What a sweep has found so far.
+
+    Attributes:
+      points: a row for each point over its seeds, the best first.
+      axes: for each axis a row for each of its values, over all else.
+    """
+
+    metric: str
+    direction: str
+    points: tuple[AxisRow, ...]
+    axes: dict[str, tuple[AxisRow, ...]]
+
+
+def list_trials(queue: JobQueue, spec: SweepSpec, experiment: str) -> list[TrialState]:
+    """All trials of a sweep; for Optuna those that have been asked for.
+
+    Args:
+      experiment: of its runs.
+    """
+    jobs = {job.run: job for job in queue.list() if job.sweep == spec.name}
+    trials = plan_trials(spec) if spec.method != "optuna" else list_asked(queue, spec)
+    found = []
+    for trial in trials:
+        run = f"{experiment}/{trial.run_id}"
+        status, value = read_result(queue.store, run, spec.metric)
+        job = jobs.get(run)
+        state = status if status == "complete" else (job.state if job else MISSING)
+        reason = job.reason if job and state != "complete" else ""
+        found.append(TrialState(trial, state, value, job.id if job else "", run, reason))
+    return found
+
+
+def list_asked(queue: JobQueue, spec: SweepSpec) -> list[Trial]:
+    """The trials of the points that have a job, each with all seeds, the oldest first."""
+    trials = {}
+    for job in queue.list():
+        if job.sweep == spec.name:
+            told = queue.read_overrides(job.id)
+            point = {key: told[key] for key in spec.axes if key in told}
+            for seed in (spec.seeds or [None]) if point.keys() == spec.axes.keys() else ():
+                trial = make_trial(spec, point, seed)
+                trials[trial.id] = trial
+    return list(trials.values())
+
+
+def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
+    """Status of a run, and the metric at its end; empty and none: it has not come so far."""
+    try:
+        record = RunRecord(join_place(store, *run.split("/")))
+        status = str(record.facts.get("status", ""))
+        if status != "complete":
+            return status, None
+        final = get_final_values(record.facts)
+        return status, final[metric] if metric in final else record.values.get(metric)
+    except (UserError, StorageError, OSError):
+        return "", None
+
+
+def tabulate_sweep(spec: SweepSpec, states: Sequence[TrialState]) -> SweepTable:
+    """Means over complete trials with finite values, with their 95 % intervals."""
+    points = _group(states, lambda trial: trial.point)
+    sign = -1.0 if spec.direction == "higher" else 1.0
+    points.sort(key=lambda row: sign * row.interval.mean if row.interval else math.inf)
+    axes = {key: tuple(_group(states, _choose(key))) for key in spec.axes}
+    if spec.seeds:
+        axes["train.seed"] = tuple(_group(states, lambda trial: {"train.seed": trial.seed}))
+    return SweepTable(spec.metric, spec.direction, tuple(points), axes)
+
+
+def _choose(key: str) -> Callable[[Trial], JsonObject]:
+    return lambda trial: {key: trial.point.get(key)}
+
+
+def _group(states: Sequence[TrialState], choose: Callable[[Trial], JsonObject]) -> list[AxisRow]:
+    rows: dict[str, tuple[JsonObject, list[float], list[JsonValue]]] = {}
+    for one in states:
+        values = choose(one.trial)
+        _, numbers, all_of = rows.setdefault(json.dumps(values, sort_keys=True), (values, [], []))
+        all_of.append(one.trial.id)
+        if one.state == "complete" and one.value is not None and math.isfinite(one.value):
+            numbers.append(one.value)
+    return [
+        AxisRow(values, compute_interval(numbers) if numbers else None, len(all_of))
+        for values, numbers, all_of in rows.values()
+    ]

@@ -1,0 +1,190 @@
+"""`SweepSpec`: a sweep as a person writes it.
+
+config: configs/digits_student.yaml
+set: {train.epochs: 5}
+axes:
+  optim.lr: [0.002, 0.005]
+  model.args.depth: [1, 2]
+seeds: [0, 1, 2]
+metric: eval.top1
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    JsonValue,
+    Tag,
+    ValidationError,
+    model_validator,
+)
+
+from store.catalogue import Direction
+from store.compare.sides import find_entry
+from store.ids import check_name
+from utils.config.yaml_file import read_yaml
+from utils.errors import UserError, get_hint
+
+SEED_KEY = "train.seed"
+# What a sweep decides itself.
+_OWN = ("run.run_id", "run.output_dir", "run.resume", "run.experiment")
+_MOST_TRIALS = 10_000
+
+
+class Range(BaseModel):
+    """An axis of numbers between two ends, for `random` and `optuna`.
+
+    Attributes:
+      log: drawn evenly in the logarithm.
+      integer: whole numbers, both ends among them.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    low: float
+    high: float
+    log: bool = False
+    integer: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Range:
+        if not self.low < self.high:
+            raise ValueError(f"low ({self.low:g}) must lie below high ({self.high:g})")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low ({self.low:g}) must be above 0 where log is true")
+        if self.integer and not (self.low.is_integer() and self.high.is_integer()):
+            raise ValueError("low and high must be whole numbers where integer is true")
+        return self
+
+
+_Axis = Annotated[
+    Annotated[list[JsonValue], Field(min_length=1), Tag("values")] | Annotated[Range, Tag("range")],
+    Discriminator(lambda told: "range" if isinstance(told, dict | Range) else "values"),
+]
+
+
+class SweepSpec(BaseModel):
+    """What is tried.
+
+    Attributes:
+      name: of the sweep; the file's where it is not given.
+      config: a YAML file, as `--config` takes it.
+      settings: dotted key -> value of every trial; `set` in the file.
+      axes: dotted key -> its values, or a range.
+      seeds: each trial runs with each of them; empty: with that of the configuration.
+      method: grid: all combinations; random, optuna: `trials` of them; seeds: no axes.
+      seed: of random and optuna.
+      metric: that is tabulated, and made better by optuna.
+      slots: of the queue that a trial holds.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    name: str
+    config: str = Field(min_length=1)
+    settings: dict[str, JsonValue] = Field(default_factory=dict, alias="set")
+    axes: dict[str, _Axis] = Field(default_factory=dict)
+    seeds: list[int] = Field(default_factory=list)
+    method: Literal["grid", "random", "optuna", "seeds"] = "grid"
+    trials: int = Field(0, ge=0, le=_MOST_TRIALS)
+    seed: int = Field(0, ge=0)
+    metric: str = "eval.top1"
+    slots: int = Field(1, ge=1, le=64)
+
+    @property
+    def direction(self) -> Direction:
+        """Which way the metric is better, as the catalogue says."""
+        entry = find_entry(self.metric)
+        return "none" if entry is None else entry.direction
+
+    def describe(self) -> dict[str, JsonValue]:
+        """The sweep as JSON, as it is kept."""
+        return self.model_dump(mode="json", by_alias=True)
+
+
+def read_spec(path: Path) -> SweepSpec:
+    """The sweep of a YAML file.
+
+    Raises:
+      UserError: it cannot be read, or says what makes no sense; names the key.
+    """
+    values = {"name": path.stem, **read_yaml(str(path), "SPEC")}
+    try:
+        spec = SweepSpec.model_validate(values)
+    except ValidationError as error:
+        raise UserError(f"SPEC {path}: {_explain(error)}") from error
+    try:
+        _check(spec)
+    except UserError as error:
+        raise UserError(f"SPEC {path}: {error}") from error
+    return spec
+
+
+def _check(spec: SweepSpec) -> None:
+    check_name("name", spec.name)
+    for key in (*spec.settings, *spec.axes):
+        if key in _OWN:
+            raise UserError(f"{key} is the sweep's own business; leave it out")
+    for key in spec.axes.keys() & spec.settings.keys():
+        raise UserError(f"{key} stands in set and in axes; leave one of them out")
+    if SEED_KEY in spec.axes or (spec.seeds and SEED_KEY in spec.settings):
+        raise UserError(f"{SEED_KEY} is what seeds is for: write seeds: [0, 1, 2]")
+    for name, values in {"seeds": spec.seeds, **spec.axes}.items():
+        texts = [] if isinstance(values, Range) else [json.dumps(one) for one in values]
+        if len(set(texts)) < len(texts):
+            again = next(text for text in texts if texts.count(text) > 1)
+            raise UserError(f"{name} says {again} twice; leave one of them out")
+    _check_method(spec)
+    if spec.direction == "none":
+        raise UserError(
+            f"metric {spec.metric!r} has no better direction in the catalogue of metrics; name one "
+            "such as eval.top1 or eval.loss"
+        )
+
+
+def _check_method(spec: SweepSpec) -> None:
+    ranges = [key for key, values in spec.axes.items() if isinstance(values, Range)]
+    if spec.method in ("grid", "seeds"):
+        if ranges:
+            raise UserError(
+                f"axes.{ranges[0]} is a range, which method={spec.method} cannot count through; "
+                "list its values, or choose method: random"
+            )
+        if spec.trials:
+            raise UserError(f"trials means nothing to method={spec.method}; leave it out")
+    elif not spec.trials:
+        raise UserError(f"trials is missing; say how many method={spec.method} may try")
+    if spec.method == "seeds" and (spec.axes or not spec.seeds):
+        raise UserError("method=seeds takes seeds and no axes; choose grid for axes")
+    if spec.method != "seeds" and not (spec.axes or spec.seeds):
+        raise UserError("axes and seeds are both missing; say what differs between trials")
+    if spec.method in ("random", "optuna") and not spec.axes:
+        raise UserError(f"axes is missing; method={spec.method} draws from them")
+    points = spec.trials or math.prod(len(values) for values in spec.axes.values())
+    if points * max(1, len(spec.seeds)) > _MOST_TRIALS:
+        raise UserError(f"it has more than {_MOST_TRIALS:,} trials; leave some values out")
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem in one line."""
+    problems = error.errors(include_url=False)
+    problem = next((one for one in problems if one["type"] == "extra_forbidden"), problems[0])
+    place = ".".join(str(part) for part in problem["loc"] if part not in ("values", "range"))
+    place = place or "the file"
+    if problem["type"] == "extra_forbidden":
+        known = [field.alias or name for name, field in SweepSpec.model_fields.items()]
+        hint = get_hint(str(problem["loc"][-1]), known if len(problem["loc"]) == 1 else
+                        list(Range.model_fields))  # fmt: skip
+        return f"unknown key {place}; {hint}"
+    if problem["type"] == "missing":
+        return f"{place} is missing; give it a value"
+    text = problem["msg"].removeprefix("Value error, ")
+    return f"{place}: {text[:1].lower()}{text[1:]}"

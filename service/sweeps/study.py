@@ -1,0 +1,94 @@
+"""Optuna as a sampler: its study is rebuilt from the runs at every question, and kept nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from service.sweeps.report import TrialState
+from service.sweeps.spec import Range, SweepSpec
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+
+def check_optuna() -> None:
+    """Refuse a sweep by Optuna where it is not installed.
+
+    Raises:
+      UserError: says how to install it.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            "method=optuna needs the package optuna; install it by `pip install -r "
+            "requirements-service.txt`"
+        ) from error
+
+
+def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject:
+    """The next point, given all trials so far: equal trials give an equal answer.
+
+    Points whose trials have not all ended count as running, so that the next one keeps away.
+    """
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    groups: dict[tuple[str, ...], list[TrialState]] = {}
+    for one in states:
+        groups.setdefault(tuple(map(str, one.trial.point.values())), []).append(one)
+    text = f"{spec.seed} {len(groups)}"
+    seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
+    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+    direction = "maximize" if spec.direction == "higher" else "minimize"
+    study = optuna.create_study(sampler=sampler, direction=direction)
+    distributions = {key: _create_distribution(key, axis) for key, axis in spec.axes.items()}
+    for group in groups.values():
+        study.add_trial(_create_trial(spec, group, distributions))
+    asked = study.ask(distributions)
+    return {key: _get_value(spec.axes[key], asked.params[key]) for key in spec.axes}
+
+
+def _create_trial(
+    spec: SweepSpec, group: Sequence[TrialState], distributions: dict[str, BaseDistribution]
+):
+    from optuna.trial import TrialState as Outcome
+    from optuna.trial import create_trial
+
+    point = group[0].trial.point
+    parameters = {key: _get_parameter(spec.axes[key], point[key]) for key in spec.axes}
+    values = [one.value for one in group if one.state == "complete" and one.value is not None]
+    finite = [value for value in values if math.isfinite(value)]
+    state, value = Outcome.RUNNING, None
+    if any(one.state == "failed" for one in group) or len(finite) < len(values):
+        state = Outcome.FAIL
+    elif len(finite) == max(1, len(spec.seeds)):
+        state, value = Outcome.COMPLETE, math.fsum(finite) / len(finite)
+    return create_trial(state=state, value=value, params=parameters, distributions=distributions)
+
+
+def _create_distribution(key: str, axis: Sequence[JsonValue] | Range) -> BaseDistribution:
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if not isinstance(axis, Range):
+        return CategoricalDistribution(range(len(axis)))  # any JSON value may stand in a list
+    if axis.integer:
+        return IntDistribution(int(axis.low), int(axis.high), log=axis.log)
+    return FloatDistribution(axis.low, axis.high, log=axis.log)
+
+
+def _get_parameter(axis: Sequence[JsonValue] | Range, value: JsonValue) -> JsonValue:
+    return value if isinstance(axis, Range) else list(axis).index(value)
+
+
+def _get_value(axis: Sequence[JsonValue] | Range, parameter: JsonValue) -> JsonValue:
+    return parameter if isinstance(axis, Range) else axis[parameter]

@@ -1,0 +1,118 @@
+"""Where the time of a run went: shares that add up, and one goodput."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from store.costs import compute_cost
+from store.record import RunRecord
+from store.spans import SPANS_FILE
+from store.timeline import compute_time, list_attempts, list_downs, make_windows
+from store.trace import make_trace, thin
+from tests.support.stored_runs import make_run
+
+START = 1_790_000_000.0
+
+
+def make(
+    root: Path, attempts: list[tuple[int, float, float | None]], spans: list[tuple]
+) -> RunRecord:
+    """A run of attempts (from_step, began, ended) and spans (attempt, name, step, began, seconds).
+
+    Further entries of a span are its count, step_s and input_wait_s; times are seconds from 0 on.
+    """
+    run = make_run(root, "a")
+    text = ""
+    for number, (from_step, began, ended) in enumerate(attempts, start=1):
+        start = {"attempt": number, "host": "vm", "pid": 1, "began": START + began}
+        text += json.dumps({**start, "from_step": from_step, "hardware": {}}) + "\n"
+        if ended is not None:
+            end = {"attempt": number, "ended": START + ended, "to_step": 9, "status": "preempted"}
+            text += json.dumps(end) + "\n"
+    (run.path / "attempts.jsonl").write_text(text)
+    names = ("attempt", "name", "step", "began", "duration_s", "count", "step_s", "input_wait_s")
+    lines = [dict(zip(names, span, strict=False)) for span in spans]
+    for line in lines:
+        line["began"] += START
+    (run.path / SPANS_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return RunRecord(run.path)
+
+
+# Ten seconds of set-up; steps 1 to 10 of 4 s, of which 5 s were compiling, and 1 s of waiting.
+FIRST = [
+    (1, "compile", 1, 10.0, 5.0, 2), (1, "window", 10, 10.0, 50.0, 10, 40.0, 10.0),
+    (1, "evaluation", 10, 60.0, 8.0), (1, "compile", 10, 61.0, 3.0, 1),
+    (1, "checkpoint_held", 10, 68.0, 2.0), (1, "checkpoint_write", 10, 69.0, 9.0),
+]  # fmt: skip
+
+
+def test_shares_add_up_and_each_second_is_told_once(tmp_path):
+    time = compute_time(make(tmp_path, [(0, 0.0, 80.0)], FIRST))
+    assert time.shares_s == pytest.approx({
+        "step": 35.0, "input_wait": 10.0, "compile": 8.0, "evaluation": 5.0, "checkpoint": 2.0,
+        "redone": 0.0, "other": 20.0, "down": 0.0,
+    })  # fmt: skip
+    assert (time.paid_s, time.is_least, time.has_spans) == (80.0, False, True)
+    assert time.goodput == pytest.approx(35 / 80)
+
+
+def test_steps_that_a_later_attempt_does_again_are_not_useful(tmp_path):
+    """Killed after step 18, went on from step 15: of the second window three of eight are lost."""
+    spans = [*FIRST, (1, "window", 18, 70.0, 10.0, 8, 8.0, 1.6),
+             (2, "window", 20, 105.0, 12.0, 5, 10.0, 2.0)]  # fmt: skip
+    record = make(tmp_path, [(0, 0.0, None), (15, 100.0, 120.0)], spans)
+    time = compute_time(record)
+    assert time.shares_s["redone"] == pytest.approx(3 / 8 * 9.6)
+    assert time.shares_s["step"] == pytest.approx(35 + 5 / 8 * 8 + 10)
+    assert time.shares_s["input_wait"] == pytest.approx(10 + 5 / 8 * 1.6 + 2)
+    # Its last sign of life was the end of that window.
+    assert [(one.ended - START, one.is_whole) for one in list_attempts(record)] == [
+        (80.0, False), (120.0, True),
+    ]  # fmt: skip
+    assert list_downs(list_attempts(record)) == [(START + 80.0, START + 100.0)]
+    assert (time.paid_s, time.shares_s["down"], time.is_least) == (100.0, 20.0, True)
+    assert sum(time.shares_s.values()) == pytest.approx(120.0)
+    assert time.goodput == pytest.approx(50 / 100)
+
+
+def test_what_a_run_goes_back_over_is_not_useful(tmp_path):
+    spans = [(1, "window", 4, 0.0, 4.0, 4, 4.0, 0.0), (1, "window", 8, 4.0, 4.0, 4, 4.0, 0.0),
+             (1, "rollback", 6, 8.0, 1.5, 2), (1, "window", 8, 10.0, 1.0, 1, 1.0, 0.0)]  # fmt: skip
+    time = compute_time(make(tmp_path, [(0, 0.0, 12.0)], spans))
+    assert time.shares_s["redone"] == pytest.approx(1.5 + 2.0)
+    assert time.shares_s["step"] == pytest.approx(4 + 2 + 1)
+
+
+def test_costs_and_timeline_have_one_goodput(tmp_path):
+    record = make(tmp_path, [(0, 0.0, 80.0), (10, 90.0, 100.0)], FIRST)
+    cost, time = compute_cost(record, []), compute_time(record)
+    assert (cost.goodput, cost.paid_s) == (time.goodput, time.paid_s) == (35 / 90, 90.0)
+
+
+def test_a_run_without_spans_is_told_by_its_lines(tmp_path):
+    record = make(tmp_path, [(0, 0.0, 10.0)], [])
+    time = compute_time(record)
+    assert not time.has_spans
+    assert time.shares_s["step"] == pytest.approx(0.4)
+    assert [(span.step, span.count) for span in make_windows(record, list_attempts(record))] == [
+        (1, 1), (2, 1), (3, 1), (4, 1),
+    ]  # fmt: skip
+    trace = make_trace(record)
+    assert {one.name for one in trace.slices} == {"attempt 1", "window"}
+    assert {one.name for one in trace.counters} == {"img_per_s", "loss/total"}
+    (record.folder.path / "attempts.jsonl").unlink()
+    nothing = compute_time(RunRecord(record.folder.path))
+    assert (nothing.paid_s, nothing.goodput) == (0.0, None)
+
+
+def test_a_counter_that_is_thinned_keeps_its_spikes():
+    points = [(float(i), 1.0) for i in range(100_001)]
+    points[77_777] = (77_777.0, 9.0)
+    points[5] = (5.0, -9.0)
+    found = thin(points)
+    assert len(found) <= 10_000
+    assert {(77_777.0, 9.0), (5.0, -9.0)} <= set(found)
+    assert found == sorted(found)

@@ -1,0 +1,17 @@
+"""Flags that several programs share; nothing is loaded for them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_gate_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags of every program that judges by gates."""
+    add = parser.add_argument
+    add("--gate", action="append", metavar="TEXT",
+        help="metric[@aggregate]:max_pct:max_abs:severity[?], once or more")  # fmt: skip
+    add("--gates", type=Path, metavar="FILE", help="YAML with a list `gates`")
+    add("--direction", action="append", metavar="METRIC=higher|lower",
+        help="which way is better, where the catalogue does not say")  # fmt: skip
+    add("--undecided", choices=("fail", "pass"), help="instead of exit code 3")

@@ -1,0 +1,212 @@
+"""Many runs from one file: all combinations of its axes, random draws, or what Optuna asks for.
+
+    python -m tools.sweep plan sweeps/depth.yaml
+    python -m tools.sweep run sweeps/depth.yaml --slots 2
+    python -m tools.sweep status sweeps/depth.yaml
+    python -m tools.sweep resume sweeps/depth.yaml
+
+`plan` lists the trials and asks of each what `main.py --check` would say. `run` puts what is
+missing into the queue of the store and works on it until every trial has ended; Ctrl-C asks them to
+save and end. A trial's name is a hash of its values, so `resume` starts only what no file calls
+complete, after values or seeds were added to the file, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from service.checker import Checker
+from service.jobs import open_queue
+from service.jobs.dispatcher import Dispatcher
+from service.jobs.slots import parse_slots
+from service.sweeps import (
+    SweepControl,
+    SweepSpec,
+    TrialState,
+    read_spec,
+    read_sweep,
+    tabulate_sweep,
+)
+from service.sweeps.plan import resolve_base
+from service.sweeps.report import AxisRow, SweepTable
+from store.wording import format_value
+from tools.runs.printing import colour_status, create_console, create_table, print_json
+from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, run_program
+from utils.storage import to_path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line's way in; gives the exit code."""
+    setup_logging()
+    options = _create_parser().parse_args(argv)
+    return run_program(lambda: options.command(options))
+
+
+def _create_parser() -> argparse.ArgumentParser:
+    parser = create_program_parser(__doc__, prog="python -m tools.sweep")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (function, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(command=function)
+        command.add_argument("spec", metavar="SPEC", help="YAML file of the sweep")
+        command.add_argument("--store", help="root of the runs (run.output_dir of the config)")
+        command.add_argument("--json", action="store_true", help="one object for programs")
+        if name in ("run", "resume"):
+            command.add_argument(
+                "--slots", default="1", help="trials at once, or devices: cuda:0,cuda:1 (1)"
+            )
+    return parser
+
+
+def plan(options: argparse.Namespace) -> int:
+    """List the trials and check each."""
+    control = _open(options)
+    _check(control)
+    _show(options, control, control.list())
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Begin a sweep, or go on with it, until every trial has ended."""
+    slots = parse_slots(options.slots)
+    say = _say if not options.json else (lambda one: None)
+    control = _open(options, tell=say, width=len(slots))
+    if control.spec.slots > len(slots):
+        raise UserError(
+            f"slots ({control.spec.slots}) of a trial exceed those of --slots ({options.slots}); "
+            "give more, or lower the trial's"
+        )
+    _check(control)
+    control.begin()
+    with Dispatcher(control.queue, slots) as dispatcher:
+        try:
+            states = control.run(dispatcher)
+        except KeyboardInterrupt:
+            return _end(control, dispatcher)
+    _show(options, control, states)
+    return 0 if all(one.state == "complete" for one in states) else EXIT_FAILED
+
+
+def resume(options: argparse.Namespace) -> int:
+    """The same for a sweep that has begun."""
+    spec = read_spec(to_path(options.spec))
+    read_sweep(_choose_store(options, spec), spec.name)  # refused where there is none
+    return run(options)
+
+
+def status(options: argparse.Namespace) -> int:
+    """How the trials stand, and what the axes tell so far."""
+    control = _open(options)
+    _show(options, control, control.list())
+    return 0
+
+
+def _open(
+    options: argparse.Namespace, *, tell: Callable[[TrialState], None] = lambda one: None,
+    width: int = 1,
+) -> SweepControl:  # fmt: skip
+    spec = read_spec(to_path(options.spec))
+    queue = open_queue(_choose_store(options, spec))
+    return SweepControl(queue, spec, getpass.getuser(), tell=tell, width=width)
+
+
+def _choose_store(options: argparse.Namespace, spec: SweepSpec) -> str:
+    return options.store or resolve_base(spec).run.output_dir
+
+
+def _check(control: SweepControl) -> None:
+    checker = Checker()
+    try:
+        control.check(checker)
+    finally:
+        checker.close()
+
+
+def _end(control: SweepControl, dispatcher: Dispatcher) -> int:
+    sys.stderr.write("interrupted: the trials that run save and end; Ctrl-C again leaves them\n")
+    control.stop()
+    try:
+        control.run(dispatcher)
+    except KeyboardInterrupt:
+        sys.stderr.write("left: they end by themselves\n")
+    sys.stderr.write("`python -m tools.sweep resume` goes on\n")
+    return EXIT_INTERRUPTED
+
+
+def _say(one: TrialState) -> None:
+    value = "" if one.value is None else f", {format_value(one.value)}"
+    reason = f" ({one.reason})" if one.reason else ""
+    sys.stderr.write(f"{one.run} {one.trial.describe()}: {one.state}{value}{reason}\n")
+
+
+def _show(options: argparse.Namespace, control: SweepControl, states: Sequence[TrialState]) -> None:
+    table = tabulate_sweep(control.spec, states)
+    if options.json:
+        print_json({
+            "sweep": control.spec.name, "store": control.queue.store,
+            "trials": [_describe(one) for one in states], "table": asdict(table),
+        })  # fmt: skip
+        return
+    console = create_console()
+    console.print(_tabulate_trials(control.spec, states))
+    if any(row.interval for row in table.points):
+        for rows in _list_tables(table):
+            console.print(rows)
+
+
+def _tabulate_trials(spec: SweepSpec, states: Sequence[TrialState]):
+    done = sum(one.state == "complete" for one in states)
+    title = f"sweep {spec.name}: {done} of {len(states)} trials are complete"
+    shown = create_table("trial", "values", "state", f"{spec.metric}>", title=title)
+    for one in states:
+        shown.add_row(
+            one.trial.id, one.trial.describe(), colour_status(one.state), format_value(one.value)
+        )
+    return shown
+
+
+def _list_tables(table: SweepTable):
+    """The points, the best first, and each axis over all else."""
+    yield _tabulate_rows(f"{table.metric} of each point", table.points)
+    if len(table.axes) > 1:
+        for key, rows in table.axes.items():
+            yield _tabulate_rows(f"{table.metric} of each {key}, over all else", rows)
+
+
+def _tabulate_rows(title: str, rows: Sequence[AxisRow]):
+    shown = create_table("values", "mean>", "sd>", "n>", "95 % interval", title=title)
+    for row in rows:
+        words = " ".join(f"{key}={format_value(value)}" for key, value in row.values.items()) or "-"
+        found = row.interval
+        if found is None:
+            shown.add_row(words, "-", "-", "0", f"none of {row.trials} is complete")
+            continue
+        span = "one value tells none"
+        if found.low is not None:
+            span = f"{format_value(found.low)} to {format_value(found.high)}"
+        shown.add_row(words, format_value(found.mean), format_value(found.sd), str(found.n), span)
+    return shown
+
+
+def _describe(one: TrialState) -> dict[str, object]:
+    return {
+        "id": one.trial.id, "run": one.run, "values": one.trial.own, "state": one.state,
+        "value": one.value, "job": one.job_id, "reason": one.reason,
+    }  # fmt: skip
+
+
+_COMMANDS = {
+    "plan": (plan, "list the trials, and check each of them"),
+    "run": (run, "submit what is missing, and work until all have ended"),
+    "status": (status, "how the trials stand, and what the axes tell"),
+    "resume": (resume, "go on with a sweep that has begun"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())
