@@ -5,6 +5,7 @@ Reading never waits for the run's program and changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from functools import cached_property
@@ -14,6 +15,7 @@ from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE, merge_attempts
 from store.catalogue import EVAL, TRAIN
 from store.config_text import flatten_config, parse_config
+from store.environment import ENVIRONMENT_FILE
 from store.history import (
     METRICS_FILE,
     Line,
@@ -22,7 +24,9 @@ from store.history import (
     modernise,
     parse_lines,
 )
+from store.hits import HITS_FILE, Hits, parse_hits
 from store.mirror import CONFIG_FILE, RUN_FILE, read_segments
+from store.source import DIFF_FILE, unpack_diff
 from store.spans import SPANS_FILE, Span, parse_spans
 from store.stretches import SKETCHES_FILE, RunSketches, parse_sketches
 from store.tags import TAGS_FILE, parse_tags
@@ -104,6 +108,28 @@ class RunRecord:
         return parse_sketches(self._read(SKETCHES_FILE))
 
     @cached_property
+    def hits(self) -> dict[str, Hits]:
+        """Which examples its evaluations named rightly; empty: not kept, or torn."""
+        return parse_hits(self._read_bytes(HITS_FILE)) or {}
+
+    @cached_property
+    def environment(self) -> JsonObject:
+        """Where it has worked, at length; empty of runs of earlier programs."""
+        try:
+            found = json.loads(self._read(ENVIRONMENT_FILE) or "{}")
+        except ValueError:
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @cached_property
+    def patch(self) -> str:
+        """What its source had beside the commit; empty: nothing, or it is not kept, or torn."""
+        content = self._read_bytes(DIFF_FILE)
+        with contextlib.suppress(UserError):
+            return unpack_diff(content) if content else ""
+        return ""
+
+    @cached_property
     def tags(self) -> list[str]:
         """Words that people have given it."""
         return parse_tags(self._read(TAGS_FILE))
@@ -120,6 +146,11 @@ class RunRecord:
     def values(self) -> Values:
         """Its newest numbers by name, as filters know them: `eval.top1`, `train.loss/total`."""
         return {**get_last_values(self.lines), **get_final_values(self.facts)}
+
+    def _read_bytes(self, name: str) -> bytes:
+        with contextlib.suppress(OSError), self.folder.open_local(name) as path:
+            return path.read_bytes()
+        return b""
 
     def _read(self, name: str) -> str:
         return self.folder.read_texts([name]).get(name, "")

@@ -45,7 +45,10 @@ def find_differences(sides: Collection[Side], ignored: Collection[str]) -> list[
 
 def find_environment(sides: Collection[Side]) -> list[Difference]:
     """What differs in versions, machine and commit; the commit comes first."""
-    columns = [[read_environment_of(record) for record in side.records] for side in sides]
+    records = [record for side in sides for record in side.records]
+    # Next to a run that tells little, all that another one tells would seem to differ.
+    read = _read_at_length if all(one.environment for one in records) else read_environment_of
+    columns = [[read(record) for record in side.records] for side in sides]
     found = _find(columns, (), ())
     return sorted(found, key=lambda one: (one.key != "git_commit", one.key))
 
@@ -54,6 +57,12 @@ def read_environment_of(record: RunRecord) -> JsonObject:
     """Where a run ran, by dotted keys."""
     environment = record.facts.get("environment")
     return flatten_config(environment) if isinstance(environment, dict) else {}
+
+
+def _read_at_length(record: RunRecord) -> JsonObject:
+    """All that a run tells of where it ran, by dotted keys."""
+    told = {key: record.environment.get(key) for key in ("os", "packages", "variables")}
+    return {**read_environment_of(record), **flatten_config(told)}
 
 
 def _find(

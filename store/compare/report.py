@@ -6,9 +6,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from store.compare.answers import compare_answers
 from store.compare.differences import find_differences, find_environment
 from store.compare.divergence import find_checkpoint, find_divergence, read_lines
 from store.compare.sides import Comparison, Side, compare_sides, list_metrics
+from store.compare.sources import SourceDifference, compare_sources
 from store.compare.tensors import find_tensors
 from store.filters import check_keys
 from store.record import RunRecord
@@ -56,8 +58,18 @@ def create_report(
         "config": [asdict(one) for one in find_differences(sides, ignored)],
         "environment": [asdict(one) for one in find_environment(sides)],
         "metrics": [[asdict(one) for one in found] for found in compared],
+        "answers": [asdict(one) for s in sides[1:] for one in compare_answers(sides[0], s)],
+        "source": [asdict(one) for one in _compare_sources(sides)],
         "divergence": divergence,
     }
+
+
+def _compare_sources(sides: Sequence[Side]) -> list[SourceDifference]:
+    """The first run of each side against that of the base, where any run tells of its source."""
+    firsts = [side.records[0] for side in sides]
+    if not any(record.environment for record in firsts):
+        return []
+    return [compare_sources(firsts[0], one) for one in firsts[1:]]
 
 
 def should_be_equal(sides: Sequence[Side], ignored: Collection[str]) -> bool:

@@ -76,6 +76,7 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument("--filter", default="", help="runs, grouped by configuration without seed")
     parser.add_argument("--metrics", default="", metavar="KEY,...", help="numbers to compare")
     parser.add_argument("--exact", action="store_true", help="exit code 1 where two runs part")
+    parser.add_argument("--source", action="store_true", help="how the sources differ, by lines")
     parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
 
 

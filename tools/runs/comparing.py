@@ -26,6 +26,7 @@ from store.compare.statistics import Summary
 from store.record import RunRecord
 from store.selection import RunSelector, split_side
 from store.wording import format_value
+from tools.runs.evidence import print_answers, print_sources
 from tools.runs.places import find_records, open_index
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
@@ -58,7 +59,7 @@ def compare_runs(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        print_report(report, compared)
+        print_report(report, compared, with_diff=options.source)
         if options.html:
             print(f"\npage: {options.html}")
     parted = report["divergence"] is not None and report["divergence"]["found"] is not None
@@ -115,8 +116,14 @@ def read_ignored() -> set[str]:
     return {key for key, rule in get_resume_rules().items() if rule == "free"}
 
 
-def print_report(report: JsonObject, compared: Sequence[Sequence[Comparison]]) -> None:
-    """The whole comparison for a person."""
+def print_report(
+    report: JsonObject, compared: Sequence[Sequence[Comparison]], *, with_diff: bool = False
+) -> None:
+    """The whole comparison for a person.
+
+    Args:
+      with_diff: how the patches beside the commits differ.
+    """
     console = create_console()
     names = [side["name"] for side in report["sides"]]
     for side in report["sides"]:
@@ -124,8 +131,10 @@ def print_report(report: JsonObject, compared: Sequence[Sequence[Comparison]]) -
                       f"[dim]{' '.join(side['runs'][:6])}[/dim]")  # fmt: skip
     print_differences(console, "configuration", names, report["config"])
     print_differences(console, "environment", names, report["environment"])
+    print_sources(console, report["source"], with_diff=with_diff)
     for name, found in zip(names[1:], compared, strict=True):
         print_comparison(console, (names[0], name), found)
+    print_answers(console, report["answers"])
     if report["divergence"] is not None:
         print_divergence(console, report["divergence"])
 

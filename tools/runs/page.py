@@ -14,6 +14,7 @@ from store.catalogue import EVAL
 from store.compare import Comparison, Side
 from store.record import get_finite_or_told
 from store.wording import format_value
+from tools.runs.evidence import make_source, tell_answers_row
 from utils.json_types import JsonObject
 from utils.storage import write_atomically
 
@@ -52,6 +53,12 @@ def write_page(
     parts += ["<h2>Curves of evaluation</h2>", _make_curves(sides, compared)]
     for title, key in (("Configuration", "config"), ("Environment", "environment")):
         parts += [f"<h2>{title}</h2>", _make_differences(names, report[key])]
+    if report["source"]:
+        parts += ["<h2>Source</h2>", make_source(report["source"])]
+    if report["answers"]:
+        titles = ["runs", "examples", "only base right", "only new right", "both right", "p"]
+        rows = [tell_answers_row(row) for row in report["answers"]]
+        parts += ["<h2>On the same examples (McNemar)</h2>", make_table(titles, rows)]
     if report["divergence"] is not None:
         parts += ["<h2>First diverging step</h2>", _make_divergence(report["divergence"])]
     write_html(path, " | ".join(names), parts)
