@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -92,10 +93,16 @@ def prepare_file(path: Path | None, flag: str) -> None:
     """The same for a file: its directory is made.
 
     Raises:
-      UserError: it cannot be made, or the file is a directory.
+      UserError: it cannot be made or written to, or the file is a directory.
     """
     if path is None:
         return
     if path.is_dir():
         raise UserError(f"{flag} ({str(path)!r}) is a directory; name a file in it")
     prepare_folder(path.parent, flag)
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UserError(
+            f"{flag} ({str(path)!r}) cannot be written: {error.strerror}; give another place"
+        ) from error

@@ -34,6 +34,7 @@ from store.index.writer import IndexWriter
 from store.record import FACTS
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
+from utils.log import get_logger
 from utils.storage import is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
@@ -54,35 +55,44 @@ class Refreshed:
     rebuilt: bool
 
 
+class _NoIndexError(ValueError):
+    """Nothing has been made yet."""
+
+
 class RunIndex:
     """Answers for all runs of a store.
 
     Args:
       store: directory or URL of the runs, `<store>/<experiment>/<run>`.
-      url: of another database, as SQLAlchemy writes it; empty: a file in the user's cache.
+      url: of another database, as SQLAlchemy writes it; empty: a file in the user's cache, or
+        memory where that cannot be written.
 
     Raises:
-      UserError: a database that nobody knows, or a cache that cannot be written.
+      UserError: a database that nobody knows.
     """
 
     def __init__(self, store: str, url: str = "") -> None:
         self.store = store.rstrip("/") if is_remote(store) else str(to_path(store).resolve())
         digest = hashlib.sha256(self.store.encode()).hexdigest()[:12]
         self._tables = define_tables(f"store_{digest}")
-        self._lock_path = _get_cache() / f"{digest}.lock"
+        self._lock_path: Path | None = _get_cache() / f"{digest}.lock"
         self._path: Path | None = None
         try:
             self._lock_path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock_path.open("a").close()
         except OSError as error:
-            raise UserError(
-                f"the index's directory {str(self._lock_path.parent)!r} cannot be made: "
-                f"{error.strerror}; set XDG_CACHE_HOME to a place that can be written"
-            ) from error
-        if not url:
+            if not url:
+                get_logger().warning(
+                    "the index cannot be kept in %s: %s; it is made in memory for this question "
+                    "alone; set XDG_CACHE_HOME to a place that can be written",
+                    self._lock_path.parent, error.strerror,
+                )  # fmt: skip
+            self._lock_path = None
+        if not url and self._lock_path is not None:
             self._path = self._lock_path.with_suffix(".sqlite")
             url = f"sqlite:///{self._path}"
-        self._url = url
-        self._engine = _create_engine(url)
+        self._url = url or "sqlite://"
+        self._engine = _create_engine(self._url)
 
     def refresh(self) -> Refreshed:
         """Bring the index in step with the files.
@@ -93,7 +103,10 @@ class RunIndex:
         with _explained(self._url):
             try:
                 stamps, settled = self._read_stamps()
-            except (SQLAlchemyError, ValueError):
+            except (SQLAlchemyError, ValueError) as error:
+                if not isinstance(error, _NoIndexError):
+                    reason = " ".join(str(getattr(error, "orig", None) or error).split())
+                    get_logger().warning("the index is made anew from the runs: %s", reason)
                 return self.rebuild()
             found = create_scan(self.store, settled).find()
             if found and stamps == found and "" not in found.values():
@@ -126,7 +139,7 @@ class RunIndex:
     def read_order(self, limit: int | None = None) -> list[int]:
         """The numbers of runs, that which was begun last first."""
         runs = self._tables.runs.c
-        text = "C" if self._path is None else "BINARY"
+        text = "BINARY" if self._engine.dialect.name == "sqlite" else "C"
         keys = [
             func.coalesce(runs.id, "").collate(text),
             func.coalesce(runs.started, 0.0),
@@ -261,15 +274,15 @@ class RunIndex:
           ValueError: the index is of another version, or damaged.
         """
         if self._path is not None and not self._path.is_file():
-            raise ValueError("no index yet")
+            raise _NoIndexError
         runs = self._tables.runs.c
         with self._engine.connect() as connection:
             if not inspect(connection).has_table(self._tables.head.name):
-                raise ValueError("no index yet")
+                raise _NoIndexError
             head = dict(connection.execute(select(self._tables.head)).tuples().all())
             boot = head.pop("boot", "")
             if head != {"version": str(INDEX_VERSION), "store": self.store}:
-                raise ValueError("an index of another version")
+                raise ValueError("it is of another version of this program")
             if self._path is not None and boot != _get_boot():
                 self._look_after(connection)
             rows = connection.execute(select(runs.path, runs.stamp, runs.status)).all()
@@ -298,7 +311,7 @@ class RunIndex:
           ValueError: it is damaged.
         """
         if connection.exec_driver_sql("PRAGMA quick_check").scalar() != "ok":
-            raise ValueError("a damaged index")
+            raise ValueError("it is damaged")
         head = self._tables.head
         connection.execute(update(head).where(head.c.key == "boot").values(text=_get_boot()))
         connection.commit()
@@ -322,6 +335,9 @@ class RunIndex:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """One writer at a time, whatever machine or process it is on this cache."""
+        if self._lock_path is None:
+            yield
+            return
         with self._lock_path.open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

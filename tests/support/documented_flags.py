@@ -81,6 +81,6 @@ NOT_RUN = {
     "tests/tools/proofs/test_jax_decoder.py",
     r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
     r"(python|\.venv-mirrors/bin/python) -m tools\.mirror |bash run_commands\.sh mirrors": "other "
-    "trackers: tests/tools/mirror/test_feed.py",
+    "trackers: tests/tools/mirror/test_trackers.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
 }

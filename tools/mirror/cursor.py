@@ -45,13 +45,13 @@ class Cursor:
       final: behind the last of them that the trainer cannot take back; without `--live` the same.
       generation: counts histories: the trainer has gone back behind `final`, which it does only by
         hand or where a checkpoint was damaged, and the target has begun another run.
-      ended: when the run ended that the target has been told the end of; 0: of none.
+      ended: when the run ended that the target has been told the end of; none: of none.
     """
 
     sent: HistoryEnd = field(default_factory=HistoryEnd)
     final: HistoryEnd = field(default_factory=HistoryEnd)
     generation: int = 1
-    ended: float = 0.0
+    ended: float | None = None
 
 
 class CursorFile:

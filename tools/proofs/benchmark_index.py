@@ -2,9 +2,9 @@
 
 Makes a store of runs in a directory that goes again: 120 keys of configuration, 18 numbers at the
 end, a history of 20 lines, each with another seed and learning rate. Times a rebuild, an idle
-refresh, one after a change, a query, and `python -m tools.runs list` as a whole process. Where
-other work shares the cores the clock says little, so processor time is told beside it, the least
-of five tries, and decides the exit code. Exit code 1: a limit is exceeded.
+refresh, one after a change, a query, and commands of `python -m tools.runs` as whole processes.
+Where other work shares the cores the clock says little, so processor time is told beside it, the
+least of five tries, and decides the exit code. Exit code 1: a limit is exceeded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from store import read_environment
@@ -26,8 +27,23 @@ from store.index import RunIndex
 from utils.programs import create_program_parser, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
+_WANTED = "model.name=vit_tiny and data.name=imagenet2012 and eval.top1>70"
 # Seconds, and MiB of the index's file, for ten thousand runs.
-LIMITS = {"rebuild_s": 20.0, "refresh_s": 0.3, "list_s": 1.0, "index_mib": 40.0}
+LIMITS = {
+    "rebuild_s": 20.0, "refresh_s": 0.3, "index_mib": 40.0, "list_s": 1.0, "list_filter_s": 1.0,
+    "show_s": 1.0, "compare_s": 1.0, "gate_s": 1.0, "tag_s": 1.0, "cost_s": 1.0,
+}  # fmt: skip
+_PAIR = ("experiment_01/run_00001", "experiment_02/run_00002")
+# What is asked as a whole process.
+_QUESTIONS = {
+    "list_s": ("list",),
+    "list_filter_s": ("list", "--filter", _WANTED, "--sort", "eval.top1", "--show", "optim.lr"),
+    "show_s": ("show", _PAIR[0]),
+    "compare_s": ("compare", *_PAIR),
+    "gate_s": ("gate", *_PAIR, "--gate", "eval.top1:-:100:minor"),
+    "tag_s": ("tag", _PAIR[0], "--add", "seen"),
+    "cost_s": ("cost", *_PAIR),
+}
 _NAMES = ("vit_tiny", "vit_small", "resnet50", "convnext_tiny")
 _FINAL = ("eval_top1", "eval_top5", "eval_loss", "eval_ece", "test_top1", "test_loss", "train_s",
           "steps", "parameters", "graphs", "host_reads")  # fmt: skip
@@ -106,13 +122,13 @@ def measure(root: Path, url: str) -> dict[str, tuple[float, float]]:
     facts["changed_s"] = _time(index.refresh, tries=1)
     time.sleep(2.5)
     index.refresh()
-    wanted = "model.name=vit_tiny and data.name=imagenet2012 and eval.top1>70"
-    facts["query_s"] = _time(lambda: index.select(wanted))
+    facts["query_s"] = _time(lambda: index.select(_WANTED))
     size = sum(file.stat().st_size for file in Path(os.environ["XDG_CACHE_HOME"]).rglob("*.sqlite"))
     facts["index_mib"] = (size / (1 << 20), size / (1 << 20))
-    command = [sys.executable, "-m", "tools.runs", "list", "--store", str(root)]
-    command += ["--index", url] if url else []
-    facts["list_s"] = _time(lambda: _call(command))
+    place = ["--store", str(root), *(["--index", url] if url else [])]
+    for name, words in _QUESTIONS.items():
+        command = [sys.executable, "-m", "tools.runs", *words, *place]
+        facts[name] = _time(partial(_call, command))
     return facts
 
 

@@ -15,6 +15,7 @@ from store.compare import Comparison, Side
 from store.record import get_finite_or_told
 from store.wording import format_value
 from tools.runs.evidence import make_source, tell_answers_row
+from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import write_atomically
 
@@ -69,6 +70,9 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
 
     Args:
       parts: of its body, escaped.
+
+    Raises:
+      UserError: the disk refuses.
     """
     head = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -76,7 +80,12 @@ def write_html(path: Path, title: str, parts: Sequence[str]) -> None:
         f'<meta name="viewport" content="width=device-width">'
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>\n"
     )
-    write_atomically(path, head + "\n".join(parts) + "\n</body></html>\n")
+    try:
+        write_atomically(path, head + "\n".join(parts) + "\n</body></html>\n")
+    except OSError as error:
+        raise UserError(
+            f"--html ({str(path)!r}) cannot be written: {error.strerror}; give another place"
+        ) from error
 
 
 def make_image(figure: Figure, text: str) -> str:
