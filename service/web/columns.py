@@ -72,6 +72,13 @@ class RunColumns:
                 self._forget()
             self._read(file)
 
+    def count_unread(self) -> int:
+        """Bytes of the history that have not been read; of a run on a bucket nobody knows: 0."""
+        try:
+            return max(0, self._path.stat().st_size - self._offset) if self._path else 0
+        except OSError:
+            return 0
+
     def list_names(self) -> dict[str, list[str]]:
         """Kind -> names of its numbers, in the order in which they came."""
         found: dict[str, dict[str, None]] = {}

@@ -72,9 +72,13 @@ class SeriesReader:
 
     def list_metrics(self, record: RunRecord) -> list[str]:
         """The numbers that a run's lines have, those of training first."""
-        with self._get(record) as columns:
+        with self._open_run(record) as columns:
             names = columns.list_names()
         return [f"{kind}.{name}" for kind in sorted(names, reverse=True) for name in names[kind]]
+
+    def count_unread(self, record: RunRecord) -> int:
+        """Bytes that the next question about a run would have to read first."""
+        return self._open_run(record).count_unread()
 
     def read(
         self, record: RunRecord, metrics: Sequence[str], *,
@@ -86,7 +90,7 @@ class SeriesReader:
           UserError: a number that the run does not have, or a range or width that is none.
         """
         _check(metrics, start, end, width)
-        with self._get(record) as columns:
+        with self._open_run(record) as columns:
             known = [
                 f"{kind}.{one}" for kind, names in columns.list_names().items() for one in names
             ]
@@ -102,7 +106,7 @@ class SeriesReader:
             ],
         )
 
-    def _get(self, record: RunRecord) -> _OpenRun:
+    def _open_run(self, record: RunRecord) -> _OpenRun:
         key = str(record.folder)
         with self._lock:
             if key not in self._open:
@@ -122,11 +126,14 @@ class _OpenRun:
         self._lock = threading.Lock()
         self._read_at = -math.inf
 
+    def count_unread(self) -> int:
+        with self._lock:
+            return self._make().count_unread()
+
     def __enter__(self) -> RunColumns:
         self._lock.acquire()
         try:
-            if self._columns is None:
-                self._columns = RunColumns(self._record, self._cache)
+            self._make()
             is_here = isinstance(self._record.folder, LocalFolder)
             if is_here or time.monotonic() - self._read_at > _REMOTE_S:
                 self._columns.refresh()
@@ -138,6 +145,11 @@ class _OpenRun:
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
+
+    def _make(self) -> RunColumns:
+        if self._columns is None:
+            self._columns = RunColumns(self._record, self._cache)
+        return self._columns
 
 
 def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> Curve:

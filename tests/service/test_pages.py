@@ -8,9 +8,13 @@ import re
 import pytest
 
 from service.web.assets import AssetTable
+from service.web.views.figures import group_metrics
 from service.web.views.runs import choose_keys, find_differing
-from tests.service.web.apps import make_app, make_client, make_store
+from service.web.views.timeline import join_boxes
+from tests.service.web.apps import ORIGIN, make_app, make_client, make_store
 from tests.support.stored_runs import make_config, make_run
+
+FORM = {"content-type": "application/x-www-form-urlencoded"}
 
 
 @pytest.fixture
@@ -23,8 +27,8 @@ def test_the_list_shows_runs_with_states_numbers_and_what_differs(client):
     assert all(f'href="/runs/digits/{name}"' in page for name in ("seed0", "seed1", "killed"))
     assert page.count(">complete</span>") == 2
     assert '<span class="state bad">killed</span>' in page
-    titles = re.findall(r'<th scope="col"[^>]*><a[^>]*>([^<]+?)(?: [↓↑])?</a>', page)
-    assert titles == ["Begun", "eval.top1", "eval.loss", "train.seed"]
+    titles = re.findall(r"<small>(.*?)</small>(.*?)</a>", page)
+    assert titles == [("eval", "top1"), ("eval", "loss"), ("train", "seed")]
 
 
 def test_a_filter_a_sort_and_columns_are_in_the_address(client):
@@ -62,6 +66,65 @@ def test_pages_have_no_inline_script_and_no_inline_style(client):
     page = client.get("/").text
     assert not re.search(r"<style|\sstyle=|\son\w+=|javascript:", page)
     assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", page))
+
+
+def test_a_run_has_curves_numbers_attempts_and_its_configuration(client):
+    page = client.get("/runs/digits/seed0").text
+    assert "digits/seed0</h1>" in page
+    assert page.count("<figure") >= 4
+    assert page.count("<polyline") >= 4
+    assert 'eval.top1</th><td class="number">60</td>' in page
+    assert '<dt class="mono">optim.lr</dt><dd class="mono">0.001</dd>' in page
+    assert "plotly-" in page
+
+
+def test_curves_of_some_steps_are_drawn_without_script(client):
+    whole = client.get("/runs/digits/seed0").text
+    part = client.get("/runs/digits/seed0?from=2&to=3").text
+    assert 'value="2"' in part and 'value="3"' in part
+    assert whole.count("<polyline") == part.count("<polyline")
+    assert whole != part
+    assert client.get("/runs/digits/seed0?from=&to=").status_code == 200
+
+
+def test_a_run_that_is_not_there_is_404(client):
+    assert client.get("/runs/digits/nobody").status_code == 404
+
+
+def test_a_tag_is_given_and_taken_off_by_a_form(client):
+    place, origin = "/runs/digits/seed0/tags", {"origin": ORIGIN}
+    answer = client.post(place, data={"tag": "paper", "change": "add"}, headers=origin)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/runs/digits/seed0")
+    assert ">paper</a>" in client.get("/runs/digits/seed0").text
+    assert "seed1" not in re.findall(r'value="digits/(\w+)"', client.get("/?filter=tag=paper").text)
+    client.post(place, data={"tag": "paper", "change": "remove"}, headers=origin)
+    assert ">paper</a>" not in client.get("/runs/digits/seed0").text
+    assert client.post(place, content=b"\xff", headers=origin | FORM).status_code == 422
+
+
+def test_a_viewer_sees_no_form_that_they_may_not_send(tmp_path):
+    app = make_app(make_store(tmp_path))
+    page = make_client(app, "view").get("/runs/digits/seed0").text
+    assert 'method="post"' not in page
+    assert 'method="post"' in make_client(app, "submit").get("/runs/digits/seed0").text
+
+
+def test_numbers_of_one_kind_stand_in_one_chart():
+    names = ["train.loss/kd", "train.loss/total", "eval.top1", "eval.top5", "eval.loss",
+             "eval.graphs", "train.lr", "train.img_per_s", "train.time_s"]  # fmt: skip
+    assert group_metrics(names) == {
+        "Loss": [["train.loss/total", "train.loss/kd"]],
+        "Evaluation": [["eval.top1", "eval.top5"], ["eval.loss"]],
+        "Optimisation": [["train.lr"]],
+        "Throughput": [["train.img_per_s"]],
+    }
+
+
+def test_lanes_join_what_touches_and_keep_what_is_short():
+    assert join_boxes([(0, 10), (10, 20), (50, 50.001), (999.9, 1200)]) == [
+        (0.0, 20.0), (50.0, 1.0), (999.9, 0.1),
+    ]  # fmt: skip
+    assert len(join_boxes((i / 1000, (i + 1) / 1000) for i in range(100_000))) == 1
 
 
 def test_files_are_named_after_their_content_and_kept_for_ever(client):

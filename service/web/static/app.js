@@ -76,8 +76,8 @@ function showChosen() {
   const boxes = [...document.querySelectorAll("input[name=run]")];
   const count = boxes.filter((box) => box.checked).length;
   boxes.forEach((box) => box.closest("tr").classList.toggle("chosen", box.checked));
-  bar.querySelector("[data-count]").textContent =
-    count === 0 ? "Choose runs to compare" : `${count} ${count === 1 ? "run" : "runs"} chosen`;
+  bar.hidden = count === 0;
+  bar.querySelector("[data-count]").textContent = `${count} ${count === 1 ? "run" : "runs"} chosen`;
   bar.querySelector("button").disabled = count < 2;
 }
 

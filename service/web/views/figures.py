@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from service.web.series import Curve
 from service.web.views.frame import link_api
-from store.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.catalogue import EVAL, LOOP, LOSS, METRICS, TRAIN, Catalogue
 from store.wording import format_value
 from utils.json_types import JsonObject
 
 FAMILIES = ("Loss", "Evaluation", "Optimisation", "Throughput", "Waits and memory", "Counters")
+_MINOR = ("Waits and memory", "Counters")
 _MOST_CURVES = 8
 _SIZE = 1000
 _OPTIMISATION = ("lr", "grad_norm")
 _COUNTERS = ("reads", "graphs", "records", "examples", "epochs")
-# What is a clock itself is no curve that anybody wants to see.
-_LEFT_OUT = ("train.time_s", "eval.time_s", "eval.examples")
+# Clocks themselves, and what an evaluation's line repeats of the loop, are no curves to look at.
+_LEFT_OUT = ("train.time_s", "eval.examples")
+_OF_LOOP = Catalogue(*LOOP)
 PICTURE_WIDTH = 120
 EMPTY = "The curve is drawn by a script; the table of numbers stands above."
 
@@ -71,6 +73,23 @@ class ShownChart:
     why_empty: str = EMPTY
 
 
+@dataclass(frozen=True)
+class ChartFamily:
+    """Charts that tell of one thing.
+
+    Attributes:
+      is_minor: it is looked at where something is wrong.
+    """
+
+    name: str
+    charts: tuple[ShownChart, ...]
+
+    @property
+    def is_minor(self) -> bool:
+        """Whether it is folded away at first."""
+        return self.name in _MINOR
+
+
 def group_metrics(names: Iterable[str]) -> dict[str, list[list[str]]]:
     """Family -> numbers that stand in one chart: parts of a loss, else those of one unit and kind.
 
@@ -78,10 +97,13 @@ def group_metrics(names: Iterable[str]) -> dict[str, list[list[str]]]:
       names: kind and name, such as train.loss/total.
     """
     found: dict[str, dict[str, list[str]]] = {family: {} for family in FAMILIES}
-    for name in names:
-        if name not in _LEFT_OUT:
-            family, chart = _place(name)
-            found[family].setdefault(chart, []).append(name)
+    # What is trained on comes before its parts.
+    for name in sorted(names, key=lambda name: name != f"{TRAIN}.{LOSS}total"):
+        kind, _, rest = name.partition(".")
+        if name in _LEFT_OUT or (kind == EVAL and _OF_LOOP.find(rest)):
+            continue
+        family, chart = _place(name)
+        found[family].setdefault(chart, []).append(name)
     return {
         family: [
             metrics[start : start + _MOST_CURVES]

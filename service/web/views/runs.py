@@ -77,6 +77,16 @@ class ListColumn:
     url: str
     order: str
 
+    @property
+    def section(self) -> str:
+        """What stands above the column's own name: `model.args` of `model.args.depth`."""
+        return self.key.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The last word of the key."""
+        return self.key.rpartition(".")[2]
+
 
 @dataclass(frozen=True)
 class ListCell:

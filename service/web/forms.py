@@ -1,0 +1,35 @@
+"""Forms of pages, as browsers send them without script: names and values in the body."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from urllib.parse import parse_qsl
+
+from fastapi import Depends, Request
+
+from utils.errors import UserError
+
+# The form of a submission has a field for each key of the configuration.
+_MOST_FIELDS = 1000
+
+
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form; of several of one name the last one counts.
+
+    Raises:
+      UserError: the body is no form.
+    """
+    try:
+        text = (await request.body()).decode()
+        found = parse_qsl(
+            text, keep_blank_values=True, strict_parsing=bool(text), errors="strict",
+            max_num_fields=_MOST_FIELDS,
+        )  # fmt: skip
+    except ValueError as error:
+        raise UserError(
+            "the body is no form of names and values; use the page's own form, or the API"
+        ) from error
+    return dict(found)
+
+
+Fields = Annotated[dict[str, str], Depends(read_form)]
