@@ -32,7 +32,7 @@ from store.stretches import SKETCHES_FILE, RunSketches, parse_sketches
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
-from utils.storage import Folder, open_folder
+from utils.storage import Folder, join_place, open_folder
 
 # Newer run directories are for newer programs.
 NEWEST_SCHEMA = 2
@@ -82,6 +82,14 @@ class RunRecord:
     def config(self) -> JsonObject:
         """Dotted key -> value of the resolved configuration; empty without one."""
         return flatten_config(parse_config(self._read(CONFIG_FILE)))
+
+    @property
+    def checkpoints(self) -> Folder:
+        """Where its checkpoints lie, whether or not any are there."""
+        root = self.config.get("run.checkpoint_root")
+        if isinstance(root, str) and root:
+            return open_folder(join_place(root, self.folder.parent.name, self.folder.name))
+        return self.folder.child("checkpoints")
 
     @cached_property
     def attempts(self) -> list[JsonObject]:

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from store.catalogue import METRICS
 from store.history import METRICS_FILE, Line, modernise
 from store.record import RunRecord
-from utils.storage import LocalFolder
+from utils.storage import COMMIT_FILE, LocalFolder
 
 _SIGN = 1 << 63
 _SIGN32 = 1 << 31
@@ -166,6 +166,13 @@ def _stream(path: Path) -> Iterator[Line]:
 
 
 def _list_checkpoints(record: RunRecord) -> list[int]:
-    names = record.folder.child("checkpoints").list_names()
-    steps = (name.removeprefix("step_") for name in names if name.startswith("step_"))
-    return [int(step) for step in steps if step.isdecimal()]
+    """Steps of checkpoints; of those on a bucket that are whole."""
+    folder = record.checkpoints
+    found = {
+        int(name.removeprefix("step_")): name
+        for name in folder.list_names()
+        if name.startswith("step_") and name.removeprefix("step_").isdecimal()
+    }
+    if isinstance(folder, LocalFolder):
+        return list(found)
+    return [step for step, name in found.items() if COMMIT_FILE in folder.child(name).list_names()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 from store.compare.answers import compare_answers
 from store.compare.differences import find_differences, find_environment
@@ -16,7 +15,6 @@ from store.filters import check_keys
 from store.record import RunRecord
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import LocalFolder
 
 
 def choose_metrics(text: str, sides: Sequence[Side], flag: str) -> list[str]:
@@ -100,12 +98,7 @@ def tell_divergence(sides: Sequence[Side], *, with_tensors: bool) -> JsonObject:
 
 
 def _find_tensors(records: Sequence[RunRecord], step: int | None) -> list[str] | None:
-    """None: there is no checkpoint, or it lies on a bucket."""
-    if step is None or not all(isinstance(one.folder, LocalFolder) for one in records):
+    """None: they have no checkpoint in common."""
+    if step is None:
         return None
-    return find_tensors(*(_get_checkpoint(record, step) for record in records))
-
-
-def _get_checkpoint(record: RunRecord, step: int) -> Path:
-    folders = (record.folder.path / "checkpoints").glob("step_*")
-    return next(path for path in folders if path.name == f"step_{step:08d}")
+    return find_tensors(*(record.checkpoints.child(f"step_{step:08d}") for record in records))

@@ -9,9 +9,10 @@ import random
 import struct
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import save, save_file
 from scipy import stats
 
 from store.compare import (
@@ -24,12 +25,15 @@ from store.compare import (
     group_records,
 )
 from store.compare.divergence import count_ulps, count_ulps32, find_checkpoint, read_lines
+from store.compare.report import tell_divergence
 from store.compare.sides import TOO_SMALL, list_metrics
 from store.compare.statistics import adjust, summarise
 from store.compare.tensors import find_tensors
+from store.history import write_lines
 from store.record import RunRecord
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
+from utils.storage import COMMIT_FILE, open_folder
 
 
 @pytest.mark.parametrize(("n", "is_paired"), itertools.product((3, 5, 10), (True, False)))
@@ -226,6 +230,40 @@ def test_the_last_checkpoint_of_both_and_its_tensors_are_found(tmp_path):
     (runs[0].path / "checkpoints" / "step_00000004" / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(UserError, match="no whole safetensors"):
         find_tensors(*folders)
+
+
+def test_checkpoints_on_buckets_and_below_another_root_are_compared(tmp_path):
+    """A run on a bucket, and one whose checkpoints lie below `run.checkpoint_root`."""
+    memory = fsspec.filesystem("memory")
+    places = ["memory://compared/runs/digits/a/checkpoints", "memory://compared/root/digits/b"]
+    config = make_config(**{"run.checkpoint_root": "memory://compared/root"})
+    runs = [make_run(tmp_path, "a", lines=make_lines(9)),
+            make_run(tmp_path, "b", lines=make_lines(9, start=2.5), config=config)]  # fmt: skip
+    memory.put(str(runs[0].path), "/compared/runs/digits/a", recursive=True)
+    for number, place in enumerate(places):
+        for step in (4, 6, 8):
+            folder = open_folder(place).child(f"step_{step:08d}")
+            tensors = {"w": np.full(6, step + (number if step == 6 else 0), np.float32),
+                       "b": np.zeros(2, np.float32)}  # fmt: skip
+            memory.pipe(f"{folder.place.removeprefix('memory:/')}/model.safetensors", save(tensors))
+            if step != 8:  # of this one the upload was cut
+                folder.write_text(COMMIT_FILE, "{}")
+    records = [RunRecord("memory://compared/runs/digits/a"), RunRecord(runs[1].path)]
+    assert [find_checkpoint(records, step) for step in (9, 6, 4)] == [6, 4, None]
+    folders = [record.checkpoints.child("step_00000006") for record in records]
+    assert find_tensors(*folders) == ["model.safetensors:w"]
+    assert find_tensors(*(record.checkpoints.child("step_00000004") for record in records)) == []
+    memory.pipe("/compared/root/digits/b/step_00000004/model.safetensors", b"torn")
+    with pytest.raises(UserError, match="no whole safetensors"):
+        find_tensors(*(record.checkpoints.child("step_00000004") for record in records))
+    sides = [Side("a", [records[0]]), Side("b", [records[1]])]
+    told = tell_divergence(sides, with_tensors=False)
+    assert (told["found"]["step"], told["checkpoint"], told["tensors"]) == (1, None, None)
+    write_lines(runs[1].path, [*make_lines(6)[:-1], {**make_lines(7)[-2], "loss/total": 0.5}])
+    told = tell_divergence([sides[0], Side("b", [RunRecord(runs[1].path)])], with_tensors=True)
+    assert (told["found"]["step"], told["checkpoint"]) == (7, 6)
+    assert told["tensors"] == ["model.safetensors:w"]
+    memory.rm("/compared", recursive=True)
 
 
 def test_a_long_history_is_read_line_by_line(tmp_path):
