@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -23,8 +24,8 @@ class DevicePrice(BaseModel):
     """What one device costs from a day on.
 
     Attributes:
-      device: its kind, the `hardware` of the run's environment, or else its `device`; `*` stands
-        for any text.
+      device: its kind, the `chip`, else `hardware`, else `device` of the run's environment; `*`
+        stands for any text.
       usd_per_device_hour: as the user pays it; nothing is known here of anybody's prices.
     """
 
@@ -102,6 +103,71 @@ def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class CostRow:
+    """Runs whose cost is told together, and what a metric gained beyond a base cost.
+
+    Attributes:
+      name: of the run, or of what its runs have in common.
+      runs: how many.
+      paid_s, device_hours, usd, is_least: over all of them.
+      value: the metric's mean over them; none: one has none, or none that is finite.
+      gain: by how much that is better than the base's, in the metric's unit; none: no base.
+      more_hours, more_usd: what one run costs more than one of the base, in the mean.
+    """
+
+    name: str
+    runs: int
+    paid_s: float
+    device_hours: float
+    usd: float | None
+    is_least: bool
+    value: float | None
+    gain: float | None = None
+    more_hours: float | None = None
+    more_usd: float | None = None
+
+    @property
+    def spent(self) -> float:
+        """What one run costs in the mean: money where all have a price, else device-hours."""
+        return (self.device_hours if self.usd is None else self.usd) / self.runs
+
+    @property
+    def hours_per_point(self) -> float | None:
+        """Device-hours for one unit of the metric; none: nothing was gained."""
+        return None if not self.gain or self.gain < 0 else self.more_hours / self.gain
+
+    @property
+    def usd_per_point(self) -> float | None:
+        """Money for the same."""
+        is_known = self.gain and self.gain > 0 and self.more_usd is not None
+        return self.more_usd / self.gain if is_known else None
+
+
+def sum_costs(name: str, costs: Sequence[RunCost], values: Sequence[float | None]) -> CostRow:
+    """Runs whose cost is told together, at least one."""
+    known = [one for one in values if one is not None and math.isfinite(one)]
+    is_priced = all(one.usd is not None for one in costs)
+    return CostRow(
+        name, len(costs), math.fsum(one.paid_s for one in costs),
+        math.fsum(one.device_hours for one in costs),
+        math.fsum(one.usd for one in costs) if is_priced else None,
+        any(one.is_least for one in costs),
+        math.fsum(known) / len(known) if len(known) == len(values) else None,
+    )  # fmt: skip
+
+
+def hold_against(row: CostRow, base: CostRow, *, is_higher_better: bool) -> CostRow:
+    """The row with what it gains over a base, and what that costs."""
+    gain = more_usd = None
+    if row.value is not None and base.value is not None:
+        gain = (row.value - base.value) * (1 if is_higher_better else -1)
+    if row.usd is not None and base.usd is not None:
+        more_usd = row.usd / row.runs - base.usd / base.runs
+    more_hours = row.device_hours / row.runs - base.device_hours / base.runs
+    return replace(row, gain=gain, more_hours=more_hours, more_usd=more_usd)
+
+
 def find_front(points: Sequence[tuple[float, float] | None], *, is_higher_better: bool) -> set[int]:
     """Places of (cost, metric) that no other one beats in both; none: it takes no part."""
     sign = 1.0 if is_higher_better else -1.0
@@ -125,4 +191,7 @@ def _find_price(
 
 
 def _name_device(hardware: JsonObject) -> str:
-    return str(hardware.get("hardware") or hardware.get("device") or "unknown")
+    # PJRT calls every TPU `TPU`; the chip's name says which one, where it could be told.
+    return str(
+        hardware.get("chip") or hardware.get("hardware") or hardware.get("device") or "unknown"
+    )

@@ -19,7 +19,7 @@ from utils.log import get_logger
 from utils.storage import Folder, open_folder
 
 # What a bill depends on.
-_HARDWARE = ("device", "hardware", "devices", "world_size", "cores")
+_HARDWARE = ("device", "hardware", "chip", "devices", "world_size", "cores")
 
 
 class RunSession:

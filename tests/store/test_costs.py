@@ -9,7 +9,7 @@ import pytest
 
 from store.costs import DevicePrice, compute_cost, find_front, read_prices
 from store.record import RunRecord
-from tests.support.stored_runs import make_run
+from tests.support.stored_runs import make_config, make_run
 from tools.runs.__main__ import main
 from utils.errors import UserError
 
@@ -112,3 +112,45 @@ def test_the_program_sums_a_sweep_and_marks_its_front(tmp_path, monkeypatch, cap
                 ["cost", "a", "--prices", "/nowhere"]):  # fmt: skip
         assert main([*bad, "--store", str(root)]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_group_is_summed_and_a_point_has_its_price(tmp_path, monkeypatch, capsys):
+    """Runs of model b cost 300 s more than those of model a, and are 10 points better."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = tmp_path / "runs"
+    for model, seconds, top1 in (("a", 100.0, 50.0), ("b", 400.0, 60.0), ("c", 500.0, 45.0)):
+        for seed in range(2):
+            config = make_config(**{"model.name": model, "train.seed": seed})
+            run = make_run(root, f"{model}{seed}", config=config, final={"eval_top1": top1 + seed})
+            text = "".join(json.dumps(one) + "\n" for one in attempt(1, DAY, seconds))
+            (run.path / "attempts.jsonl").write_text(text)
+    path = tmp_path / "prices.yaml"
+    path.write_text("- {device: 'TPU *', since: 2026-01-01, usd_per_device_hour: 4.5}\n")
+    flags = ["cost", "--store", str(root), "--filter", "path", "--prices", str(path)]
+    flags += ["--by", "model.name", "--metric", "eval.top1", "--base", "model.name=a"]
+    assert main([*flags, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    rows = {row["name"].partition("=")[2]: row for row in told["groups"]}
+    assert rows["b"]["runs"] == 2 and rows["b"]["usd"] == pytest.approx(8 * 800 / 3600 * 4.5)
+    assert rows["b"]["usd_per_point"] == pytest.approx(8 * 300 / 3600 * 4.5 / 10)
+    assert rows["b"]["hours_per_point"] == pytest.approx(8 * 300 / 3600 / 10)
+    assert (rows["a"]["gain"], rows["c"]["gain"]) == (0.0, -5.0)
+    assert rows["a"]["usd_per_point"] is None and rows["c"]["usd_per_point"] is None
+    assert [name for name, row in rows.items() if row["is_on_front"]] == ["b", "a"]
+    assert told["total"]["device_hours"] == pytest.approx(8 * 2000 / 3600)
+    assert main(flags) == 0
+    assert "0.30" in capsys.readouterr().out
+    usual = ["cost", "--store", str(root), "a0", "b0", "--metric", "eval.top1"]
+    assert main([*usual, "--base", "a0", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["runs"]
+    assert told[1]["hours_per_point"] == pytest.approx(8 * 300 / 3600 / 10)
+    assert told[1]["usd_per_point"] is None and told[1]["path"] == "digits/b0"
+    faults = (
+        (["--by", "model.nam"], "did you mean 'model.name'"), (["--by", ","], "names no key"),
+        (["--base", "a7"], "is 0 of these rows"),
+        (["--metric", "train.lr", "--base", "a0"], "no better direction"),
+    )  # fmt: skip
+    for bad, word in faults:
+        assert main([*usual, *bad]) == 2
+        error = capsys.readouterr().err
+        assert word in error and error.count("\n") == 1

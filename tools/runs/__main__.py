@@ -123,6 +123,19 @@ def _add_cost(commands: Commands) -> None:
     parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUNs")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML of prices (docs/runs.md)")
     parser.add_argument("--metric", default="", metavar="KEY", help="what was got for it")
+    parser.add_argument(
+        "--by", default="", metavar="KEY,...", help="one row for each value of keys"
+    )
+    parser.add_argument("--base", default="", metavar="ROW", help="what a better metric costs more "
+                        "than in this run or group")  # fmt: skip
+
+
+def _add_calibration(commands: Commands) -> None:
+    text = "the compiler's estimate of a step beside what runs have measured"
+    parser = _add(commands, "calibration", "calibrating:show_calibration", text)
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--filter", default="", metavar="TEXT", help="which runs; none: all")
 
 
 def _add_export(commands: Commands) -> None:
@@ -186,8 +199,8 @@ def _add_json(parser: ProgramParser) -> None:
 
 
 _COMMANDS = (
-    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_trace, _add_cost, _add_export,
-    _add_validate, _add_tag, _add_reindex, _add_schemas,
+    _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_trace, _add_cost,
+    _add_calibration, _add_export, _add_validate, _add_tag, _add_reindex, _add_schemas,
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,28 +1,37 @@
-"""`cost`: what runs have cost, and which give most for it."""
+"""`cost`: what runs and sweeps have cost, which give most for it, and what a point costs."""
 
 from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from store.compare.sides import find_entry
-from store.costs import RunCost, compute_cost, find_front, read_prices
+from store.costs import (
+    CostRow,
+    RunCost,
+    compute_cost,
+    find_front,
+    hold_against,
+    read_prices,
+    sum_costs,
+)
 from store.filters import check_keys
-from store.record import RunRecord
+from store.record import RunRecord, describe
 from store.wording import format_duration, format_value
 from tools.runs.comparing import open_run, select_paths
 from tools.runs.places import find_records
 from tools.runs.printing import create_console, create_table, print_json
-from utils.errors import UserError
+from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
 
 
 def show_costs(options: argparse.Namespace) -> None:
-    """Print what each run has cost, and all together.
+    """Print what each run, or each group of runs, has cost, and all together.
 
     Raises:
-      UserError: no such run or number, or a table of prices with a fault.
+      UserError: no such run, number or key, or a table of prices with a fault.
     """
     if bool(options.runs) == bool(options.filter):
         raise UserError("cost: give RUNs or --filter, one of them; --filter path is all runs")
@@ -33,56 +42,106 @@ def show_costs(options: argparse.Namespace) -> None:
     if options.metric:
         check_keys([options.metric], {n for r in records for n in r.values}, "--metric")
     costs = [compute_cost(record, prices) for record in records]
-    values = [record.values.get(options.metric) for record in records]
-    front = _choose_front(options.metric, costs, values)
-    rows: list[JsonObject] = [
-        {"path": record.path, **asdict(cost), "value": value, "is_on_front": place in front}
-        for place, (record, cost, value) in enumerate(zip(records, costs, values, strict=True))
-    ]
-    total = {
-        "paid_s": math.fsum(one.paid_s for one in costs),
-        "device_hours": math.fsum(one.device_hours for one in costs),
-        "usd": None if any(one.usd is None for one in costs) else math.fsum(c.usd for c in costs),
-    }
+    rows = group_costs(options, records, costs)
+    if options.base:
+        rows = _hold_against(options, rows)
+    front = _choose_front(options.metric, rows)
+    total = asdict(sum_costs("all", costs, [None] * len(costs))) if costs else {}
     if options.json:
-        print_json({"runs": rows, "total": total})
-    else:
-        _print_table(rows, total, options.metric, has_prices=bool(prices))
+        told = [_publish(row, place in front) for place, row in enumerate(rows)]
+        if not options.by:
+            told = [{**asdict(cost), **row, "path": row["name"]}
+                    for cost, row in zip(costs, told, strict=True)]  # fmt: skip
+        kept = {name: total.get(name, 0.0) for name in ("paid_s", "device_hours", "usd")}
+        print_json({"groups" if options.by else "runs": told, "total": kept})
+        return
+    _print_table(options, rows, front, [] if options.by else costs)
+    hours, usd = total.get("device_hours", 0.0), _format_usd(total.get("usd"))
+    print(f"\nall together: {hours:.3f} device-hours, USD {usd}")
+    for name in sorted({name for one in costs for name in one.unpriced}) if prices else ():
+        create_console().print(f"no price for {name} on the days of these runs", style="yellow")
 
 
-def _choose_front(metric: str, costs: list[RunCost], values: list[float | None]) -> set[int]:
-    """Runs that no other one beats in cost and number; without prices hours count."""
+def group_costs(
+    options: argparse.Namespace, records: Sequence[RunRecord], costs: Sequence[RunCost]
+) -> list[CostRow]:
+    """A row for each run, or for each value of the keys of `--by`.
+
+    Raises:
+      UserError: a key that no run has.
+    """
+    keys = [key.strip() for key in options.by.split(",") if key.strip()]
+    if options.by and not keys:
+        raise UserError(f"--by {options.by!r} names no key; give some such as optim.lr")
+    tables = [{**record.config, **describe(record.facts)} for record in records]
+    check_keys(keys, {name for one in tables for name in one}, "--by")
+    groups: dict[str, list[int]] = {}
+    for place, (record, table) in enumerate(zip(records, tables, strict=True)):
+        name = ", ".join(f"{key}={format_value(table.get(key))}" for key in keys) or record.path
+        groups.setdefault(name if keys else f"{place} {name}", []).append(place)
+    rows = []
+    for name, places in groups.items():
+        values = [records[place].values.get(options.metric) for place in places]
+        title = name if keys else records[places[0]].path
+        rows.append(sum_costs(title, [costs[place] for place in places], values))
+    return rows
+
+
+def _hold_against(options: argparse.Namespace, rows: Sequence[CostRow]) -> list[CostRow]:
+    entry = find_entry(options.metric) if options.metric else None
+    if entry is None or entry.direction == "none":
+        raise UserError(
+            f"--base: --metric ({options.metric!r}) has no better direction, so nothing is gained; "
+            "give one such as eval.top1"
+        )
+    fits = [one for one in rows if options.base in (one.name, one.name.rpartition("/")[2])]
+    if len(fits) != 1:
+        hint = get_hint(options.base, [one.name for one in rows])
+        raise UserError(f"--base {options.base!r} is {len(fits)} of these rows; {hint}")
+    is_higher = entry.direction == "higher"
+    return [hold_against(one, fits[0], is_higher_better=is_higher) for one in rows]
+
+
+def _choose_front(metric: str, rows: Sequence[CostRow]) -> set[int]:
+    """Rows that no other one beats in cost and number; without prices of all hours count."""
     entry = find_entry(metric) if metric else None
     if entry is None or entry.direction == "none":
         return set()
-    is_priced = all(one.usd is not None for one in costs)
-    spent = [one.usd if is_priced else one.device_hours for one in costs]
+    if any(one.usd is None for one in rows):
+        rows = [replace(one, usd=None) for one in rows]
     points = [
-        None if value is None or not math.isfinite(value) else (cost, value)
-        for cost, value in zip(spent, values, strict=True)
+        None if one.value is None or not math.isfinite(one.value) else (one.spent, one.value)
+        for one in rows
     ]
     return find_front(points, is_higher_better=entry.direction == "higher")
 
 
+def _publish(row: CostRow, is_on_front: bool) -> JsonObject:
+    points = {"hours_per_point": row.hours_per_point, "usd_per_point": row.usd_per_point}
+    return {**asdict(row), **points, "is_on_front": is_on_front}
+
+
 def _print_table(
-    rows: list[JsonObject], total: JsonObject, metric: str, *, has_prices: bool
+    options: argparse.Namespace, rows: Sequence[CostRow], front: set[int], costs: Sequence[RunCost]
 ) -> None:
-    console = create_console()
-    more = [f"{metric}>", ""] if metric else []
-    table = create_table("run", "paid>", "device-hours>", "USD>", "goodput>", *more)
-    for row in rows:
-        at_least = "≥ " if row["is_least"] else ""
-        goodput = "-" if row["goodput"] is None else f"{row['goodput']:.1%}"
-        paid, hours = format_duration(row["paid_s"]), f"{row['device_hours']:.3f}"
-        cells = [at_least + paid, at_least + hours, _format_usd(row["usd"]), goodput]
-        if metric:
-            cells += [format_value(row["value"]), "front" if row["is_on_front"] else ""]
-        table.add_row(row["path"], *cells)
-    console.print(table)
-    hours, usd = total["device_hours"], _format_usd(total["usd"])
-    console.print(f"\nall together: {hours:.3f} device-hours, USD {usd}")
-    for name in sorted({name for row in rows for name in row["unpriced"]}) if has_prices else ():
-        console.print(f"no price for {name} on the days of these runs", style="yellow")
+    is_based = bool(options.base)
+    titles = ["paid>", "device-hours>", "USD>", "goodput>" if costs else "runs>"]
+    titles += [f"{options.metric}>", ""] if options.metric else []
+    titles += ["gain>", "hours a point>", "USD a point>"] if is_based else []
+    table = create_table("runs of" if options.by else "run", *titles)
+    for place, row in enumerate(rows):
+        at_least = "≥ " if row.is_least else ""
+        cells = [at_least + format_duration(row.paid_s), f"{at_least}{row.device_hours:.3f}",
+                 _format_usd(row.usd)]  # fmt: skip
+        goodput = costs[place].goodput if costs else None
+        cells.append(str(row.runs) if not costs else "-" if goodput is None else f"{goodput:.1%}")
+        if options.metric:
+            cells += [format_value(row.value), "front" if place in front else ""]
+        if is_based:
+            cells.append("-" if row.gain is None else f"{row.gain:+.4g}")
+            cells += [format_value(row.hours_per_point), _format_usd(row.usd_per_point)]
+        table.add_row(row.name, *cells)
+    create_console().print(table)
 
 
 def _format_usd(usd: float | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 
 from store.filters import check_keys
 from store.index import RunIndex
@@ -12,6 +13,9 @@ from tools.runs.places import check_store, open_index
 from tools.runs.printing import colour_status, create_console, create_table, print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
+
+# Seconds of a step as the compiler estimates and as a run measured them (`store.calibration`).
+STEP_KEYS = ("estimate.step_s", "measured.step_s")
 
 
 def list_runs(options: argparse.Namespace) -> None:
@@ -26,7 +30,7 @@ def list_runs(options: argparse.Namespace) -> None:
     if options.keys:
         print_keys(index, options)
         return
-    wanted = _read_keys(index, options.show, "--show")
+    wanted = _read_keys(index, options.show, "--show", more=STEP_KEYS)
     found = index.select(options.filter)
     if options.sort:
         (key,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
@@ -36,9 +40,13 @@ def list_runs(options: argparse.Namespace) -> None:
     chosen = found[: options.limit or None]
     rows = index.read_runs(chosen)
     keys = wanted or choose_usual(index.read_keys())
-    columns = {key: index.read_column(key) for key in keys}
+    columns = {key: index.read_column(key) for key in keys if key not in STEP_KEYS}
+    steps = _read_steps(options, rows) if set(keys) & set(STEP_KEYS) else {}
     for row in rows:
-        row["values"] = {key: columns[key].get(row["run"]) for key in keys}
+        told = steps.get(row["path"], {})
+        row["values"] = {
+            key: told.get(key) if key in STEP_KEYS else columns[key].get(row["run"]) for key in keys
+        }
         row["alive"] = is_alive(index.store, row["path"], row["status"])
     if options.json:
         print_json({"matched": len(found), "runs": [_publish(row) for row in rows]})
@@ -87,11 +95,26 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
             console.print(row["fault"], style="red")
 
 
-def _read_keys(index: RunIndex, text: str, flag: str) -> list[str]:
+def _read_keys(index: RunIndex, text: str, flag: str, more: Sequence[str] = ()) -> list[str]:
     wanted = [key.strip() for key in text.split(",") if key.strip()]
     if wanted:
-        check_keys(wanted, index.read_keys(), flag)
+        check_keys(wanted, [*index.read_keys(), *more], flag)
     return wanted
+
+
+def _read_steps(
+    options: argparse.Namespace, rows: Sequence[JsonObject]
+) -> dict[str, dict[str, float | None]]:
+    """What the index does not know: estimated and measured times of the runs that are shown."""
+    from store.calibration import tell_step
+    from tools.runs.calibrating import read_verdicts
+    from tools.runs.comparing import open_run
+
+    verdicts = read_verdicts(options.store)
+    return {
+        row["path"]: tell_step(open_run(options, row["path"]), verdicts)
+        for row in rows if not row["fault"]
+    }  # fmt: skip
 
 
 def _is_number(rows: list[JsonObject], key: str) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
+from store.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.history import get_learnt
 from store.record import RunRecord, describe, get_finite_or_told
@@ -21,6 +23,7 @@ from tools.runs.printing import (
     draw_line,
     print_json,
 )
+from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import LocalFolder
 
@@ -45,6 +48,7 @@ def show_run(options: argparse.Namespace) -> None:
     """
     record = find_records(options, [options.run])[0]
     told = tell_run(record)
+    told["step"] = tell_step(record, _find_verdicts(options.store))
     if options.json:
         more = {"quantiles": tell_quantiles(record)} if options.quantiles else {}
         print_json({**told, **more, "config": record.config})
@@ -57,6 +61,15 @@ def show_run(options: argparse.Namespace) -> None:
         for key, value in record.config.items():
             table.add_row(key, format_value(value))
         create_console().print(table)
+
+
+def _find_verdicts(store: str) -> Verdicts:
+    """The compiler's verdicts beside the runs; a damaged one is no reason to hide a run."""
+    from tools.runs.calibrating import read_verdicts
+
+    with contextlib.suppress(UserError):
+        return read_verdicts(store)
+    return {}
 
 
 def tell_run(record: RunRecord) -> JsonObject:
@@ -84,6 +97,11 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
     console.print(f"[bold]{record.path}[/bold]  ", colour_status(status), "  " + (told["id"] or ""))
     rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
     rows += [("worked", f"{format_duration(told['worked_s'])}, attempts: {len(record.attempts)}")]
+    step = told["step"]
+    if any(step.values()):
+        names = (("estimated", ESTIMATE), ("measured", MEASURED))
+        words = [f"{n} {format_value(1000 * step[k])} ms" for n, k in names if step[k]]
+        rows.append(("step", ", ".join(words)))
     rows += [(name, format_value(told[name])) for name in ("host", "device", "git_commit")]
     rows += [("place", str(record.folder))]
     table = create_table("", "")

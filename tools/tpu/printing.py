@@ -37,7 +37,7 @@ def print_report(report: Report) -> None:
         cycles = "" if fault.mcycles is None else f", {fault.mcycles:.3f} Mcyc"
         print(f"  {fault.kind}: {fault.count}{cycles}; {fault.text}")
     versions = ", ".join(f"{name} {number}" for name, number in report.versions.items())
-    print(f"\n{report.made} UTC, {versions}, graph {report.graph}")
+    print(f"\n{report.made}, {versions}, graph {report.graph}")
 
 
 def _print_memory(report: Report) -> None:

@@ -264,7 +264,10 @@ class Runtime(ABC):
 
     def describe(self) -> JsonObject:
         """Device facts for run.json."""
-        return {"runtime": self.name, "device": str(self.device), "world_size": self.ranks.size}
+        return {
+            "runtime": self.name, "device": str(self.device), "world_size": self.ranks.size,
+            "devices": self.device_count,
+        }  # fmt: skip
 
 
 def derive_seed(seed: int, step: int, rank: int) -> int:

@@ -18,6 +18,7 @@ from utils.runtime.base import DTYPES, Runtime, T, derive_seed
 from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.group import ProcessGroup
+from utils.runtime.peaks import name_hardware
 from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.updates import Updates
@@ -193,7 +194,8 @@ class XlaRuntime(Runtime):
         }
 
     def describe(self) -> JsonObject:
-        return {**super().describe(), "hardware": self._hardware}
+        chip = name_hardware(self._hardware)
+        return {**super().describe(), "hardware": self._hardware, "chip": chip}
 
 
 def _get_hardware(xr: ModuleType) -> str:
