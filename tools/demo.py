@@ -1,14 +1,16 @@
 """The demo: distil a teacher into a student on handwritten digits and show what it gains.
 
 Writes the dataset, trains the teacher, the student alone and the student distilled through
-`python main.py`, prints a table and draws the curves. `--seeds 0 1 2` repeats it and adds mean and
-spread.
+`python main.py`, prints a table, draws the curves, and ends with `tools.runs compare`: distilled
+against alone with the interval of the difference. `--seeds 0 1 2` repeats it and adds mean and
+spread; six seeds are the fewest that can tell a difference from chance.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -16,6 +18,7 @@ import time
 from pathlib import Path
 
 from store import Run
+from tools.runs import __main__ as runs
 from utils.curves import draw_curves
 from utils.json_types import JsonObject
 from utils.programs import ProgramParser
@@ -27,6 +30,8 @@ ROLES = {
     "alone": ("configs/digits_student.yaml", "student alone"),
     "distilled": ("configs/digits_kd.yaml", "student distilled"),
 }
+EXPERIMENT = "demo"
+COMPARED = ("test.top1", "eval.top1", "eval.loss")
 COLUMNS = ("model", "parameters", "test top-1 (%)", "seconds", "graphs")
 
 
@@ -46,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
                 return code
             rows.append(read_row(role, seed, options))
     report(rows, options)
-    return 0
+    return compare(options)
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -65,7 +70,7 @@ def train(role: str, seed: int, options: argparse.Namespace) -> int:
     command = [
         sys.executable, str(ROOT / "main.py"), "--config", str(ROOT / config),
         f"--data.root={options.data_dir}", f"--run.output_dir={options.output_dir}",
-        "--run.experiment=demo", f"--run.run_id={role}-seed{seed}", "--run.overwrite=true",
+        f"--run.experiment={EXPERIMENT}", f"--run.run_id={role}-seed{seed}", "--run.overwrite=true",
         f"--train.seed={seed}",
     ]  # fmt: skip
     if role == "distilled":
@@ -76,7 +81,7 @@ def train(role: str, seed: int, options: argparse.Namespace) -> int:
 
 def get_run(role: str, seed: int, options: argparse.Namespace) -> Run:
     """The directory of one of the demo's runs."""
-    return Run(options.output_dir / "demo" / f"{role}-seed{seed}")
+    return Run(options.output_dir / EXPERIMENT / f"{role}-seed{seed}")
 
 
 def read_row(role: str, seed: int, options: argparse.Namespace) -> JsonObject:
@@ -113,12 +118,27 @@ def report(rows: list[JsonObject], options: argparse.Namespace) -> None:
     gain = summary["distilled"]["mean"] - summary["alone"]["mean"]
     print(f"\ndistillation gains {gain:+.2f} points of top-1")
     seed = options.seeds[0]
-    runs = {label: get_run(role, seed, options).path for role, (_, label) in ROLES.items()}
-    picture = draw_curves(runs, options.output_dir / "demo.png")
+    places = {label: get_run(role, seed, options).path for role, (_, label) in ROLES.items()}
+    picture = draw_curves(places, options.output_dir / "demo.png")
     target = options.output_dir / "demo.json"
     content = {"rows": rows, "summary": summary, "gain": gain, "made": time.time()}
     target.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     print(f"curves: {picture}\ntable:  {target}")
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Distilled against alone over the seeds, as `tools.runs compare` tells it; its exit code."""
+    command = ["compare", *(describe_side(role, options) for role in ("alone", "distilled"))]
+    command += ["--store", str(options.output_dir), "--metrics", ",".join(COMPARED)]
+    command += ["--html", str(options.output_dir / "demo.html")]
+    print(f"\npython -m tools.runs {shlex.join(command)}\n", flush=True)
+    return runs.main(command)
+
+
+def describe_side(role: str, options: argparse.Namespace) -> str:
+    """This demo's runs of a role, whatever else lies in the store."""
+    names = " or ".join(f"name={role}-seed{seed}" for seed in dict.fromkeys(options.seeds))
+    return f"{role}:experiment={EXPERIMENT} and ({names})"
 
 
 def summarise(rows: list[JsonObject]) -> dict[str, dict[str, float]]:
