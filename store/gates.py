@@ -17,6 +17,7 @@ from typing import Literal, get_args
 from store.catalogue import Metric
 from store.compare.sides import Side, find_entry, name_by_seed
 from store.compare.statistics import Delta, Sample, compute_delta, summarise
+from store.filters import check_keys
 from store.record import RunRecord, get_finite_or_told
 from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.json_types import JsonValue
@@ -209,6 +210,16 @@ def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()
         return replace(finding, reason="a percentage of a base of zero says nothing; give max_abs")
     outcome = _decide(finding, len(base) + len(new), limit)
     return replace(finding, outcome=outcome, reason=_explain(finding, delta))
+
+
+def check_known(gates: Sequence[Gate], sides: Sequence[Side]) -> None:
+    """A number of the catalogue may be missing, which is a finding; what nobody knows is a typo.
+
+    Raises:
+      UserError: names it, with the nearest known ones.
+    """
+    known = {name for side in sides for one in side.records for name in one.values}
+    check_keys([g.metric for g in gates if find_entry(g.metric) is None], known, "--gate")
 
 
 def get_code(findings: Sequence[GateFinding], undecided: str = "") -> int:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from fnmatch import filter as find_matching
 from pathlib import Path
 from typing import get_args
@@ -54,6 +55,12 @@ runtime.graph_budget runtime.num_threads profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
 """
+PLACES = """
+model.weights data.root distill.teacher_weights distill.teachers[].weights
+distill.teachers[].label_map distill.teacher_cache runtime.compile_cache
+run.output_dir run.cache_dir run.checkpoint_root run.init_from run.resume
+"""
+NO_PLACES = "model.drop_path_rate distill.cache_end runtime.compile_cache_gib"
 # What may differ when a run goes on, pinned likewise; anything else would be another run.
 MAY_CHANGE = {
     "free": """
@@ -176,7 +183,26 @@ def test_keys_of_list_elements_say_nothing_of_their_own():
     """A list is one key: what it says holds for all that stands in it."""
     for section in (LossTerm, TeacherSection):
         for name, field in section.model_fields.items():
-            assert read_about(field.json_schema_extra or {}) == About(), name
+            said = read_about(field.json_schema_extra or {})
+            assert replace(said, is_place=False) == About(), name
+
+
+def test_the_keys_that_name_a_place_are_those_that_are_pinned():
+    """What is not among them is taken for a name by who lets others submit runs."""
+    sections = {name: field.annotation for name, field in RunConfig.model_fields.items()}
+    sections |= {prefix: section for section, prefix in PREFIXES.items()}
+    found = [
+        f"{prefix}.{name}"
+        for prefix, section in sections.items()
+        for name, field in section.model_fields.items()
+        if read_about(field.json_schema_extra or {}).is_place
+    ]
+    assert sorted(found) == sorted(PLACES.split())
+    words = ("path", "directory", "file", "root", "cache", "weights")
+    for prefix, section in sections.items():
+        for name in section.model_fields:
+            if any(word in name for word in words) and f"{prefix}.{name}" not in found:
+                assert f"{prefix}.{name}" in NO_PLACES.split(), "a place? say so by about(is_place)"
 
 
 def test_the_documents_say_of_each_key_what_its_field_says():

@@ -31,6 +31,10 @@ def create_parser() -> ProgramParser:
     add = parser.add_argument
     add("--store", default="runs", help="run.output_dir of the runs: directory or URL (runs)")
     add("--index", default="", metavar="URL", help="another database of the index")
+    add(
+        "--root", action="append", default=[], metavar="PLACE",
+        help="a directory or bucket that submissions may name, beside the store and data",
+    )  # fmt: skip
     add("--port", type=int, default=8080, help="0: any that is free (8080)")
     add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     add("--allow-remote", action="store_true", help="let --host be no loopback address")
@@ -57,7 +61,9 @@ def serve_runs(options: argparse.Namespace) -> None:
 
     check_store(options.store)
     names = (*LOOPBACK, options.host.lower(), *(name.lower() for name in options.allow_host))
-    settings = ServiceSettings(options.store, options.index, options.token_file, hosts=names)
+    settings = ServiceSettings(
+        options.store, options.index, options.token_file, hosts=names, roots=tuple(options.root)
+    )
     if options.add_token:
         add_token(options, settings.tokens_path)
         return

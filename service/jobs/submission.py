@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
 
 # Directories of a store that are no experiments.
-RESERVED = ("benchmarks", "jobs", "sweeps")
+RESERVED = ("benchmarks", "jobs", "service", "sweeps")
 
 
 class Submission(BaseModel):

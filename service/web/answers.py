@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from service.jobs.state import State
 from service.web.tokens import Role
 from utils.json_types import JsonObject, JsonValue
 
@@ -95,3 +96,218 @@ class AuditList(BaseModel):
     """Lines of the audit log."""
 
     lines: list[JsonObject] = Field(description="time, who, action, status, client of each")
+
+
+class SideRow(BaseModel):
+    """A side of a comparison."""
+
+    name: str
+    runs: list[str]
+
+
+class DifferenceRow(BaseModel):
+    """A key that is not the same on all sides."""
+
+    key: str
+    values: list[str]
+    matters: bool = Field(description="whether it can change what is learnt")
+
+
+class SummaryRow(BaseModel):
+    """A sample in three numbers."""
+
+    mean: Number
+    sd: Number | None = Field(description="null: one value alone")
+    n: int
+
+
+class DeltaRow(BaseModel):
+    """How much larger the mean of one side is than that of the base."""
+
+    value: Number
+    low: Number | None = Field(description="of the 95 % interval; null: too few values")
+    high: Number | None
+    p: Number | None
+    effect: Number | None = Field(description="in pooled standard deviations")
+    method: str = Field(description="paired, Welch or single")
+    pairs: int
+
+
+class ComparisonRow(BaseModel):
+    """One number on two sides."""
+
+    metric: str
+    unit: str
+    direction: str = Field(description="which way is better: higher, lower or none")
+    base: SummaryRow | None
+    new: SummaryRow | None
+    delta: DeltaRow | None
+    p: Number | None = Field(description="after Holm's correction")
+    verdict: str
+    bad: list[str] = Field(description="runs without a finite number")
+
+
+class DivergencePoint(BaseModel):
+    """The first place at which two histories differ."""
+
+    step: int
+    kind: str
+    metric: str = Field(description="empty: a line is missing on one side")
+    base: JsonValue
+    new: JsonValue
+    ulps: int | None
+    ulps32: int | None
+    others: list[str]
+    lines: int = Field(description="equal lines before it")
+
+
+class DivergenceAnswer(BaseModel):
+    """Whether two runs that should be equal part."""
+
+    found: DivergencePoint | None = Field(description="null: they are equal bit for bit")
+    checkpoint: int | None = Field(description="the last step before it that both have kept")
+
+
+class SameExamplesRow(BaseModel):
+    """The last evaluations of two runs, example by example: McNemar's exact test."""
+
+    base: str
+    new: str
+    examples: int
+    both: int = Field(description="named rightly by both")
+    base_only: int
+    new_only: int
+    neither: int
+    p: Number | None = Field(description="after Holm's correction over pairs of runs")
+    reason: str = Field(description="why they are not compared; empty: they are")
+
+
+class SourceRow(BaseModel):
+    """The source that two runs were started from."""
+
+    base: str
+    new: str
+    commits: list[str]
+    patches: list[str]
+    files: list[str] = Field(description="whose part of the patches is not the same")
+    diff: str
+
+
+class CompareAnswer(BaseModel):
+    """A whole comparison."""
+
+    sides: list[SideRow]
+    config: list[DifferenceRow]
+    environment: list[DifferenceRow]
+    metrics: list[list[ComparisonRow]] = Field(description="of each further side, to the first")
+    answers: list[SameExamplesRow]
+    source: list[SourceRow]
+    divergence: DivergenceAnswer | None = Field(description="null: it was not looked for")
+
+
+class GateRow(BaseModel):
+    """What a gate says."""
+
+    gate: str
+    outcome: str = Field(description="pass, fail, undecided or skipped")
+    reason: str
+    worse: Number | None
+    low: Number | None
+    high: Number | None
+    limit: Number | None
+    base: Number | None
+    new: Number | None
+
+
+class GateAnswer(BaseModel):
+    """What all gates say of two sides."""
+
+    base: str
+    new: str
+    findings: list[GateRow]
+    exit_code: int = Field(description="0: passed, 1: failed, 3: undecided")
+
+
+class TrendRow(BaseModel):
+    """One figure of benchmark reports over time."""
+
+    identity: str
+    subject: str
+    figure: str
+    values: list[Number] = Field(description="the oldest first")
+    reports: int
+    median: Number
+    worse: Number = Field(description="share of the median by which the newest are worse")
+    p: Number
+    verdict: str
+    versions: list[str] = Field(description="what the newest was made with and those before not")
+
+
+class TrendList(BaseModel):
+    """All figures of all reports of the store."""
+
+    trends: list[TrendRow]
+
+
+class JobRow(BaseModel):
+    """A job of the queue."""
+
+    id: str
+    run: str = Field(description="experiment/name")
+    state: State
+    argv: list[str]
+    config: str
+    config_hash: str
+    created: float
+    changed: float
+    who: str
+    attempts: int
+    exit_code: int | None
+    reason: str
+    sweep: str
+    slots: int
+
+
+class JobList(BaseModel):
+    """Jobs, a page of them."""
+
+    matched: int
+    offset: int
+    jobs: list[JobRow]
+
+
+class LogAnswer(BaseModel):
+    """The end of what a job's programs have printed, without terminal controls."""
+
+    text: str
+
+
+class ConfigList(BaseModel):
+    """Configurations that may be submitted."""
+
+    configs: list[str]
+
+
+class SubmitRequest(BaseModel):
+    """A run that is asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    config: str = Field(min_length=1, max_length=256, description="of /api/v1/configs")
+    overrides: dict[str, JsonValue] = Field(
+        default_factory=dict, max_length=256, description="dotted key -> value"
+    )
+    overrides_yaml: str = Field(
+        "", max_length=65536, description="the same as lines of YAML, which win"
+    )
+    slots: int = Field(1, ge=1, le=64, description="devices that it holds")
+    dry_run: bool = Field(False, description="say what would become of it, and queue nothing")
+
+
+class SubmitAnswer(BaseModel):
+    """What has become of a submission, or would."""
+
+    job: JobRow | None = Field(description="null: it was a dry run")
+    run: str
+    config_hash: str = Field(description="as main.py computes it")
+    lines: list[str] = Field(description="what main.py --check says")

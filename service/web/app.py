@@ -12,21 +12,25 @@ from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
 
-from service.web import entry_routes, page_routes, run_routes, series_routes
+from service.web import (
+    compare_routes,
+    entry_routes,
+    job_routes,
+    page_routes,
+    run_routes,
+    series_routes,
+)  # fmt: skip
 from service.web.assets import AssetTable
-from service.web.audit import AuditLog
-from service.web.catalogue import RunCatalogue
 from service.web.gate import SecurityGate
 from service.web.problems import Problem, add_handlers
 from service.web.rendering import create_environment
-from service.web.series import SeriesReader
-from service.web.serving import Service
+from service.web.serving import create_service
 from service.web.settings import ServiceSettings
-from service.web.tokens import TokenBook
 from utils.json_types import JsonObject
 
 _ROUTERS = (
-    entry_routes.router, run_routes.router, series_routes.router, page_routes.router,
+    entry_routes.router, run_routes.router, series_routes.router, compare_routes.router,
+    job_routes.router, page_routes.router,
 )  # fmt: skip
 
 
@@ -43,16 +47,12 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     Raises:
       UserError: the store, the index or the file of tokens cannot be used.
     """
-    tokens = TokenBook(settings.tokens_path)
-    audit = AuditLog(settings.state_folder)
-    service = Service(
-        settings, RunCatalogue(settings.store, settings.index), SeriesReader(), tokens, audit
-    )
+    service = create_service(settings)
 
     @contextlib.asynccontextmanager
     async def live(_: FastAPI) -> AsyncIterator[None]:
         yield
-        service.runs.close()
+        service.close()
 
     app = FastAPI(
         title="Runs",
@@ -74,7 +74,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.openapi = lambda: _describe(app)
     # Streams of events are left as they are; what is compressed already, too.
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
-    app.add_middleware(SecurityGate, settings=settings, tokens=tokens, audit=audit)
+    app.add_middleware(SecurityGate, settings=settings, tokens=service.tokens, audit=service.audit)
     return app
 
 

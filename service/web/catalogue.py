@@ -13,6 +13,7 @@ from store.index import RunIndex
 from store.index.database import TAG
 from store.listing import choose_usual, is_alive, name_status, sort_runs
 from store.record import RunRecord
+from store.selection import RunSelector
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.storage import is_remote, join_place, to_path
@@ -74,6 +75,10 @@ class RunCatalogue:
             row["alive"] = is_alive(self.store, row["path"], row["status"])
             row["shown_status"] = name_status(row)
         return rows
+
+    def create_selector(self) -> RunSelector:
+        """Finds runs as people name them."""
+        return RunSelector(self.get_index())
 
     def read_column(self, key: str) -> dict[int, JsonValue]:
         """Run -> value of a key."""

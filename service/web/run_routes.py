@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from service.web.answers import ArtifactRow, KeyList, RunDetail, RunList
-from service.web.artifacts import list_artifacts
+from service.web.artifacts import list_artifacts, open_artifact
 from service.web.catalogue import RunCatalogue
 from service.web.problems import list_problems
 from service.web.serving import Parts
+from service.web.text import quote_cell
 from store.listing import is_alive
 from store.record import RunRecord, describe
 from utils.json_types import JsonObject, make_finite
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
+_BYTES_TYPE = "application/octet-stream"
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+BYTES = {200: {"description": "the file", "content": {_BYTES_TYPE: _BINARY}}}
+CSV = {200: {"description": "a table", "content": {"text/csv": {"schema": {"type": "string"}}}}}
+_COLUMNS = ("path", "id", "shown_status", "started", "ended", "attempts", "host", "device",
+            "git_commit", "tags")  # fmt: skip
 # One component of a path; `store.ids` has the last word.
 Name = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\x1f]")]
 
@@ -52,6 +63,49 @@ def list_keys(parts: Parts) -> KeyList:
 def show_run(parts: Parts, experiment: Name, name: Name) -> RunDetail:
     """All that is known of a run, but its history."""
     return RunDetail(**make_finite(tell_run(parts.runs, parts.runs.open_run(experiment, name))))
+
+
+@router.get("/runs.csv", responses=list_problems() | CSV, response_class=PlainTextResponse)
+def download_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> Response:
+    """The same list as a table; texts that a spreadsheet would take for formulas are quoted."""
+    found = list_runs(parts, query)
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow([*_COLUMNS, *map(quote_cell, found.keys)])
+    for run in found.runs:
+        facts = [getattr(run, name) for name in _COLUMNS[:-1]]
+        values = [run.values[key] for key in found.keys]
+        writer.writerow(map(quote_cell, [*facts, " ".join(run.tags), *values]))
+    headers = {"Content-Disposition": 'attachment; filename="runs.csv"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+@router.get("/runs/{experiment}/{name}/metrics", responses=list_problems(404))
+def list_metrics(parts: Parts, experiment: Name, name: Name) -> KeyList:
+    """The numbers that a run has curves of."""
+    return KeyList(keys=parts.series.list_metrics(parts.runs.open_run(experiment, name)))
+
+
+@router.get(
+    "/runs/{experiment}/{name}/artifacts/{artifact_id}",
+    responses=list_problems(404) | BYTES,
+    response_class=StreamingResponse,
+)
+def download_artifact(
+    parts: Parts,
+    experiment: Name,
+    name: Name,
+    artifact_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")],
+) -> Response:
+    """A file that the run has left behind, always as a download: a browser shows none of it."""
+    found = open_artifact(parts.runs.open_run(experiment, name), artifact_id)
+    headers = {
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name, safe='')}",
+        "Content-Length": str(found.size),
+        # Large, and compressed already: it goes out as it lies there.
+        "Content-Encoding": "identity",
+    }
+    return StreamingResponse(found.read(), headers=headers, media_type=_BYTES_TYPE)
 
 
 def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:

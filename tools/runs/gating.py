@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 
-from store.compare import Side
-from store.compare.sides import find_entry
-from store.gates import Gate, check_sides, get_code, settle_direction
+from store.gates import check_known, check_sides, get_code, settle_direction
 from tools.runs.comparing import read_side
 from tools.runs.findings import print_findings, publish_findings, read_gates
 from tools.runs.printing import print_json
@@ -34,11 +31,3 @@ def gate_runs(options: argparse.Namespace) -> int:
     else:
         print_findings(findings, (base.name, new.name), code)
     return code
-
-
-def check_known(gates: Sequence[Gate], sides: Sequence[Side]) -> None:
-    """A number of the catalogue may be missing, which is a finding; what nobody knows is a typo."""
-    from store.filters import check_keys
-
-    known = {name for side in sides for one in side.records for name in one.values}
-    check_keys([g.metric for g in gates if find_entry(g.metric) is None], known, "--gate")

@@ -26,7 +26,7 @@ class DataSection(ConfigSection):
     root: str = Field(
         "",
         description="directory that holds the dataset (tfds data_dir)",
-        **about(resume="free", aliases=("data_path", "tfds_data_dir")),
+        **about(resume="free", aliases=("data_path", "tfds_data_dir"), is_place=True),
     )
     train_split: str = Field(
         "train",

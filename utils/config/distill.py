@@ -18,6 +18,7 @@ class TeacherSection(ConfigSection):
     weights: str = Field(
         "",
         description=".safetensors, .pth, run directory or checkpoint; empty: timm's hub",
+        **about(is_place=True),
     )
     args: dict[str, Any] = Field(default_factory=dict, description="model arguments")
     weight: float = Field(1.0, gt=0, description="share in an ensemble, relative to the others")
@@ -25,7 +26,9 @@ class TeacherSection(ConfigSection):
         None, ge=1, description="classes it answers; none: as its weights tell, or the student's"
     )
     label_map: str = Field(
-        "", description="JSON list: for each class of the student, the teacher's class"
+        "",
+        description="JSON list: for each class of the student, the teacher's class",
+        **about(is_place=True),
     )
     size: int | None = Field(
         None, ge=1, description="side in pixels it sees; none: the student's crop as it is"
@@ -66,7 +69,7 @@ class DistillSection(ConfigSection):
         "",
         description="the teacher's .safetensors, .pth, run directory or checkpoint; empty: timm's "
         "hub",
-        **about(resume="free", aliases=("teacher_path",)),
+        **about(resume="free", aliases=("teacher_path",), is_place=True),
     )
     teachers: tuple[TeacherSection, ...] = Field(
         (), description="several teachers, or one with its own input transform, dtype or classes"
@@ -78,7 +81,9 @@ class DistillSection(ConfigSection):
         "consistent", description="teachers see the student's crop, or another one of the image"
     )
     teacher_cache: str = Field(
-        "", description="directory of stored answers (python -m tools.cache_teacher) to teach by"
+        "",
+        description="directory of stored answers (python -m tools.cache_teacher) to teach by",
+        **about(is_place=True),
     )
     cache_end: Literal["stop", "cycle"] = Field(
         "stop", description="epochs beyond those stored: refuse the run, or start over with them"

@@ -84,6 +84,7 @@ class RuntimeSection(ConfigSection):
         "auto",
         description="directory of compiled XLA graphs, one below it for each rank; auto: "
         "~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
+        **about(is_place=True),
     )
     compile_cache_gib: float = Field(
         10.0, gt=0, description="size of a rank's compile cache above which old graphs are dropped"
@@ -130,19 +131,20 @@ class RunSection(ConfigSection):
     output_dir: str = Field(
         "runs",
         description="root of the run store, a directory or a URL such as gs://bucket/runs",
-        **about(aliases=("output_dir",)),
+        **about(aliases=("output_dir",), is_place=True),
     )
     cache_dir: str = Field(
         "",
         description="where a run on a bucket is written first; empty: trainer/runs in the user's "
         "cache",
+        **about(is_place=True),
     )
     experiment: str = Field("", description="directory below it; empty: the config's file name")
     run_id: str = Field("", description="directory below that; empty: time, seed and six digits")
     resume: str = Field(
         "",
         description="auto: continue the newest run of the experiment; or a run or checkpoint",
-        **about(aliases=("resume",)),
+        **about(aliases=("resume",), is_place=True),
     )
     allow_changes: tuple[str, ...] = Field(
         (), description="keys, or patterns as optim.*, that may differ from the resumed run's"
@@ -151,7 +153,7 @@ class RunSection(ConfigSection):
         "",
         description="start a new run from the weights in a .safetensors, a .pth, a run's directory "
         "or a checkpoint",
-        **about(aliases=("init_from", "init-from")),
+        **about(aliases=("init_from", "init-from"), is_place=True),
     )
     init_tolerance: float = Field(
         0.0, ge=0, le=1, description="share of the model's tensors that init_from may not fit"
@@ -160,6 +162,7 @@ class RunSection(ConfigSection):
         "",
         description="directory or URL such as gs://bucket/runs that checkpoints go below; empty: "
         "the run's directory",
+        **about(is_place=True),
     )
     eval_only: bool = Field(
         False,

@@ -48,12 +48,15 @@ class About:
         decides nothing of them. Keys that share an entry make a list.
       devices: none: all of them.
       aliases: short flags that people of this family of trainers know.
+      is_place: it names a file or a directory, or a URL of one: who lets others submit runs says
+        below which roots it may lie.
     """
 
     resume: Resume | None = None
     stream: str = ""
     devices: Devices | None = None
     aliases: tuple[str, ...] = ()
+    is_place: bool = False
 
 
 def about(
@@ -62,9 +65,10 @@ def about(
     stream: str = "",
     devices: Devices | None = None,
     aliases: tuple[str, ...] = (),
+    is_place: bool = False,
 ) -> dict[str, JsonDict]:
     """The argument of pydantic's `Field` that holds an `About`, without what it leaves out."""
-    said = asdict(About(resume, stream, devices, aliases))
+    said = asdict(About(resume, stream, devices, aliases, is_place))
     return {"json_schema_extra": {name: value for name, value in said.items() if value}}
 
 

@@ -36,7 +36,7 @@ class ModelSection(ConfigSection):
         "",
         description="start from the weights in a .safetensors, a .pth, a run's directory or a "
         "checkpoint; all must fit",
-        **about(resume="free"),
+        **about(resume="free", is_place=True),
     )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")
     drop_path_rate: float = Field(

@@ -21,9 +21,10 @@ def app(tmp_path_factory):
     return make_app(make_store(tmp_path_factory.mktemp("gate")), changes_per_minute=10_000)
 
 
-def list_routes(app: FastAPI) -> Iterator[tuple[str, str]]:
-    """Method and address of every route and mount, whatever it is."""
-    yield from _walk(app.routes, "")
+def list_routes(app: FastAPI, *, fill: bool = True) -> Iterator[tuple[str, str]]:
+    """Method and address of every route and mount, whatever it is; parameters filled in or not."""
+    for method, path in _walk(app.routes, ""):
+        yield method, re.sub(r"{[^}]*}", "name", path) if fill else path
 
 
 def _walk(routes: list[BaseRoute], prefix: str) -> Iterator[tuple[str, str]]:
@@ -36,8 +37,8 @@ def _walk(routes: list[BaseRoute], prefix: str) -> Iterator[tuple[str, str]]:
         elif inner:
             yield from _walk(inner, prefix)
         else:
-            path = re.sub(r"{[^}]*}", "name", prefix + route.path)
-            yield from ((method, path) for method in route.methods or {"GET"})
+            methods = route.methods or {"GET"}
+            yield from ((method, prefix + route.path) for method in methods)
 
 
 def test_the_walk_sees_every_operation_of_the_api(app):

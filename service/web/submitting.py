@@ -1,0 +1,71 @@
+"""Takes a submission: which keys, which places, what `main.py` would say, then the queue."""
+
+from __future__ import annotations
+
+from service.checker import Verdict
+from service.jobs import JobView, Submission
+from service.jobs.files import ROOT
+from service.jobs.submission import resolve_submission
+from service.places import check_config_path, check_places
+from service.web.answers import SubmitRequest
+from service.web.problems import ServiceProblem
+from service.web.serving import Service
+from service.web.text import read_plain_yaml
+from service.web.tokens import Identity
+from utils.config import RunConfig
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+
+def submit(
+    parts: Service, asker: Identity, request: SubmitRequest
+) -> tuple[JobView | None, Verdict]:
+    """The job, none for a dry run, and what the checks say.
+
+    Raises:
+      UserError: it is refused, with the reason.
+      ServiceProblem: the run is there already.
+    """
+    submission = read_request(parts, request)
+    verdict = parts.checker.check(submission, parts.store)
+    if verdict.error:
+        raise UserError(verdict.error)
+    if request.dry_run:
+        return None, verdict
+    try:
+        job = parts.queue.submit(submission, asker.who)
+    except UserError as error:
+        raise ServiceProblem(409, str(error)) from error
+    parts.audit.add(asker.who, "submit", job=job.id, run=job.run, config_hash=job.config_hash)
+    return job, verdict
+
+
+def read_request(parts: Service, request: SubmitRequest) -> Submission:
+    """The submission of a request, with the name of its run; no place leads beyond the roots.
+
+    Raises:
+      UserError: a configuration, key, value or place that it may not have.
+    """
+    check_config_path(request.config, ROOT)
+    overrides = {**request.overrides, **flatten_overrides(request.overrides_yaml)}
+    draft = Submission(config=str(ROOT / request.config), overrides=overrides, slots=request.slots)
+    config = resolve_submission(draft, parts.store)
+    check_places(config, parts.roots, ROOT)
+    # The name was chosen now: the check, the job and the answer are of the same run.
+    named = {**overrides, "run.run_id": config.run.run_id}
+    return draft.model_copy(update={"overrides": named})
+
+
+def flatten_overrides(text: str) -> JsonObject:
+    """Dotted key -> value of YAML lines, whether they are dotted or stand in sections.
+
+    Raises:
+      UserError: it is no plain mapping.
+    """
+    found: JsonObject = {}
+    for key, value in read_plain_yaml(text, "overrides_yaml").items():
+        if key in RunConfig.model_fields and isinstance(value, dict):
+            found |= {f"{key}.{name}": inner for name, inner in value.items()}
+        else:
+            found[key] = value
+    return found

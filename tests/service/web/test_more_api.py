@@ -1,0 +1,117 @@
+"""Curves, comparisons, tables, trends: the answers of the library, in their typed form."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from store.compare.report import choose_metrics, compare_all
+from store.selection import RunSelector
+from tests.service.web.apps import make_app, make_client, make_store
+from tests.support.stored_runs import make_config, make_lines, make_run
+
+
+@pytest.fixture
+def store(tmp_path):
+    return make_store(tmp_path)
+
+
+@pytest.fixture
+def client(store):
+    return make_client(make_app(store), "view")
+
+
+def test_curves_come_in_the_points_that_a_chart_can_show(store, client):
+    lines = make_lines(5000)
+    lines[3000]["loss/total"] = 77.0
+    make_run(store, "long", lines=lines, final={"eval_top1": 1.0})
+    place = "/api/v1/runs/digits/long"
+    assert "train.loss/total" in client.get(f"{place}/metrics").json()["keys"]
+    query = {"metric": ["train.loss/total", "eval.top1"], "width": 100}
+    curves = client.get(f"{place}/series", params=query).json()["curves"]
+    assert [curve["metric"] for curve in curves] == query["metric"]
+    assert len(curves[0]["steps"]) <= 200
+    assert 77.0 in curves[0]["values"]
+    query = {"metric": "train.lr", "start": 10, "end": 20}
+    (curve,) = client.get(f"{place}/series", params=query).json()["curves"]
+    assert curve["steps"] == list(range(9, 22))
+    for bad, words in (({"metric": "train.none"}, "none"), ({}, "metric"),
+                       ({"metric": "train.lr", "width": 5}, "width"),
+                       ({"metric": "train.lr", "start": 9, "end": 3}, "start")):  # fmt: skip
+        answer = client.get(f"{place}/series", params=bad)
+        assert answer.status_code == 422 and words in answer.json()["detail"]
+
+
+def test_a_comparison_is_that_of_the_library(store, client):
+    for seed in range(6):
+        config = make_config(**{"train.seed": seed, "optim.lr": 0.1})
+        make_run(store, f"high{seed}", config=config, final={"eval_top1": 80.0 + seed})
+    runs = {"run": ["base:name~seed", "high:name~high"]}
+    found = client.get("/api/v1/compare", params=runs).json()
+    app = make_app(store)
+    selector = RunSelector(app.state.service.runs.get_index())
+    sides = [selector.read_side(text) for text in runs["run"]]
+    (wanted,) = compare_all(sides, choose_metrics("", sides, "metrics"))
+    (rows,) = found["metrics"]
+    assert [row["metric"] for row in rows] == [one.metric for one in wanted]
+    top1 = next(row for row in rows if row["metric"] == "eval.top1")
+    same = next(one for one in wanted if one.metric == "eval.top1")
+    assert top1["delta"]["value"] == same.delta.value == pytest.approx(22.0)
+    assert (top1["verdict"], top1["unit"]) == (same.verdict, same.entry.unit)
+    assert [row["key"] for row in found["config"]] == ["optim.lr", "train.seed"]
+    assert found["divergence"] is None
+
+
+def test_two_runs_that_should_be_equal_are_searched_for_where_they_part(store, client):
+    lines = make_lines(4)
+    lines[2]["loss/total"] += 1e-9
+    make_run(store, "again", config=make_config(), lines=lines, final={"eval_top1": 60.0})
+    runs = {"run": ["digits/seed0", "digits/again"]}
+    found = client.get("/api/v1/compare", params=runs).json()["divergence"]["found"]
+    assert (found["step"], found["metric"]) == (3, "loss/total")
+    runs["run"][1] = "digits/seed0"
+    assert client.get("/api/v1/compare", params=runs).json()["divergence"]["found"] is None
+
+
+def test_gates_say_what_they_say_at_the_prompt(client):
+    query = {"base": "digits/seed1", "new": "digits/seed0", "gate": "eval.top1:-:0.5:blocker"}
+    found = client.get("/api/v1/gates", params=query).json()
+    assert [one["outcome"] for one in found["findings"]] == ["fail"]
+    assert (found["exit_code"], found["findings"][0]["worse"]) == (1, 1.0)
+    query["gate"] = "eval.top1:-:2:blocker"
+    assert client.get("/api/v1/gates", params=query).json()["exit_code"] == 0
+    for gate in ("eval.top1", "eval.nothing:-:1:major", "eval.top1:-:x:major"):
+        assert client.get("/api/v1/gates", params={**query, "gate": gate}).status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("sides", "words"),
+    [(["digits/seed0"], "run"), (["digits/seed0", "nothing"], "neither"),
+     (["digits/seed0", "a:name=none"], "no run fits"),
+     (["digits/seed0", "/etc/passwd"], "neither"), (["digits/seed0", "gs://b/x"], "neither"),
+     (["digits/seed0", "a:name=("], "filter")],
+)  # fmt: skip
+def test_sides_that_are_none_are_refused(client, sides, words):
+    answer = client.get("/api/v1/compare", params={"run": sides})
+    assert answer.status_code == 422
+    assert words in answer.json()["detail"]
+
+
+def test_a_table_of_runs_holds_no_formulas(store, client):
+    config = make_config()
+    config["data"]["name"] = "=HYPERLINK(1)"
+    make_run(store, "-dash", config=config, final={"eval_top1": -2.5}, git_commit="@x")
+    answer = client.get("/api/v1/runs.csv", params={"show": "data.name,eval.top1"})
+    assert answer.headers["content-type"] == "text/csv; charset=utf-8"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    head, *rows = csv.reader(io.StringIO(answer.text))
+    row = dict(zip(head, next(row for row in rows if "dash" in row[0]), strict=True))
+    assert row["data.name"] == "'=HYPERLINK(1)"
+    assert row["eval.top1"] == "-2.5"
+    assert len(rows) == 4
+
+
+def test_a_store_without_reports_has_no_trends(client):
+    assert client.get("/api/v1/trends").json() == {"trends": []}
