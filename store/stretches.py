@@ -214,8 +214,11 @@ class SketchKeeper:
         began = time.perf_counter()
         self._number += 1
         self._write(self._number, self.sketches.list_stretches(step))
-        cost_s = time.perf_counter() - began
-        self._next_s = began + max(_LEAST_S, _TIMES * cost_s)
+        self._next_s = began + self.get_wait_s(time.perf_counter() - began)
+
+    def get_wait_s(self, cost_s: float) -> float:
+        """Seconds from one file to the next where one has taken so long."""
+        return max(_LEAST_S, _TIMES * cost_s)
 
     def _count(self) -> None:
         for name, values in self._waiting.items():

@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from main import main
 from store import keep_deterministic, read_metrics
 from store.mirror import Mirror, read_segments
+from store.spans import parse_spans
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.faulty import register
 from tests.support.tiny_parts import SYNTHETIC
-from utils.storage import open_folder
+from utils.storage import Folder, open_folder
 
 FLAGS = (
     *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=14",
@@ -50,6 +51,9 @@ def check_equal(remote: str, unbroken: Path) -> None:
     times = [line["time_s"] for line in lines if "time_s" in line]
     assert times == sorted(times)
     assert json.loads(folder.read_text("run.json"))["status"] == "complete"
+    norms = [json.loads(text)["whole"]["grad_norm"] for text in (
+        folder.read_text("sketches.json"), (unbroken / "sketches.json").read_text())]  # fmt: skip
+    assert norms[0] == norms[1]
     with folder.open_local("student.safetensors") as path:
         found = load_file(path)
     wanted = load_file(unbroken / "student.safetensors")
@@ -85,10 +89,22 @@ def test_a_store_with_faults_and_preemptions_gives_the_unbroken_runs_bits(
     assert codes == [75, 75, 0]
     check_equal("faulty://bucket/runs/tiny/a", unbroken)
     assert len(faulty.faults) > 5
-    attempts = open_folder("faulty://bucket/runs/tiny/a").read_text("attempts.jsonl")
+    folder = open_folder("faulty://bucket/runs/tiny/a")
+    spans = parse_spans(folder.read_text("spans.jsonl"))
+    assert [sum(s.count for s in spans if s.name == "window" and s.attempt == attempt)
+            for attempt in (1, 2, 3)] == get_steps(folder)  # fmt: skip
+    attempts = folder.read_text("attempts.jsonl")
     assert [json.loads(x).get("status") for x in attempts.split("\n") if "ended" in x] == [
         "preempted", "preempted", "complete",
     ]  # fmt: skip
+
+
+def get_steps(folder: Folder) -> list[int]:
+    """Steps that each attempt has made."""
+    ends = [json.loads(line) for line in folder.read_text("attempts.jsonl").split("\n") if line]
+    first = [line["from_step"] for line in ends if "began" in line]
+    last = [line["to_step"] for line in ends if "ended" in line]
+    return [end - begin for begin, end in zip(first, last, strict=True)]
 
 
 def start_hosts(output: str, cache: Path, hosts: int, *flags: str) -> list[subprocess.Popen]:
@@ -205,9 +221,12 @@ def test_what_the_documents_send_to_a_bucket_lands_there_and_nowhere_else(
     monkeypatch.chdir(work)
     assert main([*flags, f"--config={config}", "--train.steps=2", f"--run.output_dir={gs}"]) == 0
     landed = open_folder(f"{gs}/tiny/a")
-    assert set(landed.list_names()) == {
+    # What a source that is not committed adds is no matter of buckets.
+    assert set(landed.list_names()) - {"source.diff.zst"} == {
         "artifacts.json", "attempts.jsonl", "checkpoints", "config_resolved.yaml", "curves.png",
-        "metrics", "metrics.jsonl", "run.json", "run.lock", "student.json", "student.safetensors",
+        "environment.json", "eval_hits.bin", "metrics", "metrics.jsonl", "run.json", "run.lock",
+        "sketches.json", "spans.jsonl", "student.json", "student.safetensors", "summary.csv",
+        "summary.json",
     }  # fmt: skip
     assert landed.child("checkpoints").list_names() == ["best.json", "step_00000002"]
     assert list(work.iterdir()) == []

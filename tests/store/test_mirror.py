@@ -13,6 +13,8 @@ from store.artifacts import publish_artifacts
 from store.attempts import begin_attempt, end_attempt, read_attempts
 from store.history import read_metrics
 from store.mirror import Mirror, pull, read_segments
+from store.spans import SPANS_FILE, SpanWriter, parse_spans
+from store.stretches import SKETCHES_FILE, SketchKeeper, parse_sketches
 from tests.support.faulty import register
 from utils.metrics import MetricWriter
 from utils.storage import StorageError, compute_crc32c, open_folder
@@ -147,3 +149,36 @@ def test_artifacts_are_listed_with_the_checksums_that_the_store_keeps(tmp_path):
         assert int(one["crc32c"], 16) == compute_crc32c(tmp_path / one["path"])
         assert int(one["crc32c"], 16) == folder.get_checksum(one["path"])
     assert json.loads(folder.read_text("artifacts.json"))["artifacts"] == found
+
+
+def test_another_machine_counts_on_from_the_bucket_alone(tmp_path):
+    """The first one is lost after step 13; its checkpoint of step 10 is gone on from."""
+    remote, wanted = f"memory://{uuid.uuid4().hex}/a", SketchKeeper(0.01, 0)
+    for step in range(1, 18):
+        wanted.add("step_s", step / 7)
+    wanted.cut(17)
+    for name, first, last in (("one", 0, 13), ("two", 10, 17)):
+        folder = tmp_path / name
+        if first:
+            pull(folder, remote)
+        folder.mkdir(exist_ok=True)
+        mirror = Mirror(folder, remote, 1 + bool(first), from_step=first)
+        keeper, spans = SketchKeeper(0.01, first, folder), SpanWriter(folder, 1 + bool(first))
+        for step in range(first + 1, last + 1):
+            keeper.add("step_s", step / 7)
+            spans.add("step", step, 1.0 * step, 0.5)
+            if step % 5 == 0:
+                spans.flush()
+                keeper.cut(step)
+                keeper.save(step, ())
+                mirror.flush()
+        if first:
+            spans.close()
+            keeper.write(last)
+            mirror.close()
+    texts = open_folder(remote).read_texts([SKETCHES_FILE, SPANS_FILE])
+    found = parse_sketches(texts[SKETCHES_FILE])
+    assert found.from_step == 0
+    assert str(found.merge()["step_s"]) == str(wanted.sketches.merge()["step_s"])
+    steps = [(span.attempt, span.step) for span in parse_spans(texts[SPANS_FILE])]
+    assert steps == [(1, step) for step in range(1, 11)] + [(2, step) for step in range(11, 18)]
