@@ -433,7 +433,7 @@ def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
     new = {path for one in done.values() for path in one.new}
     kept = {path for path in new if path.startswith("runs/benchmarks/")}
     assert len(kept) == 2
-    made = {"comparison.html", "exported", "trends.html"}
+    made = {"comparison.html", "exported", "trends.html", "first.perfetto-trace", "first.json"}
     assert {path.split("/")[0] for path in new - kept} == made
     assert all("/checkpoints/" not in path for path in new)
     listed = json.loads(next(one.output for command, one in done.items() if "tag=paper" in command))
@@ -445,7 +445,8 @@ def test_all_that_the_documents_make_lies_in_these_places(distillation, data, as
     assert {path.split("/")[0] for path in data.find_files()} == {
         "photos", "mnist_files", "texts", "data", "runs", "report", "sheet.png", "exported",
         "student.safetensors", "student.json", "student.pth", "comparison.html", "gates.yaml",
-        "prices.yaml", "report.json", "verdict.json", "trends.html",
+        "prices.yaml", "report.json", "verdict.json", "trends.html", "first.perfetto-trace",
+        "first.json",
     }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from datasets import Batch
 from job.stream import iterate_batches
 from store import Run, keep_deterministic, read_metrics
 from store.lock import RunLock
+from store.record import RunRecord
 from store.session import RunSession
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import create_argv
@@ -411,6 +412,8 @@ def test_a_loop_that_stands_still_is_ended_and_names_its_span(tmp_path):
     facts = Run(tmp_path / "tiny" / "a").read()
     assert (facts["status"], facts["reason"]) == ("failed", wanted)
     assert list_steps(tmp_path / "tiny" / "a") == [2]
+    last = RunRecord(tmp_path / "tiny" / "a").spans[-1]
+    assert (last.name, last.duration_s) == ("stall", 5.0)
 
 
 # ---- preemption
