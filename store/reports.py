@@ -26,6 +26,8 @@ _FREE_KEYS = ("run.", "runtime.num_processes")
 _SHARED = ("hardware", "devices", "global_batch_size", "unit")
 _STEP = ("target", "chips", "examples_per_chip")
 _REPEATS = "_repeats"
+# Figures of a verdict; how long it was compiled tells of the host.
+_ESTIMATES = ("estimated_mcycles", "hbm_bytes", "collective_bytes", "max_batch_per_chip")
 
 FIGURES = Catalogue(
     Metric("*_per_s", "1/s", "higher", "clock", "what a run's task counts, by the clock"),
@@ -82,7 +84,9 @@ def get_kind(report: JsonObject) -> Kind:
     """
     if not isinstance(report, dict):
         raise ValueError("it holds no object")
-    if "results" in report and report.get("schema") in (1, 2):
+    if report.get("schema") in (1, 2) and isinstance(report.get("results"), list):
+        if not report["results"]:
+            raise ValueError("it holds no results")
         return BENCHMARK
     if "estimated_mcycles" in report and report.get("schema_version") in (2, 3):
         return VERDICT
@@ -161,7 +165,8 @@ def read_figures(report: JsonObject) -> dict[str, float | None]:
     Those of a benchmark have the number of processes in front: `2 x img_per_s`.
     """
     if get_kind(report) == VERDICT:
-        told: JsonObject = {**report, "peak_bytes": report["memory"]["peak_bytes"]}
+        told = {name: report.get(name) for name in _ESTIMATES}
+        told["peak_bytes"] = report["memory"]["peak_bytes"]
         told["faults"] = len(report.get("faults") or ())
         return _pick(told, "")
     found: dict[str, float | None] = {}
@@ -188,7 +193,7 @@ def _pick(values: Mapping[str, JsonValue], prefix: str) -> dict[str, float | Non
     return {
         f"{prefix}{name}": _to_number(value)
         for name, value in values.items()
-        if FIGURES.find(name) is not None and not isinstance(value, list)
+        if FIGURES.find(name) is not None and not isinstance(value, list | dict)
     }
 
 

@@ -17,8 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# This program also runs by its path, as the loader checks do; all others by `python -m`.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    # It also runs by its path; then this folder, whose names hide the library's, must make way.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from store.environment import read_environment
 from store.gates import EXIT_UNDECIDED, Gate, check_samples, get_code

@@ -23,7 +23,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if __name__ == "__main__":
+    # It also runs by its path; then this folder, whose names hide the library's, must make way.
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from tools.loader.arguments import add_loader_arguments, open_loader
 from utils.errors import UserError

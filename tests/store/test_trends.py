@@ -105,7 +105,8 @@ def test_reports_of_one_identity_lie_together(tmp_path):
               for one in find_trends(name, found[name])}  # fmt: skip
     assert trends[get_identity(REPORT), "1 x img_per_s"] == (100.0, 100.0)
     assert {figure for _, figure in trends} == {"1 x img_per_s", "1 x step_p50_s", "1 x graphs"}
-    for bad in ({}, {"created": 3}, []):
+    empty = {**REPORT, "results": []}
+    for bad in ({}, {"created": 3}, [], empty, {**REPORT, "schema": 9}, {**REPORT, "results": 3}):
         with pytest.raises(UserError, match="no report"):
             keep_report(tmp_path, bad)
     paths[0].write_text("{")

@@ -24,7 +24,7 @@ from tools.runs.comparing import open_run, select_paths
 from tools.runs.places import find_records
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import UserError, get_hint
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 
 
 def show_costs(options: argparse.Namespace) -> None:
@@ -77,7 +77,7 @@ def group_costs(
     check_keys(keys, {name for one in tables for name in one}, "--by")
     groups: dict[str, list[int]] = {}
     for place, (record, table) in enumerate(zip(records, tables, strict=True)):
-        name = ", ".join(f"{key}={format_value(table.get(key))}" for key in keys) or record.path
+        name = ", ".join(f"{key}={_name_value(table.get(key))}" for key in keys) or record.path
         groups.setdefault(name if keys else f"{place} {name}", []).append(place)
     rows = []
     for name, places in groups.items():
@@ -142,6 +142,10 @@ def _print_table(
             cells += [format_value(row.hours_per_point), _format_usd(row.usd_per_point)]
         table.add_row(row.name, *cells)
     create_console().print(table)
+
+
+def _name_value(value: JsonValue) -> str:
+    return format_value(value) or '""'
 
 
 def _format_usd(usd: float | None) -> str:

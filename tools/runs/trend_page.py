@@ -27,7 +27,7 @@ def write_trend_page(path: Path, trends: Sequence[Trend]) -> None:
             words = escape(", ".join(mine[0].versions))
             parts.append(f"<p class=note>made with other versions: {words}</p>")
         rows = [
-            [one.figure, len(one.values), format_value(one.median), format_value(one.values[-1]),
+            [one.figure, len(one.values), format_median(one), format_value(one.values[-1]),
              f"{one.worse:+.1%}", one.verdict] for one in mine
         ]  # fmt: skip
         styles = ["worse" if one.verdict in BAD else "" for one in mine]
@@ -35,6 +35,11 @@ def write_trend_page(path: Path, trends: Sequence[Trend]) -> None:
         parts.append(make_table(titles, rows, styles))
         parts.append(f'<div class="pictures">{"".join(_draw(one) for one in mine)}</div>')
     write_html(path, "benchmarks over time", parts)
+
+
+def format_median(trend: Trend) -> str:
+    """Of too few reports there is none."""
+    return format_value(trend.median) if math.isfinite(trend.median) else "-"
 
 
 def _draw(trend: Trend) -> str:

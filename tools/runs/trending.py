@@ -23,6 +23,7 @@ from store.wording import format_value
 from tools.runs.findings import print_findings, publish_findings, read_gates
 from tools.runs.places import check_store
 from tools.runs.printing import create_console, create_table, draw_line, print_json
+from tools.runs.trend_page import format_median, write_trend_page
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_file
@@ -58,8 +59,6 @@ def show_trends(options: argparse.Namespace) -> int:
     if gates:
         code = get_code([one for found in findings.values() for one in found], undecided)
     if options.html:
-        from tools.runs.trend_page import write_trend_page
-
         write_trend_page(options.html, trends)
     if options.json:
         rows = {name: publish_findings(found) for name, found in findings.items()}
@@ -83,7 +82,7 @@ def print_trends(trends: list[Trend]) -> None:
     )
     for one in trends:
         table.add_row(
-            one.identity, one.figure, str(len(one.values)), format_value(one.median),
+            one.identity, one.figure, str(len(one.values)), format_median(one),
             format_value(one.values[-1]), f"{one.worse:+.1%}", draw_line(one.values[-_SHOWN:]),
             Text(one.verdict, style=_STYLES.get(one.verdict, "")),
         )  # fmt: skip
