@@ -171,6 +171,16 @@ def _add_tag(commands: Commands) -> None:
     parser.add_argument("--remove", nargs="+", default=[], metavar="TAG", help="to take off")
 
 
+def _add_rerun(commands: Commands) -> None:
+    text = "make a run again from its source and configuration; exit code 1 where both part"
+    parser = _add(commands, "rerun", "rerunning:rerun", text)
+    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    _add_store(parser)
+    _add_json(parser)
+    parser.add_argument("--out", default="", metavar="DIR", help="run.output_dir of the new run")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+
+
 def _add_reindex(commands: Commands) -> None:
     parser = _add(commands, "reindex", "listing:rebuild_index", "make the index anew")
     _add_store(parser)
@@ -200,7 +210,8 @@ def _add_json(parser: ProgramParser) -> None:
 
 _COMMANDS = (
     _add_list, _add_show, _add_compare, _add_gate, _add_trend, _add_trace, _add_cost,
-    _add_calibration, _add_export, _add_validate, _add_tag, _add_reindex, _add_schemas,
+    _add_calibration, _add_export, _add_validate, _add_tag, _add_rerun, _add_reindex,
+    _add_schemas,
 )  # fmt: skip
 
 if __name__ == "__main__":
