@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from store.export import MANIFEST_FILE, check_export
 from store.index.scan import list_runs
 from store.lock import find_owner
+from store.runs import CHECKPOINTS
 from store.validation import RunFault, check_run
 from tools.runs.places import check_store, find_places
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.storage import Folder, LocalFolder, is_remote, open_folder, to_path
+from utils.storage import (
+    COMMIT_FILE,
+    Folder,
+    LocalFolder,
+    is_remote,
+    open_folder,
+    to_path,
+)
 
 # Which grades count.
 _MODES = {"usual": ("damage", "odd"), "strict": ("damage", "odd", "torn"), "lenient": ("damage",)}
@@ -70,7 +79,33 @@ def _check(folder: Folder, *, is_thorough: bool) -> list[RunFault]:
     if folder.read_texts([MANIFEST_FILE]):
         return check_export(folder)
     is_alive = isinstance(folder, LocalFolder) and bool(find_owner(folder.path))
-    return check_run(folder, is_alive=is_alive, is_thorough=is_thorough)
+    faults = check_run(folder, is_alive=is_alive, is_thorough=is_thorough)
+    # A program that is at work deletes checkpoints while they are read.
+    return [*faults, *_check_checkpoints(folder)] if is_thorough and not is_alive else faults
+
+
+def _check_checkpoints(folder: Folder) -> Iterator[RunFault]:
+    """Every tensor of every checkpoint in the run's directory."""
+    from utils.checkpoint import CheckpointError, read_best_step, verify_checkpoint
+
+    place = folder.child(CHECKPOINTS)
+    names = place.list_names()
+    for name in (name for name in names if name.startswith("step_")):
+        try:
+            verify_checkpoint(place.child(name))
+        except CheckpointError as error:
+            # Without its marker, which is written last, it was never whole: readers pass it over.
+            is_whole = COMMIT_FILE in place.child(name).list_names()
+            grade = "damage" if is_whole else "torn"
+            yield RunFault(grade, f"{CHECKPOINTS}/{name}", str(error))
+    try:
+        best = read_best_step(place)
+    except CheckpointError as error:
+        yield RunFault("damage", f"{CHECKPOINTS}/best.json", str(error))
+    else:
+        if best is not None and f"step_{best:08d}" not in names:
+            text = f"names step {best}, of which no checkpoint is there"
+            yield RunFault("damage", f"{CHECKPOINTS}/best.json", text)
 
 
 def _move(folder: Folder, options: argparse.Namespace) -> str:

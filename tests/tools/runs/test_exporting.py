@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from store.artifacts import publish_artifacts
+from utils.checkpoint.files import write_checkpoint
+from utils.storage import open_folder
 
 
 def test_runs_are_exported_and_validated(ask, root, tmp_path):
@@ -63,3 +66,26 @@ def test_wrong_use_is_one_line_and_code_2(ask, tmp_path, flags, word):
     assert (code, out) == (2, "")
     assert word in error and error.count("\n") == 1
     assert not (tmp_path / "x").exists()
+
+
+def test_strict_reads_every_tensor_of_the_checkpoints(ask, root):
+    for step in (3, 6):
+        folder = open_folder(root / "digits" / "run0" / "checkpoints" / f"step_{step:08d}")
+        facts = {"step": step, "optimizer": {}}
+        write_checkpoint(folder, {"model": {"weight": torch.arange(600.0)}}, facts)
+    best = root / "digits" / "run0" / "checkpoints" / "best.json"
+    best.write_text('{"step": 3}')
+    assert ask("validate", "run0", "--strict")[0] == 0
+    path = root / "digits" / "run0" / "checkpoints" / "step_00000003" / "model.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    assert ask("validate", "run0")[0] == 0
+    code, out, _ = ask("validate", "run0", "--strict", "--json")
+    (fault,) = json.loads(out)["runs"][0]["faults"]
+    assert code == 1 and fault["grade"] == "damage" and fault["file"] == "checkpoints/step_00000003"
+    path.write_bytes(path.read_bytes()[:-1])
+    best.write_text('{"step": 4}')
+    code, out, _ = ask("validate", "run0", "--strict", "--json")
+    files = [one["file"] for one in json.loads(out)["runs"][0]["faults"]]
+    assert files == ["checkpoints/step_00000003", "checkpoints/best.json"]
