@@ -38,14 +38,15 @@ from utils.programs import create_program_parser, run_program
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line's way in; gives the exit code."""
     setup_logging()
-    options = _create_parser().parse_args(argv)
+    options = create_parser().parse_args(argv)
     return run_program(
         lambda: options.command(open_queue(options.store), options),
         interrupted="interrupted: the runs go on; `python -m tools.queue run` finds them again",
     )
 
 
-def _create_parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.queue")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     made = {}

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,29 +27,33 @@ from service.jobs.slots import parse_slots
 from service.sweeps import (
     SweepControl,
     SweepSpec,
+    Trial,
     TrialState,
     read_spec,
     read_sweep,
     tabulate_sweep,
 )
+from service.sweeps.elsewhere import SkyBackend, SlurmBackend, TrialLaunch
 from service.sweeps.plan import resolve_base
 from service.sweeps.report import AxisRow, SweepTable
 from store.wording import format_value
 from tools.runs.printing import colour_status, create_console, create_table, print_json
+from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from utils.log import setup_logging
 from utils.programs import create_program_parser, run_program
-from utils.storage import to_path
+from utils.storage import hurry, to_path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line's way in; gives the exit code."""
     setup_logging()
-    options = _create_parser().parse_args(argv)
+    options = create_parser().parse_args(argv)
     return run_program(lambda: options.command(options))
 
 
-def _create_parser() -> argparse.ArgumentParser:
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.sweep")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (function, text) in _COMMANDS.items():
@@ -58,31 +63,50 @@ def _create_parser() -> argparse.ArgumentParser:
         command.add_argument("--store", help="root of the runs (run.output_dir of the config)")
         command.add_argument("--json", action="store_true", help="one object for programs")
         if name in ("run", "resume"):
-            command.add_argument(
-                "--slots", default="1", help="trials at once, or devices: cuda:0,cuda:1 (1)"
-            )
+            _add_machines(command)
     return parser
+
+
+def _add_machines(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--slots", default="1",
+        help="trials at once, or devices: cuda:0,cuda:1,tpu_vm:NAME@ZONE (1)")  # fmt: skip
+    add("--on", choices=("slurm", "sky"), help="give the trials to the queue of other machines")
+    add(
+        "--sbatch",
+        default="",
+        metavar="OPTIONS",
+        help="of sbatch: --sbatch='--gpus=1 --time=12:00:00'",
+    )
+    add("--accelerator", default="", help="of --on sky, such as v5litepod-8")
+    add("--region", default="", help="of --on sky (SkyPilot looks for one)")
+    add("--dry-run", action="store_true", help="show the commands of --on, and run none")
 
 
 def plan(options: argparse.Namespace) -> int:
     """List the trials and check each."""
-    control = _open(options)
-    _check(control)
-    _show(options, control, control.list())
+    with hurry():
+        control = _open(options)
+        _check(control, control.list_due())
+        _show(options, control, control.list())
     return 0
 
 
 def run(options: argparse.Namespace) -> int:
     """Begin a sweep, or go on with it, until every trial has ended."""
+    if options.on or options.dry_run:
+        return _launch(options)
     slots = parse_slots(options.slots)
     say = _say if not options.json else (lambda one: None)
-    control = _open(options, tell=say, width=len(slots))
+    with hurry():
+        control = _open(options, tell=say, width=len(slots))
+        due = control.list_due()
     if control.spec.slots > len(slots):
         raise UserError(
             f"slots ({control.spec.slots}) of a trial exceed those of --slots ({options.slots}); "
             "give more, or lower the trial's"
         )
-    _check(control)
+    _check(control, due)
     control.begin()
     with Dispatcher(control.queue, slots) as dispatcher:
         try:
@@ -102,8 +126,9 @@ def resume(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """How the trials stand, and what the axes tell so far."""
-    control = _open(options)
-    _show(options, control, control.list())
+    with hurry():
+        control = _open(options)
+        _show(options, control, control.list())
     return 0
 
 
@@ -120,10 +145,31 @@ def _choose_store(options: argparse.Namespace, spec: SweepSpec) -> str:
     return options.store or resolve_base(spec).run.output_dir
 
 
-def _check(control: SweepControl) -> None:
+def _launch(options: argparse.Namespace) -> int:
+    """Give the trials to other machines; `status` tells how they stand."""
+    if not options.on:
+        raise UserError("--dry-run shows what --on would run; add --on, or use `plan`")
+    if options.on == "sky" and not options.accelerator:
+        raise UserError("--accelerator is missing; --on sky needs one, such as v5litepod-8")
+    backend = SlurmBackend(tuple(shlex.split(options.sbatch))) if options.on == "slurm" else (
+        SkyBackend(options.accelerator.removeprefix("tpu-"), options.region)
+    )  # fmt: skip
+    executor = Executor(dry_run=options.dry_run)
+    with hurry():
+        control = _open(options)
+        launch = TrialLaunch(control.spec, control.queue.store, backend, executor)
+    if not options.dry_run:
+        _check(control, launch.list_due())
+    for trial, what in launch.submit():
+        if not options.dry_run:
+            sys.stdout.write(f"{trial.run_id} {trial.describe()}: {what}\n")
+    return 0
+
+
+def _check(control: SweepControl, trials: Sequence[Trial]) -> None:
     checker = Checker()
     try:
-        control.check(checker)
+        control.check(checker, trials)
     finally:
         checker.close()
 

@@ -297,3 +297,20 @@ def _queued(verb: str, tpu: Tpu) -> list[str]:
 def _get_place(tpu: Tpu) -> list[str]:
     zone = [f"--zone={tpu.zone}"] if tpu.zone else []
     return [*zone, *([f"--project={tpu.project}"] if tpu.project else [])]
+
+
+def sbatch(name: str, options: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Queue a run at Slurm; prints the job's number.
+
+    Args:
+      options: of sbatch, for the job's resources.
+      words: of main.py.
+    """
+    output = f"--output=.sync/slurm/{name}-%j.txt"
+    command = ["sbatch", "--parsable", f"--job-name={name}", output, *options]
+    return [*command, "train/slurm/run.sbatch", *words]
+
+
+def squeue(job: str) -> list[str]:
+    """State of a Slurm job; an error, or nothing, where it has ended."""
+    return ["squeue", "--noheader", "--format=%T", f"--jobs={job}"]

@@ -22,6 +22,8 @@ _PROGRAMS = {
     "docker": "Docker",
     "torchrun": "PyTorch's launcher: bash run_commands.sh setup",
     "git": "git",
+    "sbatch": "Slurm, or log in to its head node",
+    "squeue": "Slurm, or log in to its head node",
     "ssh": "the OpenSSH client",
     "scp": "the OpenSSH client",
 }

@@ -56,7 +56,8 @@ def run_program(
 ) -> int:
     """Call a program's function; gives its exit code, 0 for none.
 
-    A `UserError` becomes the line `error: ...` on stderr and code 2, Ctrl-C a line and code 130.
+    A `UserError`, or a bucket that refuses, becomes the line `error: ...` on stderr and code 2,
+    Ctrl-C a line and code 130.
 
     Args:
       interrupted: what is said after Ctrl-C.
@@ -68,9 +69,22 @@ def run_program(
         if not is_silent:
             sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
         return EXIT_USER_ERROR
+    except OSError as error:
+        if not _is_of_storage(error):
+            raise
+        if not is_silent:
+            hint = "look at the bucket's name, your login and its rights"
+            sys.stderr.write(f"error: {' '.join(str(error).split())}; {hint}\n")
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         sys.stderr.write(f"{interrupted}\n")
         return EXIT_INTERRUPTED
+
+
+def _is_of_storage(error: OSError) -> bool:
+    """Whether a store has refused; only who has loaded its room can have met that."""
+    room = sys.modules.get("utils.storage")
+    return room is not None and isinstance(error, room.StorageError)
 
 
 def prepare_folder(folder: Path | None, flag: str) -> None:

@@ -27,6 +27,8 @@ from service.jobs.files import (
     read_progress,
     read_run_facts,
 )
+from service.jobs.slots import is_elsewhere
+from service.jobs.submission import Submission, write_flags
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         append_event(folder, "started", pid=os.getpid(), born=get_birth(os.getpid()),
                      slots=list(words[1:]))  # fmt: skip
-        code = attempt.run(job, folder, lock)
+        code = attempt.run(get_command(job, words[1:]), folder, lock)
         saved = read_run_facts(job).get("final_up_to_step", 0)
         append_event(folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0)
     return 0
@@ -57,6 +59,18 @@ def get_birth(pid: int) -> float:
         return 0.0
 
 
+def get_command(job: JobFile, slots: Sequence[str]) -> list[str]:
+    """What runs a job: `main.py` here, or by `train.tpu_vm` on the machine of its slot."""
+    if not is_elsewhere(slots):
+        return list(job.argv)
+    name, _, zone = slots[0].partition(":")[2].partition("@")
+    submission = Submission(
+        config=job.config, overrides={**job.overrides, "run.run_id": job.name}, slots=job.slots
+    )
+    words = ["python", "main.py", *write_flags(submission, job.store)]
+    return [sys.executable, "-m", "train.tpu_vm", "run", name, "--zone", zone, "--", *words]
+
+
 class _Attempt:
     """Starts `main.py` and hands on what asks it to end."""
 
@@ -66,11 +80,11 @@ class _Attempt:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
-    def run(self, job: JobFile, folder: Path, lock: int) -> int:
+    def run(self, command: Sequence[str], folder: Path, lock: int) -> int:
         """Gives the exit code; a signal's number below zero."""
         with (folder / LOG_FILE).open("ab") as log:
             self._process = subprocess.Popen(
-                job.argv, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 pass_fds=[lock],
             )  # fmt: skip
         pid = self._process.pid

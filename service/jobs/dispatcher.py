@@ -29,10 +29,11 @@ from service.jobs.files import (
     read_run_status,
 )
 from service.jobs.rules import Patience, decide
-from service.jobs.slots import choose_slots, create_environment
+from service.jobs.slots import choose_slots, create_environment, is_elsewhere
 from service.jobs.state import JobProgress
 from utils.errors import UserError
 from utils.log import get_logger
+from utils.storage import is_remote
 
 DISPATCHER_LOCK = ".dispatcher.lock"
 _LOOK_EVERY_S = 0.25
@@ -144,6 +145,10 @@ class Dispatcher:
             if not slots:
                 _finish(folder, "failed", f"runtime.device={job.device} and {job.slots} slots fit "
                         f"none of this queue's slots ({', '.join(self.slots)})")  # fmt: skip
+                continue
+            if is_elsewhere(slots) and not is_remote(job.store):
+                _finish(folder, "failed", f"{slots[0]} is another machine, whose disk goes with "
+                        f"it: the store ({job.store}) must be a gs:// URL")  # fmt: skip
                 continue
             taken += slots
             command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]

@@ -9,8 +9,12 @@ from utils.errors import UserError
 
 ANY = "slot"
 _SLOT = re.compile(r"(cpu|tpu|cuda)(?::(\d{1,3}))?")
+# A TPU VM of Google Cloud, which a job reaches by `train.tpu_vm`.
+TPU_VM = "tpu_vm"
+_TPU_VM = re.compile(rf"{TPU_VM}:[a-z][a-z0-9-]{{0,60}}@[a-z0-9-]{{1,40}}")
 # Slot's kind -> devices of a configuration that it serves.
-_SERVES = {"cpu": ("cpu", "xla", "auto"), "tpu": ("xla", "auto"), "cuda": ("cuda", "auto")}
+_SERVES = {"cpu": ("cpu", "xla", "auto"), "tpu": ("xla", "auto"), "cuda": ("cuda", "auto"),
+           TPU_VM: ("xla", "auto")}  # fmt: skip
 # Slot's kind -> variables that show a job its devices; {} stands for their numbers.
 _SETS = {
     "cpu": {"PJRT_DEVICE": "CPU", "CUDA_VISIBLE_DEVICES": ""},
@@ -21,6 +25,8 @@ _SETS = {
 _KEPT = re.compile(
     r"PATH|HOME|USER|LOGNAME|SHELL|LANG|LC_\w+|TZ|TMPDIR|XDG_\w+|LD_LIBRARY_PATH|VIRTUAL_ENV|"
     r"PJRT_\w+|XLA_\w+|LIBTPU_\w+|TPU_\w+|CUDA_\w+|NVIDIA_\w+|NCCL_\w+|OMP_\w+|MKL_\w+|"
+    r"HTTPS?_PROXY|NO_PROXY|https?_proxy|no_proxy|SSL_CERT_\w+|REQUESTS_CA_BUNDLE|"
+    r"FSSPEC_\w+|GCSFS_\w+|GCE_METADATA_\w+|STORAGE_EMULATOR_HOST|"
     r"TF_\w+|TORCH_\w+|PYTHON\w*|GOOGLE_APPLICATION_CREDENTIALS|CLOUDSDK_\w+"
 )
 
@@ -37,11 +43,14 @@ def parse_slots(text: str) -> list[str]:
         raise UserError("--slots (0) starts nothing; give at least 1")
     names: list[str] = []
     for part in text.split(","):
+        if _TPU_VM.fullmatch(part.strip()) and part.strip() not in names:
+            names.append(part.strip())
+            continue
         match = _SLOT.fullmatch(part.strip())
         if match is None:
             raise UserError(
                 f"--slots ({text!r}): {part.strip()!r} is no slot; give a number, or names such as "
-                "cuda:0,cuda:1,cpu,tpu"
+                "cuda:0,cuda:1,cpu,tpu, or tpu_vm:NAME@ZONE, each once"
             )
         kind, index = match.groups()
         free = next(i for i in range(1000) if f"{kind}:{i}" not in names)
@@ -74,6 +83,11 @@ def choose_slots(
         if len(free) >= count:
             return free[:count]
     return None
+
+
+def is_elsewhere(slots: Sequence[str]) -> bool:
+    """Whether a job of these slots runs on another machine."""
+    return any(name.startswith(f"{TPU_VM}:") for name in slots)
 
 
 def create_environment(slots: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:

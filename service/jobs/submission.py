@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from store.ids import check_name, create_run_name
-from utils.config import change, combine_config
+from utils.config import change, combine_config, load_config
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,6 +62,33 @@ def resolve_submission(submission: Submission, store: str) -> RunConfig:
     name = run.run_id or create_run_name(config.train.seed)
     check_name("run.run_id", name)
     return change(config, run={"output_dir": store, "run_id": name, "resume": "auto"})
+
+
+def write_flags(submission: Submission, store: str) -> list[str]:
+    """The words for `main.py` on another machine, which has the repository and nothing else.
+
+    Raises:
+      UserError: as `resolve_submission`; or a value that no flag can say.
+    """
+    config = resolve_submission(submission, store)
+    told = {key: value for key, value in submission.overrides.items() if key[:4] != "run."}
+    own = {"run.output_dir": store, "run.run_id": config.run.run_id}
+    words = [f"--{key}={_write_value(value)}" for key, value in {**told, **own}.items()]
+    flags = ["--config", submission.config, *words]
+    again = change(load_config(flags), run={"resume": "auto"})
+    given = change(config, run={"experiment": again.run.experiment})
+    if again != given:
+        raise UserError(
+            "the submission sets what flags cannot say; write a YAML that extends "
+            f"{submission.config} instead, commit it, and give that one"
+        )
+    return flags
+
+
+def _write_value(value: JsonValue) -> str:
+    if value is None:
+        return "none"
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def create_job_id(config: RunConfig) -> str:

@@ -13,7 +13,6 @@ from service.sweeps.plan import (
     keep_sweep,
     make_submission,
     make_trial,
-    plan_trials,
     resolve_base,
 )
 from service.sweeps.report import MISSING, TrialState, list_trials
@@ -49,15 +48,19 @@ class SweepControl:
         """All trials as they stand."""
         return list_trials(self.queue, self.spec, self.base.run.experiment)
 
-    def check(self, checker: Checker) -> None:
+    def list_due(self) -> list[Trial]:
+        """Trials that `begin` starts: neither complete nor on their way; of Optuna the first."""
+        states = self.list()
+        if self.spec.method == "optuna" and not states:
+            return [make_trial(self.spec, ask_point(self.spec, []), None)]
+        return [one.trial for one in states if one.state in (MISSING, "failed", "stopped")]
+
+    def check(self, checker: Checker, trials: Sequence[Trial]) -> None:
         """Ask of each trial what `main.py --check` would say, before the first one runs.
 
         Raises:
           UserError: one is refused; names it.
         """
-        trials = plan_trials(self.spec) if self.spec.method != "optuna" else (
-            [make_trial(self.spec, ask_point(self.spec, []), None)]
-        )  # fmt: skip
         for number, trial in enumerate(trials, 1):
             verdict = checker.check(make_submission(self.spec, trial), self.queue.store)
             if verdict.error:

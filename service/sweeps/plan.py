@@ -28,7 +28,7 @@ _GROW = {"grid": ("axes", "seeds"), "seeds": ("seeds",), "random": ("seeds", "tr
          "optuna": ("trials",)}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """One run of a sweep.
 
@@ -137,7 +137,7 @@ def keep_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None
                 "seeds may be added: give the new sweep another name"
             )
     file = {"schema_version": 1, "spec": spec.describe(), "base": values}
-    _open(store, spec.name).write_text(SWEEP_FILE, json.dumps(file, indent=1) + "\n")
+    open_sweep_folder(store, spec.name).write_text(SWEEP_FILE, json.dumps(file, indent=1) + "\n")
     return None if old is None else then
 
 
@@ -198,13 +198,18 @@ def _list(values: list[JsonValue]) -> str:
     return ", ".join(json.dumps(one) for one in values)
 
 
-def _open(store: str, name: str) -> Folder:
+def open_sweep_folder(store: str, name: str) -> Folder:
+    """Where a sweep keeps its file.
+
+    Raises:
+      UserError: no name for a directory.
+    """
     check_name("name", name)
     return open_folder(store).child(FOLDER).child(name)
 
 
 def _read_file(store: str, name: str) -> JsonObject | None:
-    text = _open(store, name).read_texts([SWEEP_FILE]).get(SWEEP_FILE)
+    text = open_sweep_folder(store, name).read_texts([SWEEP_FILE]).get(SWEEP_FILE)
     if text is None:
         return None
     try:
@@ -212,7 +217,7 @@ def _read_file(store: str, name: str) -> JsonObject | None:
     except ValueError:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("base"), dict):
-        raise UserError(f"{_open(store, name)}/{SWEEP_FILE} is damaged; move it away")
+        raise UserError(f"{open_sweep_folder(store, name)}/{SWEEP_FILE} is damaged; move it away")
     return found
 
 
@@ -220,4 +225,6 @@ def _parse(store: str, name: str, found: JsonObject) -> SweepSpec:
     try:
         return SweepSpec.model_validate(found.get("spec"))
     except ValidationError as error:
-        raise UserError(f"{_open(store, name)}/{SWEEP_FILE} is damaged; move it away") from error
+        raise UserError(
+            f"{open_sweep_folder(store, name)}/{SWEEP_FILE} is damaged; move it away"
+        ) from error

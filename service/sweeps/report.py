@@ -14,7 +14,7 @@ from store.compare.statistics import MeanInterval, compute_interval
 from store.record import RunRecord, get_final_values
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
-from utils.storage import StorageError, join_place
+from utils.storage import join_place
 
 MISSING = "missing"
 
@@ -109,7 +109,7 @@ def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
             return status, None
         final = get_final_values(record.facts)
         return status, final[metric] if metric in final else record.values.get(metric)
-    except (UserError, StorageError, OSError):
+    except UserError:
         return "", None
 
 

@@ -82,5 +82,6 @@ NOT_RUN = {
     r"python -m tools\.shape_advisor ": "TPU compiler: tests/tools/test_shape_advisor.py",
     r"(python|\.venv-mirrors/bin/python) -m tools\.mirror |bash run_commands\.sh mirrors": "other "
     "trackers: tests/tools/mirror/test_trackers.py",
+    r"python -m tools\.(sweep|queue) ": "runs of their own: tests/service/test_sweeps.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ class SkyJob:
       run_id: of the run in it.
       output_dir: gs:// URL of the run store: a machine's disk goes with it.
       region: of Google Cloud; empty: SkyPilot looks for one.
+      flags: further words for main.py.
     """
 
     name: str
@@ -41,6 +44,7 @@ class SkyJob:
     spot: bool = True
     disk_gib: int = 200
     max_restarts: int = 3
+    flags: tuple[str, ...] = ()
 
 
 def render(job: SkyJob, template: str) -> str:
@@ -61,6 +65,7 @@ def render(job: SkyJob, template: str) -> str:
         "output_dir": job.output_dir,
         "run_id": job.run_id,
         "data_root": job.data_root,
+        "flags": json.dumps(shlex.join(job.flags)),
     }
     text = _fill("\n".join(row for row in template.splitlines() if not row.startswith("#")), values)
     _check(text)

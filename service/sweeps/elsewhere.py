@@ -1,0 +1,177 @@
+"""Trials on other machines: their queue is the queue, and this keeps their jobs' names.
+
+`launched.jsonl` beside the sweep's file says what was given to whom. Whether a trial is complete
+its run says, as for all others.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.jobs.submission import write_flags
+from service.sweeps.plan import (
+    Trial,
+    keep_sweep,
+    make_submission,
+    open_sweep_folder,
+    plan_trials,
+    resolve_base,
+)
+from service.sweeps.report import read_result
+from service.sweeps.spec import SweepSpec
+from store.history import parse_lines
+from train import commands
+from train.execute import ROOT, Executor
+from train.sky.render import TEMPLATE, SkyJob, render
+from utils.errors import UserError
+from utils.storage import is_remote
+
+LAUNCHED_FILE = "launched.jsonl"
+_SKY_ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
+
+
+class Backend(Protocol):
+    """A queue of other machines.
+
+    Attributes:
+      name: as `--on` says it.
+    """
+
+    name: str
+
+    def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
+        """Queue `main.py` with these words; gives the job's name there."""
+
+    def is_there(self, job: str, executor: Executor) -> bool:
+        """Whether the job has not ended yet."""
+
+
+@dataclass(frozen=True)
+class SlurmBackend:
+    """Slurm; the store must lie where its nodes see it.
+
+    Attributes:
+      options: of sbatch.
+    """
+
+    options: tuple[str, ...] = ()
+    name: str = "slurm"
+
+    def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
+        (ROOT / ".sync/slurm").mkdir(parents=True, exist_ok=True)
+        answer = executor.require(commands.sbatch(name, self.options, words), assume="0")
+        return answer.strip().partition(";")[0]  # NUMBER;CLUSTER where there are several
+
+    def is_there(self, job: str, executor: Executor) -> bool:
+        answer = executor.ask(commands.squeue(job))
+        return answer.code == 0 and bool(answer.output.strip())
+
+
+@dataclass(frozen=True)
+class SkyBackend:
+    """Managed jobs of SkyPilot on TPUs; the store must be a bucket.
+
+    Attributes:
+      accelerator_type: as Cloud TPU spells it, such as v5litepod-8.
+      region: empty: SkyPilot looks for one.
+    """
+
+    accelerator_type: str
+    region: str = ""
+    name: str = "sky"
+
+    def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
+        flags = dict(word.partition("=")[::2] for word in words[2:])
+        known = {key: flags.pop(key) for key in ("--run.output_dir", "--run.run_id")}
+        job = SkyJob(
+            name=name, accelerator_type=self.accelerator_type, config=words[1],
+            output_dir=known["--run.output_dir"], run_id=known["--run.run_id"],
+            region=self.region, flags=tuple(f"{key}={value}" for key, value in flags.items()),
+        )  # fmt: skip
+        task = f".sync/{name}.sky.yaml"
+        text = render(job, TEMPLATE.read_text(encoding="utf-8"))
+        if not executor.dry_run:
+            (ROOT / task).parent.mkdir(exist_ok=True)
+            (ROOT / task).write_text(text, encoding="utf-8")
+        executor.require(commands.sky_launch_managed(name, task))
+        return name
+
+    def is_there(self, job: str, executor: Executor) -> bool:
+        answer = executor.require(commands.sky_jobs(), assume="[]")
+        rows = json.loads(answer[answer.index("[") :])
+        states = [row["status"] for row in rows if row.get("job_name") == job]
+        return any(one not in _SKY_ENDED and not one.startswith("FAILED") for one in states)
+
+
+class TrialLaunch:
+    """Gives a sweep's trials to a queue of other machines, each once.
+
+    Raises:
+      UserError: Optuna was asked for, or the store is no bucket where one is needed.
+    """
+
+    def __init__(
+        self, spec: SweepSpec, store: str, backend: Backend, executor: Executor
+    ) -> None:  # fmt: skip
+        if spec.method == "optuna":
+            raise UserError(
+                f"method=optuna asks for one trial after another, which --on {backend.name} "
+                "cannot; choose random"
+            )
+        if backend.name == "sky" and not is_remote(store):
+            raise UserError(
+                f"--store ({store}) is no gs:// URL; a machine's disk goes with the machine"
+            )
+        self.spec, self.store, self.backend, self.executor = spec, store, backend, executor
+        self._base = resolve_base(spec)
+        self._states = {trial: self._find_state(trial) for trial in plan_trials(spec)}
+
+    def list_due(self) -> list[Trial]:
+        """Trials that are neither complete nor in the other queue."""
+        return [trial for trial, state in self._states.items() if not state]
+
+    def submit(self) -> Iterator[tuple[Trial, str]]:
+        """Submit what is due; gives each trial with what has become of it.
+
+        Raises:
+          UserError: another sweep of this name has begun, or the other queue refuses.
+        """
+        if not self.executor.dry_run:
+            keep_sweep(self.store, self.spec, self._base)
+        for trial, state in self._states.items():
+            if state:
+                yield trial, state
+                continue
+            words = write_flags(make_submission(self.spec, trial), self.store)
+            job = self.backend.submit(trial.run_id, words, self.executor)
+            if not self.executor.dry_run:
+                _note(self.store, self.spec.name, trial, self.backend.name, job)
+            yield trial, f"submitted as {job}"
+
+    def _find_state(self, trial: Trial) -> str:
+        if self.executor.dry_run:
+            return ""
+        run = f"{self._base.run.experiment}/{trial.run_id}"
+        if read_result(self.store, run, self.spec.metric)[0] == "complete":
+            return "complete"
+        known = read_launched(self.store, self.spec.name)
+        job = known.get((trial.id, self.backend.name), "")
+        return f"queued as {job}" if job and self.backend.is_there(job, self.executor) else ""
+
+
+def read_launched(store: str, sweep: str) -> dict[tuple[str, str], str]:
+    """(trial, backend) -> the newest job of it there."""
+    text = open_sweep_folder(store, sweep).read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
+    return {(line["trial"], line["on"]): line["job"] for line in parse_lines(text)}
+
+
+def _note(store: str, sweep: str, trial: Trial, backend: str, job: str) -> None:
+    """One writer, who may be killed between two trials: the file is written whole each time."""
+    folder = open_sweep_folder(store, sweep)
+    line = {"trial": trial.id, "on": backend, "job": job, "time": time.time()}
+    text = folder.read_texts([LAUNCHED_FILE]).get(LAUNCHED_FILE, "")
+    folder.write_text(LAUNCHED_FILE, text + json.dumps(line) + "\n")
