@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ from utils.storage import COMMIT_FILE, LocalFolder
 
 _SIGN = 1 << 63
 _SIGN32 = 1 << 31
+# Bytes of a history that are parsed at once.
+_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -53,22 +56,24 @@ def find_divergence(base: Iterable[Line], new: Iterable[Line]) -> Divergence | N
     Clocks and resources are left out, and so is the attempt: the histories of an unbroken run and
     of one that was killed and went on are equal.
     """
-    keys: set[str] = set()
+    order: list[str] = []
     names: list[str] = []
     pick = _pick_nothing
     for count, (old, now) in enumerate(zip_longest(base, new)):
+        # Most lines are told equal by one comparison of all their numbers, step and kind included.
+        if old and now and list(old) == order == list(now):
+            numbers = pick(old)
+            if numbers == pick(now) and (0.0 not in numbers or not _has_signs(numbers)):
+                continue
         if old is None or now is None or (old["step"], old["kind"]) != (now["step"], now["kind"]):
             there = min(
                 (one for one in (old, now) if one is not None), key=lambda one: one["step"]
             )  # fmt: skip
             words = ["a line" if one is there else None for one in (old, now)]
             return Divergence(there["step"], there["kind"], "", *words, None, None, (), count)
-        if old.keys() != keys:
-            keys, names = set(old), _list_deterministic(old)
+        if list(old) != order:
+            order, names = list(old), _list_deterministic(old)
             pick = itemgetter(*names) if len(names) > 1 else _pick_nothing
-        # Most lines are told equal by one comparison of all their numbers.
-        if old.keys() == now.keys() and pick(old) == pick(now) and not _has_signs(pick(now)):
-            continue
         if found := _compare_lines(old, now, names, count):
             return found
     return None
@@ -156,13 +161,21 @@ def _order(value: float, kind: str, integer: str, sign: int) -> int:
 
 def _stream(path: Path) -> Iterator[Line]:
     with path.open("rb") as file:
-        for text in file:
+        while texts := file.readlines(_CHUNK):
             try:
-                line = from_json(text)
+                lines = list(map(from_json, texts))
             except ValueError:
-                continue
-            if isinstance(line, dict) and type(line.get("step")) is int:
-                yield line if "kind" in line else modernise(line)
+                lines = list(_parse_whole(texts))
+            for line in lines:
+                if isinstance(line, dict) and type(line.get("step")) is int:
+                    yield line if "kind" in line else modernise(line)
+
+
+def _parse_whole(texts: Iterable[bytes]) -> Iterator[object]:
+    """The values of lines; torn and damaged ones are left out."""
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            yield from_json(text)
 
 
 def _list_checkpoints(record: RunRecord) -> list[int]:

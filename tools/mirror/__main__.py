@@ -76,7 +76,8 @@ def mirror(options: argparse.Namespace) -> None:
     """
     if not options.every > 0:
         raise UserError(f"--every ({options.every}) must be above 0")
-    if importlib.util.find_spec(options.to) is None:
+    found = importlib.util.find_spec(options.to)
+    if found is None or found.origin is None:  # a mere directory of that name
         raise UserError(
             f"--to {options.to}: its client is not installed here; `bash run_commands.sh mirrors` "
             "makes an environment with it, .venv-mirrors/bin/python"

@@ -20,7 +20,9 @@ import pytest
 from store import keep_deterministic, read_metrics
 from store.record import RunRecord, get_final_values, get_finite_or_told
 from tests.support.child_runs import ROOT, get_environment
+from tests.support.stored_runs import make_run
 from tests.support.tiny_parts import create_argv
+from utils.errors import EXIT_TERMINATED
 
 PYTHON = Path(os.environ.get("VENV", ROOT / ".venv")).with_name(
     Path(os.environ.get("VENV", ".venv")).name + "-mirrors") / "bin" / "python"  # fmt: skip
@@ -157,3 +159,28 @@ def test_points_in_mlflow_wandb_and_trackio_are_those_of_the_files(tmp_path):
         assert read_tracker(killed, name) == truth, name
     # Each mirror met what was planned for it.
     assert "could not be sent" in (killed / "wandb.log").read_text()
+
+
+@pytest.mark.parametrize("name", ["trackio", "wandb"])
+def test_a_tracker_that_is_down_is_asked_again_and_a_request_to_end_is_heard(tmp_path, name):
+    """A place whose directory cannot be made, until a file that stands in its way has gone."""
+    run = make_run(tmp_path / "runs", "a", final={"eval_top1": 50.0}, experiment="tiny", ended=1.0)
+    place, log = tmp_path / "later", tmp_path / f"{name}.log"
+    place.write_text("")
+    command = [str(PYTHON), "-m", "tools.mirror", "--to", name, "--place", str(place), "--state",
+               str(tmp_path / "state"), str(run.path)]  # fmt: skip
+
+    def start() -> subprocess.Popen:
+        with log.open("a") as file:
+            return subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
+
+    mirror = start()
+    wait_for(lambda: "could not be sent" in log.read_text(), "warning")
+    mirror.send_signal(signal.SIGTERM)
+    assert mirror.wait(60) == EXIT_TERMINATED
+    mirror = start()
+    wait_for(lambda: log.read_text().count("next try in 2 s") >= 2, "second warning")
+    place.unlink()
+    place.mkdir()
+    assert mirror.wait(LIMIT_S) == 0
+    assert f"{run.path}: 5 lines are there; all of it" in log.read_text()

@@ -38,6 +38,8 @@ class MlflowTarget:
 
     def open(self, run: RunHead, sent: HistoryEnd) -> HistoryEnd:
         os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+        # Its own tries last for minutes and say nothing; the mirror's are for ever.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         from mlflow import MlflowClient
 
         for name in ("mlflow", "alembic"):
