@@ -91,7 +91,7 @@ def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
         # Attempts of earlier programs did not tell the kind of device, the run did.
         hardware = {**environment, **(hardware if isinstance(hardware, dict) else {})}
         devices = hardware.get("devices") or hardware.get("world_size") or 1
-        price = _find_price(hardware, attempt.get("began", 0.0), prices)
+        price = find_price(hardware, attempt.get("began", 0.0), prices)
         if price is None:
             unpriced.append(_name_device(hardware))
         hours += devices * seconds / _HOUR_S
@@ -180,7 +180,7 @@ def find_front(points: Sequence[tuple[float, float] | None], *, is_higher_better
     return front
 
 
-def _find_price(
+def find_price(
     hardware: JsonObject, began: float, prices: Sequence[DevicePrice]
 ) -> DevicePrice | None:
     """The newest price of the device that held on the day."""

@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse
 from service.web import (
     compare_routes,
     entry_routes,
+    job_pages,
     job_routes,
     page_routes,
     run_routes,
@@ -30,7 +31,7 @@ from utils.json_types import JsonObject
 
 _ROUTERS = (
     entry_routes.router, run_routes.router, series_routes.router, compare_routes.router,
-    job_routes.router, page_routes.router,
+    job_routes.router, page_routes.router, job_pages.router,
 )  # fmt: skip
 
 

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import time
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from service.web.compare_routes import read_sides, report_sides
 from service.web.forms import Fields
+from service.web.job_pages import read_log
 from service.web.rendering import render_page
 from service.web.run_routes import Name
-from service.web.serving import Parts
+from service.web.serving import Parts, Service
+from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view
 from service.web.views.frame import link_run
+from service.web.views.jobs import group_trends, show_job
 from service.web.views.run import StepRange, make_run_view
 from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
+from service.web.views.verdict import make_verdict, read_verdicts
 from store.listing import is_alive
 from store.tags import change_tags
+from store.trends import find_trends, read_reports
+from utils.config import get_resume_rules
 from utils.errors import UserError
+from utils.storage import is_remote, to_path
 
 router = APIRouter(include_in_schema=False)
 
@@ -52,10 +61,60 @@ def show_run(
     record = parts.runs.open_run(experiment, name)
     alive = is_alive(parts.runs.store, record.path, record.facts.get("status"))
     shown = StepRange() if whole else shown
+    jobs = [one for one in parts.queue.list() if one.run == record.path]
+    job = show_job(jobs[-1], now=time.time()) if jobs else None
     view = make_run_view(record, parts.series, alive, shown=shown, now=time.time())
     return render_page(
-        request, "run.html", "Runs", view=view, shown=shown, job=None, log="", verdict=None
-    )
+        request, "run.html", "Runs", view=view, shown=shown, job=job,
+        log=read_log(parts, job.id) if job else "",
+        verdict=make_verdict(record, read_verdicts(parts.store)),
+    )  # fmt: skip
+
+
+@router.get("/compare")
+def show_comparison(
+    request: Request, parts: Parts, run: Annotated[list[str], Query(max_length=64)] = (),
+    seeds: Annotated[str, Query(max_length=8)] = "", exact: Annotated[str, Query()] = "",
+) -> Response:  # fmt: skip
+    """Runs against each other; single ones of one configuration are one side, unless told apart."""
+    texts = [text.strip() for text in run if text.strip()]
+    context: dict[str, object] = {"view": None, "toggle": None, "exact_url": "", "error": ""}
+    status = 200
+    try:
+        if len(texts) > 1:
+            context |= _compare(parts, texts, seeds=seeds, exact=bool(exact))
+        elif texts:
+            raise UserError("one side alone cannot be compared; give a second one")
+    except UserError as error:
+        context["error"], status = str(error), 422
+    sides = (*texts, *("" for _ in range(2 - len(texts)))) if len(texts) < 9 else texts[:8]
+    return render_page(request, "compare.html", "Compare", status=status, sides=sides, **context)
+
+
+def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> dict[str, object]:
+    """What the page of a comparison shows beside its form."""
+    given = read_sides(parts.runs, texts)
+    free = {key for key, rule in get_resume_rules().items() if rule == "free"}
+    grouped = group_seeds(given, free)
+    is_grouped = seeds != "apart" and len(grouped) < len(given)
+    sides = grouped if is_grouped else given
+    if len(sides) > MOST_SIDES:
+        raise UserError(
+            f"{len(sides)} sides are too many for one page; choose {MOST_SIDES} at most, or "
+            "give runs with commas between as one side"
+        )
+    report = report_sides(sides, "", exact=exact)
+    found: dict[str, object] = {"view": make_compare_view(sides, report, parts.series)}
+    here = [("run", text) for text in texts]
+    if len(grouped) < len(given):
+        apart = [*here, ("seeds", "apart")]
+        found["toggle"] = {
+            "url": f"/compare?{urlencode(apart if is_grouped else here)}",
+            "text": "Each run by itself" if is_grouped else "Seeds together",
+        }
+    if len(sides) == 2 and all(len(side.records) == 1 for side in sides):
+        found["exact_url"] = f"/compare?{urlencode([*here, ('exact', '1')])}"
+    return found
 
 
 @router.post("/runs/{experiment}/{name}/tags")
@@ -66,3 +125,17 @@ def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Respo
     is_old = fields.get("change") == "remove"
     change_tags(record.folder, () if is_old else words, words if is_old else ())
     return RedirectResponse(link_run(record.path), 303)
+
+
+@router.get("/trends")
+def show_trends(request: Request, parts: Parts) -> Response:
+    """Benchmarks and verdicts of the compiler over time."""
+    groups, error = (), ""
+    try:
+        if not is_remote(parts.store):
+            series = read_reports(to_path(parts.store))
+            trends = [one for name, found in series.items() for one in find_trends(name, found)]
+            groups = group_trends(trends)
+    except UserError as refused:
+        error = str(refused)
+    return render_page(request, "trends.html", "Trends", groups=groups, error=error)

@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from service.checker import Checker
+from service.estimates import Estimator
 from service.jobs import JobQueue, open_queue
 from service.jobs.files import ROOT
 from service.places import list_configs
@@ -35,6 +36,7 @@ class Service:
     series: SeriesReader
     queue: JobQueue
     checker: Checker
+    estimator: Estimator
     tokens: TokenBook
     audit: AuditLog
 
@@ -45,6 +47,7 @@ class Service:
     def close(self) -> None:
         """End the checking program, and let go of the index."""
         self.checker.close()
+        self.estimator.close()
         self.runs.close()
 
 
@@ -60,7 +63,7 @@ def create_service(settings: ServiceSettings) -> Service:
     return Service(
         settings, store, (store, str(ROOT / "data"), *settings.roots),
         RunCatalogue(store, settings.index), SeriesReader(), open_queue(store), Checker(),
-        TokenBook(settings.tokens_path), AuditLog(settings.state_folder),
+        Estimator(store),         TokenBook(settings.tokens_path), AuditLog(settings.state_folder),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from utils.json_types import JsonValue
 
 PAGES = (
     ("Runs", "/"),
+    ("Compare", "/compare"),
     ("Sweeps", "/sweeps"),
     ("Queue", "/queue"),
     ("Submit", "/submit"),

@@ -1,0 +1,145 @@
+"""The compiler's verdict, beside the measured where a run has both, and the bill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.checker import Verdict
+from service.estimates import (
+    PRICES_FILE,
+    Bill,
+    Estimate,
+    bill_by_estimate,
+    bill_by_runs,
+    read_steps,
+)
+from service.web.serving import Service
+from service.web.views.frame import ShownState, format_bytes, show_time
+from store.calibration import Verdicts, find_verdict, index_verdicts, measure_step
+from store.costs import DevicePrice, read_prices
+from store.record import RunRecord
+from store.trends import read_reports
+from store.wording import format_duration
+from utils.config import RunConfig
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.storage import is_remote, to_path
+
+# Runs in which the time of the same step is looked for.
+_MOST_RUNS = 50
+
+
+@dataclass(frozen=True)
+class ShownBill:
+    """A bill in words; no sum: there is no price for the device."""
+
+    basis: str
+    words: str
+    sum: str
+
+
+@dataclass(frozen=True)
+class ShownVerdict:
+    """The compiler's estimate beside what a run measured: a row each."""
+
+    note: str
+    rows: tuple[tuple[str, str, str, str], ...]
+
+
+def show_report(estimate: Estimate | None, *, now: float) -> JsonObject:
+    """What a template says of an estimate."""
+    if estimate is None:
+        return {}
+    found: JsonObject = {"estimate": estimate, "begun": show_time(estimate.began, now)}
+    if estimate.report is not None:
+        fits = ("fits", "good") if estimate.report["fits"] else ("does not fit", "bad")
+        found["fits"] = ShownState(*fits)
+        found["told"] = tell_report(estimate.report)
+    return found
+
+
+def tell_report(report: JsonObject) -> list[tuple[str, str]]:
+    """The figures of a verdict that people ask for first."""
+    memory, step = report["memory"], report.get("step_ms")
+    used, usable = (format_bytes(memory[name]) for name in ("peak_bytes", "usable_bytes"))
+    rows = [("memory of a device", f"{used} of {usable}")]
+    if step:
+        rows.append(("a step", f"{step['lower']:.1f} to {step['estimate']:.1f} ms"))
+    speed = report.get("units_per_s")
+    if speed:
+        rows.append((f"{report['unit']}/s of a device", f"{speed['estimate']:,.0f}"))
+    rows.append(("examples of a device", str(report["examples_per_chip"])))
+    rows += [("fault", f"{one['text']} ({one['count']})") for one in report.get("faults", ())]
+    return rows
+
+
+def show_bills(
+    parts: Service, config: RunConfig, verdict: Verdict, estimate: Estimate | None
+) -> JsonObject:
+    """What the run would cost, by runs of the same step and by the compiler."""
+    prices, note = read_store_prices(parts.store)
+    steps = read_steps(verdict.lines)
+    selector = parts.runs.create_selector()
+    paths = selector.select_paths(f'experiment="{config.run.experiment}" and status=complete')
+    found = [bill_by_runs(config, selector.open(paths[:_MOST_RUNS]), steps, prices)]
+    if estimate is not None and estimate.report is not None:
+        report = estimate.report
+        devices = max(1, config.data.global_batch_size // max(1, report["examples_per_chip"]))
+        found.append(bill_by_estimate(report, steps, devices, prices))
+    bills = [_show_bill(one) for one in found if one is not None]
+    return {"bills": bills, "bill_note": note}
+
+
+def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
+    """The prices beside the runs, and what is wrong with them; empty: nothing is."""
+    if is_remote(store):
+        return [], f"Prices are read from {PRICES_FILE} of a store on this machine alone."
+    path = to_path(store) / PRICES_FILE
+    if not path.is_file():
+        return (
+            [],
+            f"For a sum put {PRICES_FILE} into the store, as docs/runs.md has it.",
+        )
+    try:
+        return read_prices(path), ""
+    except UserError as error:
+        return [], str(error)
+
+
+def make_verdict(record: RunRecord, verdicts: Verdicts) -> ShownVerdict | None:
+    """The estimate of a run's step beside what was measured; none: there is no verdict."""
+    report = find_verdict(record, verdicts)
+    if report is None:
+        return None
+    estimate, measured = report["step_ms"]["estimate"], measure_step(record)
+    rows = [_compare("time of a step", estimate, None if measured is None else measured * 1000)]
+    used = record.values.get("train.peak_device_gib")
+    peak = report["memory"]["peak_bytes"] / 2**30
+    rows.append(
+        ("memory of a device", f"{peak:.2f} GiB", "–" if used is None else f"{used:.2f} GiB",
+         "–" if used is None else f"{used / peak:.2f}")
+    )  # fmt: skip
+    return ShownVerdict(f"{report['target']}, {report['chips']} device(s)", tuple(rows))
+
+
+def read_verdicts(store: str) -> Verdicts:
+    """All verdicts that the store keeps."""
+    if is_remote(store):
+        return {}
+    reports: Sequence[JsonObject] = [
+        one for group in read_reports(to_path(store)).values() for one in group
+    ]
+    return index_verdicts(reports)
+
+
+def _compare(word: str, estimate: float, measured: float | None) -> tuple[str, str, str, str]:
+    if measured is None:
+        return word, f"{estimate:.2f} ms", "–", "–"
+    return word, f"{estimate:.2f} ms", f"{measured:.2f} ms", f"{measured / estimate:.2f}"
+
+
+def _show_bill(bill: Bill) -> ShownBill:
+    words = f"{bill.devices} × {bill.device} for {format_duration(bill.hours * 3600)}"
+    total = "" if bill.usd is None else f"USD {bill.usd:,.2f} at {bill.usd_per_hour:g} an hour each"
+    return ShownBill(bill.basis, words, total)

@@ -1,0 +1,281 @@
+"""Comparisons, the queue, sweeps, submissions and trends as pages, and what their forms do."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from service.estimates import Estimator, bill_by_estimate, bill_by_runs, read_steps
+from service.jobs import Submission, open_queue
+from service.jobs.files import ROOT, append_event
+from service.web.views.compare import tell_parting
+from service.web.views.frame import show_time
+from service.web.views.jobs import make_intervals
+from service.web.views.submit import make_groups, read_overrides
+from store.costs import DevicePrice
+from store.record import RunRecord
+from tests.service.web.apps import ORIGIN, make_app, make_client
+from tests.support.stored_runs import make_config, make_lines, make_run
+from utils.config import RunConfig, combine_config
+from utils.errors import UserError
+
+CONFIG = "configs/digits_student.yaml"
+FROM_HERE = {"origin": ORIGIN}
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = tmp_path / "runs"
+    for seed in range(3):
+        for name, lr in (("slow", 1e-3), ("fast", 3e-3)):
+            config = make_config(**{"train.seed": seed, "optim.lr": lr})
+            lines = make_lines(8, start=2.0 + seed + 100 * lr)
+            final = {"eval_top1": 60.0 + seed + 1000 * lr}
+            make_run(store, f"{name}{seed}", config=config, final=final, lines=lines)
+    return store
+
+
+@pytest.fixture
+def app(store):
+    return make_app(store)
+
+
+@pytest.fixture
+def client(app):
+    return make_client(app)
+
+
+@pytest.fixture
+def job(store):
+    overrides = {"run.run_id": "waits", "data.root": str(store)}
+    submission = Submission(config=str(ROOT / CONFIG), overrides=overrides)
+    return open_queue(str(store)).submit(submission, "admin")
+
+
+def choose(*names):
+    return "/compare?" + "&".join(f"run=digits/{name}" for name in names)
+
+
+def test_seeds_of_one_configuration_are_one_side(client):
+    page = client.get(choose("slow0", "slow1", "slow2", "fast0", "fast1", "fast2")).text
+    assert "paired by 3 seeds" in page
+    assert "n too small to tell" in page
+    assert page.count("<figure") == 3
+    assert '<th scope="row" class="mono">optim.lr</th>' in page
+    apart = client.get(choose("slow0", "slow1", "fast0", "fast1") + "&seeds=apart").text
+    assert "paired" not in apart
+    assert apart.count("against <") == 0 and "Seeds together" in apart
+
+
+def test_two_runs_that_should_be_equal_tell_where_they_part(tmp_path):
+    lines = [make_lines(8), make_lines(8)]
+    lines[1][4]["loss/total"] *= 1.5
+    for name, own in zip(("one", "two"), lines, strict=True):
+        make_run(tmp_path / "runs", name, final={"eval_top1": 1.0}, lines=own)
+    page = make_client(make_app(tmp_path / "runs")).get(choose("one", "two")).text
+    assert "The runs part at step 5 (train)." in page
+
+
+def test_one_side_or_a_wrong_one_is_said_above_the_form(client):
+    assert client.get("/compare").status_code == 200
+    for place in (choose("slow0"), choose("slow0", "nobody")):
+        answer = client.get(place)
+        assert answer.status_code == 422
+        assert 'role="alert"' in answer.text
+        assert 'value="digits/slow0"' in answer.text
+
+
+def test_equal_runs_and_lost_lines_are_told_in_sentences():
+    assert tell_parting({"found": None, "checkpoint": None, "tensors": []}).is_equal
+    found = {"step": 9, "kind": "eval", "metric": "", "base": None, "new": None, "ulps": None,
+             "ulps32": None, "others": (), "lines": 8}  # fmt: skip
+    told = tell_parting({"found": found, "checkpoint": 5, "tensors": ["a"]})
+    assert told.lines[1] == "One of them has no such line."
+    assert told.lines[2].endswith("step 5.")
+
+
+def test_a_job_is_listed_stopped_and_taken_up_again_by_forms(client, job):
+    page = client.get("/queue").text
+    assert ">digits_student/waits</a>" in page
+    assert f'action="/queue/{job.id}/stop"' in page
+    answer = client.post(f"/queue/{job.id}/stop", headers=FROM_HERE)
+    assert (answer.status_code, answer.headers["location"]) == (303, f"/queue/{job.id}")
+    folder = open_queue(job_store(job)).find(job.id)
+    append_event(folder, "finished", state="stopped", reason="asked to by admin")
+    page = client.get(f"/queue/{job.id}").text
+    assert '<span class="state warn">stopped</span>' in page
+    refused = client.post(f"/queue/{job.id}/stop", headers=FROM_HERE)
+    assert refused.status_code == 409
+    assert "there is nothing to stop" in refused.text
+    assert client.post(f"/queue/{job.id}/reopen", headers=FROM_HERE).status_code == 303
+    assert client.get("/queue?state=stopped").text.count("<tr>") == 0
+    assert client.post("/queue/nothing/stop", headers=FROM_HERE).status_code == 404
+
+
+def job_store(job):
+    return json.loads((open_file(job)).read_text())["store"]
+
+
+def open_file(job):
+    return Path(job.argv[3]).with_name("job.json")
+
+
+def test_a_log_is_text_whatever_it_holds(client, job):
+    (open_file(job).with_name("log.txt")).write_text("step 1\n\x1b[31m<b>red</b>\x1b[0m\n")
+    page = client.get(f"/queue/{job.id}").text
+    assert "step 1\n&lt;b&gt;red&lt;/b&gt;" in page
+
+
+def test_the_form_has_each_key_of_the_schema_but_the_queues_own(client):
+    page = client.get(f"/submit?config={CONFIG}").text
+    names = set(re.findall(r'<(?:input|select)[^>]* name="([a-z_]+\.[a-z_0-9]+)"', page))
+    known = {
+        f"{section}.{name}" for section, owner in RunConfig.model_fields.items()
+        for name in owner.annotation.model_fields
+    }  # fmt: skip
+    assert known - names == {"run.output_dir", "run.resume", "run.check_only", "run.overwrite"}
+    assert 'placeholder="0.005"' in page
+    assert "<option>cosine</option>" in page
+
+
+def test_what_is_typed_becomes_values_of_their_kind():
+    typed = {
+        "config": "x", "slots": "2", "optim.lr": "1e-3", "train.ema": "true", "model.name": "007",
+        "model.args": "{depth: 2}", "data.root": "  ", "train.steps": "none",
+    }  # fmt: skip
+    found = read_overrides(typed)
+    assert found == {
+        "optim.lr": "1e-3", "train.ema": True, "model.name": "007", "model.args": {"depth": 2},
+        "train.steps": None,
+    }  # fmt: skip
+    assert combine_config(str(ROOT / CONFIG), found, "test").optim.lr == 0.001
+    with pytest.raises(UserError, match="several lines"):
+        read_overrides({"train.seed": "1\nb: 2"})
+
+
+def test_what_was_typed_stands_in_its_field_again():
+    config = combine_config(str(ROOT / CONFIG), {}, "test")
+    groups = {group.name: group for group in make_groups(config, {"optim.lr": "0.1"})}
+    field = next(one for one in groups["optim"].fields if one.key == "optim.lr")
+    assert (field.value, field.known, groups["optim"].set_count) == ("0.1", "0.005", 1)
+    assert not groups["train"].set_count
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"config": CONFIG, "optim.lrr": "1"}, "optim.lr"),
+        ({"config": CONFIG, "data.root": "/etc"}, "roots"),
+        ({"config": CONFIG, "slots": "many"}, "slots"),
+        ({"config": CONFIG, "model.args": "{a"}, "model.args"),
+        ({"config": "configs/../main.py"}, "config"),
+        ({"config": CONFIG, "deed": "compile", "target": "v5e:2x2 --json=/x"}, "target"),
+    ],
+)
+def test_a_wrong_submission_is_refused_in_one_line_and_nothing_starts(client, fields, words):
+    answer = client.post("/submit", data=fields, headers=FROM_HERE)
+    assert answer.status_code in (404, 422)
+    alert = re.search(r'role="alert">(.*?)</p>', answer.text)
+    assert alert and words in alert[1]
+    assert "The queue is empty." in client.get("/queue").text
+
+
+def test_a_viewer_may_not_submit(app):
+    viewer = make_client(app, "view")
+    assert viewer.post("/submit", data={"config": CONFIG}, headers=FROM_HERE).status_code == 403
+    assert ">Start</button>" not in viewer.get(f"/submit?config={CONFIG}").text
+
+
+@pytest.mark.slow
+def test_a_run_is_checked_billed_and_started_by_the_form(client):
+    fields = {"config": "configs/smoke.yaml", "run.run_id": "mine"}
+    page = client.post("/submit", data={**fields, "deed": "check"}, headers=FROM_HERE).text
+    assert "All checks passed" in page
+    assert "smoke/mine" in page
+    assert "nobody knows how long it takes" in page
+    answer = client.post("/submit", data={**fields, "deed": "start"}, headers=FROM_HERE)
+    assert answer.status_code == 303
+    assert "smoke/mine" in client.get(answer.headers["location"]).text
+
+
+def test_a_bill_is_of_a_run_of_the_same_step(store):
+    config = combine_config(str(ROOT / CONFIG), {}, "test")
+    folder = make_run(store, "equal", final={"steps": 8}, experiment="same").path
+    values = config.model_dump(mode="json")
+    values["train"]["seed"] = 9
+    (folder / "config_resolved.yaml").write_text(yaml.safe_dump(values))
+    (folder / "attempts.jsonl").write_text(
+        '{"attempt": 1, "host": "vm", "pid": 1, "began": 1.7e9, "from_step": 0, "hardware": '
+        '{"device": "cpu", "world_size": 2}}\n'
+        '{"attempt": 1, "ended": 1700003600.0, "to_step": 8, "status": "complete"}\n'
+    )
+    prices = [DevicePrice(device="cpu", since="2020-01-01", usd_per_device_hour=0.5)]
+    records = [RunRecord(folder), RunRecord(store / "digits" / "slow0")]
+    bill = bill_by_runs(config, records, 16, prices)
+    assert (bill.devices, bill.hours, bill.usd) == (2, 4.0, 4.0)
+    assert bill_by_runs(config, records[1:], 16, prices) is None
+
+
+def test_a_bill_by_the_compiler_is_steps_times_its_estimate():
+    report = {"step_ms": {"estimate": 36.0}, "device": "TPU v5 lite"}
+    prices = [DevicePrice(device="TPU*", since="2020-01-01", usd_per_device_hour=2.0)]
+    bill = bill_by_estimate(report, 100_000, 8, prices)
+    assert (bill.hours, bill.usd) == (1.0, 16.0)
+    assert bill_by_estimate(report, None, 8, prices) is None
+    assert bill_by_estimate({"step_ms": None}, 5, 8, prices) is None
+    assert bill_by_estimate(report, 10, 8, []).usd is None
+
+
+def test_steps_are_read_from_what_the_check_says():
+    assert read_steps(["model: x", "data: a, 9 examples; 1,360 steps of 64, 20 epochs"]) == 1360
+    assert read_steps(["nothing of the kind"]) is None
+
+
+def test_one_compilation_at_a_time(tmp_path, monkeypatch):
+    estimator = Estimator(str(tmp_path))
+    monkeypatch.setattr(Estimator, "_compile", lambda *_: None)
+    submission = Submission(config=CONFIG, overrides={"run.run_id": "a"})
+    estimator.start(submission, "v5e:2x2")
+    renamed = Submission(config=CONFIG, overrides={"run.run_id": "b"})
+    assert estimator.find(renamed, "v5e:2x2") is not None
+    assert estimator.find(renamed, "v4") is None
+    with pytest.raises(UserError, match="another verdict"):
+        estimator.start(submission, "v4")
+
+
+def test_sweeps_and_trends_are_there_without_any(client):
+    assert "No sweeps yet." in client.get("/sweeps").text
+    assert client.get("/sweeps/none").status_code == 404
+    assert "No reports yet." in client.get("/trends").text
+
+
+def test_intervals_share_one_bar():
+    from service.sweeps.report import AxisRow
+    from store.compare.statistics import MeanInterval
+
+    rows = [
+        AxisRow({"a": 1}, MeanInterval(5.0, 0.0, 10.0, 1.0, 3), 3),
+        AxisRow({"a": 2}, MeanInterval(10.0, None, None, None, 1), 2),
+        AxisRow({"a": 3}, None, 2),
+    ]
+    shown = make_intervals(rows, ["a"])
+    assert [(one.low, one.at, one.high) for one in shown] == [
+        (0.0, 50.0, 100.0), (-1.0, 100.0, -1.0), (-1.0, -1.0, -1.0),
+    ]  # fmt: skip
+    assert [one.n for one in shown] == ["3 of 3", "1 of 2", "0 of 2"]
+
+
+@pytest.mark.parametrize("seconds", [None, True, "x", float("nan"), -5.0, 1e300])
+def test_a_time_that_is_none_is_no_time(seconds):
+    assert show_time(seconds, 1.7e9) is None
+
+
+def test_a_time_is_told_as_people_tell_it():
+    now = 1.7e9
+    texts = [show_time(now - ago, now).text for ago in (1, 61, 7200, 86400 * 3)]
+    assert texts[:3] == ["just now", "1 min ago", "2 h ago"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", texts[3])
