@@ -22,6 +22,7 @@ import main
 from datasets import Batch
 from job.stream import iterate_batches
 from store import Run, keep_deterministic, read_metrics
+from store.hits import HITS_FILE, HitsFile, parse_hits
 from store.lock import RunLock
 from store.record import RunRecord
 from store.session import RunSession
@@ -94,6 +95,30 @@ def test_a_bad_batch_is_skipped_after_going_back(tmp_path, poisoned, device):
     assert all(torch.isfinite(v).all() for v in parts["model"].values())
 
 
+def test_answers_of_an_evaluation_that_is_taken_back_are_dropped(tmp_path, poisoned, monkeypatch):
+    """Step 4 is bad and found at log point 8, behind the evaluation of step 6."""
+    poisoned(4)
+    path, dropped, drop = tmp_path / "tiny" / "a" / HITS_FILE, [], HitsFile.drop_later_than
+
+    def watch(self: HitsFile, step: int) -> None:
+        before = sorted(parse_hits(path.read_bytes())) if path.exists() else []
+        drop(self, step)
+        dropped.append((step, before, path.exists()))
+
+    monkeypatch.setattr(HitsFile, "drop_later_than", watch)
+    flags = ("--train.on_nonfinite=rollback", "--train.log_every_steps=8",
+             "--train.eval_every_epochs=1", "--train.checkpoint_every_steps=8")  # fmt: skip
+    assert run(tmp_path, *flags) == 0
+    # At the start, and where the run goes back: what is no number is no best evaluation.
+    assert dropped == [(0, [], False), (0, ["last"], False)]
+    lines = read_metrics(path.parent)
+    top1 = {line["step"]: line["top1"] for line in lines if line["kind"] == "eval"}
+    found = parse_hits(path.read_bytes())
+    assert found["best"].step in top1 and found["last"].step == 8
+    for one in found.values():
+        assert 100.0 * one.count() * (1.0 / one.examples) == top1[one.step]
+
+
 def test_a_resumed_run_skips_the_same_batch(tmp_path, poisoned, monkeypatch):
     """Killed between going back and the next checkpoint, which would tell of it."""
     poisoned(5)
@@ -107,6 +132,8 @@ def test_a_resumed_run_skips_the_same_batch(tmp_path, poisoned, monkeypatch):
     monkeypatch.undo()  # the batch is good now: it is skipped all the same
     assert run(tmp_path / "half", *flags, "--resume=auto") == 0
     assert get_lines(half) == get_lines(whole)
+    # The copied answers of step 8 were dropped with it, and came again to the bit.
+    assert (half / HITS_FILE).read_bytes() == (whole / HITS_FILE).read_bytes()
     name = "checkpoints/step_00000008/state.json"
     tables = [json.loads((folder / name).read_text())["tensors"] for folder in (whole, half)]
     assert tables[0] == tables[1]
