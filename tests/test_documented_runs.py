@@ -430,7 +430,8 @@ def test_a_regression_teaches_and_stands_in_its_table(workplace):
 
 
 def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
-    done = {one: asked.done[one] for one in COMMANDS["docs/runs.md"]}
+    commands = [one for one in COMMANDS["docs/runs.md"] if find(NOT_RUN, one) is None]
+    done = {one: asked.done[one] for one in commands}
     new = {path for one in done.values() for path in one.new}
     kept = {path for path in new if path.startswith("runs/benchmarks/")}
     assert len(kept) == 2
