@@ -179,7 +179,7 @@ def test_a_tracker_that_is_down_is_asked_again_and_a_request_to_end_is_heard(tmp
     mirror.send_signal(signal.SIGTERM)
     assert mirror.wait(60) == EXIT_TERMINATED
     mirror = start()
-    wait_for(lambda: log.read_text().count("next try in 2 s") >= 2, "second warning")
+    wait_for(lambda: log.read_text().count("next try in 1 s") >= 2, "second warning")
     place.unlink()
     place.mkdir()
     assert mirror.wait(LIMIT_S) == 0
