@@ -3,10 +3,11 @@
     python -m tools.proofs.chaos --config configs/x.yaml --kills 20
 
 Runs a reference, then the same run again, which is killed at random instants and continued by
-`--resume auto` until it is complete. Compares metrics at every step and all final tensors bit for
-bit, by the comparison of `tools.runs compare --exact`. Gates hold each killed run against the
-reference in what is no part of that: clocks and resources, such as train.graphs:-:2:major. Exit
-code 0: equal; 1: not, a gate has failed, or a run hung or could not go on.
+`--resume auto` until it is complete. Compares metrics at every step, all final tensors and the
+quantiles of the gradient's norm bit for bit, by the comparison of `tools.runs compare --exact`.
+Gates hold each killed run against the reference in what is no part of that: clocks and resources,
+such as train.graphs:-:2:major. Exit code 0: equal; 1: not, a gate has failed, or a run hung or
+could not go on.
 
 Kinds of kills: `kill` (SIGKILL to all processes), `term` (SIGTERM), `write` (SIGKILL while a
 checkpoint is being written), `rank` (SIGKILL to one of several processes). Further flags go to
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from store import read_metrics
+from store.catalogue import GRAD_NORM
 from store.compare import Side, find_divergence
 from store.compare.divergence import read_lines
 from store.compare.tensors import find_tensors
@@ -353,7 +355,7 @@ class Chaos:
 
 
 def compare_runs(reference: Path, other: Path) -> list[str]:
-    """What differs between two complete runs: where they part, tensors by name, the export."""
+    """What differs between two complete runs: where they part, tensors, export, quantiles."""
     from utils.checkpoint import find_checkpoint
 
     found = []
@@ -368,7 +370,17 @@ def compare_runs(reference: Path, other: Path) -> list[str]:
     exports = [(one / "student.safetensors").read_bytes() for one in (reference, other)]
     if exports[0] != exports[1]:
         found.append("the exported weights")
+    norms = [_read_norms(RunRecord(one)) for one in (reference, other)]
+    if norms[0] != norms[1]:
+        found.append("the quantiles of the gradient's norm")
     return found
+
+
+def _read_norms(record: RunRecord) -> str:
+    """What `sketches.json` says of the gradient's norm: counts, alike to the bit."""
+    kept = record.sketches
+    norms = None if kept is None else kept.merge().get(GRAD_NORM)
+    return "" if norms is None else f"from step {kept.from_step} on: {norms}"
 
 
 def _wait(
