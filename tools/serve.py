@@ -4,6 +4,7 @@
     python -m tools.serve --store gs://bucket/runs --port 8080
     python -m tools.serve --store runs --add-token monitor --role view
 
+Jobs that are submitted are started by a dispatcher beside it, as many at once as there are --slots.
 It prints a start URL, which signs a browser in once; programs send a token that --add-token makes
 as `Authorization: Bearer TOKEN`. It listens on this machine alone: reach it from another one by
 `ssh -L 8080:127.0.0.1:8080 HOST`. docs/service.md says the rest.
@@ -12,9 +13,12 @@ as `Authorization: Bearer TOKEN`. It listens on this machine alone: reach it fro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 
+from service.jobs.keeper import DispatcherKeeper
+from service.jobs.slots import parse_slots
 from tools.runs.places import check_store
 from utils.errors import UserError
 from utils.programs import ProgramParser, create_program_parser, run_program
@@ -46,6 +50,8 @@ def create_parser() -> ProgramParser:
         "--token-file", type=Path, metavar="FILE",
         help="hashes of all tokens; none: service/tokens.json in the store",
     )  # fmt: skip
+    add("--slots", default="1", help="jobs at once, or devices: cuda:0,cuda:1 (1)")
+    add("--no-queue", action="store_true", help="start no jobs: python -m tools.queue run does")
     add("--add-token", default="", metavar="NAME", help="print a new token that stays, and end")
     add("--role", default="view", help="of that token: view, submit or admin (view)")
     return parser
@@ -75,6 +81,7 @@ def serve_runs(options: argparse.Namespace) -> None:
             f"tools.serve needs {error.name}; bash run_commands.sh service installs "
             "requirements-service.txt and starts it"
         ) from error
+    parse_slots(options.slots)
     is_local = is_loopback(options.host)
     if not is_local and not (options.allow_remote and options.token_file):
         raise UserError(
@@ -88,7 +95,11 @@ def serve_runs(options: argparse.Namespace) -> None:
         token = app.state.service.tokens.create_start()
         print(f"runs of {options.store}: {address}/start?token={token}")
         print("The address signs in once. Ctrl-C ends the service, not the runs.", flush=True)
-        serve(app, listener)
+        with contextlib.ExitStack() as stack:
+            if not options.no_queue:
+                queue = app.state.service.queue
+                stack.enter_context(DispatcherKeeper(queue, options.slots))
+            serve(app, listener)
 
 
 def add_token(options: argparse.Namespace, path: Path) -> None:

@@ -311,3 +311,71 @@ class SubmitAnswer(BaseModel):
     run: str
     config_hash: str = Field(description="as main.py computes it")
     lines: list[str] = Field(description="what main.py --check says")
+
+
+class SweepList(BaseModel):
+    """Sweeps of the store, by name."""
+
+    sweeps: list[str]
+
+
+class TrialAnswer(BaseModel):
+    """One run of a sweep."""
+
+    id: str
+    point: dict[str, JsonValue] = Field(description="dotted key -> value of each axis")
+    seed: int | None
+    state: str = Field(description="complete, as the run says; else its job's; missing: none yet")
+    value: Number | None = Field(description="of the sweep's metric at its end")
+    run: str = Field(description="experiment/name")
+    job_id: str
+    reason: str
+
+
+class IntervalAnswer(BaseModel):
+    """A mean over trials and how certain it is."""
+
+    mean: Number
+    low: Number | None = Field(description="of the 95 % interval; null: too few values")
+    high: Number | None
+    sd: Number | None
+    n: int
+
+
+class AxisValueRow(BaseModel):
+    """What trials with some values have reached."""
+
+    values: dict[str, JsonValue]
+    interval: IntervalAnswer | None = Field(description="null: none is complete")
+    trials: int
+
+
+class SweepAnswer(BaseModel):
+    """A sweep: its trials, and what its axes tell so far."""
+
+    name: str
+    config: str
+    method: str
+    metric: str
+    direction: str
+    trials: list[TrialAnswer]
+    points: list[AxisValueRow] = Field(description="over seeds, the best first")
+    axes: dict[str, list[AxisValueRow]] = Field(
+        description="each value of each axis, over the rest"
+    )
+
+
+class RunEvent(BaseModel):
+    """A run has moved on; curves are asked for, never sent."""
+
+    run: str
+    step: int | None
+    status: str | None
+
+
+class JobEvent(BaseModel):
+    """A job has moved on."""
+
+    job: str
+    run: str
+    state: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -15,13 +16,16 @@ from starlette.responses import JSONResponse
 from service.web import (
     compare_routes,
     entry_routes,
+    event_routes,
     job_pages,
     job_routes,
     page_routes,
     run_routes,
     series_routes,
+    sweep_routes,
 )  # fmt: skip
 from service.web.assets import AssetTable
+from service.web.events import EventHub
 from service.web.gate import SecurityGate
 from service.web.problems import Problem, add_handlers
 from service.web.rendering import create_environment
@@ -31,7 +35,8 @@ from utils.json_types import JsonObject
 
 _ROUTERS = (
     entry_routes.router, run_routes.router, series_routes.router, compare_routes.router,
-    job_routes.router, page_routes.router, job_pages.router,
+    event_routes.router, sweep_routes.router, job_routes.router, page_routes.router,
+    job_pages.router,
 )  # fmt: skip
 
 
@@ -51,8 +56,10 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     service = create_service(settings)
 
     @contextlib.asynccontextmanager
-    async def live(_: FastAPI) -> AsyncIterator[None]:
+    async def live(app: FastAPI) -> AsyncIterator[None]:
+        watch = asyncio.create_task(app.state.events.watch())
         yield
+        watch.cancel()
         service.close()
 
     app = FastAPI(
@@ -67,6 +74,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
+    app.state.events = EventHub(service.runs, service.queue)
     app.state.assets = AssetTable()
     app.state.templates = create_environment(app.state.assets)
     add_handlers(app)

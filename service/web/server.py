@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import signal
 import socket
+from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from utils.errors import UserError
+from utils.errors import EXIT_TERMINATED, UserError
 
 # Seconds that a shutdown waits for answers that are under way; streams end by themselves.
 _GRACE_S = 3
@@ -79,7 +82,9 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
 
     Raises:
       KeyboardInterrupt: it was Ctrl-C.
+      SystemExit: it was SIGTERM; uvicorn would end the program without a word to whoever waits.
     """
+    signal.signal(signal.SIGTERM, _leave)
     config = uvicorn.Config(
         app,
         http=PatientProtocol,
@@ -94,4 +99,21 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
         limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=32 << 10,
     )
-    uvicorn.Server(config).run(sockets=[listener])
+    _Server(config, app.state.events.close).run(sockets=[listener])
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_TERMINATED)
+
+
+class _Server(uvicorn.Server):
+    """Ends streams of events as soon as a signal comes: it would wait for them to end."""
+
+    def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._end_streams = end_streams
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to end."""
+        self._end_streams()
+        super().handle_exit(sig, frame)

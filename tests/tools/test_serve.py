@@ -10,13 +10,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from service.client import ServiceClient, ServiceRefusal
+from service.jobs.state import ENDS
 from service.web import server
+from service.web.tokens import TokenBook
+from store.artifacts import publish_artifacts
 from tests.service.web.apps import make_store
 from tools.serve import main
 
@@ -25,8 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(store: Path, *flags: str) -> tuple[subprocess.Popen[str], str]:
     """The service and its start URL."""
+    command = [sys.executable, "-m", "tools.serve", "--store", str(store), "--port", "0"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "tools.serve", "--store", str(store), "--port", "0", *flags],
+        [*command, *(flags or ["--no-queue"])],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(store.parent / "cache")},
     )  # fmt: skip
@@ -45,22 +51,80 @@ def get(url: str, **headers: str) -> http.client.HTTPResponse:
     return connection.getresponse()
 
 
-def test_the_service_answers_under_its_start_url_and_ends_in_one_line(tmp_path):
-    process, url = start(make_store(tmp_path))
+def test_the_service_answers_streams_and_ends_in_one_line(tmp_path):
+    """One process for all of it: to start one costs seconds."""
+    store = make_store(tmp_path)
+    publish_artifacts(store / "digits" / "seed1")
+    token = TokenBook(store / "service" / "tokens.json").add("me", "admin")
+    process, url = start(store)
     try:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/start\?token=[\w-]{43}", url)
         first = get(url)
         assert (first.status, first.headers["location"]) == (303, "/")
+        assert get(url).status == 401
         cookie = first.headers["set-cookie"].partition(";")[0]
         runs = get(url.replace("/start", "/api/v1/runs"), Cookie=cookie)
         assert runs.status == 200 and b'"matched":3' in runs.read()
-        assert get(url).status == 401
         assert "server" not in runs.headers
+        place = url.partition("/start")[0]
+        client = ServiceClient(place, token)
+        ask_everything(client, tmp_path)
+        check_slow_clients(place)
+        # A stream that is open does not hold the end.
+        stream = client.watch()
+        told = threading.Thread(target=list, args=(stream,))
+        told.start()
+        time.sleep(0.5)
+        began = time.monotonic()
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
+    assert time.monotonic() - began < 3
+    told.join(10)
+    assert not told.is_alive()
     assert process.returncode == 130
     assert errors == "stopped\n"
+
+
+def ask_everything(client: ServiceClient, folder: Path) -> None:
+    """Each verb of the client once."""
+    assert client.whoami() == {"who": "me", "role": "admin"}
+    assert client.list_runs("eval.top1>60", limit=5)["matched"] == 1
+    run = client.show_run("digits/seed1")
+    assert run["values"]["eval.top1"] == 61.0
+    assert "train.lr" in client.list_metrics("digits/seed1")
+    series = client.read_series("digits/seed1", ["train.lr", "eval.top1"], start=1, width=50)
+    assert [curve["metric"] for curve in series["curves"]] == ["train.lr", "eval.top1"]
+    assert client.compare(["digits/seed0", "digits/seed1"])["metrics"]
+    assert client.gate("digits/seed0", "digits/seed1", ["eval.top1:-:1:major"])["exit_code"] == 0
+    assert client.list_trends() == {"trends": []}
+    assert client.list_sweeps() == []
+    assert client.list_jobs("queued")["matched"] == 0
+    assert "configs/smoke.yaml" in client.list_configs()
+    with pytest.raises(ServiceRefusal, match="no file of configs") as refused:
+        client.submit("/etc/passwd", dry_run=True)
+    assert refused.value.status == 422
+    for ask in (client.show_job, client.read_log, client.stop, client.reopen, client.show_sweep):
+        with pytest.raises(ServiceRefusal) as refused:
+            ask("nothing")
+        assert refused.value.status == 404
+    (artifact,) = [one for one in run["artifacts"] if one["path"] == "metrics.jsonl"]
+    client.download("digits/seed1", artifact["id"], folder / "metrics.jsonl")
+    assert (folder / "metrics.jsonl").stat().st_size == artifact["bytes"]
+    with pytest.raises(ServiceRefusal) as refused:
+        client.download("digits/seed1", "0" * 16, folder / "none")
+    assert refused.value.status == 404 and not list(folder.glob("none*"))
+
+
+def check_slow_clients(place: str) -> None:
+    """Bodies that are said to be large are refused before they come."""
+    parts = urlsplit(place)
+    with socket.create_connection((parts.hostname, parts.port), timeout=30) as slow:
+        slow.sendall(
+            b"POST /api/v1/submit HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1073741824\r\n\r\n"
+        )
+        assert slow.recv(64).startswith(b"HTTP/1.1 401")
+    assert get(f"{place}/static/nothing", Host="attacker.example").status == 421
 
 
 def run_main(*flags: str) -> int:
@@ -108,7 +172,7 @@ def test_a_token_with_a_name_is_told_once(tmp_path, capsys):
     assert token not in (store / "service" / "tokens.json").read_text()
 
 
-def test_a_client_that_never_ends_its_headers_is_let_go(tmp_path, monkeypatch):
+def test_a_client_that_never_ends_its_headers_is_let_go_and_sigterm_gives_143(tmp_path):
     """Its own patience is 10 s; here it is shorter."""
     process, url = start_impatient(make_store(tmp_path))
     try:
@@ -120,8 +184,9 @@ def test_a_client_that_never_ends_its_headers_is_let_go(tmp_path, monkeypatch):
             assert time.monotonic() - began < 20
         assert get(url).status == 303
     finally:
-        process.kill()
-        process.communicate()
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (143, "")
 
 
 def start_impatient(store: Path) -> tuple[subprocess.Popen[str], str]:
@@ -132,8 +197,57 @@ def start_impatient(store: Path) -> tuple[subprocess.Popen[str], str]:
         "from tools.serve import main\nsys.exit(main(sys.argv[1:]))"
     )
     process = subprocess.Popen(
-        [sys.executable, "-c", code, "--store", str(store), "--port", "0"], cwd=ROOT,
+        [sys.executable, "-c", code, "--store", str(store), "--port", "0", "--no-queue"], cwd=ROOT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(store.parent / "cache")},
     )  # fmt: skip
     return process, process.stdout.readline().split()[-1]
+
+
+@pytest.mark.slow
+def test_a_submitted_run_is_trained_and_outlives_the_service(tmp_path):
+    """Submitted over HTTP, begun by the dispatcher; the service is killed, the next shows it."""
+    store = tmp_path / "runs"
+    store.mkdir()
+    token = TokenBook(store / "service" / "tokens.json").add("me", "submit")
+    process, url = start(store, "--slots", "1")
+    client = ServiceClient(url.partition("/start")[0], token)
+    try:
+        overrides = {"runtime.device": "cpu", "runtime.num_threads": 1, "train.steps": 4}
+        told = client.submit("configs/smoke.yaml", overrides, dry_run=True)
+        assert told["job"] is None and told["lines"]
+        job = client.submit("configs/smoke.yaml", overrides)["job"]
+        events = client.watch()
+        while client.show_job(job["id"])["state"] == "queued":
+            next(events)
+        events.close()
+    finally:
+        process.kill()
+        process.communicate()
+    # The dispatcher was not the service's to take along; the next service lets it be.
+    process, url = start(store, "--slots", "1")
+    client = ServiceClient(url.partition("/start")[0], token)
+    try:
+        deadline = time.monotonic() + 240
+        while client.show_job(job["id"])["state"] not in ENDS and time.monotonic() < deadline:
+            time.sleep(0.5)
+        done = client.show_job(job["id"])
+        assert (done["state"], done["attempts"], done["exit_code"]) == ("complete", 1, 0), done
+        run = client.show_run(job["run"])
+        assert run["status"] == "complete" and run["artifacts"]
+        assert "complete" in client.read_log(job["id"]) or client.read_log(job["id"])
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        end_dispatcher(store)
+
+
+def end_dispatcher(store: Path) -> None:
+    """The one that the killed service has left behind."""
+    import psutil
+
+    for one in psutil.process_iter(["cmdline"]):
+        words = one.info["cmdline"] or []
+        if "tools.queue" in words and str(store) in words:
+            one.terminate()
+            one.wait(30)

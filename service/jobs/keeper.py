@@ -1,0 +1,85 @@
+"""`DispatcherKeeper`: keeps the queue's dispatcher at work beside a program that only shows it.
+
+The dispatcher is a program of its own: what happens to the service happens to neither it nor the
+runs. Where another one works on the queue already, that one is let be, and followed when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+from service.jobs.files import ROOT, JobQueue
+from utils.log import get_logger
+
+LOG_FILE = ".dispatcher.log"
+_LOG_BYTES = 4 << 20
+# Between the end of one and the start of the next.
+_PAUSE_S = 5.0
+_END_S = 10.0
+
+
+class DispatcherKeeper:
+    """Runs `python -m tools.queue run` while it is open as a context; the runs go on after that.
+
+    Args:
+      slots: as `--slots` of that program.
+    """
+
+    def __init__(self, queue: JobQueue, slots: str, pause_s: float = _PAUSE_S) -> None:
+        self._queue, self._slots, self._pause_s = queue, slots, pause_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._turn = threading.Lock()
+
+    def __enter__(self) -> DispatcherKeeper:
+        self._queue.folder.mkdir(parents=True, exist_ok=True)
+        self._start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        with self._turn:
+            process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+        self._thread.join(_END_S)
+
+    def _keep(self) -> None:
+        while not self._stop.is_set():
+            code = self._process.wait()
+            if self._stop.wait(self._pause_s):
+                return
+            get_logger().info("the queue's dispatcher has ended (%s); another one is started", code)
+            self._start()
+
+    def _start(self) -> None:
+        command = [
+            sys.executable, "-m", "tools.queue", "run", "--store", self._queue.store,
+            "--slots", self._slots,
+        ]  # fmt: skip
+        with self._turn, _open_log(self._queue.folder / LOG_FILE) as log:
+            if self._stop.is_set():
+                return
+            # In a session of its own: Ctrl-C is meant for the service.
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    """The dispatcher's log, begun anew where it has grown too large."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size > _LOG_BYTES:
+            path.replace(path.with_name(f"{path.name}.old"))
+    return path.open("ab")
