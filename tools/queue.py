@@ -97,7 +97,10 @@ def show_all(queue: JobQueue, options: argparse.Namespace) -> int:
     for job in jobs:
         table.add_row(job.id, job.run, colour_status(job.state), str(job.attempts),
                       format_time(job.created), job.reason or "-")  # fmt: skip
-    create_console().print(table)
+    if jobs:
+        create_console().print(table)
+    else:
+        sys.stdout.write(f"{queue.folder} holds no job\n")
     return 0
 
 
