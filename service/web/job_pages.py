@@ -211,8 +211,9 @@ def _render_job(
     overrides = [(k, json.dumps(v)) for k, v in parts.queue.read_overrides(job.id).items()]
     status = 200 if error is None else getattr(error, "status", 422)
     return render_page(
-        request, "job.html", "Queue", status=status, job=show_job(job, now=time.time()),
-        log=read_log(parts, job.id), overrides=overrides, error=str(error or ""),
+        request, "job.html", "Queue", status=status, own_run=job.run,
+        job=show_job(job, now=time.time()), log=read_log(parts, job.id),
+        overrides=overrides, error=str(error or ""),
     )  # fmt: skip
 
 

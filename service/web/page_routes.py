@@ -65,7 +65,7 @@ def show_run(
     job = show_job(jobs[-1], now=time.time()) if jobs else None
     view = make_run_view(record, parts.series, alive, shown=shown, now=time.time())
     return render_page(
-        request, "run.html", "Runs", view=view, shown=shown, job=job,
+        request, "run.html", "Runs", own_run=record.path, view=view, shown=shown, job=job,
         log=read_log(parts, job.id) if job else "",
         verdict=make_verdict(record, read_verdicts(parts.store)),
     )  # fmt: skip

@@ -39,5 +39,7 @@ def render_page(
     """
     identity = getattr(request.state, "identity", None)
     frame = Frame(page, identity.who, identity.role) if identity else Frame(page)
-    text = request.app.state.templates.get_template(template).render(frame=frame, **context)
+    text = request.app.state.templates.get_template(template).render(
+        **{"frame": frame, "own_run": "", **context}
+    )
     return HTMLResponse(text, status)

@@ -1,9 +1,13 @@
-// What makes the pages live: one stream of events a tab, closed while the tab is hidden. Every page
-// works without this file.
+// What makes the pages live: one stream of events for all tabs of a browser, none while they are
+// hidden: a browser has six connections to a server, and a seventh stream would hang without a word.
+// Every page works without this file.
 
 const LEAST_PAUSE_MS = 2000;
 const lamp = document.querySelector(".live");
+const others = new BroadcastChannel("runs");
 let stream = null;
+let release = null;
+let waiting = null;
 let timer = 0;
 let refreshedAt = performance.now();
 
@@ -14,19 +18,47 @@ function tell(isOn) {
   lamp.textContent = isOn ? "live" : "not live";
 }
 
+// Wait for the turn to hold the stream; where there are no locks each tab has its own.
 function connect() {
-  if (stream || document.hidden) return;
+  if (waiting || stream || document.hidden) return;
+  others.postMessage({ isAsked: true });
+  if (!navigator.locks) return open();
+  waiting = new AbortController();
+  const hold = () => new Promise((resolve) => {
+    release = resolve;
+    open();
+  });
+  navigator.locks.request("runs-events", { signal: waiting.signal }, hold).catch(() => {});
+}
+
+function open() {
   stream = new EventSource("/api/v1/events");
-  stream.onopen = () => tell(true);
-  stream.onerror = () => tell(false);
-  for (const kind of ["message", "run", "job", "runs", "jobs", "sweep"]) {
-    stream.addEventListener(kind, () => schedule());
+  stream.onopen = () => pass({ isOn: true });
+  stream.onerror = () => pass({ isOn: false });
+  for (const kind of ["run", "job", "runs"]) {
+    stream.addEventListener(kind, (event) => pass({ changed: JSON.parse(event.data).run ?? "" }));
   }
+}
+
+// To this tab and to all others.
+function pass(news) {
+  others.postMessage(news);
+  hear(news);
+}
+
+function hear(news) {
+  if (news.isAsked && stream?.readyState === EventSource.OPEN) others.postMessage({ isOn: true });
+  if ("isOn" in news) tell(news.isOn);
+  // A page of one run has no use for what happens to others.
+  const own = document.body.dataset.run;
+  if ("changed" in news && (!own || !news.changed || news.changed === own)) schedule();
 }
 
 function disconnect() {
   stream?.close();
-  stream = null;
+  release?.();
+  waiting?.abort();
+  stream = release = waiting = null;
   tell(false);
 }
 
@@ -104,13 +136,14 @@ function prepareForm(form) {
   fields.forEach((field) => field.addEventListener("input", () => mark(field)));
 }
 
+others.onmessage = (message) => hear(message.data);
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return disconnect();
   connect();
   schedule();
 });
 addEventListener("pagehide", disconnect);
-addEventListener("pageshow", connect);
+addEventListener("pageshow", () => lamp && connect());
 document.addEventListener("change", (event) => {
   if (event.target.name === "run") showChosen();
   if (event.target.matches("[data-submit-on-change]")) event.target.form.requestSubmit();
