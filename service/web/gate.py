@@ -13,11 +13,12 @@ from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.web.audit import AuditLog
 from service.web.limits import BodyTooDeep, BodyTooLarge, check_depth, read_body
-from service.web.problems import API, answer_problem
+from service.web.problems import answer_bare_page, answer_problem, wants_page
 from service.web.settings import ServiceSettings
 from service.web.tokens import Identity, Role, TokenBook
 from utils.log import get_logger
@@ -80,8 +81,11 @@ class SecurityGate:
         except Refusal as error:
             identity = None
             headers = {name.replace("_", "-"): text for name, text in error.headers.items()}
-            response = answer_problem(error.status, error.detail, headers)
-            await response(scope, receive, answer.send)
+            is_page = wants_page(scope["path"], Headers(scope=scope).get("accept", ""))
+            refuse = answer_bare_page if is_page else answer_problem
+            await refuse(error.status, error.detail, headers)(scope, receive, answer.send)
+        except ClientDisconnect:
+            return
         except Exception:
             get_logger().exception("%s %s failed", scope["method"], scope["path"])
             if answer.status is None:
@@ -275,11 +279,6 @@ def read_cookie(headers: Headers, name: str) -> str:
     except CookieError:
         return ""
     return found.value if found else ""
-
-
-def is_api(path: str) -> bool:
-    """Whether programs ask there."""
-    return path.startswith(API)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -7,8 +7,10 @@ import re
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-# Texts are passed over whole, so that brackets in them do not count.
-_PARTS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
+# Brackets in texts do not count.
+_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_INNERMOST = re.compile(rb"\[\]|\{\}")
+_OTHERS = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class BodyTooLarge(ValueError):
@@ -49,12 +51,18 @@ def check_depth(body: bytes, limit: int) -> None:
     Raises:
       BodyTooDeep: there are more than `limit`.
     """
+    brackets = _TEXTS.sub(b"", body).translate(None, _OTHERS)
+    # Each round takes the innermost pairs away; a loop over single brackets would take seconds.
+    for _ in range(limit):
+        left = _INNERMOST.sub(b"", brackets)
+        if len(left) == len(brackets):
+            break
+        brackets = left
+    else:
+        if brackets:
+            raise BodyTooDeep
     depth = 0
-    for part in _PARTS.finditer(body):
-        text = part.group()
-        if text in (b"[", b"{"):
-            depth += 1
-            if depth > limit:
-                raise BodyTooDeep
-        elif text in (b"]", b"}"):
-            depth -= 1
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > limit:
+            raise BodyTooDeep

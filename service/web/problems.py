@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+from html import escape
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
+from service.web.rendering import render_page
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -38,6 +40,25 @@ def answer_problem(status: int, detail: str, headers: dict[str, str] | None = No
     """The answer that says it."""
     problem = describe_problem(status, detail)
     return Response(json.dumps(problem), status, headers, media_type=PROBLEM_TYPE)
+
+
+def answer_bare_page(
+    status: int, detail: str, headers: dict[str, str] | None = None
+) -> HTMLResponse:
+    """The same for a person whom the gate has not let in: it needs no style and no script."""
+    title = HTTPStatus(status).phrase
+    text = (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
+        '<meta name="color-scheme" content="light dark"></head>'
+        f"<body><h1>{title}</h1><p>{escape(detail)}</p></body></html>\n"
+    )
+    return HTMLResponse(text, status, headers)
+
+
+def wants_page(path: str, accept: str) -> bool:
+    """Whether a browser asks for something to look at."""
+    return not path.startswith(API) and "text/html" in accept
 
 
 def describe_problem(status: int, detail: str) -> JsonObject:
@@ -73,15 +94,26 @@ def explain_validation(error: RequestValidationError) -> str:
 
 
 async def _handle_user_error(request: Request, error: Exception) -> Response:
-    return answer_problem(getattr(error, "status", 422), str(error))
+    return _answer(request, getattr(error, "status", 422), str(error))
 
 
 async def _handle_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers) if error.headers else None
-    return answer_problem(error.status_code, error.detail, headers)
+    return _answer(request, error.status_code, error.detail, headers)
 
 
 async def _handle_validation(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return answer_problem(422, explain_validation(error))
+    return _answer(request, 422, explain_validation(error))
+
+
+def _answer(
+    request: Request, status: int, detail: str, headers: dict[str, str] | None = None
+) -> Response:
+    if not wants_page(request.url.path, request.headers.get("accept", "")):
+        return answer_problem(status, detail, headers)
+    if not hasattr(request.state, "identity"):
+        return answer_bare_page(status, detail, headers)
+    problem = describe_problem(status, detail)
+    return render_page(request, "problem.html", "", status=status, problem=problem)

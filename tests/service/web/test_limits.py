@@ -1,0 +1,134 @@
+"""What a request may cost: time and memory of the largest ones, over a real connection."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from service.web.limits import BodyTooDeep, check_depth
+from service.web.tokens import TokenBook
+from tests.service.web.apps import make_store
+from tests.tools.test_serve import start
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory) -> Iterator[tuple[str, int, str, psutil.Process]]:
+    """Host, port and token of a service that is a process of its own."""
+    store = make_store(tmp_path_factory.mktemp("limits"))
+    token = TokenBook(store / "service" / "tokens.json").add("me", "admin")
+    process, url = start(store)
+    parts = urlsplit(url)
+    try:
+        ask(parts.hostname, parts.port, make_head(token, 2) + b"{}")
+        yield parts.hostname, parts.port, token, psutil.Process(process.pid)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def make_head(token: str, length: int | None, *more: str) -> bytes:
+    lines = [
+        "POST /api/v1/submit HTTP/1.1", "Host: localhost", f"Authorization: Bearer {token}",
+        "Content-Type: application/json", *more,
+    ]  # fmt: skip
+    lines += [] if length is None else [f"Content-Length: {length}"]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode()
+
+
+def ask(host: str, port: int, content: bytes, patience_s: float = 30.0) -> tuple[int, float]:
+    """The status of the first answer, 0 for none, and after how many seconds it came."""
+    with socket.create_connection((host, port), timeout=patience_s) as connection:
+        threading.Thread(target=_send, args=(connection, content), daemon=True).start()
+        began = time.monotonic()
+        answer = connection.recv(64)
+        took = time.monotonic() - began
+        return (int(answer.split()[1]) if answer else 0), took
+
+
+def _send(connection: socket.socket, content: bytes) -> None:
+    try:
+        connection.sendall(content)
+    except OSError:
+        return  # the other side has had enough
+
+
+@pytest.mark.slow
+def test_bad_requests_cost_little_time_and_memory(live):
+    """1 GiB announced, 1 GiB sent in pieces, a million brackets, aliases: least of three tries."""
+    host, port, token, process = live
+    brackets = b'{"config":' + b"[" * 1_000_000
+    flat = b"[" + b"[]," * 300_000 + b"[]]"
+    chunk = b"10000\r\n" + b"x" * 65536 + b"\r\n"
+    bomb = b'{"config": "configs/smoke.yaml", "overrides_yaml": "a: &a [x]\\nb: [*a, *a]"}'
+    requests = {
+        "announced": (make_head(token, 1 << 30) + b"x" * MIB, 413),
+        "in pieces": (make_head(token, None, "Transfer-Encoding: chunked") + chunk * 200, 413),
+        "brackets": (make_head(token, len(brackets)) + brackets, 422),
+        "flat": (make_head(token, len(flat)) + flat, 422),
+        "aliases": (make_head(token, len(bomb)) + bomb, 422),
+        "headers": (make_head(token, 2, *(f"X-{i}: a" for i in range(100))) + b"{}", 431),
+    }
+    before = process.memory_info().rss
+    for name, (content, status) in requests.items():
+        found = [ask(host, port, content) for _ in range(3)]
+        assert {one for one, _ in found} == {status}, name
+        least = min(took for _, took in found)
+        print(name, f"{least * 1000:.1f} ms")
+        assert least < (0.1 if name != "flat" else 0.5), (name, least)
+    grown = (process.memory_info().rss - before) / MIB
+    print(f"memory: +{grown:.1f} MiB")
+    assert grown <= 50
+
+
+@pytest.mark.slow
+def test_a_body_that_never_ends_is_given_up_and_holds_up_nobody(live):
+    host, port, token, _ = live
+    slow = [socket.create_connection((host, port), timeout=60) for _ in range(20)]
+    for connection in slow:
+        connection.sendall(make_head(token, 100) + b"{")
+    status, took = ask(host, port, make_head(token, 2) + b"{}")
+    assert (status, took < 2.0) == (422, True)
+    began = time.monotonic()
+    assert all(connection.recv(64).startswith(b"HTTP/1.1 408") for connection in slow)
+    assert 5 < time.monotonic() - began < 30
+    for connection in slow:
+        connection.close()
+
+
+@pytest.mark.slow
+def test_streams_beyond_the_limit_are_refused_and_closed_ones_count_no_more(live):
+    host, port, token, _ = live
+    head = (
+        f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n\r\n"
+    )
+    streams = []
+    for _ in range(64):
+        stream = socket.create_connection((host, port), timeout=30)
+        stream.sendall(head.encode())
+        assert stream.recv(64).startswith(b"HTTP/1.1 200")
+        streams.append(stream)
+    assert ask(host, port, head.encode())[0] == 503
+    status, _ = ask(host, port, head.replace("/events", "/runs").encode())
+    assert status == 200
+    for stream in streams:
+        stream.close()
+    deadline = time.monotonic() + 10
+    while ask(host, port, head.encode())[0] == 503:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_text_of_brackets_is_given_up_at_the_first_that_is_too_deep():
+    for text in (b"[" * 10_000_000, b'"' + b"[" * 40, b'{"a":' * 33):
+        with pytest.raises(BodyTooDeep):
+            check_depth(text, 32)
+    check_depth(b"[" * 32 + b"]" * 32, 32)
+    check_depth(b'{"a": "\\\\", "b": "' + b"[{" * 50 + b'"}', 32)
