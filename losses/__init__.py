@@ -37,6 +37,7 @@ from losses import (
     standardise as standardise,
 )
 from losses.base import LOSSES, Loss, LossInputs, LossOutput
+from losses.classes import create_class_loss
 from losses.ensembles import combine_answers
 from losses.factory import create_loss
 from losses.regression import GAUSSIAN, compute_gaussian_nll, get_regression_loss
@@ -53,6 +54,7 @@ __all__ = [
     "WeightedLoss",
     "combine_answers",
     "compute_gaussian_nll",
+    "create_class_loss",
     "create_loss",
     "create_weighted_loss",
     "get_regression_loss",

@@ -72,9 +72,37 @@ def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) 
         key="model",
         device=device,
     )
+    scale_head(model, section)
     if section.weights:
         load_weights(model, open_weights(section.weights, "model.weights"))
     return model
+
+
+def scale_head(model: nn.Module, section: ModelSection) -> None:
+    """Scale the classifier's first weights and set its first bias; weights that are loaded win.
+
+    Raises:
+      UserError: the model has no linear classifier, or it has no bias.
+    """
+    scale, bias = section.head_init_scale, section.head_init_bias
+    if scale is None and bias is None:
+        return
+    key = "head_init_scale" if bias is None else "head_init_bias"
+    found = model.get_classifier() if hasattr(model, "get_classifier") else None
+    heads = found if isinstance(found, tuple) else (found,)
+    for head in heads:
+        weight, offset = getattr(head, "weight", None), getattr(head, "bias", None)
+        if weight is None or (bias is not None and offset is None):
+            raise UserError(
+                f"model.{key} ({getattr(section, key):g}) needs a classifier with weights and a "
+                f"bias, which {section.name} does not have; leave it out"
+            )
+        with torch.no_grad():
+            for parameter in (weight, offset):
+                if scale is not None and parameter is not None:
+                    parameter.mul_(scale)
+            if bias is not None:
+                offset.fill_(bias)
 
 
 def build_model(

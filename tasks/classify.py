@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from datasets import ImageBatch, Loader, require_images
-from losses import LossInputs, LossOutput, combine_answers, create_weighted_loss
+from losses import (
+    LossInputs,
+    LossOutput,
+    combine_answers,
+    create_class_loss,
+    create_weighted_loss,
+)
 from models import (
     EMA,
     Teacher,
@@ -75,6 +81,9 @@ class Classify(RunTask):
         "distill", "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
         "data.random_erasing", "model.num_classes", "model.image_size", "train.mixup_alpha",
         "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
+        "train.task_loss",
+        "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
+        "model.head_init_scale", "model.head_init_bias",
     })  # fmt: skip
 
     def __init__(
@@ -89,7 +98,9 @@ class Classify(RunTask):
         self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
         self.mixing = Mixing(config.train)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
-        self.losses = create_weighted_loss(config.distill)
+        self.losses = create_weighted_loss(
+            config.distill, create_class_loss(config.train, facts.num_classes)
+        )
         self.teaching = Teaching(config, self.losses)
         self._cache: TeacherCache | None = None
 

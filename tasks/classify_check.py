@@ -12,7 +12,7 @@ from torch import nn
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, describe_dataset, require_images
-from losses import WeightedLoss, create_weighted_loss
+from losses import WeightedLoss, create_class_loss, create_weighted_loss
 from models import InputTransform, Teacher, create_teachers
 from tasks.dry_run import (
     FeatureShapes,
@@ -74,7 +74,9 @@ class ClassifyCheck(TaskCheck):
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.num_classes = _choose_classes(config, self.dataset)
         self.model_arguments = {"num_classes": self.num_classes}
-        self.losses = create_weighted_loss(config.distill)
+        self.losses = create_weighted_loss(
+            config.distill, create_class_loss(config.train, self.num_classes)
+        )
         self._shapes: ImageShapes = {}
         self._feature_shapes: FeatureShapes | None = None
 

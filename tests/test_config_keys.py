@@ -26,7 +26,8 @@ PREFIXES = {
 # The pinned list: an addition shows in review, and belongs into the help of main.py.
 KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.drop_rate
-model.drop_path_rate model.args model.xla_patches model.skip_patches
+model.drop_path_rate model.head_init_scale model.head_init_bias model.args model.xla_patches
+model.skip_patches
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
 data.eval_pp data.image_key data.label_key data.input_columns data.target_columns data.split_seed
 data.standardise data.global_batch_size data.eval_batch_size data.order data.shuffle_gib
@@ -36,7 +37,8 @@ optim.name optim.lr optim.min_lr optim.warmup_lr optim.warmup_epochs optim.warmu
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
 optim.max_grad_norm optim.args
-train.task train.task_loss train.l2_penalty train.epochs train.steps train.accumulate_steps
+train.task train.task_loss train.bce_threshold train.bce_sum train.bce_positive_weight
+train.class_weights train.l2_penalty train.epochs train.steps train.accumulate_steps
 train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
@@ -60,7 +62,7 @@ model.weights data.root distill.teacher_weights distill.teachers[].weights
 distill.teachers[].label_map distill.teacher_cache runtime.compile_cache
 run.output_dir run.cache_dir run.checkpoint_root run.init_from run.resume
 """
-NO_PLACES = "model.drop_path_rate distill.cache_end runtime.compile_cache_gib"
+NO_PLACES = "model.drop_path_rate train.class_weights distill.cache_end runtime.compile_cache_gib"
 # What may differ when a run goes on, pinned likewise; anything else would be another run.
 MAY_CHANGE = {
     "free": """

@@ -313,6 +313,7 @@ def _rows(shared: str, section: str, changes: list[tuple[str, str, str]]) -> lis
 
 
 _STEPPED = ("--optim.schedule=step", "--optim.decay_epochs=[1]")
+_BCE = "--train.task_loss=bce"
 _MESH = ("--runtime.device=xla", "--runtime.parallel=spmd")
 _PLAIN_ROWS: list[Row] = [
     *_rows("", "model", [("name", "resnet10t", "refused:resnet10t"),
@@ -366,6 +367,11 @@ _PLAIN_ROWS: list[Row] = [
     ("train.mix_prob", ("--mixup=0.8",), "--train.mix_prob=0", "batch"),
     ("train.cutmix_prob", ("--mixup=0.8", "--cutmix=1"), "--train.cutmix_prob=1", "batch"),
     ("train.ema_decay", ("--model_ema",), "--train.ema_decay=0.5", "state"),
+    ("train.bce_threshold", (_BCE, "--smoothing=0.5"), "--train.bce_threshold=0.2", "loss"),
+    *_rows(_BCE, "train", [("bce_sum", "true", "loss"), ("bce_positive_weight", "3", "loss")]),
+    ("train.class_weights", (), "--train.class_weights=[0, 1, 1, 1, 1, 1, 1, 1, 1, 1]", "loss"),
+    *_rows("", "model", [("head_init_scale", "0.1", "weights"),
+                         ("head_init_bias", "-7", "weights")]),
     *_rows("", "runtime", [("device", "xla", "device"), ("parallel", "spmd", "refused"),
                            ("num_processes", "2", "ranks"), ("precision", "bf16", "loss"),
                            ("tf32", "true", "refused"), ("graph_budget", "77", "plan")]),

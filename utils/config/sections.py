@@ -46,6 +46,12 @@ class ModelSection(ConfigSection):
         description="stochastic depth rate, last block",
         **about(aliases=("drop_path",)),
     )
+    head_init_scale: float | None = Field(
+        None, ge=0, description="factor of the classifier's first weights and bias"
+    )
+    head_init_bias: float | None = Field(
+        None, description="the classifier's first bias, such as -log(classes) for task_loss=bce"
+    )
     args: dict[str, Any] = Field(
         default_factory=dict, description="further keyword arguments of timm.create_model"
     )
@@ -130,8 +136,22 @@ class TrainSection(ConfigSection):
     task: str = Field("classify", description="what is learnt: a name in tasks/")
     task_loss: str = Field(
         "",
-        description="what is learnt from the targets (regress: mse, mae, huber, gaussian_nll); "
-        "empty: the task's first",
+        description="what is learnt from the targets (classify: softmax, bce; regress: mse, mae, "
+        "huber, gaussian_nll); empty: the task's first",
+    )
+    bce_threshold: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="targets above it count as 1 and the others as 0, for task_loss=bce; none: "
+        "as they are mixed",
+    )
+    bce_sum: bool = Field(False, description="task_loss=bce sums over classes; else their mean")
+    bce_positive_weight: float = Field(
+        1.0, gt=0, description="factor of what the right classes add to task_loss=bce"
+    )
+    class_weights: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (), description="factors of the classes in the task loss, one for each; empty: all are 1"
     )
     l2_penalty: float = Field(
         0.0,

@@ -1,0 +1,105 @@
+"""The task losses of a classification: timm's values for the same inputs, one graph on XLA."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from timm.loss import BinaryCrossEntropy
+from torch.nn import functional as F
+
+from losses import LossInputs, WeightedLoss, create_class_loss
+from tasks.mixing import Mixing
+from utils.config.sections import TrainSection
+
+CLASSES = 5
+WEIGHTS = (0.5, 2.0, 1.0, 0.0, 3.0)
+# Our keys beside timm's arguments; the last two act on what mixing has made of the labels.
+KINDS = {
+    "mean": ({}, {}),
+    "sum": ({"bce_sum": True}, {"sum_classes": True}),
+    "threshold": ({"bce_threshold": 0.2}, {"target_threshold": 0.2}),
+    "positive": ({"bce_positive_weight": 3.0}, {"pos_weight": 3.0}),
+    "weights": ({"class_weights": WEIGHTS}, {"weight": torch.tensor(WEIGHTS)}),
+    "all": (
+        {"bce_sum": True, "bce_threshold": 0.1, "bce_positive_weight": 0.3,
+         "class_weights": WEIGHTS},
+        {"sum_classes": True, "target_threshold": 0.1, "pos_weight": 0.3,
+         "weight": torch.tensor(WEIGHTS)},
+    ),
+}  # fmt: skip
+
+
+def draw(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits [8, 5], some of them huge, and mixed targets."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 4 * torch.randn(8, CLASSES, generator=generator)
+    logits[0] = torch.tensor([1e4, -1e4, 0.0, 60.0, -60.0])
+    targets = torch.rand(8, CLASSES, generator=generator)
+    return logits.to(dtype).requires_grad_(), targets / targets.sum(dim=1, keepdim=True)
+
+
+def compute(logits: torch.Tensor, targets: torch.Tensor, **keys: object) -> torch.Tensor:
+    section = TrainSection(**{"task_loss": "bce", **keys})
+    loss = WeightedLoss(task_loss=create_class_loss(section, CLASSES)).to(logits.device)
+    return loss(LossInputs(logits, targets)).total
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_value_and_gradient_equal_timms(kind):
+    keys, arguments = KINDS[kind]
+    (logits, targets), (same, _) = draw(), draw()
+    found, wanted = compute(logits, targets, **keys), BinaryCrossEntropy(**arguments)(same, targets)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    found.backward()
+    wanted.backward()
+    torch.testing.assert_close(logits.grad, same.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_smoothed_labels_are_timms(smoothing):
+    """timm spreads the mass in its loss; here it is done where targets are made."""
+    labels, (logits, _) = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2]), draw()
+    targets = Mixing(TrainSection(label_smoothing=smoothing)).mix_targets(labels, CLASSES, {})
+    wanted = BinaryCrossEntropy(smoothing=smoothing)(logits, labels)
+    torch.testing.assert_close(compute(logits, targets), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_of_classes_weigh_the_softmax_as_pytorch_does():
+    logits, targets = draw()
+    found = compute(logits, targets, task_loss="softmax", class_weights=WEIGHTS)
+    wanted = F.cross_entropy(logits, targets, weight=torch.tensor(WEIGHTS))
+    torch.testing.assert_close(found, wanted)
+    assert torch.equal(compute(logits, targets, task_loss=""), compute(
+        logits, targets, task_loss="softmax"))  # fmt: skip
+
+
+def test_half_precision_is_computed_in_float32_and_padding_left_out():
+    (logits, targets), section = draw(torch.bfloat16), TrainSection(task_loss="bce", bce_sum=True)
+    loss, mask = create_class_loss(section, CLASSES), torch.arange(8) < 6
+    found = loss(LossInputs(logits, targets, mask=mask))
+    wanted = BinaryCrossEntropy(sum_classes=True)(logits[:6].float(), targets[:6])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.xla
+def test_on_xla_the_loss_is_one_graph_and_leaves_no_operator_out():
+    torch_xla = pytest.importorskip("torch_xla")
+    metrics = pytest.importorskip("torch_xla.debug.metrics")
+    device, (logits, targets) = torch_xla.device(), draw()
+    section = TrainSection(task_loss="bce", **KINDS["all"][0])
+    loss = WeightedLoss(task_loss=create_class_loss(section, CLASSES)).to(device)
+    torch_xla.sync(wait=True)
+    found = []
+    for step in range(3):
+        if step == 1:
+            metrics.clear_all()
+        moved = (logits.detach() * (1 + step)).to(device).requires_grad_()
+        total = loss(LossInputs(moved, targets.to(device))).total
+        total.backward()
+        found.append(total.detach())
+        torch_xla.sync(wait=True)
+    assert not metrics.counter_value("UncachedCompile")
+    assert [name for name in metrics.counter_names() if name.startswith("aten::")] == []
+    wanted = BinaryCrossEntropy(**KINDS["all"][1])(logits, targets)
+    torch.testing.assert_close(found[0].cpu(), wanted.detach(), rtol=1e-5, atol=1e-5)
