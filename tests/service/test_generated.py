@@ -1,0 +1,97 @@
+"""Generated submissions: each is queued with the hash of main.py, or refused in a line."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from job.check import check
+from service.checker import Checker
+from service.jobs import Submission, open_queue
+from store.changes import hash_config
+from utils.config import combine_config, get_resume_rules
+from utils.config.keys import get_keys
+from utils.errors import UserError
+
+CONFIG = "configs/regression/diabetes_linear.yaml"
+# What a run of this configuration takes; the rest of the keys get what comes.
+GOOD = {
+    "optim.lr": (0.1, 1e-3), "optim.name": ("sgd", "adamw"), "train.seed": (0, 7, 2**31),
+    "train.epochs": (1, 3), "train.steps": (5, None), "data.global_batch_size": (8, 32),
+    "optim.schedule": ("cosine", "constant"), "train.ema": (True, False),
+    "runtime.precision": ("fp32", "bf16"), "train.log_every_steps": (1, 50),
+    "train.accumulate_steps": (1, 2, 4), "optim.weight_decay": (0.0, 0.1),
+    "train.early_stop_patience": (0, 2), "optim.max_grad_norm": (None, 1.0),
+}  # fmt: skip
+JUNK = (
+    None, True, -1, 0, 1, 1e308, -0.0, 2**70, "", "x", "1e3", "../x", "gs://", "\n", "a" * 5000,
+    "\x00", [], [1, "a"], {}, {"a": {"b": [None]}}, "none", "[1", "{}", "${HOME}", "é", "‮",
+)  # fmt: skip
+# A probe of a store, a device or a cloud is no business of this test.
+NOT_HERE = ("run.output_dir", "run.checkpoint_root", "run.cache_dir", "data.root", "run.init_from")
+
+
+def generate(count: int, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Overrides of all kinds, the same for the same seed."""
+    instants = random.Random(seed)
+    keys = [key for key in get_keys() if key not in NOT_HERE]
+    for number in range(count):
+        given: dict[str, object] = {"runtime.device": "cpu", "run.run_id": f"made{number}"}
+        for _ in range(instants.randint(0, 3)):
+            key = instants.choice(list(GOOD))
+            given[key] = instants.choice(GOOD[key])
+        if instants.random() < 0.5:
+            key = instants.choice(keys)
+            given[instants.choice([key, key, key + "x", key + ".y"])] = instants.choice(JUNK)
+        yield given
+
+
+def ask_main(overrides: dict[str, object], store: str) -> tuple[str, str]:
+    """What main.py does with a configuration: its hash, or the line that refuses it."""
+    try:
+        config = combine_config(CONFIG, {**overrides, "run.output_dir": store}, "the submission")
+        check(config, "cpu")
+    except UserError as error:
+        return "", " ".join(str(error).split())
+    except Exception as error:
+        return "", f"main.py would end with {type(error).__name__}"
+    return hash_config(config.model_dump(mode="json"), get_resume_rules()), ""
+
+
+def compare_all(count: int, store: str) -> Counter[str]:
+    """Submit what the checks pass; gives how many were queued and refused."""
+    queue, checker, seen = open_queue(store), Checker(), Counter[str]()
+    try:
+        for overrides in generate(count):
+            verdict = checker.check(Submission(config=CONFIG, overrides=overrides), store)
+            digest, refusal = ask_main(overrides, store)
+            assert "the check itself failed" not in verdict.error, overrides
+            assert bool(verdict.error) == bool(refusal), (overrides, verdict, refusal)
+            if verdict.error:
+                assert "\n" not in verdict.error and len(verdict.error) < 8000, overrides
+                seen["refused"] += 1
+                continue
+            view = queue.submit(Submission(config=CONFIG, overrides=overrides), "test")
+            assert view.config_hash == verdict.config_hash == digest, overrides
+            seen["queued"] += 1
+    finally:
+        checker.close()
+    assert len(queue.list()) == seen["queued"]
+    # Only a dispatcher starts programs.
+    assert all(job.attempts == 0 for job in queue.list())
+    return seen
+
+
+def test_generated_submissions_are_queued_or_refused(tmp_path: Path) -> None:
+    seen = compare_all(120, str(tmp_path / "runs"))
+    assert seen["queued"] > 25 and seen["refused"] > 25, seen
+
+
+@pytest.mark.slow
+def test_many_generated_submissions_are_queued_or_refused(tmp_path: Path) -> None:
+    seen = compare_all(5000, str(tmp_path / "runs"))
+    assert seen["queued"] > 1000 and seen["refused"] > 1000, seen
