@@ -75,7 +75,13 @@ def compare_all(count: int, store: str) -> Counter[str]:
                 assert "\n" not in verdict.error and len(verdict.error) < 8000, overrides
                 seen["refused"] += 1
                 continue
-            view = queue.submit(Submission(config=CONFIG, overrides=overrides), "test")
+            try:
+                view = queue.submit(Submission(config=CONFIG, overrides=overrides), "test")
+            except UserError as error:
+                # A name may be made twice.
+                assert "is a job of this queue already" in str(error), overrides
+                seen["refused"] += 1
+                continue
             assert view.config_hash == verdict.config_hash == digest, overrides
             seen["queued"] += 1
     finally:
