@@ -31,7 +31,7 @@ from store.spans import SPANS_FILE, Span, parse_spans
 from store.stretches import SKETCHES_FILE, RunSketches, parse_sketches
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonObject, JsonValue, make_plain
 from utils.storage import Folder, join_place, open_folder
 
 # Newer run directories are for newer programs.
@@ -47,6 +47,7 @@ FACTS = (
     "path", "experiment", "name", "id", "status", "started", "ended", "attempts",
     "final_up_to_step", "schema_version", "host", "device", "git_commit",
 )  # fmt: skip
+_NUMBERS = ("started", "ended", "attempts", "final_up_to_step")
 Values = dict[str, float]
 
 
@@ -81,7 +82,7 @@ class RunRecord:
     @cached_property
     def config(self) -> JsonObject:
         """Dotted key -> value of the resolved configuration; empty without one."""
-        return flatten_config(parse_config(self._read(CONFIG_FILE)))
+        return flatten_config(make_plain(parse_config(self._read(CONFIG_FILE))))
 
     @property
     def checkpoints(self) -> Folder:
@@ -194,10 +195,10 @@ def describe(facts: JsonObject) -> dict[str, JsonValue]:
     """The facts of a run by the names of `FACTS`, without its path; those unknown are none."""
     environment = facts.get("environment")
     environment = environment if isinstance(environment, dict) else {}
-    found = {name: facts.get(name) for name in FACTS[1:]}
+    found = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}
     found["schema_version"] = facts.get("schema_version", 1)
     for name in ("host", "device", "git_commit"):
-        found[name] = environment.get(name)
+        found[name] = _fit(name, environment.get(name))
     return found
 
 
@@ -254,6 +255,14 @@ def read_tail(path: Path) -> list[Line]:
                 count *= 8
     except OSError:
         return []
+
+
+def _fit(name: str, value: JsonValue) -> JsonValue:
+    """A fact as everybody reads it; one of another kind counts as unknown."""
+    if name in _NUMBERS:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and math.isfinite(value) else None
+    return value if isinstance(value, str) else None
 
 
 def _to_number(value: object, told: object) -> float | None:

@@ -66,7 +66,8 @@ def serve_runs(options: argparse.Namespace) -> None:
     from service.web.settings import LOOPBACK, ServiceSettings
 
     check_store(options.store)
-    names = (*LOOPBACK, options.host.lower(), *(name.lower() for name in options.allow_host))
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    names = (*LOOPBACK, host.lower(), *(name.lower() for name in options.allow_host))
     settings = ServiceSettings(
         options.store, options.index, options.token_file, hosts=names, roots=tuple(options.root)
     )
@@ -90,7 +91,6 @@ def serve_runs(options: argparse.Namespace) -> None:
         )
     app = create_app(settings)
     with bind(options.host, options.port) as listener:
-        host = f"[{options.host}]" if ":" in options.host else options.host
         address = f"http://{host}:{listener.getsockname()[1]}"
         token = app.state.service.tokens.create_start()
         print(f"runs of {options.store}: {address}/start?token={token}")

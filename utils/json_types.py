@@ -16,6 +16,15 @@ JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
 
+def make_plain(value: object) -> JsonValue:
+    """What YAML has read as JSON can hold it: dates, sets and the like become text and lists."""
+    if isinstance(value, dict):
+        return {str(key): make_plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [make_plain(inner) for inner in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
 def make_finite(value: JsonValue) -> JsonValue:
     """A value as JSON can hold it: nan and infinities become text."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -72,7 +72,7 @@ class RunDetail(BaseModel):
     alive: bool | None = None
     started: float | None = None
     ended: float | None = None
-    final_up_to_step: int | None = None
+    final_up_to_step: float | None = None
     host: str | None = None
     device: str | None = None
     git_commit: str | None = None

@@ -74,8 +74,6 @@ class SecurityGate:
         answer = _Answer(send)
         try:
             identity = self._let_in(scope)
-            if scope["path"] == EVENTS:
-                self._check_streams()
             receive = await self._receive(scope, receive)
             await self._pass_on(scope, receive, answer)
         except Refusal as error:
@@ -206,6 +204,8 @@ class SecurityGate:
 
     async def _pass_on(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
         is_stream = scope["path"] == EVENTS
+        if is_stream:
+            self._check_streams()
         self._streams += is_stream
         try:
             await self._app(scope, receive, answer.send)

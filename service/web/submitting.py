@@ -16,6 +16,9 @@ from utils.config import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
+# Each dot of a key is a level of the configuration.
+_KEY_LETTERS = 256
+
 
 def submit(
     parts: Service, asker: Identity, request: SubmitRequest
@@ -48,6 +51,9 @@ def read_request(parts: Service, request: SubmitRequest) -> Submission:
     """
     check_config_path(request.config, ROOT)
     overrides = {**request.overrides, **flatten_overrides(request.overrides_yaml)}
+    for key in overrides:
+        if len(key) > _KEY_LETTERS:
+            raise UserError(f"{key[:80]}...: a key has at most {_KEY_LETTERS} letters; shorten it")
     draft = Submission(config=str(ROOT / request.config), overrides=overrides, slots=request.slots)
     config = resolve_submission(draft, parts.store)
     check_places(config, parts.roots, ROOT)

@@ -77,6 +77,9 @@ REFUSED = [
     ({"config": "\ud800"}, "config"), ({"config": CONFIG, "overrides_yaml": "\ud800"}, "unicode"),
     ({"config": CONFIG, "overrides": {"run.resume": "/x"}}, "run.resume"),
     ({"config": CONFIG, "overrides": {"": 1}}, "key"),
+    ({"config": CONFIG, "overrides": {"optim.args" + ".a" * 5000: 1}}, "at most 256 letters"),
+    ({"config": CONFIG, "overrides": {"optim.args" + ".a" * 120: "/etc"}}, "optim.args"),
+    ({"config": CONFIG, "overrides_yaml": "a." * 9000 + "b: 1"}, "a."),
     ({"config": CONFIG, "overrides": {"data.name": "\ud800"}}, "data.name"),
 ]  # fmt: skip
 

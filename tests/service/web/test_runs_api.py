@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.service.web.apps import make_app, make_client, make_store
@@ -58,6 +60,33 @@ def test_a_number_that_is_not_finite_is_text(tmp_path):
     client = make_client(make_app(store), "view")
     values = client.get("/api/v1/runs/digits/wild").json()["values"]
     assert (values["eval.top1"], values["eval.loss"]) == ("nan", "inf")
+
+
+WRONG = {
+    "id": 5, "status": ["x"], "started": "now", "ended": True, "attempts": "many", "final": [1],
+    "final_up_to_step": 1e300, "environment": 7, "experiment": {}, "name": None, "nonfinite": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_facts_of_another_kind_are_left_out_and_break_nothing(tmp_path, key):
+    """Whoever can write to a run's directory may have written anything."""
+    store = make_store(tmp_path)
+    run = store / "digits" / "seed0"
+    facts = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**facts, key: WRONG[key]}))
+    (run / "config_resolved.yaml").write_text("a: {b: 2026-01-01, 3: !!binary aGk=, c: .nan}\n")
+    (run / "attempts.jsonl").write_text('{"attempt": 1, "began": "x", "ended": NaN}\n[1]\n')
+    (run / "artifacts.json").write_text('{"artifacts": [1, {"path": 2}, null]}')
+    (run / "tags.json").write_text('{"tags": 3}')
+    client = make_client(make_app(store), "view")
+    found = client.get("/api/v1/runs/digits/seed0")
+    assert found.status_code == 200, found.text
+    assert found.json()["config"]["a.c"] == "nan"
+    for path in ("/api/v1/runs", "/api/v1/runs.csv", "/runs/digits/seed0", "/"):
+        assert client.get(path).status_code == 200, path
+    sides = {"run": ["digits/seed0", "digits/seed1"]}
+    assert client.get("/api/v1/compare", params=sides).status_code in (200, 422)
 
 
 def test_a_link_out_of_the_store_is_no_run(tmp_path):
