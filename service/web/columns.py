@@ -29,7 +29,7 @@ from utils.storage import LocalFolder, to_path, write_atomically
 
 # A history of less is read anew after each start of the program.
 _LARGE_BYTES = 4 << 20
-_READ_BYTES = 32 << 20
+_READ_BYTES = 16 << 20
 # So much before the place where reading stopped tells whether the file is still the same one.
 _TAIL_BYTES = 1 << 16
 _CACHE_BYTES = 8 << 30

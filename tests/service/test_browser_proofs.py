@@ -274,3 +274,23 @@ def test_eight_tabs_share_one_stream_and_none_hangs(browser, small, signed_in):
         tab.locator(".live.on").wait_for()
     watched.check()
     watched.context.close()
+
+
+def test_a_page_follows_its_run_while_it_is_open(browser, small, signed_in):
+    watched = Watched(browser, small.start, storage_state=signed_in)
+    page = watched.visit("/runs/digits/killed")
+    wait_for_charts(page, 1)
+    page.locator(".live.on").wait_for()
+    path = small.queue.folder.parent / "digits" / "killed" / METRICS_FILE
+    line = {"step": 4321, "kind": "train", "attempt": 1, "loss/total": 0.25}
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    page.locator("#tiles dd", has_text="4,321").wait_for()
+    last = "plot => plot.data[0].x.at(-1)"
+    for _ in range(200):
+        if page.locator("figure .plot").first.evaluate(last) == 4321:
+            break
+        page.wait_for_timeout(100)
+    assert page.locator("figure .plot").first.evaluate(last) == 4321
+    watched.check()
+    watched.context.close()

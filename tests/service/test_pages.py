@@ -87,8 +87,16 @@ def test_curves_of_some_steps_are_drawn_without_script(client):
     assert client.get("/runs/digits/seed0?from=&to=").status_code == 200
 
 
-def test_a_run_that_is_not_there_is_404(client):
-    assert client.get("/runs/digits/nobody").status_code == 404
+def test_a_run_that_is_not_there_is_404_as_a_page_or_as_a_problem(client):
+    answer = client.get("/runs/digits/nobody", headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 404
+    assert "<h1>Not Found</h1>" in answer.text
+    assert "holds no run.json" in answer.text
+    answer = client.get("/runs/digits/nobody")
+    assert answer.headers["content-type"] == "application/problem+json"
+    wrong = client.get("/?page=0", headers={"accept": "text/html"})
+    assert wrong.status_code == 422
+    assert "page" in wrong.text
 
 
 def test_a_tag_is_given_and_taken_off_by_a_form(client):
@@ -164,3 +172,9 @@ def test_keys_that_cannot_change_what_is_learnt_come_last():
 def test_a_key_that_some_runs_do_not_have_differs():
     cells = {"a": {1: 1, 2: 1}, "b": {1: 1}, "c": {1: [1], 2: [2]}, "d": {1: None, 2: None}}
     assert find_differing(list(cells), cells, [1, 2]) == ["b", "c"]
+    assert find_differing(list(cells), cells, [1, 2], late=["b"]) == ["c", "b"]
+
+
+def test_a_key_that_varies_most_comes_first():
+    cells = {"a": {1: 1, 2: 1, 3: 2, 4: 1}, "b": {1: 1, 2: 2, 3: 3, 4: 4}}
+    assert find_differing(["a", "b"], cells, [1, 2, 3, 4]) == ["b", "a"]

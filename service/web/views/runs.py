@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -154,7 +155,7 @@ def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
         free = [key for key, rule in get_resume_rules().items() if rule == "free"]
         varied, usual = choose_keys(index.list_varied(), free), runs.choose_usual()
         cells = index.read_cells(numbers, [*varied, *usual])
-        differing, more = split_columns(find_differing(varied, cells, numbers))
+        differing, more = split_columns(find_differing(varied, cells, numbers, free))
         wanted = [*(key for key in usual if cells[key]), *differing]
     return ListedRuns(runs.read_rows(numbers, wanted), wanted, len(found), more)
 
@@ -171,14 +172,18 @@ def choose_keys(varied: Sequence[str], free: Sequence[str]) -> list[str]:
 
 
 def find_differing(
-    keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], runs: Sequence[int]
-) -> list[str]:
-    """Of these keys those whose values are not the same in all runs."""
+    keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], runs: Sequence[int],
+    late: Collection[str] = (),
+) -> list[str]:  # fmt: skip
+    """Of these keys those whose values are not the same in all runs, those that vary most first."""
 
-    def count(key: str) -> int:
-        return len({json.dumps(cells[key].get(run), sort_keys=True) for run in runs})
+    def count_odd(key: str) -> int:
+        """Runs that do not have the value that most have."""
+        texts = Counter(json.dumps(cells[key].get(run), sort_keys=True) for run in runs)
+        return len(runs) - max(texts.values(), default=0)
 
-    return [key for key in keys if count(key) > 1]
+    odd = {key: count_odd(key) for key in keys}
+    return sorted((key for key in keys if odd[key]), key=lambda key: (key in late, -odd[key]))
 
 
 def split_columns(differing: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
