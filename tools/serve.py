@@ -19,6 +19,7 @@ from pathlib import Path
 
 from service.jobs.keeper import DispatcherKeeper
 from service.jobs.slots import parse_slots
+from service.web.settings import LOOPBACK, ServiceSettings
 from tools.runs.places import check_store
 from utils.errors import UserError
 from utils.programs import ProgramParser, create_program_parser, run_program
@@ -63,8 +64,6 @@ def serve_runs(options: argparse.Namespace) -> None:
     Raises:
       UserError: a flag that cannot be honoured, or a package that is missing.
     """
-    from service.web.settings import LOOPBACK, ServiceSettings
-
     check_store(options.store)
     host = f"[{options.host}]" if ":" in options.host else options.host
     names = (*LOOPBACK, host.lower(), *(name.lower() for name in options.allow_host))
@@ -72,7 +71,7 @@ def serve_runs(options: argparse.Namespace) -> None:
         options.store, options.index, options.token_file, hosts=names, roots=tuple(options.root)
     )
     if options.add_token:
-        add_token(options, settings.tokens_path)
+        add_token(options, settings)
         return
     try:
         from service.web.app import create_app
@@ -102,13 +101,16 @@ def serve_runs(options: argparse.Namespace) -> None:
             serve(app, listener)
 
 
-def add_token(options: argparse.Namespace, path: Path) -> None:
+def add_token(options: argparse.Namespace, settings: ServiceSettings) -> None:
     """Print a new token that stays until its row is taken out of the file."""
-    from service.web.tokens import TokenBook
+    from service.web.audit import AuditLog
+    from service.web.tokens import TokenBook, get_user
 
-    token = TokenBook(path).add(options.add_token, options.role)
-    print(f"{options.add_token} ({options.role}): {token}")
-    print(f"It is told this once; {path} keeps its hash.")
+    name, role = options.add_token, options.role
+    token = TokenBook(settings.tokens_path).add(name, role)
+    AuditLog(settings.state_folder).add(get_user(), "token", name=name, role=role)
+    print(f"{name} ({role}): {token}")
+    print(f"It is told this once; {settings.tokens_path} keeps its hash.")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ name stay until they are removed from the file, for programs and for other peopl
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import hashlib
 import hmac
@@ -16,6 +18,7 @@ import secrets
 import stat
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -66,7 +69,7 @@ class TokenBook:
         """A token that signs in once, while this process lives."""
         token = secrets.token_urlsafe(32)
         with self._lock:
-            self._start[_hash(token)] = _describe(_get_user(), role, "start", _START_S)
+            self._start[_hash(token)] = _describe(get_user(), role, "start", _START_S)
         return token
 
     def add(self, who: str, role: str) -> str:
@@ -102,8 +105,7 @@ class TokenBook:
 
     def sign_out(self, token: str) -> None:
         """Forget a cookie's token."""
-        with self._lock:
-            self._read()
+        with self._changing():
             digest = _hash(token)
             self._write([r for r in self._rows if r["sha256"] != digest or r["kind"] == "named"])
 
@@ -112,13 +114,21 @@ class TokenBook:
 
     def _keep(self, row: JsonObject) -> str:
         token = secrets.token_urlsafe(32)
-        with self._lock:
-            self._read()
+        with self._changing():
             rows = [one for one in self._rows if _is_valid(one)]
             sessions = [one for one in rows if one["kind"] == "session"][-_MOST_SESSIONS:]
             named = [one for one in rows if one["kind"] == "named"]
             self._write([*named, *sessions, {"sha256": _hash(token), **row}])
         return token
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """The file as it is, while no other thread and no other program changes it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._lock, self.path.with_name(f"{self.path.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._read()
+            yield
 
     def _read(self) -> None:
         try:
@@ -145,7 +155,6 @@ class TokenBook:
         self._rows, self._stamp = rows, stamp
 
     def _write(self, rows: list[JsonObject]) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.path.with_name(f"{self.path.name}.{secrets.token_hex(4)}.tmp")
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -190,7 +199,8 @@ def _hash(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", errors="replace")).hexdigest()
 
 
-def _get_user() -> str:
+def get_user() -> str:
+    """Who has started this program."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

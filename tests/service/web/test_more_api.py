@@ -7,6 +7,9 @@ import io
 
 import pytest
 
+from service.jobs.files import ROOT
+from service.sweeps import SweepSpec, plan_trials
+from service.sweeps.plan import keep_sweep, resolve_base
 from store.compare.report import choose_metrics, compare_all
 from store.selection import RunSelector
 from tests.service.web.apps import make_app, make_client, make_store
@@ -111,6 +114,23 @@ def test_a_table_of_runs_holds_no_formulas(store, client):
     assert row["data.name"] == "'=HYPERLINK(1)"
     assert row["eval.top1"] == "-2.5"
     assert len(rows) == 4
+
+
+def test_a_sweep_tells_its_trials_and_tables(store, client):
+    config = str(ROOT / "configs" / "smoke.yaml")
+    spec = SweepSpec(name="lr", config=config, axes={"optim.lr": [0.1, 0.2]}, seeds=[0, 1])
+    keep_sweep(str(store), spec, resolve_base(spec))
+    first = plan_trials(spec)[0]
+    make_run(store, first.run_id, experiment="smoke", final={"eval_top1": 70.0})
+    assert client.get("/api/v1/sweeps").json() == {"sweeps": ["lr"]}
+    found = client.get("/api/v1/sweeps/lr").json()
+    assert [trial["state"] for trial in found["trials"]] == ["complete", *["missing"] * 3]
+    assert found["trials"][0]["value"] == 70.0
+    assert found["points"][0]["interval"]["mean"] == 70.0
+    assert [row["trials"] for row in found["axes"]["optim.lr"]] == [2, 2]
+    assert client.get("/api/v1/sweeps/none").status_code == 404
+    (store / "sweeps" / "lr" / "sweep.json").write_text("{")
+    assert client.get("/api/v1/sweeps/lr").status_code == 422
 
 
 def test_a_store_without_reports_has_no_trends(client):

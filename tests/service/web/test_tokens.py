@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
@@ -54,6 +55,24 @@ def test_a_cookie_is_too_old_after_thirty_days(tmp_path, monkeypatch):
     now = module.time.time()
     monkeypatch.setattr(module.time, "time", lambda: now + module.COOKIE_S + 2)
     assert book.identify(session) is None
+
+
+def test_tokens_that_are_made_at_once_are_all_kept(tmp_path):
+    """Threads of the service, and programs beside it."""
+    path, made = tmp_path / "tokens.json", []
+
+    def make(number: int) -> None:
+        book = TokenBook(path)
+        made.extend(book.add(f"t{number}", "view") for _ in range(5))
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    book = TokenBook(path)
+    assert len(made) == 40 and all(book.identify(token) for token in made)
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize(
