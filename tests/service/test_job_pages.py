@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from service.estimates import Estimator, bill_by_estimate, bill_by_runs, read_steps
+from service.checker import Checker, Verdict
+from service.estimates import Estimate, Estimator, bill_by_estimate, bill_by_runs, read_steps
 from service.jobs import Submission, open_queue
 from service.jobs.files import ROOT, append_event
 from service.web.views.compare import tell_parting
@@ -18,7 +20,9 @@ from service.web.views.jobs import make_intervals
 from service.web.views.submit import make_groups, read_overrides
 from store.costs import DevicePrice
 from store.record import RunRecord
+from store.trends import keep_report
 from tests.service.web.apps import ORIGIN, make_app, make_client
+from tests.store.test_calibration import make_tpu_run, make_verdict
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.config import RunConfig, combine_config
 from utils.errors import UserError
@@ -228,6 +232,45 @@ def test_a_bill_by_the_compiler_is_steps_times_its_estimate():
     assert bill_by_estimate(report, None, 8, prices) is None
     assert bill_by_estimate({"step_ms": None}, 5, 8, prices) is None
     assert bill_by_estimate(report, 10, 8, []).usd is None
+
+
+def test_a_run_shows_the_compilers_verdict_beside_what_it_measured(tmp_path):
+    config = make_config(**{"data.global_batch_size": 8})
+    make_tpu_run(tmp_path / "runs", "measured", config, step_s=0.05)
+    keep_report(tmp_path / "runs", make_verdict(config))
+    page = make_client(make_app(tmp_path / "runs")).get("/runs/digits/measured").text
+    assert "The compiler's verdict beside the measured" in page.replace("&#39;", "'")
+    cells = re.findall(r'<td class="number">([^<]*)</td>', page)
+    assert cells[:3] == ["40.00 ms", "50.00 ms", "1.25"]
+
+
+def test_a_verdict_says_whether_it_fits_and_what_a_step_costs(client, monkeypatch):
+    told = {"fits": True, "device": "TPU v5 lite", "note": "an estimate, no measurement"}
+    report = make_verdict(make_config(), **told)
+    monkeypatch.setattr(Estimator, "find", lambda *_: Estimate("v5e:2x2", 1.7e9, report))
+    passed = Verdict("00ff", "digits_student/new", ("data: digits; 360 steps of 64",), "")
+    monkeypatch.setattr(Checker, "check", lambda *_: passed)
+    page = client.get(f"/submit?config={CONFIG}&estimate=1").text
+    assert "All checks passed" in page
+    assert '<span class="state good">fits</span>' in page
+    assert "1.0 to 40.0 ms" in page
+    assert "by the compiler" in page
+    assert "data-poll" not in page
+    monkeypatch.setattr(Estimator, "find", lambda *_: Estimate("v5e:2x2", 1.7e9))
+    assert "data-poll" in client.get(f"/submit?config={CONFIG}&estimate=1").text
+
+
+@pytest.mark.slow
+def test_what_the_compilers_program_says_is_shown(tmp_path):
+    """Without the compiler itself its program ends with one line, which is the answer."""
+    estimator = Estimator(str(tmp_path))
+    estimator.start(Submission(config=str(ROOT / CONFIG)), "v9:2x2")
+    deadline = time.monotonic() + 120
+    while not (found := estimator.find(Submission(config=str(ROOT / CONFIG)), "v9:2x2")).error:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert "v9" in found.error
+    assert "\n" not in found.error
 
 
 def test_steps_are_read_from_what_the_check_says():

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from service.web.assets import AssetTable
+from service.web.assets import STATIC, AssetTable
 from service.web.views.figures import group_metrics
 from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
@@ -178,3 +178,10 @@ def test_a_key_that_some_runs_do_not_have_differs():
 def test_a_key_that_varies_most_comes_first():
     cells = {"a": {1: 1, 2: 1, 3: 2, 4: 1}, "b": {1: 1, 2: 2, 3: 3, 4: 4}}
     assert find_differing(["a", "b"], cells, [1, 2, 3, 4]) == ["b", "a"]
+
+
+def test_own_script_and_style_stay_small_and_ask_nobody_else():
+    own = [path for path in STATIC.iterdir() if path.suffix in (".js", ".css")]
+    texts = [path.read_text(encoding="utf-8") for path in own]
+    assert sum(text.count("\n") for text in texts) < 900
+    assert not any(re.search(r"://|innerHTML\s*=[^=]|eval\(", text) for text in texts)

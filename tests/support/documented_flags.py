@@ -74,6 +74,7 @@ NOT_RUN = {
     r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
     r"bash run_commands\.sh service$|python -m tools\.serve .*--port ": "serves until it is "
     "stopped: tests/tools/test_serve.py",
+    r"python -m tools\.serve .*--add-token ": "writes into runs/: tests/tools/test_serve.py",
     r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
     r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
     r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",

@@ -84,6 +84,12 @@ async function refresh() {
     }
   }
   document.dispatchEvent(new CustomEvent("runs-changed"));
+  follow();
+}
+
+// A part that waits for something of which no event tells is asked for again.
+function follow() {
+  if (document.querySelector("[data-poll]")) setTimeout(schedule, LEAST_PAUSE_MS);
 }
 
 function replace(old, fresh) {
@@ -157,4 +163,5 @@ document.querySelectorAll("form[data-fields]").forEach(prepareForm);
 document.querySelectorAll("pre.log").forEach((log) => (log.scrollTop = log.scrollHeight));
 showChosen();
 if (lamp) connect();
+follow();
 if (document.querySelector("[data-chart]")) import(document.body.dataset.charts);
