@@ -15,9 +15,11 @@ from models import (
     find_model_name,
     recompute_blocks,
     scan_blocks,
+    settle_model,
 )
 from optim_factory import create_optimizer, create_schedule
 from tasks import TASKS, RunTask, TaskCheck
+from utils.config import change
 from utils.config.checks import check_patience, check_profiled_steps
 from utils.config.keys import check_devices
 from utils.errors import UserError
@@ -42,6 +44,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     check_devices(device, **dict(config))
     kind = TASKS.get(config.train.task)
     _refuse_unread_keys(config, kind)
+    config = _settle_model(config)
     find_model_name(config.model.name)
     check_patch_names(config.model.skip_patches)
     task: TaskCheck = kind.check(config)
@@ -118,6 +121,19 @@ def _list_read(config: RunConfig, kind: type[RunTask]) -> set[tuple[str, str]]:
 
 def _get_default(section: BaseModel, field: str) -> object:
     return type(section).model_fields[field].get_default(call_default_factory=True)
+
+
+def _settle_model(config: RunConfig) -> RunConfig:
+    """The student by timm's own names; what is only judged keeps the head of its weights."""
+    keys = settle_model(config.model)
+    if config.run.eval_only and config.model.reset_head == "always":
+        raise UserError(
+            "model.reset_head (always) with run.eval_only would judge a head that nobody has "
+            "trained; leave one of them out"
+        )
+    if config.run.eval_only and config.model.reset_head == "auto":
+        keys["reset_head"] = "never"
+    return change(config, model=keys) if keys else config
 
 
 def _check_ranks(config: RunConfig, task: TaskCheck, device: str) -> None:

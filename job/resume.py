@@ -27,7 +27,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
-from utils.weights import Weights, check_fitting, load_fitting, open_weights
+from utils.weights import FitRules, load_weights, open_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,7 +98,7 @@ def check_resume(job: Job, student: nn.Module) -> None:
     """
     if job.checkpoint is None:
         if job.config.run.init_from:
-            check_fitting(student, _open_start(job), job.config.run.init_tolerance)
+            start_weights(job, student)
         return
     try:
         facts = inspect_checkpoint(job.checkpoint)
@@ -138,11 +138,15 @@ def check_same_config(job: Job, facts: JsonObject) -> list[str]:
 def start_weights(job: Job, student: nn.Module) -> None:
     """Give a new run's student the weights of run.init_from, if it is set.
 
+    On the meta device this is a check alone.
+
     Raises:
-      UserError: they cannot be read.
+      UserError: they cannot be read, or do not fit.
     """
-    if job.config.run.init_from and job.checkpoint is None:
-        load_fitting(student, _open_start(job))
+    section = job.config.run
+    if section.init_from and job.checkpoint is None:
+        rules = FitRules(section.init_skip, section.init_rename, job.config.model.reset_head)
+        load_weights(student, open_weights(section.init_from, "run.init_from"), rules)
 
 
 def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
@@ -224,10 +228,6 @@ def roll_back_state(runtime: Runtime, job: Job, state: TrainState, bad_step: int
     restore_state(state, parts, facts, location)
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *skipped}))
     return True
-
-
-def _open_start(job: Job) -> Weights:
-    return open_weights(job.config.run.init_from, "run.init_from")
 
 
 def _choose(config: RunConfig, store: RunStore) -> tuple[Run, Location | None]:

@@ -5,7 +5,7 @@ from models import mlp as mlp
 from models import mnist_cnn as mnist_cnn
 from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
-from models.factory import create_model, export_model, find_model_name
+from models.factory import create_model, export_model, find_model_name, settle_model
 from models.features import FeatureTap, get_feature_shapes
 from models.mlp import RowTeacher, Standardise
 from models.patches import apply_patches, check_patch_names
@@ -52,5 +52,6 @@ __all__ = [
     "recompute_blocks",
     "refuse_image_keys",
     "scan_blocks",
+    "settle_model",
     "synchronise_batch_norm",
 ]

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from utils.errors import UserError, get_near_names
+from utils.json_types import JsonObject
 from utils.registry import Registry
 from utils.weights import (
     EXPORT_FILE,
+    FitRules,
+    is_shared,
     load_weights,
     open_weights,
-    refuse_other_sources,
     write_weights,
 )
 
@@ -31,7 +33,6 @@ def find_model_name(name: str, key: str = "model.name") -> str:
     Raises:
       UserError: unknown, with near names.
     """
-    refuse_other_sources(name, key)
     base, _, tag = name.partition(".")
     if name in MODELS or (timm.is_model(base) and not tag):
         return name
@@ -44,6 +45,25 @@ def find_model_name(name: str, key: str = "model.name") -> str:
     near = get_near_names(name, [*MODELS.names(), *timm.list_models()], limit=5)
     hint = f"did you mean {', '.join(near)}?" if near else "see timm.list_models()"
     raise UserError(f"{key} {name!r} is no model of timm or of models/; {hint}")
+
+
+def settle_model(section: ModelSection) -> JsonObject:
+    """Values of other keys that a shared model's name stands for; none where it is a plain name.
+
+    Raises:
+      UserError: there is no such model, or its weights are asked for twice.
+    """
+    if not is_shared(section.name):
+        return {}
+    facts = open_weights(section.name, "model.name").facts
+    if section.pretrained and section.weights:
+        raise UserError(
+            f"model.weights ({section.weights!r}) and model.pretrained both give weights to "
+            f"{section.name!r}; leave one out"
+        )
+    weights = section.name if section.pretrained else section.weights
+    args = {**facts["args"], **section.args}
+    return {"name": facts["model"], "args": args, "weights": weights, "pretrained": False}
 
 
 def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) -> nn.Module:
@@ -74,7 +94,8 @@ def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) 
     )
     scale_head(model, section)
     if section.weights:
-        load_weights(model, open_weights(section.weights, "model.weights"))
+        rules = FitRules(reset_head=section.reset_head)
+        load_weights(model, open_weights(section.weights, "model.weights"), rules)
     return model
 
 

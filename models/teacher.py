@@ -18,7 +18,7 @@ from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import open_folder
-from utils.weights import Weights, load_weights, open_weights
+from utils.weights import Weights, is_shared, load_weights, open_weights
 
 if TYPE_CHECKING:
     from utils.checkpoint import TensorDiff
@@ -124,7 +124,7 @@ class TeacherSource:
             device=device,
         )
         if self.weights is not None:
-            load_weights(model, self.weights, explain)
+            load_weights(model, self.weights, explain=explain)
         return model.to(torch.bfloat16) if self.section.dtype == "bf16" else model
 
 
@@ -140,10 +140,19 @@ def open_teacher(section: TeacherSection) -> TeacherSource:
 
 
 def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
-    """All teachers of a run, the short form of a single one written out."""
+    """All teachers of a run, the short form of a single one written out.
+
+    A shared model's name is that of its weights, too, which tell the rest.
+    """
+    found = section.teachers
     if section.teacher or section.teacher_weights:
-        return (TeacherSection(model=section.teacher, weights=section.teacher_weights),)
-    return section.teachers
+        found = (TeacherSection(model=section.teacher, weights=section.teacher_weights),)
+    return tuple(
+        TeacherSection(**{**one.model_dump(), "model": "", "weights": one.model})
+        if is_shared(one.model) and not one.weights
+        else one
+        for one in found
+    )
 
 
 def hash_teacher(section: TeacherSection) -> str:

@@ -111,7 +111,8 @@ def _is_below_bucket(value: str, root: str, _: Path) -> bool:
 
 def _is_below_directory(value: str, root: str, base: Path) -> bool:
     """Links, `~` and variables of the environment are followed first."""
-    if is_remote(root) or value.startswith("file:") or "::" in value:
+    other = ("file:", "hf-hub:", "hf_hub:", "local-dir:")
+    if is_remote(root) or value.startswith(other) or "::" in value:
         return False
     return (base / to_path(value)).resolve().is_relative_to((base / to_path(root)).resolve())
 

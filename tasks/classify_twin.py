@@ -27,7 +27,7 @@ from utils.config import change
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import is_there, open_folder
-from utils.weights import EXPORT_FILE, open_weights, write_weights
+from utils.weights import EXPORT_FILE, is_shared, open_weights, write_weights
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
@@ -231,7 +231,7 @@ def create_random_teacher(
     Raises:
       UserError: its weights are not here and it has no name, or it does not take the images.
     """
-    is_here = bool(section.weights) and is_there(section.weights)
+    is_here = is_shared(section.weights) or (bool(section.weights) and is_there(section.weights))
     facts = open_weights(section.weights, "distill.teacher_weights").facts if is_here else {}
     name = section.model or facts.get("model", "")
     if not name:

@@ -25,9 +25,9 @@ PREFIXES = {
 }
 # The pinned list: an addition shows in review, and belongs into the help of main.py.
 KEYS = """
-model.name model.num_classes model.image_size model.pretrained model.weights model.drop_rate
-model.drop_path_rate model.head_init_scale model.head_init_bias model.args model.xla_patches
-model.skip_patches
+model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
+model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
+model.xla_patches model.skip_patches
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
 data.eval_pp data.image_key data.label_key data.input_columns data.target_columns data.split_seed
 data.standardise data.global_batch_size data.eval_batch_size data.order data.shuffle_gib
@@ -55,7 +55,8 @@ runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime
 runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
-run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
+run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only run.overwrite
+run.tensorboard
 """
 PLACES = """
 model.weights data.root distill.teacher_weights distill.teachers[].weights
@@ -66,7 +67,7 @@ NO_PLACES = "model.drop_path_rate train.class_weights distill.cache_end runtime.
 # What may differ when a run goes on, pinned likewise; anything else would be another run.
 MAY_CHANGE = {
     "free": """
-model.pretrained model.weights
+model.pretrained model.weights model.reset_head
 data.root data.test_split data.eval_batch_size data.threads data.prefetch_batches data.return_id
 data.skip_corrupt
 train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
@@ -74,7 +75,8 @@ train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train
 train.max_rollbacks train.stall_timeout_s
 distill.teacher_weights distill.allow_weak_teacher profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
-run.init_tolerance run.checkpoint_root run.eval_only run.check_only run.overwrite run.tensorboard
+run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only run.overwrite
+run.tensorboard
 """,
     "warns": """
 train.epochs train.steps train.early_stop_patience train.early_stop_min_delta

@@ -154,7 +154,7 @@ KEYS = st.fixed_dictionaries(
         "run.allow_changes": st.sampled_from(["optim.lr", "*", "[]", '["train.seed"]']),
         "run.checkpoint_root": st.sampled_from(["", "nonsense://x", "/proc/nowhere"]),
         "run.init_from": st.sampled_from(["", "/nowhere"]),
-        "run.init_tolerance": st.sampled_from(["0", "1", "2"]),
+        "run.init_skip": st.sampled_from(["[]", '["*"]', "head.*"]),
         "run.resume": st.sampled_from(["", "auto", "/nowhere", "nonsense://x", "gs:/"]),
     },
 )

@@ -143,29 +143,14 @@ def test_a_run_without_a_checkpoint_is_no_teacher_yet(tmp_path):
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
-    ("path", "way"),
-    [
-        ("hf-hub:timm/vit_tiny_patch16_224.augreg_in21k", "download the repository's"),
-        ("local-dir:weights", "give its model.safetensors"),
-        ("Ti_16-i21k-300ep.npz", "let timm convert it"),
-    ],
-)
-def test_sources_that_only_timm_knows_are_refused_with_the_way_to_the_weights(path, way):
-    with pytest.raises(UserError, match=way):
-        open_weights(path, "model.weights")
-    with pytest.raises(UserError, match=way):
-        create_one(weights=path)
-    with pytest.raises(UserError, match=rf"^model\.name .*{way}"):
-        create_model(ModelSection(name=path), num_classes=3, device="meta")
-
-
-def test_weights_of_other_classes_name_the_way_to_tune_them(two):
+def test_weights_of_other_classes_start_a_new_head_unless_they_must_not(two):
     section = ModelSection(
         name="vit_tiny_patch16_224", image_size=8, args=VIT_ARGS, weights=f"{two}/a.safetensors"
     )
-    with pytest.raises(UserError, match=r"different: head\.weight .*run\.init_from.*init_t"):
-        create_model(section, num_classes=4, device="meta")
+    create_model(section, num_classes=4, device="meta")
+    fixed = section.model_copy(update={"reset_head": "never"})
+    with pytest.raises(UserError, match=r"different: head\.weight .*run\.init_from"):
+        create_model(fixed, num_classes=4, device="meta")
 
 
 @pytest.mark.parametrize("half", ["mean", "std"])

@@ -24,7 +24,7 @@ from tests.support.tiny_parts import (
 from utils.checkpoint import CheckpointManager
 from utils.config.distill import DistillSection, TeacherSection
 from utils.config.sections import ModelSection
-from utils.weights import check_fitting, load_fitting, open_weights, write_weights
+from utils.weights import load_weights, open_weights, write_weights
 
 NAME = "vit_tiny_patch16_224"
 FACTS = {
@@ -99,10 +99,8 @@ def start_teacher(place: str, device: str) -> torch.nn.Module:
 
 
 def start_run(place: str, device: str) -> torch.nn.Module:
-    model, weights = create_vit(seed=1), open_weights(place, "run.init_from")
-    check_fitting(model, weights, 0.0)
-    if device != "meta":
-        load_fitting(model, weights)
+    model = create_vit(seed=1).to(device)
+    load_weights(model, open_weights(place, "run.init_from"))
     return model
 
 

@@ -151,12 +151,18 @@ class RunSection(ConfigSection):
     )
     init_from: str = Field(
         "",
-        description="start a new run from the weights in a .safetensors, a .pth, a run's directory "
-        "or a checkpoint",
+        description="start a new run from the weights in a .safetensors, a .pth, an .npz of JAX, a "
+        "run's directory or a checkpoint, or a shared model",
         **about(aliases=("init_from", "init-from"), is_place=True),
     )
-    init_tolerance: float = Field(
-        0.0, ge=0, le=1, description="share of the model's tensors that init_from may not fit"
+    init_skip: tuple[str, ...] = Field(
+        (),
+        description="tensors that keep their start whatever init_from holds, as names or patterns: "
+        "head.*",
+    )
+    init_rename: dict[str, str] = Field(
+        default_factory=dict,
+        description="name or pattern in init_from -> the model's: encoder.* -> blocks.*",
     )
     checkpoint_root: str = Field(
         "",

@@ -23,20 +23,30 @@ class ModelSection(ConfigSection):
     """The student: the model that is trained and exported."""
 
     name: str = Field(
-        "vit_small_patch16_224", description="timm or own model name", **about(aliases=("model",))
+        "vit_small_patch16_224",
+        description="timm or own model name, or a shared model's (docs/finetuning.md)",
+        **about(aliases=("model",)),
     )
     num_classes: int | None = Field(None, ge=1, description="classes; none: the dataset's")
     image_size: int | None = Field(
         None, ge=1, description="input side in pixels, for models that are built for one size"
     )
     pretrained: bool = Field(
-        False, description="start from timm's hub weights (needs a network)", **about(resume="free")
+        False,
+        description="start from the weights of timm's hub (needs a network) or of a shared model",
+        **about(resume="free"),
     )
     weights: str = Field(
         "",
-        description="start from the weights in a .safetensors, a .pth, a run's directory or a "
-        "checkpoint; all must fit",
+        description="start from the weights in a .safetensors, a .pth, an .npz of JAX, a run's "
+        "directory or a checkpoint, or a shared model; all but the head must fit",
         **about(resume="free", is_place=True),
+    )
+    reset_head: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="let the head start anew: auto: where the weights have another number of "
+        "classes; never: they are refused then",
+        **about(resume="free"),
     )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")
     drop_path_rate: float = Field(

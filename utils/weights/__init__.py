@@ -1,20 +1,23 @@
-"""Weights behind a path, whatever stands there: a file, a run or a checkpoint.
+"""Weights behind a path, whatever stands there: a file, a run, a checkpoint, a shared model.
 
-`source` tells what a path means, `files` reads and writes files of weights, `load` brings weights
-into a model.
+`opening` tells what a path means, `source`, `archives` and `hub` are its forms, `files` reads and
+writes files of weights, `fitting` makes them fit a model, `load` brings them in.
 """
 
 from utils.weights.files import EXPORT_FILE, write_weights
-from utils.weights.load import check_fitting, load_fitting, load_weights
-from utils.weights.source import Weights, open_weights, refuse_other_sources
+from utils.weights.fitting import FitRules, list_head_names
+from utils.weights.hub import is_shared
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
+from utils.weights.source import Weights
 
 __all__ = [
     "EXPORT_FILE",
+    "FitRules",
     "Weights",
-    "check_fitting",
-    "load_fitting",
+    "is_shared",
+    "list_head_names",
     "load_weights",
     "open_weights",
-    "refuse_other_sources",
     "write_weights",
 ]

@@ -1,4 +1,4 @@
-"""Brings weights into a model: all of them or none, or those that fit."""
+"""Brings weights into a model: all that the model has, but for what may start anew."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from collections.abc import Callable
 
 from torch import nn
 
-from utils.checkpoint import TensorDiff, compare_tensors, copy_tensors
+from utils.checkpoint import TensorDiff
 from utils.errors import UserError
 from utils.log import get_logger
+from utils.weights.fitting import STRICT, FitRules, fit
 from utils.weights.source import Weights
 
-_STUDENT_KEY = "model.weights"
+_STUDENT_KEY, _START_KEY = "model.weights", "run.init_from"
 
 
 def load_weights(
-    model: nn.Module, weights: Weights, explain: Callable[[TensorDiff], str] = lambda diff: ""
+    model: nn.Module,
+    weights: Weights,
+    rules: FitRules = STRICT,
+    explain: Callable[[TensorDiff], str] = lambda diff: "",
 ) -> None:
-    """Copy weights into a model, all or none; every name and shape must fit.
+    """Copy weights into a model, all or none; what the rules leave out keeps its start.
 
-    Of a model on the meta device only names and shapes are compared, and no tensor is read.
+    Position embeddings and patches of another size are resampled. Of a model on the meta device
+    only names and shapes are compared, and no tensor is read where they fit as they are.
 
     Args:
       explain: says what is wrong, and the way out, where it knows more than names; else nothing.
@@ -27,57 +32,33 @@ def load_weights(
     Raises:
       UserError: they cannot be read, or are of another model.
     """
-    own = model.state_dict()
-    is_check = any(value.is_meta for value in own.values())
-    tensors = {} if is_check else weights.read_tensors()
-    diff = compare_tensors(own, weights.kinds if is_check else tensors, exact=False)
+    is_check = any(value.is_meta for value in model.state_dict().values())
+    found = fit(model, weights, rules, read=not is_check)
+    if is_check and len(found.misfit(model)):
+        found = fit(model, weights, rules, read=True)
+    diff = found.misfit(model)
     if len(diff):
+        if weights.key == _START_KEY:
+            for line in diff.lines():
+                get_logger().error("%s: %s", weights.key, line)
         words = explain(diff) or _explain_other_model(diff, weights.key)
         raise UserError(f"{weights.key} ({weights.path!r}) {words}")
-    if not is_check:
-        model.load_state_dict(tensors, strict=True)
-
-
-def check_fitting(model: nn.Module, weights: Weights, tolerance: float) -> None:
-    """Refuse weights of which too large a share does not fit a model, without reading a tensor.
-
-    Raises:
-      UserError: more than `tolerance` times the model's tensors do not fit.
-    """
-    own = model.state_dict()
-    diff = compare_tensors(own, weights.kinds, exact=False)
-    if len(diff) <= tolerance * len(own):
+    if is_check:
         return
-    for line in diff.lines():
-        get_logger().error("%s: %s", weights.key, line)
-    raise UserError(
-        f"{weights.key} ({weights.path!r}) does not fit the model: {diff.summary()}; that is more "
-        f"than run.init_tolerance ({tolerance:g}) of its {len(own)} tensors: choose weights of "
-        "this model, or raise run.init_tolerance"
-    )
-
-
-def load_fitting(model: nn.Module, weights: Weights) -> TensorDiff:
-    """Copy the weights that fit into a model; what does not keeps its start, and is logged.
-
-    Raises:
-      UserError: they cannot be read.
-    """
-    own, tensors = model.state_dict(), weights.read_tensors()
-    diff = compare_tensors(own, tensors, exact=False)
-    for line in diff.lines():
+    model.load_state_dict(found.tensors, strict=False)
+    for line in found.notes:
         get_logger().info("%s: %s", weights.key, line)
-    fitting = [name for name in own if name in tensors and name not in diff.different]
-    copy_tensors({name: own[name] for name in fitting}, tensors)
-    get_logger().info("%d of %d tensors start from %s", len(fitting), len(own), weights.location)
-    return diff
+    if weights.key == _START_KEY:
+        get_logger().info(
+            "%d of %d tensors start from %s",
+            len(found.tensors), len(model.state_dict()), weights.location,
+        )  # fmt: skip
 
 
 def _explain_other_model(diff: TensorDiff, key: str) -> str:
     way = "check the model's name and classes"
     if key == _STUDENT_KEY:
-        way += (
-            ", or start from the tensors that fit: run.init_from instead, with "
-            "run.init_tolerance for the share that may not"
-        )
+        way += ", or start by run.init_from, which renames and leaves out by pattern"
+    elif key == _START_KEY:
+        way += ", or name what may keep its start by run.init_skip, as head.*"
     return f"is of another model: {diff.summary()}; {way}"

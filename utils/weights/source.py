@@ -1,4 +1,4 @@
-"""Opens the weights that a path means: names and shapes come first, tensors when asked for."""
+"""Weights of each form behind one face: names and shapes come first, tensors when asked for."""
 
 from __future__ import annotations
 
@@ -9,24 +9,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from functools import cached_property
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from utils.checkpoint import (
     CheckpointError,
     Kind,
     Table,
     get_kind,
-    has_checkpoints,
     inspect_checkpoint,
     iterate_checkpoints,
     load_part,
 )
-from utils.errors import UserError, get_near_names
+from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
-from utils.storage import Folder, join_place, open_folder
+from utils.storage import Folder, join_place
 from utils.weights.files import (
-    EXPORT_FILE,
     WeightsError,
     get_known_facts,
     load_pickled,
@@ -38,14 +36,7 @@ from utils.weights.files import (
     read_pickled_kinds,
 )
 
-_SUFFIX = ".safetensors"
 _BLOCK = 1 << 20
-# Ways of timm's to name weights that are not read here, and what to do instead.
-_OTHER_SOURCES = {
-    "hf-hub:": "weights of the Hugging Face hub are not fetched; download the repository's "
-    "model.safetensors and give that file",
-    "local-dir:": "a directory of timm's hub is not read; give its model.safetensors",
-}
 
 
 class Weights(ABC):
@@ -78,6 +69,14 @@ class Weights(ABC):
     def read_tensors(self) -> dict[str, Tensor]:
         """The tensors on the host by name."""
 
+    def get_kinds(self, model: nn.Module) -> dict[str, Kind]:
+        """Shapes and types under the names of a model that is to have them."""
+        return self.kinds
+
+    def get_tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """The tensors on the host under the names of a model that is to have them."""
+        return self.read_tensors()
+
     @abstractmethod
     def update_hash(self, digest: hashlib._Hash) -> None:
         """Feed every byte of the weights, or checksums of all of them, to a hash."""
@@ -92,62 +91,23 @@ class Weights(ABC):
             raise UserError(f"{self.key} ({self.path!r}) cannot be read: {error}; {way}") from error
 
 
-def open_weights(path: str, key: str) -> Weights:
-    """What stands behind a path or URL: a file of weights, a run, or a checkpoint.
-
-    A run's directory means its export where it has one, or else the newest of its checkpoints; a
-    checkpoint means its evaluated weights, the average where there is one.
+class FileWeights(Weights):
+    """A file, and perhaps a `NAME.json` beside it, never that of a neighbour.
 
     Args:
-      key: the configuration's, for errors.
-
-    Raises:
-      UserError: there are no weights there.
+      given: facts that stand elsewhere and count instead.
     """
-    refuse_other_sources(path, key)
-    folder = open_folder(path)
-    if not folder.is_there():
-        if folder.name not in folder.parent.list_names():
-            near = _describe_near_places(folder.parent, folder.name)
-            raise UserError(f"{key} ({path!r}): no such file or directory; {near}")
-        return _open_file(path, key, folder.parent, folder.name)
-    if EXPORT_FILE in folder.list_names():
-        return _open_file(path, key, folder, EXPORT_FILE)
-    if has_checkpoints(folder):
-        return CheckpointWeights(path, key, folder)
-    raise UserError(
-        f"{key} ({path!r}): no file {EXPORT_FILE} there, and no checkpoint; give a .safetensors, a "
-        ".pth, a run's directory or a step_... directory"
-    )
 
-
-def refuse_other_sources(path: str, key: str) -> None:
-    """Refuse the sources of weights that timm knows and this program does not.
-
-    Raises:
-      UserError: with the way to the same weights.
-    """
-    for prefix, answer in _OTHER_SOURCES.items():
-        if path.startswith(prefix):
-            raise UserError(f"{key} ({path!r}): {answer}")
-    if path.endswith((".npz", ".npy")):
-        raise UserError(
-            f"{key} ({path!r}): NumPy archives of JAX models are not read; let timm convert it "
-            "once (timm.models.load_checkpoint) and save the state_dict as .safetensors"
-        )
-
-
-class _FileWeights(Weights):
-    """A file, and perhaps a `NAME.json` beside it, never that of a neighbour."""
-
-    def __init__(self, path: str, key: str, folder: Folder, name: str) -> None:
+    def __init__(
+        self, path: str, key: str, folder: Folder, name: str, given: JsonObject | None = None
+    ) -> None:
         super().__init__(path, key)
-        self._folder, self._name = folder, name
+        self._folder, self._name, self._given = folder, name, given
         self.location = str(join_place(str(folder), name))
 
     @property
     def facts(self) -> JsonObject:
-        return self._read_facts_beside()
+        return self._read_facts_beside() if self._given is None else self._given
 
     def update_hash(self, digest: hashlib._Hash) -> None:
         with self._explain(), self._folder.open_local(self._name) as path, path.open("rb") as file:
@@ -164,7 +124,7 @@ class _FileWeights(Weights):
         return f"{self._name.rpartition('.')[0]}.json"
 
 
-class SafetensorsWeights(_FileWeights):
+class SafetensorsWeights(FileWeights):
     """A .safetensors file, whose header tells all but the values."""
 
     @cached_property
@@ -179,6 +139,8 @@ class SafetensorsWeights(_FileWeights):
         Raises:
           UserError: the two do not say the same.
         """
+        if self._given is not None:
+            return self._given
         with self._explain():
             own, told = read_facts(self._header), self._read_facts_beside()
         for fact in own.keys() & told.keys():
@@ -200,7 +162,7 @@ class SafetensorsWeights(_FileWeights):
         return read_header(self._folder, self._name)
 
 
-class PickledWeights(_FileWeights):
+class PickledWeights(FileWeights):
     """A .pth, or a file of another name that `torch.load` reads."""
 
     @cached_property
@@ -259,18 +221,3 @@ class CheckpointWeights(Weights):
         raise UserError(
             f"{self.key} ({self.path!r}) cannot be read: {failure}; give another checkpoint"
         ) from failure
-
-
-def _open_file(path: str, key: str, folder: Folder, name: str) -> Weights:
-    kind = SafetensorsWeights if name.endswith(_SUFFIX) else PickledWeights
-    return kind(path, key, folder, name)
-
-
-def _describe_near_places(folder: Folder, name: str) -> str:
-    """Names that are there instead, in the nearest folder above that exists."""
-    while not folder.is_there() and folder.name:
-        folder, name = folder.parent, folder.name
-    near = get_near_names(name, folder.list_names())
-    if near:
-        return f"did you mean {' or '.join(str(join_place(str(folder), one)) for one in near)}?"
-    return f"{folder} is there, and holds nothing named like {name!r}"

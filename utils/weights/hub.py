@@ -1,0 +1,113 @@
+"""Models as timm shares them, `hf-hub:owner/name` and `local-dir:folder`: config.json and weights.
+
+A repository of the hub comes from its cache on this machine where it is there, else from the
+network.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.storage import Folder, open_folder
+
+HUB, HUB_OLD, LOCAL = "hf-hub:", "hf_hub:", "local-dir:"
+CONFIG = "config.json"
+# In timm's order; other names count by their endings, in this order.
+_FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
+_ENDINGS = (".safetensors", ".pth", ".bin")
+
+
+def is_shared(path: str) -> bool:
+    """Whether a path or a model's name is one of timm's sources."""
+    return path.startswith((HUB, HUB_OLD, LOCAL))
+
+
+def open_shared(path: str, key: str) -> Folder:
+    """The folder that holds a shared model's config.json and weights.
+
+    Raises:
+      UserError: it is not there, or cannot be fetched.
+    """
+    _, _, name = path.partition(":")
+    folder = open_folder(name if path.startswith(LOCAL) else _fetch(path, name, key))
+    if not name or CONFIG not in folder.list_names():
+        raise UserError(
+            f"{key} ({path!r}): no {CONFIG} there; give a folder as timm.models.save_for_hf and "
+            "push_to_hf_hub write it"
+        )
+    return folder
+
+
+def find_file(folder: Folder, path: str, key: str) -> str:
+    """The name of the file of weights in a shared model's folder.
+
+    Raises:
+      UserError: there is none.
+    """
+    names = sorted(folder.list_names())
+    for name in _FILES:
+        if name in names:
+            return name
+    for ending in _ENDINGS:
+        for name in names:
+            if name.endswith(ending):
+                return name
+    raise UserError(
+        f"{key} ({path!r}): no weights beside {CONFIG}; put {' or '.join(_FILES[:2])} there"
+    )
+
+
+def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
+    """What config.json says, in the words of this program's exports.
+
+    Mean and standard deviation are of pixels from 0 to 255 here, from 0 to 1 there.
+
+    Raises:
+      UserError: it is not timm's.
+    """
+    try:
+        said = json.loads(folder.read_text(CONFIG))
+        own = said.get("pretrained_cfg", said)
+        facts: JsonObject = {
+            "model": said["architecture"],
+            "args": dict(said.get("model_args") or {}),
+            "num_classes": said.get("num_classes", own.get("num_classes")),
+        }
+        facts["args"].pop("num_classes", None)
+        for name in ("mean", "std"):
+            if own.get(name):
+                facts[name] = [255.0 * value for value in own[name]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"{key} ({path!r}): {CONFIG} does not name a timm architecture; give a model that timm "
+            "has saved"
+        ) from error
+    if not isinstance(facts["model"], str) or not isinstance(own, Mapping):
+        raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is no text; mend it")
+    return facts
+
+
+def _fetch(path: str, name: str, key: str) -> str:
+    """The folder of the cache that a repository's files lie in."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+
+    repository, _, revision = name.partition("@")
+    more = {"revision": revision or None}
+    try:
+        config = hf_hub_download(repository, CONFIG, **more)
+        for file in _FILES:
+            try:
+                hf_hub_download(repository, file, **more)
+                break
+            except EntryNotFoundError:
+                continue
+    except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+        raise UserError(
+            f"{key} ({path!r}) cannot be fetched ({type(error).__name__}); where there is no "
+            "network copy the repository's folder here and give it as local-dir:FOLDER"
+        ) from error
+    return config.removesuffix(CONFIG)
