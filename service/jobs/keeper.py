@@ -7,12 +7,14 @@ runs. Where another one works on the queue already, that one is let be, and foll
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import IO
 
+from service.jobs.dispatcher import DISPATCHER_LOCK
 from service.jobs.files import ROOT, JobQueue
 from utils.log import get_logger
 
@@ -39,7 +41,6 @@ class DispatcherKeeper:
 
     def __enter__(self) -> DispatcherKeeper:
         self._queue.folder.mkdir(parents=True, exist_ok=True)
-        self._start()
         self._thread.start()
         return self
 
@@ -56,11 +57,23 @@ class DispatcherKeeper:
 
     def _keep(self) -> None:
         while not self._stop.is_set():
-            code = self._process.wait()
-            if self._stop.wait(self._pause_s):
-                return
-            get_logger().info("the queue's dispatcher has ended (%s); another one is started", code)
-            self._start()
+            if not self._is_taken():
+                self._start()
+                if self._process is not None:
+                    code = self._process.wait()
+                    get_logger().info("the queue's dispatcher has ended (%s)", code)
+            self._stop.wait(self._pause_s)
+
+    def _is_taken(self) -> bool:
+        """Whether another dispatcher is at work."""
+        try:
+            with (self._queue.folder / DISPATCHER_LOCK).open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                return False
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
 
     def _start(self) -> None:
         command = [

@@ -17,6 +17,7 @@ from tests.service.web.apps import make_store
 from tests.tools.test_serve import start
 
 MIB = 1 << 20
+_TRIES = 10
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +63,7 @@ def _send(connection: socket.socket, content: bytes) -> None:
 
 @pytest.mark.slow
 def test_bad_requests_cost_little_time_and_memory(live):
-    """1 GiB announced, 1 GiB sent in pieces, a million brackets, aliases: least of three tries."""
+    """1 GiB announced, sent in pieces, a million brackets, aliases: time of the processor."""
     host, port, token, process = live
     brackets = b'{"config":' + b"[" * 1_000_000
     flat = b"[" + b"[]," * 300_000 + b"[]]"
@@ -78,11 +79,13 @@ def test_bad_requests_cost_little_time_and_memory(live):
     }
     before = process.memory_info().rss
     for name, (content, status) in requests.items():
-        found = [ask(host, port, content) for _ in range(3)]
+        used = sum(process.cpu_times()[:2])
+        found = [ask(host, port, content) for _ in range(_TRIES)]
+        each = (sum(process.cpu_times()[:2]) - used) / _TRIES
         assert {one for one, _ in found} == {status}, name
-        least = min(took for _, took in found)
-        print(name, f"{least * 1000:.1f} ms")
-        assert least < (0.1 if name != "flat" else 0.5), (name, least)
+        print(f"{name}: {each * 1000:.0f} ms of the processor")
+        # What is no attack but large is read before it is refused.
+        assert each < (0.1 if name != "flat" else 1.0), name
     grown = (process.memory_info().rss - before) / MIB
     print(f"memory: +{grown:.1f} MiB")
     assert grown <= 50
