@@ -134,6 +134,7 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
     ]
     check_splits(choices[0], choices[1:])
     train = found["train"]
+    _check_repeats(data, source.choose_order())
     _check_global_batch(data, "train", train.num_examples)
     return DatasetFacts(
         {role: selection.num_examples for role, selection in found.items()},
@@ -173,7 +174,8 @@ def create_loader(
             f"{_get_batch_key(data, role)} ({size}) is not divisible by the {shard[1]} input "
             "processes; make it a multiple"
         )
-    spec, order = ShardSpec(*shard, size), source.choose_order()
+    order = source.choose_order()
+    spec = ShardSpec(*shard, size, data.repeats if role == "train" else 1)
     reader = source.open(selection, Reading(role, spec, seed, augmentation))
     return Loader(data, role, reader, spec, order)
 
@@ -313,6 +315,20 @@ def _choose_neighbours(ok: np.ndarray) -> np.ndarray:
 def _get_batch_key(data: DataSection, role: Role) -> str:
     is_own = role != "train" and data.eval_batch_size is not None
     return "data.eval_batch_size" if is_own else "data.global_batch_size"
+
+
+def _check_repeats(data: DataSection, order: str) -> None:
+    """Repeats are made by the exact order, and a batch of one example's copies teaches nothing."""
+    if data.repeats > 1 and order != "exact":
+        raise UserError(
+            f"data.repeats ({data.repeats}) needs data.order=exact, and here it is {order}; set "
+            "data.order=exact, which reads at random, or leave it out"
+        )
+    if data.repeats > 1 and 2 * data.repeats > data.global_batch_size:
+        raise UserError(
+            f"data.repeats ({data.repeats}) leaves no two examples in a batch of "
+            f"data.global_batch_size ({data.global_batch_size}); lower it or raise the batch"
+        )
 
 
 def _check_global_batch(data: DataSection, role: Role, num_examples: int) -> int:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from store.catalogue import EVAL, LOSS, TRAIN
+from utils.clipping import Clipping, clip_gradients
 from utils.ema import get_ema_decay, update_ema
 from utils.endings import (
     EarlyStop,
@@ -103,6 +103,12 @@ class TrainState:
         """All that is trained: the student's parameters and the losses' projections."""
         return [*self.model.parameters(), *self.loss_modules.parameters()]
 
+    def get_head(self) -> list[nn.Parameter]:
+        """The parameters of the student's classifier, where it tells which these are."""
+        found = self.model.get_classifier() if hasattr(self.model, "get_classifier") else ()
+        heads = found if isinstance(found, tuple) else (found,)
+        return [p for head in heads if isinstance(head, nn.Module) for p in head.parameters()]
+
     def get_replicated(self) -> dict[str, Tensor]:
         """What must be the same on every rank: weights, average and projections."""
         found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
@@ -120,7 +126,7 @@ class Plan:
       schedule: learning rate and weight decay of each step.
       accumulate_steps: micro-batches of one optimizer step.
       ema_decay: that the average reaches; its first steps forget faster.
-      max_grad_norm: to which gradients are scaled down; none: they stay as they are.
+      clipping: what keeps gradients small.
       global_batch_size: examples of one optimizer step over all ranks.
       early_stop: when a score that no longer rises ends the run.
       flops_per_example: of a step's matrix products; none: nobody has counted them.
@@ -137,7 +143,7 @@ class Plan:
     global_batch_size: int
     accumulate_steps: int = 1
     ema_decay: float = 0.0
-    max_grad_norm: float | None = None
+    clipping: Clipping = field(default_factory=Clipping)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     flops_per_example: float | None = None
 
@@ -210,20 +216,12 @@ def train_step(
     # The mean over ranks comes before clipping, or the limit would be one for each rank.
     runtime.ranks.reduce_gradients(state.optimizer)
     runtime.updates.unscale(state.optimizer)
-    grad_norm = _clip_gradients(state.parameters(), plan.max_grad_norm)
+    grad_norm = clip_gradients(state.parameters(), plan.clipping, state.get_head())
     runtime.updates.apply(state.optimizer)
     if state.ema is not None:
         weight = runtime.upload([1.0 - get_ema_decay(plan.ema_decay, state.step)])[0]
         update_ema(state.ema, state.model, weight)
     return {**{LOSS + name: value for name, value in totals.items()}, "grad_norm": grad_norm}
-
-
-def _clip_gradients(parameters: list[nn.Parameter], limit: float | None) -> Tensor:
-    """Scale all gradients to a global norm of at most `limit`; gives the norm before."""
-    if limit is None:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        return get_total_norm(gradients, foreach=False)
-    return clip_grad_norm_(parameters, limit, foreach=False)
 
 
 def run_steps(

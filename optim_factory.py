@@ -18,12 +18,13 @@ from timm.optim import (
 )
 from torch import nn
 
+from utils.config import change
 from utils.config.checks import check_warmup
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 
 if TYPE_CHECKING:
-    from utils.config.sections import OptimSection
+    from utils.config.sections import OptimSection, RunConfig
 
 # Proven on XLA: one graph from step 0 (lamb and adafactor: from step 1, their first step's numbers
 # are special), no host read, and the same values with the state made beforehand as without.
@@ -99,6 +100,36 @@ def create_optimizer(
             f"optim.name {name!r} refuses its arguments: {error}; change optim.args, "
             "optim.momentum, optim.betas or optim.eps"
         ) from error
+
+
+def scale_lr(config: RunConfig) -> OptimSection:
+    """The section with the learning rate of this batch, where optim.base_lr is given.
+
+    sqrt suits optimizers that divide by the gradients' size: twice the batch, 1.41 of the rate.
+
+    Raises:
+      UserError: optim.lr is given, too, or the rate that comes out is below optim.min_lr.
+    """
+    section, batch = config.optim, config.data.global_batch_size
+    if section.base_lr is None:
+        return section
+    if section.lr != type(section).model_fields["lr"].default:
+        raise UserError(
+            f"optim.lr ({section.lr:g}) and optim.base_lr ({section.base_lr:g}) are both given; "
+            "keep one of them"
+        )
+    ratio = batch / section.base_batch_size
+    rule = section.lr_scaling
+    if rule == "auto":
+        is_adaptive = any(part in section.name.lower() for part in ("ada", "lamb"))
+        rule = "sqrt" if is_adaptive else "linear"
+    lr = section.base_lr * (ratio**0.5 if rule == "sqrt" else ratio)
+    if section.min_lr > lr:
+        raise UserError(
+            f"optim.base_lr ({section.base_lr:g}) gives a learning rate of {lr:.4g} for batches of "
+            f"{batch}, below optim.min_lr ({section.min_lr:g}); raise it or lower min_lr"
+        )
+    return change(config, optim={"lr": lr}).optim
 
 
 def _check_betas(name: str, betas: tuple[float, ...]) -> None:

@@ -15,8 +15,9 @@ from job.resume import restore, start_weights
 from job.spec import count_steps, with_input_processes
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.patches import patch_for
-from optim_factory import PREPARABLE, create_optimizer, create_schedule
+from optim_factory import PREPARABLE, create_optimizer, create_schedule, scale_lr
 from tasks import TASKS, RunTask
+from utils.clipping import Clipping
 from utils.ema import create_ema
 from utils.endings import EarlyStop
 from utils.json_types import JsonObject
@@ -120,7 +121,7 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
     if config.train.accumulate_steps > 1:
         runtime.keep_gradients_apart(student)
     optimizer = create_optimizer(
-        config.optim,
+        scale_lr(config),
         student,
         loss_modules=losses,
         device_arguments=runtime.updates.get_arguments(config.optim.name.lower()),
@@ -149,12 +150,14 @@ def _create_plan(job: Job) -> Plan:
         seed=train.seed,
         graph_budget=config.runtime.graph_budget,
         schedule=create_schedule(
-            config.optim, total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
+            scale_lr(config), total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
         ),
         global_batch_size=config.data.global_batch_size,
         accumulate_steps=train.accumulate_steps,
         ema_decay=train.ema_decay,
-        max_grad_norm=config.optim.max_grad_norm,
+        clipping=Clipping(
+            config.optim.max_grad_norm, config.optim.max_grad_value, config.optim.max_grad_ratio
+        ),
         early_stop=EarlyStop(train.early_stop_patience, train.early_stop_min_delta),
     )
     get_logger().info(

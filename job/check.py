@@ -17,7 +17,7 @@ from models import (
     scan_blocks,
     settle_model,
 )
-from optim_factory import create_optimizer, create_schedule
+from optim_factory import create_optimizer, create_schedule, scale_lr
 from tasks import TASKS, RunTask, TaskCheck
 from utils.config import change
 from utils.config.checks import check_patience, check_profiled_steps
@@ -51,7 +51,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     steps_per_epoch = task.dataset.num_examples["train"] // config.data.global_batch_size
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
     # Refused here, made again on each replica: a schedule is functions, which do not travel.
-    create_schedule(config.optim, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+    create_schedule(scale_lr(config), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     check_profiled_steps(config.profile.steps, total_steps)
     eval_every = count_steps(config.train.eval_every_epochs, steps_per_epoch)
     check_patience(config.train.early_stop_patience, -(-total_steps // eval_every))
@@ -59,7 +59,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
     task.dry_run(student)
-    create_optimizer(config.optim, student, loss_modules=task.losses)
+    create_optimizer(scale_lr(config), student, loss_modules=task.losses)
     facts = task.find_facts()
     processes = find_planned_ranks(config.runtime, device)
     stream = describe_stream(config, facts.dataset, facts.stream, processes)

@@ -41,6 +41,11 @@ class Job:
     num_parameters: int
 
 
+# Entries that have come since descriptions were first written, and the value that says nothing: at
+# that they are left out, so that what was stored before stays good.
+_LATER = {"repeats": 1, "mix_mode": "pair", "mix_off_epoch": None}
+
+
 def count_steps(epochs: float, steps_per_epoch: int) -> int:
     """Epochs in whole steps, at least one."""
     return max(1, round(epochs * steps_per_epoch))
@@ -59,6 +64,7 @@ def describe_stream(
       processes: input processes; none: the device decides, see `with_input_processes`.
     """
     values, order = get_stream_values(config), create_source(config.data).choose_order()
+    values = {name: value for name, value in values.items() if _LATER.get(name, ...) != value}
     is_sharded = order == "sharded"
     source, name, split = values["dataset"]
     return {

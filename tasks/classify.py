@@ -81,7 +81,7 @@ class Classify(RunTask):
         "distill", "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
         "data.random_erasing", "model.num_classes", "model.image_size", "train.mixup_alpha",
         "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
-        "train.task_loss",
+        "train.task_loss", "train.mix_mode", "train.mix_off_epoch", "data.repeats",
         "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
         "model.head_init_scale", "model.head_init_bias",
     })  # fmt: skip
@@ -96,7 +96,8 @@ class Classify(RunTask):
         }
         seen = self._images.get("train", self._images["eval"])
         self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
-        self.mixing = Mixing(config.train)
+        steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
+        self.mixing = Mixing(config.train, steps_per_epoch)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
         self.losses = create_weighted_loss(
             config.distill, create_class_loss(config.train, facts.num_classes)

@@ -1,8 +1,8 @@
 """Mixup and cutmix of neighbouring examples: drawn on the host, applied on the device.
 
-Examples 2j and 2j+1 of the global batch are mixed with each other, each pair with its own
-coefficients, which travel with the batch as data. So one graph serves every step, and the result
-does not depend on the number of ranks or micro-batches.
+Examples 2j and 2j+1 of the global batch are mixed with each other, by coefficients of the pair, of
+the example or of the batch, which travel with the batch as data. So one graph serves every step,
+and the result does not depend on the number of ranks or micro-batches.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ class Mixing:
     """Draws coefficients for a step and mixes images and targets by them.
 
     Args:
-      section: the keys mixup_alpha, cutmix_alpha, mix_prob, cutmix_prob, label_smoothing, seed.
+      section: its keys mixup_alpha, cutmix_alpha, label_smoothing, seed and those named mix.
+      steps_per_epoch: that mix_off_epoch counts in.
     """
 
-    def __init__(self, section: TrainSection) -> None:
+    def __init__(self, section: TrainSection, steps_per_epoch: int = 0) -> None:
         self.section = section
+        off = section.mix_off_epoch
+        self._off_step = None if off is None else round(off * steps_per_epoch)
         self.active = section.mixup_alpha > 0 or section.cutmix_alpha > 0
 
     def sample(
@@ -44,13 +47,15 @@ class Mixing:
           the box, `mix_box` [B, 4] rows y0, y1 and columns x0, x1 that the partner fills.
         """
         section = self.section
-        pairs = global_batch_size // 2
+        shared = {"pair": 2, "element": 1, "batch": global_batch_size}[section.mix_mode]
+        count = global_batch_size // shared
         rng = np.random.Generator(np.random.Philox(key=[section.seed, step]))
-        mixed = rng.random(pairs) < section.mix_prob
+        is_on = self._off_step is None or step < self._off_step
+        mixed = (rng.random(count) < section.mix_prob) & is_on
         cut_share = section.cutmix_prob if section.mixup_alpha > 0 else 1.0
-        cut = (rng.random(pairs) < cut_share) & (section.cutmix_alpha > 0)
-        blend = _draw_beta(rng, section.mixup_alpha, pairs)
-        area = _draw_beta(rng, section.cutmix_alpha, pairs)
+        cut = (rng.random(count) < cut_share) & (section.cutmix_alpha > 0)
+        blend = _draw_beta(rng, section.mixup_alpha, count)
+        area = _draw_beta(rng, section.cutmix_alpha, count)
         boxes = _draw_boxes(rng, 1.0 - area, image_size)
         boxes[~(mixed & cut)] = 0
         blend[~mixed | cut] = 1.0
@@ -58,9 +63,9 @@ class Mixing:
         covered = (boxes[:, 1] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 2]) / (height * width)
         lam = np.where(cut, 1.0 - covered, blend)
         return {
-            LAM: _for_both(lam.astype(np.float32)),
-            BLEND: _for_both(blend.astype(np.float32)),
-            BOX: _for_both(boxes.astype(np.float32)),
+            LAM: _share(lam, shared),
+            BLEND: _share(blend, shared),
+            BOX: _share(boxes, shared),
         }
 
     def mix_pixels(self, pixels: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
@@ -110,8 +115,9 @@ def _draw_boxes(
     return np.stack(sides, axis=1)
 
 
-def _for_both(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.repeat(values, 2, axis=0))
+def _share(values: np.ndarray, count: int) -> Tensor:
+    """Float32, each row for as many examples as share it."""
+    return torch.from_numpy(np.repeat(values.astype(np.float32), count, axis=0))
 
 
 def _swap_neighbours(values: Tensor) -> Tensor:

@@ -30,21 +30,22 @@ model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias 
 model.xla_patches model.skip_patches
 data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
 data.eval_pp data.image_key data.label_key data.input_columns data.target_columns data.split_seed
-data.standardise data.global_batch_size data.eval_batch_size data.order data.shuffle_gib
-data.sequence_length data.threads data.prefetch_batches data.return_id data.skip_corrupt
-data.random_erasing
-optim.name optim.lr optim.min_lr optim.warmup_lr optim.warmup_epochs optim.warmup_steps
+data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
+data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
+data.skip_corrupt data.random_erasing
+optim.name optim.lr optim.base_lr optim.base_batch_size optim.lr_scaling optim.min_lr
+optim.warmup_lr optim.warmup_epochs optim.warmup_steps
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
-optim.max_grad_norm optim.args
+optim.max_grad_norm optim.max_grad_value optim.max_grad_ratio optim.args
 train.task train.task_loss train.bce_threshold train.bce_sum train.bce_positive_weight
 train.class_weights train.l2_penalty train.epochs train.steps train.accumulate_steps
 train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
 train.stall_timeout_s train.early_stop_patience train.early_stop_min_delta train.deterministic
-train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_prob
-train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
+train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_mode train.mix_off_epoch
+train.mix_prob train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
 train.sync_batchnorm train.ema train.ema_decay
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
@@ -98,7 +99,10 @@ STREAM = {
     "order": "data.order",
     "shuffle_gib": "data.shuffle_gib",
     "random_erasing": "data.random_erasing",
+    "repeats": "data.repeats",
     "seed": "train.seed",
+    "mix_mode": "train.mix_mode",
+    "mix_off_epoch": "train.mix_off_epoch",
     "mixing": "train.mixup_alpha train.cutmix_alpha train.mix_prob train.cutmix_prob",
 }
 

@@ -27,6 +27,7 @@ from tests.support.tiny_parts import (
     create_xla_runtime,
     predict,
 )
+from utils.clipping import Clipping
 from utils.config.execution import RuntimeSection
 from utils.config.sections import OptimSection
 from utils.ema import create_ema
@@ -84,7 +85,7 @@ def test_gradients_are_clipped_after_the_mean_over_ranks():
     def loss(network, batch):
         return LossOutput((network.weight * own).sum(), {})
 
-    plan = create_plan(1, SGD, max_grad_norm=1.0)
+    plan = create_plan(1, SGD, clipping=Clipping(norm=1.0))
     scalars = train_step(state, create_batch(2), TinyTask(loss), runtime, plan)
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[-0.6, -0.8]]))
     assert float(scalars["grad_norm"]) == pytest.approx(2.5)
@@ -99,7 +100,7 @@ def test_a_gradient_below_the_limit_is_left_alone():
     def loss(network, batch):
         return LossOutput((network.weight * torch.tensor([[3.0, 4.0]])).sum(), {})
 
-    plan = create_plan(1, SGD, max_grad_norm=10.0)
+    plan = create_plan(1, SGD, clipping=Clipping(norm=10.0))
     scalars = train_step(state, create_batch(2), TinyTask(loss), runtime, plan)
     torch.testing.assert_close(model.weight.detach(), torch.tensor([[-3.0, -4.0]]))
     assert float(scalars["grad_norm"]) == pytest.approx(5.0)

@@ -38,6 +38,7 @@ FLOORS = {
     "utils.metrics": 3,
     "utils.progress": 3,
     "utils.ema": 3,
+    "utils.clipping": 3,
     "utils.curves": 4,
     "engine": 4,
     "tasks": 4,

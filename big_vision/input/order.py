@@ -27,11 +27,16 @@ def get_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """This input process among all of them, and the batch that they make together."""
+    """This input process among all of them, and the batch that they make together.
+
+    Attributes:
+      repeats: how often an example stands in the exact order of an epoch.
+    """
 
     index: int
     count: int
     global_batch_size: int
+    repeats: int = 1
 
     @property
     def rank_batch_size(self) -> int:
@@ -49,9 +54,25 @@ def get_exact_epoch(num_examples: int, spec: ShardSpec, seed: int, epoch: int, s
 
     The permutation's incomplete last global batch is dropped.
     """
+    return get_exact_copies(num_examples, spec, seed, epoch, start)[0]
+
+
+def get_exact_copies(
+    num_examples: int, spec: ShardSpec, seed: int, epoch: int, start: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """[n], [n] int64: what `get_exact_epoch` gives, and which of its repeats each one is.
+
+    Examples of the permutation stand `repeats` times each in a sequence that is as long as ever.
+    Within a global batch all first copies come before all second ones: neighbours, which are
+    mixed and compared, are different examples, and shards get different copies.
+    """
     batches = max(0, num_examples - start) // spec.global_batch_size
     order = get_permutation(num_examples, seed, epoch)
-    return spec.take_blocks(order[start : start + batches * spec.global_batch_size])
+    places = np.arange(start, start + batches * spec.global_batch_size, dtype=np.int64)
+    by_copy = places.reshape(batches, spec.global_batch_size)
+    ranks = np.argsort(by_copy % spec.repeats, axis=1, kind="stable")
+    places = spec.take_blocks(np.take_along_axis(by_copy, ranks, axis=1).reshape(-1))
+    return order[places // spec.repeats], places % spec.repeats
 
 
 def get_evaluation_blocks(num_examples: int, spec: ShardSpec) -> np.ndarray:

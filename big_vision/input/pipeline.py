@@ -19,7 +19,7 @@ from big_vision.input.order import (
     ShardSpec,
     get_evaluation_blocks,
     get_evaluation_range,
-    get_exact_epoch,
+    get_exact_copies,
 )
 from big_vision.input.records import Records
 from utils.errors import UserError
@@ -73,18 +73,19 @@ class Pipeline:
         tf = _import()
         spec, total = self.spec, self.records.num_examples
 
-        def get_order(now: np.ndarray) -> np.ndarray:
+        def get_order(now: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             begin = start if now == epoch else 0
-            return get_exact_epoch(total, spec.shard, spec.seed, int(now), begin)
+            return get_exact_copies(total, spec.shard, spec.seed, int(now), begin)
 
         def add_order(now: Any) -> tuple[Any, Any]:
-            order = tf.numpy_function(get_order, [now], tf.int64)
+            order, copies = tf.numpy_function(get_order, [now], (tf.int64, tf.int64))
             order.set_shape([None])
-            return now, order
+            copies.set_shape([None])
+            # Each copy looks as in an epoch of its own.
+            return now * spec.shard.repeats + copies, order
 
-        def spread(now: Any, order: Any) -> Any:
-            elements = {"epoch": tf.fill(tf.shape(order), now), "index": order}
-            return tf.data.Dataset.from_tensor_slices(elements)
+        def spread(epochs: Any, order: Any) -> Any:
+            return tf.data.Dataset.from_tensor_slices({"epoch": epochs, "index": order})
 
         # One epoch's order is made ahead, so the border costs no stall.
         return tf.data.Dataset.range(epoch, _FOREVER).map(add_order).prefetch(1).flat_map(spread)

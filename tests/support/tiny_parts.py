@@ -16,6 +16,7 @@ from models import create_model
 from optim_factory import create_optimizer, create_schedule
 from tasks import Classify
 from tasks.counting import count_batch, count_marked
+from utils.clipping import Clipping
 from utils.config import RunConfig, load_config
 from utils.config.execution import RuntimeSection
 from utils.config.sections import ModelSection, OptimSection
@@ -151,7 +152,7 @@ def create_plan(total_steps: int, section: OptimSection, **changes: object) -> P
         "checkpoint_every": total_steps,
         "graph_budget": 8,
         "global_batch_size": 16,
-        "max_grad_norm": section.max_grad_norm,
+        "clipping": Clipping(section.max_grad_norm),
     }
     return Plan(
         total_steps=total_steps,

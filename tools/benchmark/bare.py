@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models import create_model, get_teacher_sections
-from optim_factory import PREPARABLE, create_optimizer
+from optim_factory import PREPARABLE, create_optimizer, scale_lr
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class BareLoop:
         runtime.accelerate(runtime.prepare(self.model)).train()
         name = config.optim.name.lower()
         self._optimizer = create_optimizer(
-            config.optim, self.model, device_arguments=runtime.updates.get_arguments(name)
+            scale_lr(config), self.model, device_arguments=runtime.updates.get_arguments(name)
         )
         if name in PREPARABLE:
             runtime.updates.prepare(self._optimizer)

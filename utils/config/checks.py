@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from utils.config.sections import RunConfig
 
 
+# What keeps gradients small, one way at a time.
+_LIMITS = ("max_grad_norm", "max_grad_value", "max_grad_ratio")
+
+
 def check_config(config: RunConfig) -> None:
     """Refuse keys that contradict each other.
 
@@ -27,10 +31,26 @@ def check_config(config: RunConfig) -> None:
             f"train.early_stop_min_delta ({train.early_stop_min_delta:g}) has no effect without "
             "train.early_stop_patience; set it, or leave both out"
         )
+    if train.mix_off_epoch is not None:
+        _check_mix_off(config, train.mix_off_epoch)
     if config.run.eval_only and not (config.run.resume or config.model.weights):
         raise UserError(
             "run.eval_only needs weights to evaluate; add --resume auto, --resume PATH or "
             "--model.weights PATH"
+        )
+
+
+def _check_mix_off(config: RunConfig, epoch: float) -> None:
+    train = config.train
+    if not train.mixup_alpha and not train.cutmix_alpha:
+        raise UserError(
+            f"train.mix_off_epoch ({epoch:g}) has nothing to switch off; set train.mixup_alpha or "
+            "train.cutmix_alpha, or leave it out"
+        )
+    if train.steps is None and epoch >= train.epochs:
+        raise UserError(
+            f"train.mix_off_epoch ({epoch:g}) is not before the end of the run's {train.epochs} "
+            "epochs; lower it, or leave it out"
         )
 
 
@@ -100,7 +120,14 @@ def _check_distillation(config: RunConfig) -> None:
 
 def _check_optimizer(config: RunConfig) -> None:
     optim = config.optim
-    if optim.min_lr > optim.lr:
+    limits = {key: getattr(optim, key) for key in _LIMITS if getattr(optim, key) is not None}
+    if len(limits) > 1:
+        (first, second), values = list(limits)[:2], list(limits.values())
+        raise UserError(
+            f"optim.{first} ({values[0]:g}) and optim.{second} ({values[1]:g}) are both given; "
+            "keep one of them"
+        )
+    if optim.base_lr is None and optim.min_lr > optim.lr:
         raise UserError(
             f"optim.min_lr ({optim.min_lr}) exceeds optim.lr ({optim.lr}); lower min_lr"
         )

@@ -91,6 +91,13 @@ class DataSection(ConfigSection):
         "input processes and a shuffle buffer; auto: exact for local roots",
         **about(stream="order"),
     )
+    repeats: int = Field(
+        1,
+        ge=1,
+        description="repeated augmentation: how often an example stands in a batch, each time "
+        "augmented anew; an epoch is as long as ever and shows fewer of them",
+        **about(stream="repeats"),
+    )
     shuffle_gib: float = Field(
         1.0,
         gt=0,

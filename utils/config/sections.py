@@ -85,6 +85,17 @@ class OptimSection(ConfigSection):
 
     name: str = Field("adamw", description="timm optimizer name", **about(aliases=("opt",)))
     lr: float = Field(1e-3, gt=0, description="peak learning rate", **about(aliases=("lr",)))
+    base_lr: float | None = Field(
+        None,
+        gt=0,
+        description="peak learning rate of a batch of base_batch_size, in place of optim.lr: it is "
+        "scaled to the run's batch",
+    )
+    base_batch_size: int = Field(256, ge=1, description="examples of the batch that base_lr is for")
+    lr_scaling: Literal["auto", "linear", "sqrt"] = Field(
+        "auto",
+        description="how base_lr follows the batch; auto: sqrt for ada* and lamb, else linear",
+    )
     min_lr: float = Field(
         1e-5,
         ge=0,
@@ -136,6 +147,17 @@ class OptimSection(ConfigSection):
         gt=0,
         description="global gradient norm to clip to, after the mean over ranks",
         **about(aliases=("clip_grad",)),
+    )
+    max_grad_value: float | None = Field(
+        None,
+        gt=0,
+        description="size of each number of the gradients to clip to, in place of a norm",
+    )
+    max_grad_ratio: float | None = Field(
+        None,
+        gt=0,
+        description="adaptive gradient clipping: norm of each unit's gradient to clip to, as a "
+        "share of its weights' norm; the classifier is left alone",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="further optimizer arguments")
 
@@ -260,6 +282,17 @@ class TrainSection(ConfigSection):
         ge=0,
         description="Beta parameter of cutmix; 0: off",
         **about(stream="mixing", aliases=("cutmix",)),
+    )
+    mix_mode: Literal["pair", "element", "batch"] = Field(
+        "pair",
+        description="what shares a coefficient: the two of a pair, nobody, or the whole batch",
+        **about(stream="mix_mode"),
+    )
+    mix_off_epoch: float | None = Field(
+        None,
+        ge=0,
+        description="epoch from which nothing is mixed any more; none: all are mixed",
+        **about(stream="mix_off_epoch"),
     )
     mix_prob: float = Field(
         1.0, ge=0, le=1, description="share of pairs that are mixed", **about(stream="mixing")

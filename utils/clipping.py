@@ -1,0 +1,71 @@
+"""Keeps gradients small: by their norm, by each number, or by what they are to their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+# Of the weights of a unit, below which they count as that: those that are zero must move, too.
+MIN_UNIT_NORM = 1e-3
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """At most one limit is given; without one gradients stay as they are.
+
+    Attributes:
+      norm: of all gradients together.
+      value: of each number.
+      ratio: of a unit's gradient to the unit's weights.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+    ratio: float | None = None
+
+
+@torch.no_grad()
+def clip_gradients(
+    parameters: Sequence[nn.Parameter], clipping: Clipping, head: Iterable[nn.Parameter] = ()
+) -> Tensor:
+    """Clip gradients in place; gives the global norm before.
+
+    Args:
+      head: parameters that `ratio` leaves alone.
+    """
+    # Not foreach: it reads the device.
+    if clipping.norm is not None:
+        return clip_grad_norm_(parameters, clipping.norm, foreach=False)
+    with_grad = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = get_total_norm([one.grad for one in with_grad if one.grad is not None], foreach=False)
+    kept = {id(parameter) for parameter in head}
+    for parameter in with_grad:
+        gradient = parameter.grad
+        assert gradient is not None
+        if clipping.value is not None:
+            gradient.clamp_(-clipping.value, clipping.value)
+        elif clipping.ratio is not None and id(parameter) not in kept:
+            gradient.copy_(clip_to_weights(gradient, parameter, clipping.ratio))
+    return norm
+
+
+def clip_to_weights(gradient: Tensor, weights: Tensor, ratio: float) -> Tensor:
+    """The gradient, each unit of it at most `ratio` times as long as the unit's weights.
+
+    A unit is what one output sees: all but the first axis; a vector is one unit.
+
+    Source: Brock et al. 2021, arXiv:2102.06171, section 4.
+    """
+    limit = _get_unit_norms(weights).clamp(min=MIN_UNIT_NORM) * ratio
+    norms = _get_unit_norms(gradient)
+    return torch.where(norms < limit, gradient, gradient * (limit / norms.clamp(min=1e-6)))
+
+
+def _get_unit_norms(values: Tensor) -> Tensor:
+    if values.ndim <= 1:
+        return torch.linalg.vector_norm(values)
+    return torch.linalg.vector_norm(values, dim=tuple(range(1, values.ndim)), keepdim=True)
