@@ -22,11 +22,13 @@ from service.jobs.slots import parse_slots
 from service.web.settings import LOOPBACK, ServiceSettings
 from tools.runs.places import check_store
 from utils.errors import UserError
+from utils.log import setup_logging
 from utils.programs import ProgramParser, create_program_parser, run_program
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve until Ctrl-C; gives the exit code."""
+    setup_logging()
     return run_program(serve_runs, create_parser().parse_args(argv), interrupted="stopped")
 
 

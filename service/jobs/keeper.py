@@ -59,9 +59,9 @@ class DispatcherKeeper:
         while not self._stop.is_set():
             if not self._is_taken():
                 self._start()
-                if self._process is not None:
-                    code = self._process.wait()
-                    get_logger().info("the queue's dispatcher has ended (%s)", code)
+                if self._process is not None and self._process.wait() and not self._stop.is_set():
+                    log = self._queue.folder / LOG_FILE
+                    get_logger().warning("the queue's dispatcher has ended, see %s", log)
             self._stop.wait(self._pause_s)
 
     def _is_taken(self) -> bool:

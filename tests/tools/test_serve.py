@@ -238,8 +238,9 @@ def test_a_submitted_run_is_trained_and_outlives_the_service(tmp_path):
         assert "complete" in client.read_log(job["id"]) or client.read_log(job["id"])
     finally:
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=60)
         end_dispatcher(store)
+    assert errors == "stopped\n"
 
 
 def end_dispatcher(store: Path) -> None:
