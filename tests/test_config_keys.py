@@ -15,7 +15,7 @@ from typing import get_args
 
 from utils.config import RunConfig, get_resume_rules
 from utils.config.distill import LossTerm, TeacherSection
-from utils.config.keys import get_keys, iterate_keys
+from utils.config.keys import get_keys, get_neutral_keys, iterate_keys
 from utils.config.metadata import About, Resume, read_about
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -90,6 +90,17 @@ runtime.graph_budget runtime.num_threads
 """,
     "between_epochs": "data.shuffle_gib",
 }
+# Runs of one configuration may differ in these, pinned likewise: places, limits of time, and how
+# much is told. What starts the weights, who teaches and what is read or measured is none of them.
+NEUTRAL = """
+data.threads data.prefetch_batches data.return_id
+train.log_every_steps train.checkpoint_every_epochs train.checkpoint_every_steps
+train.keep_checkpoints train.keep_every_steps train.stall_timeout_s
+distill.allow_weak_teacher runtime.timeout_s runtime.compile_cache runtime.compile_cache_gib
+runtime.graph_budget profile.steps quantile.epsilon
+run.output_dir run.cache_dir run.experiment run.run_id run.resume run.checkpoint_root
+run.check_only run.overwrite run.tensorboard
+"""
 # Entries of the stream's description and the keys in them: they decide what a teacher is shown.
 STREAM = {
     "dataset": "data.source data.name data.train_split",
@@ -136,6 +147,10 @@ def test_what_may_change_on_resume_is_what_is_pinned():
         found[rule].append(key)
     assert found.pop("refused")
     assert found == {rule: keys.split() for rule, keys in MAY_CHANGE.items()}
+
+
+def test_what_cannot_change_what_is_learnt_is_what_is_pinned():
+    assert [key for key in get_keys() if key in get_neutral_keys()] == NEUTRAL.split()
 
 
 def test_what_decides_the_stream_is_what_is_pinned():

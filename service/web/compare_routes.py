@@ -30,7 +30,7 @@ from store.compare.report import (
 )
 from store.gates import check_known, check_sides, get_code, parse_gate, settle_direction
 from store.trends import find_trends, read_reports
-from utils.config import get_resume_rules
+from utils.config import get_neutral_keys
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.storage import is_remote, to_path
@@ -109,7 +109,7 @@ def report_sides(sides: Sequence[Side], metrics: str, *, exact: bool) -> JsonObj
     Raises:
       UserError: no run has one of the numbers, or `exact` of other sides than two single runs.
     """
-    ignored = {key for key, rule in get_resume_rules().items() if rule == "free"}
+    ignored = get_neutral_keys()
     compared = compare_all(sides, choose_metrics(metrics, sides, "metrics"))
     divergence = None
     if exact or should_be_equal(sides, ignored):

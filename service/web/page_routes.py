@@ -24,7 +24,7 @@ from service.web.views.verdict import make_verdict, read_verdicts
 from store.listing import is_alive
 from store.tags import change_tags
 from store.trends import find_trends, read_reports
-from utils.config import get_resume_rules
+from utils.config import get_neutral_keys
 from utils.errors import UserError
 from utils.storage import is_remote, to_path
 
@@ -94,8 +94,7 @@ def show_comparison(
 def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> dict[str, object]:
     """What the page of a comparison shows beside its form."""
     given = read_sides(parts.runs, texts)
-    free = {key for key, rule in get_resume_rules().items() if rule == "free"}
-    grouped = group_seeds(given, free)
+    grouped = group_seeds(given, get_neutral_keys())
     is_grouped = seeds != "apart" and len(grouped) < len(given)
     sides = grouped if is_grouped else given
     if len(sides) > MOST_SIDES:

@@ -45,7 +45,9 @@ def compare_runs(options: argparse.Namespace) -> int:
       UserError: no such run, a number that none has, too few sides.
     """
     prepare_file(options.html, "--html")
-    ignored = read_ignored()
+    from utils.config import get_neutral_keys
+
+    ignored = get_neutral_keys()
     sides = find_sides(options, ignored)
     compared = compare_all(sides, choose_metrics(options.metrics, sides, "--metrics"))
     divergence = None
@@ -107,13 +109,6 @@ def select_paths(options: argparse.Namespace, text: str) -> list[str]:
 def open_run(options: argparse.Namespace, path: str) -> RunRecord:
     """A run of the store."""
     return RunRecord(join_place(options.store, *path.split("/")))
-
-
-def read_ignored() -> set[str]:
-    """Keys of the configuration that cannot change what is learnt: free when a run goes on."""
-    from utils.config.keys import get_resume_rules
-
-    return {key for key, rule in get_resume_rules().items() if rule == "free"}
 
 
 def print_report(

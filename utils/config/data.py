@@ -113,13 +113,18 @@ class DataSection(ConfigSection):
         0,
         ge=0,
         description="threads of the input pipeline; 0: as many as the process has cores",
-        **about(resume="free"),
+        **about(resume="free", is_neutral=True),
     )
     prefetch_batches: int = Field(
-        2, ge=1, description="batches prepared ahead of the loop", **about(resume="free")
+        2,
+        ge=1,
+        description="batches prepared ahead of the loop",
+        **about(resume="free", is_neutral=True),
     )
     return_id: bool = Field(
-        False, description="carry the example's TFDS id along in Batch.ids", **about(resume="free")
+        False,
+        description="carry the example's TFDS id along in Batch.ids",
+        **about(resume="free", is_neutral=True),
     )
     skip_corrupt: int = Field(
         0,

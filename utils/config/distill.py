@@ -115,5 +115,5 @@ class DistillSection(ConfigSection):
     allow_weak_teacher: bool = Field(
         False,
         description="go on although the teacher is no better than chance",
-        **about(resume="free"),
+        **about(resume="free", is_neutral=True),
     )

@@ -51,7 +51,11 @@ class RuntimeSection(ConfigSection):
         1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
     )
     timeout_s: float = Field(
-        600.0, gt=0, le=1e7, description="seconds after which a silent rank ends the whole group"
+        600.0,
+        gt=0,
+        le=1e7,
+        description="seconds after which a silent rank ends the whole group",
+        **about(is_neutral=True),
     )
     precision: Literal["fp32", "bf16", "fp16"] = Field(
         "fp32",
@@ -84,13 +88,19 @@ class RuntimeSection(ConfigSection):
         "auto",
         description="directory of compiled XLA graphs, one below it for each rank; auto: "
         "~/.cache/xla_graphs on a TPU, none elsewhere; empty: none",
-        **about(is_place=True),
+        **about(is_place=True, is_neutral=True),
     )
     compile_cache_gib: float = Field(
-        10.0, gt=0, description="size of a rank's compile cache above which old graphs are dropped"
+        10.0,
+        gt=0,
+        description="size of a rank's compile cache above which old graphs are dropped",
+        **about(is_neutral=True),
     )
     graph_budget: int = Field(
-        8, ge=1, description="XLA graphs that the run may compile before it is stopped"
+        8,
+        ge=1,
+        description="XLA graphs that the run may compile before it is stopped",
+        **about(is_neutral=True),
     )
     num_threads: int = Field(
         0,
@@ -105,7 +115,10 @@ class ProfileSection(ConfigSection):
     on_resume: ClassVar[Resume] = "free"
 
     steps: str = Field(
-        "", pattern=r"^(\d+-\d+)?$", description="first-last step to trace, as 20-25; empty: none"
+        "",
+        pattern=r"^(\d+-\d+)?$",
+        description="first-last step to trace, as 20-25; empty: none",
+        **about(is_neutral=True),
     )
 
 
@@ -120,6 +133,7 @@ class QuantileSection(ConfigSection):
         le=0.05,
         description="relative error of the quantiles in sketches.json; another one on resume "
         "begins them anew",
+        **about(is_neutral=True),
     )
 
 
@@ -131,20 +145,28 @@ class RunSection(ConfigSection):
     output_dir: str = Field(
         "runs",
         description="root of the run store, a directory or a URL such as gs://bucket/runs",
-        **about(aliases=("output_dir",), is_place=True),
+        **about(aliases=("output_dir",), is_place=True, is_neutral=True),
     )
     cache_dir: str = Field(
         "",
         description="where a run on a bucket is written first; empty: trainer/runs in the user's "
         "cache",
-        **about(is_place=True),
+        **about(is_place=True, is_neutral=True),
     )
-    experiment: str = Field("", description="directory below it; empty: the config's file name")
-    run_id: str = Field("", description="directory below that; empty: time, seed and six digits")
+    experiment: str = Field(
+        "",
+        description="directory below it; empty: the config's file name",
+        **about(is_neutral=True),
+    )
+    run_id: str = Field(
+        "",
+        description="directory below that; empty: time, seed and six digits",
+        **about(is_neutral=True),
+    )
     resume: str = Field(
         "",
         description="auto: continue the newest run of the experiment; or a run or checkpoint",
-        **about(aliases=("resume",), is_place=True),
+        **about(aliases=("resume",), is_place=True, is_neutral=True),
     )
     allow_changes: tuple[str, ...] = Field(
         (), description="keys, or patterns as optim.*, that may differ from the resumed run's"
@@ -168,7 +190,7 @@ class RunSection(ConfigSection):
         "",
         description="directory or URL such as gs://bucket/runs that checkpoints go below; empty: "
         "the run's directory",
-        **about(is_place=True),
+        **about(is_place=True, is_neutral=True),
     )
     eval_only: bool = Field(
         False,
@@ -178,7 +200,11 @@ class RunSection(ConfigSection):
     check_only: bool = Field(
         False,
         description="make all checks that need no device, say what would run, and end",
-        **about(aliases=("check",)),
+        **about(aliases=("check",), is_neutral=True),
     )
-    overwrite: bool = Field(False, description="replace a run that has the same run_id")
-    tensorboard: bool = Field(True, description="write TensorBoard events beside metrics.jsonl")
+    overwrite: bool = Field(
+        False, description="replace a run that has the same run_id", **about(is_neutral=True)
+    )
+    tensorboard: bool = Field(
+        True, description="write TensorBoard events beside metrics.jsonl", **about(is_neutral=True)
+    )

@@ -25,6 +25,7 @@ class Key:
     stream: str
     devices: Devices | None
     aliases: tuple[str, ...]
+    is_neutral: bool
 
 
 def iterate_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> Iterator[str]:
@@ -62,6 +63,11 @@ def get_keys() -> dict[str, Key]:
 def get_resume_rules() -> dict[str, Resume]:
     """What a changed value of each key means to a run that goes on."""
     return {name: key.resume for name, key in get_keys().items()}
+
+
+def get_neutral_keys() -> frozenset[str]:
+    """Keys in which runs of one configuration may differ: they change nothing that is learnt."""
+    return frozenset(name for name, key in get_keys().items() if key.is_neutral)
 
 
 def get_stream_values(config: RunConfig) -> JsonObject:
@@ -103,7 +109,8 @@ def _needs(devices: Devices, field: FieldInfo, value: object) -> bool:
 
 def _read_key(name: str, owner: type[ConfigSection], field: FieldInfo) -> Key:
     said = read_about(field.json_schema_extra or {})
-    return Key(name, said.resume or owner.on_resume, said.stream, said.devices, said.aliases)
+    resume = said.resume or owner.on_resume
+    return Key(name, resume, said.stream, said.devices, said.aliases, said.is_neutral)
 
 
 def _is_section(annotation: object) -> bool:

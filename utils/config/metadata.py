@@ -50,6 +50,8 @@ class About:
       aliases: short flags that people of this family of trainers know.
       is_place: it names a file or a directory, or a URL of one: who lets others submit runs says
         below which roots it may lie.
+      is_neutral: it says where, when or how loudly, so that no other value of it can change what is
+        learnt or measured: runs that differ in such keys alone are one configuration.
     """
 
     resume: Resume | None = None
@@ -57,6 +59,7 @@ class About:
     devices: Devices | None = None
     aliases: tuple[str, ...] = ()
     is_place: bool = False
+    is_neutral: bool = False
 
 
 def about(
@@ -66,9 +69,10 @@ def about(
     devices: Devices | None = None,
     aliases: tuple[str, ...] = (),
     is_place: bool = False,
+    is_neutral: bool = False,
 ) -> dict[str, JsonDict]:
     """The argument of pydantic's `Field` that holds an `About`, without what it leaves out."""
-    said = asdict(About(resume, stream, devices, aliases, is_place))
+    said = asdict(About(resume, stream, devices, aliases, is_place, is_neutral))
     return {"json_schema_extra": {name: value for name, value in said.items() if value}}
 
 

@@ -214,25 +214,34 @@ class TrainSection(ConfigSection):
         **about(stream="seed", aliases=("seed",)),
     )
     log_every_steps: int = Field(
-        50, ge=1, description="steps between two lines of metrics.jsonl", **about(resume="free")
+        50,
+        ge=1,
+        description="steps between two lines of metrics.jsonl",
+        **about(resume="free", is_neutral=True),
     )
     eval_every_epochs: float = Field(
         1.0, gt=0, description="epochs between evaluations", **about(resume="free")
     )
     checkpoint_every_epochs: float = Field(
-        1.0, gt=0, description="epochs between checkpoints", **about(resume="free")
+        1.0, gt=0, description="epochs between checkpoints", **about(resume="free", is_neutral=True)
     )
     checkpoint_every_steps: int | None = Field(
-        None, ge=1, description="the same in steps; wins over epochs", **about(resume="free")
+        None,
+        ge=1,
+        description="the same in steps; wins over epochs",
+        **about(resume="free", is_neutral=True),
     )
     keep_checkpoints: int = Field(
-        2, ge=1, description="newest checkpoints to keep, beside best", **about(resume="free")
+        2,
+        ge=1,
+        description="newest checkpoints to keep, beside best",
+        **about(resume="free", is_neutral=True),
     )
     keep_every_steps: int | None = Field(
         None,
         ge=1,
         description="keep the checkpoints at multiples of this step for good, too",
-        **about(resume="free"),
+        **about(resume="free", is_neutral=True),
     )
     on_nonfinite: Literal["stop", "rollback"] = Field(
         "stop",
@@ -248,7 +257,7 @@ class TrainSection(ConfigSection):
         ge=0,
         description="seconds without a step after which all stacks are printed and the run ends; "
         "0: never",
-        **about(resume="free"),
+        **about(resume="free", is_neutral=True),
     )
     early_stop_patience: int = Field(
         0,

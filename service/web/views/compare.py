@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from service.web.series import Curve, SeriesReader
@@ -102,7 +102,7 @@ class CompareView:
     divergence: ShownDivergence | None
 
 
-def group_seeds(sides: Sequence[Side], ignored: set[str]) -> list[Side]:
+def group_seeds(sides: Sequence[Side], ignored: Collection[str]) -> list[Side]:
     """Single runs by their configuration without the seed; as they are where that leaves one."""
     if any(len(side.records) > 1 for side in sides):
         return list(sides)

@@ -20,7 +20,7 @@ from service.web.views.frame import (
 )
 from store.compare.sides import find_entry
 from store.wording import format_value
-from utils.config import get_resume_rules
+from utils.config import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
 
 PAGE_ROWS = 100
@@ -152,10 +152,10 @@ def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
     more: tuple[str, ...] = ()
     if not wanted:
         index = runs.get_index()
-        free = [key for key, rule in get_resume_rules().items() if rule == "free"]
-        varied, usual = choose_keys(index.list_varied(), free), runs.choose_usual()
+        neutral = get_neutral_keys()
+        varied, usual = choose_keys(index.list_varied(), neutral), runs.choose_usual()
         cells = index.read_cells(numbers, [*varied, *usual])
-        differing, more = split_columns(find_differing(varied, cells, numbers, free))
+        differing, more = split_columns(find_differing(varied, cells, numbers, neutral))
         wanted = [*(key for key in usual if cells[key]), *differing]
     return ListedRuns(runs.read_rows(numbers, wanted), wanted, len(found), more)
 
@@ -165,10 +165,10 @@ def count_pages(matched: int) -> int:
     return max(1, -(-matched // PAGE_ROWS))
 
 
-def choose_keys(varied: Sequence[str], free: Sequence[str]) -> list[str]:
+def choose_keys(varied: Sequence[str], neutral: Collection[str]) -> list[str]:
     """Keys of the configuration that a list may show: those first that change what is learnt."""
     wanted = [key for key in varied if key not in _NEVER]
-    return sorted(wanted, key=lambda key: (key in free, key.startswith("run."), key))
+    return sorted(wanted, key=lambda key: (key in neutral, key.startswith("run."), key))
 
 
 def find_differing(

@@ -43,6 +43,29 @@ def test_sides_are_compared_over_their_seeds(ask, seeds):
     assert [len(side["runs"]) for side in json.loads(grouped)["sides"]] == [6, 6]
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "are_one"),
+    [("model.weights", "other.safetensors", False), ("run.init_from", "warm", False),
+     ("distill.teacher_weights", "runs/teacher", False), ("data.root", "elsewhere", False),
+     ("data.test_split", "validation", False), ("train.log_every_steps", 5, True),
+     ("run.checkpoint_root", "gs://bucket/runs", True), ("runtime.timeout_s", 60.0, True)],
+)  # fmt: skip
+def test_runs_that_learn_or_measure_something_else_are_no_seeds(ask, root, key, value, are_one):
+    for seed, changes in enumerate(({}, {}, {key: value})):
+        more = {"distill": {"alpha": 0.5}, "runtime": {"device": "cpu"}}
+        config = more | make_config(**{"train.seed": seed})
+        for name, one in changes.items():
+            config[name.partition(".")[0]][name.partition(".")[2]] = one
+        make_run(root, f"s{seed}", experiment="seeds", config=config, final={"eval_top1": 1.0})
+    code, out, error = ask("compare", "--filter", "experiment=seeds", "--json")
+    if are_one:
+        assert code == 2 and "3 runs of 1 configurations" in error
+    else:
+        assert [len(side["runs"]) for side in json.loads(out)["sides"]] == [2, 1]
+    rows = json.loads(ask("compare", "s0", "s2", "--json")[1])["config"]
+    assert {row["key"]: row["matters"] for row in rows}[key] is not are_one
+
+
 def test_the_table_says_what_a_person_asks(ask, seeds):
     out = ask("compare", "slow0,slow1,slow2", "fast0,fast1,fast2")[1]
     for word in ("optim.lr", "0.001", "± ", "n too small to tell", "paired by 3 seeds"):
