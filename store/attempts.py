@@ -6,12 +6,25 @@ import json
 import os
 import socket
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from store.history import parse_lines
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, is_count, is_time
 
 ATTEMPTS_FILE = "attempts.jsonl"
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+# What an attempt tells -> whether a value can be that.
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    "host": _is_text, "pid": is_count, "began": is_time, "from_step": is_count,
+    "hardware": lambda value: isinstance(value, dict), "source": _is_text, "ended": is_time,
+    "to_step": is_count, "status": _is_text, "reason": _is_text,
+}  # fmt: skip
 
 
 def read_attempts(folder: Path) -> list[JsonObject]:
@@ -23,13 +36,29 @@ def read_attempts(folder: Path) -> list[JsonObject]:
 
 
 def merge_attempts(text: str) -> list[JsonObject]:
-    """The same from the file's text."""
+    """The same from the file's text; a field of another kind than it should be counts as unknown.
+
+    So whoever reads attempts needs no check of his own.
+    """
     found: dict[int, JsonObject] = {}
     for line in parse_lines(text):
         number = line.get("attempt")
-        if isinstance(number, int):
-            found.setdefault(number, {}).update(line)
+        if is_count(number):
+            known = {k: v for k, v in line.items() if k not in _FIELDS or _FIELDS[k](v)}
+            found.setdefault(number, {}).update(known)
     return [found[number] for number in sorted(found)]
+
+
+def read_hardware(facts: JsonObject, attempt: JsonObject) -> JsonObject:
+    """What an attempt worked on; attempts of earlier programs did not tell all, the run did."""
+    several = (facts.get("environment"), attempt.get("hardware"))
+    return {key: value for one in several if isinstance(one, dict) for key, value in one.items()}
+
+
+def count_devices(hardware: JsonObject) -> int:
+    """How many devices an attempt worked on; one where nothing is told of them."""
+    told = (hardware.get("devices"), hardware.get("world_size"))
+    return next((one for one in told if is_count(one) and one > 0), 1)
 
 
 def format_utc(seconds: float) -> str:

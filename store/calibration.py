@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from store.attempts import count_devices, read_hardware
 from store.catalogue import TRAIN
 from store.config_text import flatten_config
 from store.record import RunRecord
@@ -102,11 +103,8 @@ def find_verdict(record: RunRecord, verdicts: Verdicts) -> JsonObject | None:
     """The verdict on a run's step; of one device's part where none is of all of them."""
     if not verdicts or not record.attempts:
         return None
-    environment = record.facts.get("environment")
-    told = record.attempts[-1].get("hardware")
-    hardware = {**(environment if isinstance(environment, dict) else {}),
-                **(told if isinstance(told, dict) else {})}  # fmt: skip
-    devices = hardware.get("devices") or hardware.get("world_size") or 1
+    hardware = read_hardware(record.facts, record.attempts[-1])
+    devices = count_devices(hardware)
     total = record.config.get("data.global_batch_size")
     if not isinstance(total, int) or total % devices:
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from store.attempts import count_devices, read_hardware
 from store.record import RunRecord
 from store.timeline import compute_time, list_attempts
 from utils.errors import UserError
@@ -41,7 +42,7 @@ class RunCost:
     """What a run has cost so far.
 
     Attributes:
-      paid_s: sum over attempts, from their beginning to their end.
+      paid_s: sum over attempts, from their beginning to their end; none: nobody knows.
       device_hours: the same times the devices of each.
       usd: none: there is no table, or it has no price for a device on that day.
       is_least: an attempt was killed: it counts as far as its lines and spans go.
@@ -49,8 +50,8 @@ class RunCost:
       unpriced: devices without a price.
     """
 
-    paid_s: float
-    device_hours: float
+    paid_s: float | None
+    device_hours: float | None
     usd: float | None
     is_least: bool
     goodput: float | None
@@ -82,23 +83,20 @@ def compute_cost(record: RunRecord, prices: Sequence[DevicePrice]) -> RunCost:
     """What a run has cost so far by its attempts."""
     hours, usd = 0.0, 0.0
     unpriced = []
-    times = {one.number: one.ended - one.began for one in list_attempts(record)}
-    environment = record.facts.get("environment")
-    environment = environment if isinstance(environment, dict) else {}
-    for attempt in record.attempts:
-        seconds = times.get(attempt.get("attempt"), 0.0)
-        hardware = attempt.get("hardware")
-        # Attempts of earlier programs did not tell the kind of device, the run did.
-        hardware = {**environment, **(hardware if isinstance(hardware, dict) else {})}
-        devices = hardware.get("devices") or hardware.get("world_size") or 1
-        price = find_price(hardware, attempt.get("began", 0.0), prices)
+    told = {one.get("attempt"): one for one in record.attempts}
+    for attempt in list_attempts(record):
+        hardware = read_hardware(record.facts, told.get(attempt.number, {}))
+        spent = count_devices(hardware) * (attempt.ended - attempt.began) / _HOUR_S
+        price = find_price(hardware, attempt.began, prices)
         if price is None:
             unpriced.append(_name_device(hardware))
-        hours += devices * seconds / _HOUR_S
-        usd += devices * seconds / _HOUR_S * (price.usd_per_device_hour if price else 0.0)
+        hours += spent
+        usd += spent * (price.usd_per_device_hour if price else 0.0)
     time = compute_time(record)
+    is_known = time.paid_s is not None
     return RunCost(
-        time.paid_s, hours, usd if prices and not unpriced else None, time.is_least, time.goodput,
+        time.paid_s, hours if is_known else None,
+        usd if prices and is_known and not unpriced else None, time.is_least, time.goodput,
         tuple(sorted(set(unpriced))),
     )  # fmt: skip
 
@@ -110,7 +108,8 @@ class CostRow:
     Attributes:
       name: of the run, or of what its runs have in common.
       runs: how many.
-      paid_s, device_hours, usd, is_least: over all of them.
+      paid_s, device_hours, usd, is_least: over those of them whose cost is known; none: of none.
+      unknown: how many have a cost that nobody knows: what is told of the others is the least.
       value: the metric's mean over them; none: one has none, or none that is finite.
       gain: by how much that is better than the base's, in the metric's unit; none: no base.
       more_hours, more_usd: what one run costs more than one of the base, in the mean.
@@ -118,24 +117,31 @@ class CostRow:
 
     name: str
     runs: int
-    paid_s: float
-    device_hours: float
+    paid_s: float | None
+    device_hours: float | None
     usd: float | None
     is_least: bool
     value: float | None
+    unknown: int = 0
     gain: float | None = None
     more_hours: float | None = None
     more_usd: float | None = None
 
     @property
-    def spent(self) -> float:
-        """What one run costs in the mean: money where all have a price, else device-hours."""
+    def spent(self) -> float | None:
+        """What one run costs in the mean: money where all have a price, else device-hours.
+
+        None: of one of them nobody knows.
+        """
+        if self.unknown or self.device_hours is None:
+            return None
         return (self.device_hours if self.usd is None else self.usd) / self.runs
 
     @property
     def hours_per_point(self) -> float | None:
         """Device-hours for one unit of the metric; none: nothing was gained."""
-        return None if not self.gain or self.gain < 0 else self.more_hours / self.gain
+        is_known = self.gain and self.gain > 0 and self.more_hours is not None
+        return self.more_hours / self.gain if is_known else None
 
     @property
     def usd_per_point(self) -> float | None:
@@ -147,24 +153,28 @@ class CostRow:
 def sum_costs(name: str, costs: Sequence[RunCost], values: Sequence[float | None]) -> CostRow:
     """Runs whose cost is told together, at least one."""
     known = [one for one in values if one is not None and math.isfinite(one)]
-    is_priced = all(one.usd is not None for one in costs)
+    told = [one for one in costs if one.paid_s is not None]
+    is_priced = all(one.usd is not None for one in told)
     return CostRow(
-        name, len(costs), math.fsum(one.paid_s for one in costs),
-        math.fsum(one.device_hours for one in costs),
-        math.fsum(one.usd for one in costs) if is_priced else None,
+        name, len(costs), math.fsum(one.paid_s for one in told) if told else None,
+        math.fsum(one.device_hours for one in told) if told else None,
+        math.fsum(one.usd for one in told) if told and is_priced else None,
         any(one.is_least for one in costs),
         math.fsum(known) / len(known) if len(known) == len(values) else None,
+        len(costs) - len(told),
     )  # fmt: skip
 
 
 def hold_against(row: CostRow, base: CostRow, *, is_higher_better: bool) -> CostRow:
     """The row with what it gains over a base, and what that costs."""
-    gain = more_usd = None
+    gain = more_hours = more_usd = None
     if row.value is not None and base.value is not None:
         gain = (row.value - base.value) * (1 if is_higher_better else -1)
-    if row.usd is not None and base.usd is not None:
+    is_known = row.spent is not None and base.spent is not None
+    if is_known and row.usd is not None and base.usd is not None:
         more_usd = row.usd / row.runs - base.usd / base.runs
-    more_hours = row.device_hours / row.runs - base.device_hours / base.runs
+    if is_known:
+        more_hours = row.device_hours / row.runs - base.device_hours / base.runs
     return replace(row, gain=gain, more_hours=more_hours, more_usd=more_usd)
 
 

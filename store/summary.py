@@ -20,6 +20,7 @@ from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE
 from store.mirror import RUN_FILE
 from store.record import RunRecord
+from store.timeline import list_attempts, sum_paid
 from utils.json_types import JsonObject, JsonValue
 from utils.storage import compute_crc32c, open_folder, write_atomically
 
@@ -122,7 +123,7 @@ def _count(record: RunRecord) -> JsonObject:
         "skipped_steps": skipped,
         "graphs": int(next((v for v in (one.get("graphs") for one in lines[::-1]) if v), 0)),
         "host_reads": int(sum(one.get("host_reads") or 0 for one in lines)),
-        "wall_s": math.fsum(one["ended"] - one["began"] for one in ended if "began" in one),
+        "wall_s": sum_paid(record, list_attempts(record))[0] or 0.0,
     }
 
 

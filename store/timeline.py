@@ -8,11 +8,12 @@ paid for and not useful; between two attempts nothing is paid.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from store.catalogue import TRAIN, WAIT_S
-from store.record import RunRecord
+from store.record import RunRecord, describe
 from store.spans import COMPILE, EVALUATION, HELD, ROLLBACK, WINDOW, Span
 from utils.json_types import JsonObject
 
@@ -42,8 +43,8 @@ class RunTime:
     """Where the time of a run went.
 
     Attributes:
-      paid_s: sum over attempts.
-      is_least: an attempt was killed, so that it may be more.
+      paid_s: sum over attempts; none: nobody knows of one when it began.
+      is_least: an attempt was killed or tells no beginning, so that it may be more.
       goodput: none: nothing was paid for, or a killed attempt of an earlier program tells too
         little.
       shares_s: seconds by the names of `SHARES`.
@@ -51,7 +52,7 @@ class RunTime:
         as `other`.
     """
 
-    paid_s: float
+    paid_s: float | None
     is_least: bool
     goodput: float | None
     shares_s: dict[str, float]
@@ -61,8 +62,8 @@ class RunTime:
 def compute_time(record: RunRecord) -> RunTime:
     """Where the time of a run went so far."""
     attempts = list_attempts(record)
-    paid = sum(one.ended - one.began for one in attempts)
-    is_least = not all(one.is_whole for one in attempts)
+    told, is_least = sum_paid(record, attempts)
+    paid = told or 0.0
     has_spans = any(span.name == WINDOW for span in record.spans)
     shares = _share_spans(record.spans, attempts) if has_spans else _share_lines(record)
     shares["other"] = max(0.0, paid - sum(shares.values()))
@@ -70,11 +71,38 @@ def compute_time(record: RunRecord) -> RunTime:
     # A killed attempt of which nothing but lines is known may have been paid for much longer.
     is_known = paid > 0 and (has_spans or not is_least)
     goodput = min(1.0, shares["step"] / paid) if is_known else None
-    return RunTime(paid, is_least, goodput, {n: shares.get(n, 0.0) for n in SHARES}, has_spans)
+    return RunTime(told, is_least, goodput, {n: shares.get(n, 0.0) for n in SHARES}, has_spans)
+
+
+def sum_paid(record: RunRecord, attempts: Sequence[AttemptTime]) -> tuple[float | None, bool]:
+    """Seconds that were paid for, and whether it may be more; none: nobody knows.
+
+    This is the one answer to how long a run has worked, wherever it is told.
+    """
+    if not attempts:
+        return None, True
+    begun = record.facts.get("attempts")
+    count = max(len(record.attempts), begun if isinstance(begun, int) else 0)
+    is_least = len(attempts) < count or not all(one.is_whole for one in attempts)
+    return math.fsum(one.ended - one.began for one in attempts), is_least
+
+
+def name_end(record: RunRecord, attempt: JsonObject) -> str:
+    """How an attempt ended, in a word; one without an end was killed where another came after."""
+    if isinstance(attempt.get("status"), str):
+        return attempt["status"]
+    is_last = attempt is record.attempts[-1]
+    return "killed or at work" if is_last and not record.is_complete else "killed"
 
 
 def list_attempts(record: RunRecord) -> list[AttemptTime]:
-    """When each program worked on the run; one that was killed until its last sign of life."""
+    """When each program worked on the run; one that was killed until its last sign of life.
+
+    A run of before `attempts.jsonl` tells its own beginning and end: where one program alone has
+    worked on it, that is its attempt; between several nobody knows how long none worked.
+    """
+    if not record.attempts:
+        return _guess_attempt(record)
     found = []
     for one in record.attempts:
         began, ended, number = one.get("began"), one.get("ended"), one.get("attempt")
@@ -82,12 +110,20 @@ def list_attempts(record: RunRecord) -> list[AttemptTime]:
             continue
         is_whole = isinstance(ended, int | float)
         if not is_whole:
-            mine = (span.ended for span in record.spans if span.attempt == number)
-            ended = max(mine, default=began + _measure_lines(record, number))
+            mine = [span.ended for span in record.spans if span.attempt == number]
+            ended = max(mine) if mine else began + _measure_lines(record, number)
         from_step = one.get("from_step")
         from_step = from_step if isinstance(from_step, int) else 0
         found.append(AttemptTime(number, from_step, began, max(began, ended), is_whole))
     return found
+
+
+def _guess_attempt(record: RunRecord) -> list[AttemptTime]:
+    facts = describe(record.facts)
+    began, ended, count = (facts[name] for name in ("started", "ended", "attempts"))
+    if began is None or ended is None or (count or 1) != 1:
+        return []
+    return [AttemptTime(1, 0, began, max(began, ended), is_whole=True)]
 
 
 def list_downs(attempts: Sequence[AttemptTime]) -> list[tuple[float, float]]:

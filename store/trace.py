@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from store.catalogue import LOSS, METRICS, TRAIN
 from store.record import RunRecord, get_finite_or_told
 from store.spans import INPUT, STEP, WINDOW, Span
-from store.timeline import AttemptTime, list_attempts, list_downs, make_windows
+from store.timeline import AttemptTime, list_attempts, list_downs, make_windows, name_end
 from utils.json_types import JsonObject
 
 # What a viewer takes at ease: beyond it windows are joined, short steps left out, and of a
@@ -82,8 +82,9 @@ def _part(slices: Sequence[Slice]) -> list[Slice]:
 
 
 def _make_attempt(one: AttemptTime, record: RunRecord) -> Slice:
-    told = next(line for line in record.attempts if line.get("attempt") == one.number)
-    facts = {"from_step": one.from_step, "status": str(told.get("status", "killed or at work"))}
+    told = next((line for line in record.attempts if line.get("attempt") == one.number), {})
+    status = name_end(record, told) if told else str(record.facts.get("status", ""))
+    facts = {"from_step": one.from_step, "status": status}
     facts |= {name: told[name] for name in ("to_step", "host") if name in told}
     return Slice(("run",), f"attempt {one.number}", one.began, one.ended, facts)
 

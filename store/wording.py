@@ -33,3 +33,8 @@ def format_duration(seconds: float) -> str:
     if seconds >= 60:
         return f"{seconds // 60:.0f} min {seconds % 60:02.0f} s"
     return f"{seconds:.1f} s"
+
+
+def format_least(seconds: float | None, *, is_least: bool) -> str:
+    """A duration that may be longer: ≥ 3.4 s; `-` where nobody knows it."""
+    return "-" if seconds is None else f"{'≥ ' if is_least else ''}{format_duration(seconds)}"

@@ -16,6 +16,22 @@ JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
 
+# The end of the year 9999: what lies behind it no calendar takes.
+_MOST_S = 253_402_300_799.0
+_MOST_COUNT = (1 << 63) - 1
+
+
+def is_count(value: object) -> bool:
+    """Whether a value from JSON is a number of things: whole, not negative, of 63 bits."""
+    return type(value) is int and 0 <= value <= _MOST_COUNT
+
+
+def is_time(value: object) -> bool:
+    """Whether a value from JSON is a time of day: seconds since 1970 that a calendar takes."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 0.0 <= value <= _MOST_S
+
+
 def make_plain(value: object) -> JsonValue:
     """What YAML has read as JSON can hold it: dates, sets and the like become text and lists."""
     if isinstance(value, dict):

@@ -78,7 +78,9 @@ class RunDetail(BaseModel):
     git_commit: str | None = None
     tags: list[str]
     attempts: list[JsonObject]
-    worked_s: float = Field(description="seconds of attempts that have ended")
+    worked_s: float | None = Field(
+        description="seconds of all attempts, killed ones to their last sign of life; null: unknown"
+    )
     values: dict[str, Number] = Field(description="its newest numbers")
     config: JsonObject = Field(description="dotted key -> value")
     environment: JsonObject

@@ -19,6 +19,7 @@ from service.web.serving import Parts
 from service.web.text import quote_cell
 from store.listing import is_alive
 from store.record import RunRecord, describe
+from store.timeline import list_attempts, sum_paid
 from utils.json_types import JsonObject, make_finite
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])
@@ -120,17 +121,9 @@ def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
         "shown_status": "killed" if alive is False else facts["status"] or "-",
         "tags": record.tags,
         "attempts": record.attempts,
-        "worked_s": sum(_get_worked(one) for one in record.attempts),
+        "worked_s": sum_paid(record, list_attempts(record))[0],
         "values": record.values,
         "config": record.config,
         "environment": environment if isinstance(environment, dict) else {},
         "artifacts": [ArtifactRow(**one) for one in list_artifacts(record)],
     }
-
-
-def _get_worked(attempt: JsonObject) -> float:
-    """Seconds of an attempt; of one without an end nobody knows."""
-    began, ended = attempt.get("began"), attempt.get("ended")
-    if isinstance(began, int | float) and isinstance(ended, int | float):
-        return max(0.0, ended - began)
-    return 0.0

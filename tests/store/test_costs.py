@@ -154,3 +154,32 @@ def test_a_group_is_summed_and_a_point_has_its_price(tmp_path, monkeypatch, caps
         assert main([*usual, *bad]) == 2
         error = capsys.readouterr().err
         assert word in error and error.count("\n") == 1
+
+
+def test_a_cost_that_nobody_knows_is_no_cost_of_nothing(tmp_path, capsys):
+    make(tmp_path, "known", attempt(1, DAY, 360.0), top1=40.0)
+    once = make(tmp_path, "once", [], top1=50.0)
+    twice = make(tmp_path, "twice", [], top1=90.0)
+    for record, facts in ((once, {"attempts": 1}), (twice, {"attempts": 2})):
+        path = record.folder.path
+        (path / "attempts.jsonl").unlink()
+        told = {**record.facts, **facts, "started": DAY, "ended": DAY + 3600.0}
+        (path / "run.json").write_text(json.dumps(told))
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("- {device: '*', since: 2026-01-01, usd_per_device_hour: 2.0}")
+    ask = ["cost", f"--store={tmp_path}", "--filter=path", "--metric=eval.top1",
+           f"--prices={prices}"]  # fmt: skip
+    assert main([*ask, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    rows = {one["name"].rpartition("/")[2]: one for one in answer["runs"]}
+    assert rows["once"]["paid_s"] == 3600.0 and rows["once"]["usd"] == pytest.approx(2.0)
+    lost = rows["twice"]
+    assert (lost["paid_s"], lost["device_hours"], lost["usd"]) == (None, None, None)
+    assert not lost["is_on_front"] and rows["once"]["is_on_front"] and rows["known"]["is_on_front"]
+    assert answer["total"]["is_least"] and answer["total"]["unknown"] == ["digits/twice"]
+    assert answer["total"]["paid_s"] == 3960.0
+    assert main(ask) == 0
+    text = capsys.readouterr().out
+    assert "all together: at least 1.800 device-hours" in text and "digits/twice" in text
+    assert main(["show", f"--store={tmp_path}", "twice"]) == 0
+    assert "0.0 s" not in capsys.readouterr().out

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from store.artifacts import publish_artifacts
 from store.costs import compute_cost
 from store.record import RunRecord
 from store.spans import SPANS_FILE
+from store.summary import write_summary
 from store.timeline import compute_time, list_attempts, list_downs, make_windows
 from store.trace import make_trace, thin
 from tests.support.stored_runs import make_run
+from tools.runs.__main__ import main
 
 START = 1_790_000_000.0
 
@@ -105,7 +108,7 @@ def test_a_run_without_spans_is_told_by_its_lines(tmp_path):
     assert {one.name for one in trace.counters} == {"img_per_s", "loss/total"}
     (record.folder.path / "attempts.jsonl").unlink()
     nothing = compute_time(RunRecord(record.folder.path))
-    assert (nothing.paid_s, nothing.goodput) == (0.0, None)
+    assert (nothing.paid_s, nothing.goodput) == (None, None)
 
 
 def test_a_counter_that_is_thinned_keeps_its_spikes():
@@ -116,3 +119,26 @@ def test_a_counter_that_is_thinned_keeps_its_spikes():
     assert len(found) <= 10_000
     assert {(77_777.0, 9.0), (5.0, -9.0)} <= set(found)
     assert found == sorted(found)
+
+
+def test_the_time_of_a_killed_attempt_is_told_the_same_everywhere(tmp_path, capsys):
+    attempts = [{"attempt": 1, "host": "vm", "pid": 1, "began": START, "from_step": 0},
+                {"attempt": 2, "host": "vm", "pid": 2, "began": START + 100.0, "from_step": 2},
+                {"attempt": 2, "ended": START + 120.0, "to_step": 4, "status": "complete"},
+                ]  # fmt: skip
+    lines = [{"step": step, "kind": "train", "attempt": 1 + step // 3, "time_s": 10.0 * step}
+             for step in range(1, 5)]  # fmt: skip
+    run = make_run(tmp_path, "killed", lines=lines, final={"eval_top1": 1.0}, attempts=2)
+    text = "".join(json.dumps(one) + "\n" for one in attempts)
+    (run.path / "attempts.jsonl").write_text(text)
+    publish_artifacts(run.path)
+    write_summary(run.path, [])
+    counts = json.loads((run.path / "summary.json").read_text())["counts"]
+    assert (counts["wall_s"], counts["killed"]) == (40.0, 1)
+    assert main(["show", f"--store={tmp_path}", "killed", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["worked_s"] == told["time"]["paid_s"] == 40.0
+    assert main(["show", f"--store={tmp_path}", "killed"]) == 0
+    shown = capsys.readouterr().out
+    assert "≥ 40.0 s, attempts: 2" in shown and "≥ 20.0 s" in shown
+    assert "killed" in shown and "at work" not in shown

@@ -19,12 +19,14 @@ from store.costs import (
 )
 from store.filters import check_keys
 from store.record import RunRecord, describe
-from store.wording import format_duration, format_value
+from store.wording import format_least, format_value
 from tools.runs.comparing import open_run, select_paths
 from tools.runs.places import find_records
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
+
+_MOST_NAMED = 6
 
 
 def show_costs(options: argparse.Namespace) -> None:
@@ -52,14 +54,32 @@ def show_costs(options: argparse.Namespace) -> None:
         if not options.by:
             told = [{**asdict(cost), **row, "path": row["name"]}
                     for cost, row in zip(costs, told, strict=True)]  # fmt: skip
-        kept = {name: total.get(name, 0.0) for name in ("paid_s", "device_hours", "usd")}
+        kept = {name: total.get(name) for name in ("paid_s", "device_hours", "usd", "is_least")}
+        kept["unknown"] = _list_unknown(records, costs)
         print_json({"groups" if options.by else "runs": told, "total": kept})
         return
     _print_table(options, rows, front, [] if options.by else costs)
-    hours, usd = total.get("device_hours", 0.0), _format_usd(total.get("usd"))
-    print(f"\nall together: {hours:.3f} device-hours, USD {usd}")
+    _print_total(total, _list_unknown(records, costs), len(records))
     for name in sorted({name for one in costs for name in one.unpriced}) if prices else ():
         create_console().print(f"no price for {name} on the days of these runs", style="yellow")
+
+
+def _list_unknown(records: Sequence[RunRecord], costs: Sequence[RunCost]) -> list[str]:
+    """Runs of which nobody knows how long programs have worked on them."""
+    return [r.path for r, one in zip(records, costs, strict=True) if one.paid_s is None]
+
+
+def _print_total(total: JsonObject, unknown: Sequence[str], count: int) -> None:
+    least = "at least " if total.get("is_least") else ""
+    hours, usd = total.get("device_hours"), _format_usd(total.get("usd"))
+    known = "-" if hours is None else f"{hours:.3f}"
+    print(f"\nall together: {least}{known} device-hours, USD {usd}")
+    if unknown:
+        paths = ", ".join(unknown[:_MOST_NAMED]) + (", ..." if len(unknown) > _MOST_NAMED else "")
+        create_console().print(
+            f"unknown of {len(unknown)} of {count} runs, which tell no attempts: {paths}",
+            style="yellow",
+        )
 
 
 def group_costs(
@@ -107,10 +127,12 @@ def _choose_front(metric: str, rows: Sequence[CostRow]) -> set[int]:
     entry = find_entry(metric) if metric else None
     if entry is None or entry.direction == "none":
         return set()
-    if any(one.usd is None for one in rows):
+    if any(one.usd is None for one in rows if one.spent is not None):
         rows = [replace(one, usd=None) for one in rows]
     points = [
-        None if one.value is None or not math.isfinite(one.value) else (one.spent, one.value)
+        None
+        if one.value is None or one.spent is None or not math.isfinite(one.value)
+        else (one.spent, one.value)
         for one in rows
     ]
     return find_front(points, is_higher_better=entry.direction == "higher")
@@ -131,8 +153,9 @@ def _print_table(
     table = create_table("runs of" if options.by else "run", *titles)
     for place, row in enumerate(rows):
         at_least = "≥ " if row.is_least else ""
-        cells = [at_least + format_duration(row.paid_s), f"{at_least}{row.device_hours:.3f}",
-                 _format_usd(row.usd)]  # fmt: skip
+        hours = "-" if row.device_hours is None else f"{at_least}{row.device_hours:.3f}"
+        paid = format_least(row.paid_s, is_least=row.is_least)
+        cells = [paid, hours, _format_usd(row.usd)]
         goodput = costs[place].goodput if costs else None
         cells.append(str(row.runs) if not costs else "-" if goodput is None else f"{goodput:.1%}")
         if options.metric:

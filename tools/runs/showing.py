@@ -13,8 +13,8 @@ from store.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.history import get_learnt
 from store.record import RunRecord, describe, get_finite_or_told
-from store.timeline import RunTime, compute_time, tell_time
-from store.wording import format_duration, format_time, format_value
+from store.timeline import RunTime, compute_time, list_attempts, name_end, tell_time
+from store.wording import format_least, format_time, format_value
 from tools.runs.places import find_records, is_alive
 from tools.runs.printing import (
     colour_status,
@@ -78,13 +78,14 @@ def tell_run(record: RunRecord) -> JsonObject:
     status = facts["status"]
     is_here = isinstance(record.folder, LocalFolder)
     owner = is_alive(record.folder.path) if status == "running" and is_here else None
+    time = compute_time(record)
     return {
         **facts,
         "alive": owner,
         "tags": record.tags,
         "attempt_list": record.attempts,
-        "worked_s": sum(_get_worked(one) for one in record.attempts),
-        "time": tell_time(compute_time(record)),
+        "worked_s": time.paid_s,
+        "time": tell_time(time),
         "values": record.values,
         "artifacts": record.artifacts,
     }
@@ -96,7 +97,8 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
     status = "killed" if told["alive"] is False else told["status"] or "-"
     console.print(f"[bold]{record.path}[/bold]  ", colour_status(status), "  " + (told["id"] or ""))
     rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
-    rows += [("worked", f"{format_duration(told['worked_s'])}, attempts: {len(record.attempts)}")]
+    worked = format_least(told["worked_s"], is_least=told["time"]["is_least"])
+    rows += [("worked", f"{worked}, attempts: {len(record.attempts) or told['attempts'] or '-'}")]
     step = told["step"]
     if any(step.values()):
         names = (("estimated", ESTIMATE), ("measured", MEASURED))
@@ -124,7 +126,7 @@ def _print_time(time: RunTime) -> None:
     console = create_console()
     whole = sum(time.shares_s.values()) or 1.0
     known = "-" if time.goodput is None else f"{'≤ ' if time.is_least else ''}{time.goodput:.1%}"
-    paid = f"{'≥ ' if time.is_least else ''}{format_duration(time.paid_s)}"
+    paid = format_least(time.paid_s, is_least=time.is_least)
     console.print(f"[bold]goodput[/bold] {known} of {paid} paid for")
     bar, words, done = Text(), [], 0.0
     for name, (letter, colour) in _SHARES.items():
@@ -209,10 +211,14 @@ def _make_attempts(record: RunRecord) -> Table:
     table = create_table(
         "attempt>", "begun", "worked>", "steps", "ended", "host", title="[bold]attempts[/bold]"
     )
+    times = {one.number: one for one in list_attempts(record)}
     for one in record.attempts:
         steps = f"{one.get('from_step', '?')} to {one.get('to_step', '?')}"
-        worked = format_duration(_get_worked(one))
-        ended = colour_status(one.get("status", "killed or at work"))
+        time = times.get(one["attempt"])
+        worked = "-"
+        if time is not None:
+            worked = format_least(time.ended - time.began, is_least=not time.is_whole)
+        ended = colour_status(name_end(record, one))
         begun = format_time(one.get("began"))
         table.add_row(str(one["attempt"]), begun, worked, steps, ended, one.get("host", "-"))
     return table
@@ -226,11 +232,3 @@ def _print_artifacts(record: RunRecord) -> None:
         console = create_console()
         console.print()
         console.print(table)
-
-
-def _get_worked(attempt: JsonObject) -> float:
-    """Seconds of an attempt; of one without an end nobody knows."""
-    began, ended = attempt.get("began"), attempt.get("ended")
-    if isinstance(began, int | float) and isinstance(ended, int | float):
-        return max(0.0, ended - began)
-    return 0.0

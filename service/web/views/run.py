@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -34,8 +34,9 @@ from store.record import (
     get_last_values,
     read_tail,
 )
-from store.wording import format_duration, format_value
-from utils.json_types import JsonObject, JsonValue
+from store.timeline import list_attempts, name_end, sum_paid
+from store.wording import format_least, format_value
+from utils.json_types import JsonValue
 from utils.storage import LocalFolder
 
 # A history of which more has never been read is drawn by the script alone: it takes seconds.
@@ -151,7 +152,7 @@ def make_run_view(
         tags=tuple(record.tags), facts=(*known, ("place", str(record.folder))),
         tiles=make_tiles(record, values),
         families=make_families(record, series, values, shown),
-        numbers=make_numbers(values), attempts=make_attempts(record.attempts, now=now),
+        numbers=make_numbers(values), attempts=make_attempts(record, now=now),
         files=make_files(record), config=group_config(record.config),
         timeline=make_timeline(record), is_running=status == "running",
     )  # fmt: skip
@@ -174,9 +175,9 @@ def make_tiles(record: RunRecord, values: Mapping[str, float]) -> tuple[Tile, ..
             found.append(Tile(key, format_value(values[key]), entry.unit if entry else ""))
     if "step" in values:
         found.append(Tile("step", format_value(values["step"])))
-    worked = sum(_measure(one) or 0.0 for one in record.attempts)
+    worked, is_least = sum_paid(record, list_attempts(record))
     if worked:
-        found.append(Tile("worked", format_duration(worked)))
+        found.append(Tile("worked", format_least(worked, is_least=is_least)))
     speed = next((name for name in values if name.endswith("_per_s")), "")
     if speed:
         name = speed.partition(".")[2].removesuffix("_per_s")
@@ -226,16 +227,19 @@ def make_numbers(values: Mapping[str, float]) -> tuple[NumberRow, ...]:
     return tuple(found)
 
 
-def make_attempts(attempts: Sequence[JsonObject], *, now: float) -> tuple[AttemptRow, ...]:
+def make_attempts(record: RunRecord, *, now: float) -> tuple[AttemptRow, ...]:
     """Each program that has worked on a run."""
     found = []
-    for one in attempts:
-        worked = _measure(one)
+    times = {one.number: one for one in list_attempts(record)}
+    for one in record.attempts:
+        time = times.get(one["attempt"])
         found.append(AttemptRow(
             one["attempt"], show_time(one.get("began"), now),
-            "" if worked is None else format_duration(worked),
+            "" if time is None else format_least(
+                time.ended - time.began, is_least=not time.is_whole
+            ),
             f"{one.get('from_step', '?')} to {one.get('to_step', '?')}",
-            show_state(one.get("status", "no end told")), str(one.get("reason") or ""),
+            show_state(name_end(record, one)), str(one.get("reason") or ""),
             str(one.get("host") or ""),
         ))  # fmt: skip
     return tuple(found)
@@ -257,11 +261,3 @@ def group_config(config: Mapping[str, JsonValue]) -> tuple[ConfigGroup, ...]:
         text = value if isinstance(value, str) else json.dumps(value)
         groups.setdefault(key.partition(".")[0], []).append((key, text))
     return tuple(ConfigGroup(name, tuple(rows)) for name, rows in groups.items())
-
-
-def _measure(attempt: JsonObject) -> float | None:
-    """Seconds of an attempt; none: nobody knows."""
-    began, ended = attempt.get("began"), attempt.get("ended")
-    if isinstance(began, int | float) and isinstance(ended, int | float):
-        return max(0.0, ended - began)
-    return None

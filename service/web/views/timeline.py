@@ -67,11 +67,11 @@ class ShownTimeline:
 
 
 def make_timeline(record: RunRecord) -> ShownTimeline | None:
-    """Of a run that has spans; none: it has none."""
-    if not record.spans:
-        return None
-    attempts = list_attempts(record)
+    """Of a run that has spans and attempts; none: it lacks one of them."""
+    attempts = list_attempts(record) if record.spans else []
     found = compute_time(record)
+    if not attempts or found.paid_s is None:
+        return None
     lanes = make_lanes(record.spans, attempts)
     total = sum(one.ended - one.began for one in attempts) or 1.0
     ends, at = [], 0.0
