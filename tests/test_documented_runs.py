@@ -42,7 +42,7 @@ COMMANDS = {
 }
 RUN_HERE = (
     "README.md", "docs/data.md", "docs/checkpoints.md", "docs/distillation.md",
-    "docs/first_hour.md", "docs/regression.md", "docs/language.md", "docs/runs.md",
+    "docs/first_hour.md", "docs/regression.md", "docs/language.md", "docs/store.md",
 )  # fmt: skip
 # The documents leave the name of a run open; these are there by then.
 PLACEHOLDERS = {
@@ -238,7 +238,7 @@ def language(first_hour) -> Workplace:
 
 @pytest.fixture(scope="module")
 def asked(checkpoints) -> Workplace:
-    text = (ROOT / "docs/runs.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/store.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```yaml\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
     for name, block in zip(("gates", "prices"), blocks, strict=True):
         (checkpoints.folder / f"{name}.yaml").write_text(block)
@@ -246,7 +246,7 @@ def asked(checkpoints) -> Workplace:
     (checkpoints.folder / "verdict.json").write_text(json.dumps(VERDICT))
     for run, tag in (("digits_student/first", "base"), ("digits_student/second", "candidate")):
         checkpoints.run(f"python -m tools.runs tag {run} --add {tag}")
-    checkpoints.run_document("docs/runs.md")
+    checkpoints.run_document("docs/store.md")
     return checkpoints
 
 
@@ -430,7 +430,7 @@ def test_a_regression_teaches_and_stands_in_its_table(workplace):
 
 
 def test_what_is_asked_of_runs_is_answered_and_changes_no_run(asked):
-    commands = [one for one in COMMANDS["docs/runs.md"] if find(NOT_RUN, one) is None]
+    commands = [one for one in COMMANDS["docs/store.md"] if find(NOT_RUN, one) is None]
     done = {one: asked.done[one] for one in commands}
     new = {path for one in done.values() for path in one.new}
     kept = {path for path in new if path.startswith("runs/benchmarks/")}

@@ -36,7 +36,7 @@ Name = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\
 class RunQuery(BaseModel):
     """Which runs, in which order, with which values."""
 
-    filter: str = Field("", max_length=4096, description="which runs, as in docs/runs.md")
+    filter: str = Field("", max_length=4096, description="which runs, as in docs/store.md")
     sort: str = Field("", max_length=256, description="the best first, or the highest")
     reverse: bool = False
     show: str = Field("", max_length=4096, description="keys with commas between")

@@ -42,7 +42,7 @@ def test_quiet_series_raise_an_alarm_once_in_twenty_reports():
 
 
 def test_a_slow_down_of_5_percent_under_noise_of_3_is_found_within_three_reports():
-    """In 86.7 % of 10,000: a rule that is told the spread finds 88.9 % (docs/runs.md)."""
+    """In 86.7 % of 10,000: a rule that is told the spread finds 88.9 % (docs/store.md)."""
     draw, found = random.Random(3), 0
     for _ in range(150):
         series = draw_series(draw, 22)

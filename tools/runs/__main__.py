@@ -47,7 +47,7 @@ def _add_list(commands: Commands) -> None:
     parser = _add(commands, "list", "listing:list_runs", "runs, that which was begun last first")
     _add_store(parser)
     _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="which runs (docs/runs.md)")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="which runs (docs/store.md)")
     parser.add_argument("--show", default="", metavar="KEY,...", help="keys to show, of any kind")
     parser.add_argument("--sort", default="", metavar="KEY", help="the best first, or the highest")
     parser.add_argument("--reverse", action="store_true", help="the other way round")
@@ -121,7 +121,7 @@ def _add_cost(commands: Commands) -> None:
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUNs")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="YAML of prices (docs/runs.md)")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="prices (docs/store.md)")
     parser.add_argument("--metric", default="", metavar="KEY", help="what was got for it")
     parser.add_argument(
         "--by", default="", metavar="KEY,...", help="one row for each value of keys"

@@ -46,7 +46,7 @@ def show_calibration(options: argparse.Namespace) -> None:
     if total is None:
         print(
             f"no run has both: {len(records)} runs, {len(verdicts)} verdicts on steps; keep some "
-            "by `compile_for_tpu --store` (docs/runs.md)"
+            "by `compile_for_tpu --store` (docs/store.md)"
         )
         return
     print_points(points, total)

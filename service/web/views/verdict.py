@@ -99,7 +99,7 @@ def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
     if not path.is_file():
         return (
             [],
-            f"For a sum put {PRICES_FILE} into the store, as docs/runs.md has it.",
+            f"For a sum put {PRICES_FILE} into the store, as docs/store.md has it.",
         )
     try:
         return read_prices(path), ""
