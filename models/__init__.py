@@ -3,6 +3,7 @@
 from models import cifar_resnet as cifar_resnet
 from models import mlp as mlp
 from models import mnist_cnn as mnist_cnn
+from models import sincos_vit as sincos_vit
 from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name, settle_model

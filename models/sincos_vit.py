@@ -1,0 +1,84 @@
+"""big_vision's plain ViT: fixed sine-cosine positions, mean pooling, a representation layer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from timm.layers import lecun_normal_
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from models.factory import MODELS
+
+
+class SincosViT(VisionTransformer):
+    """A ViT whose positions are no parameters, with a tanh layer before its classifier.
+
+    Initial values are those of the JAX original, with a head of zeros.
+
+    Args:
+      rep_layer: whether features go through that layer; a transferred model has none.
+      arguments: of timm's VisionTransformer.
+
+    Source: Beyer et al. 2022, arXiv:2205.01580, section 2.
+    """
+
+    def __init__(self, *, rep_layer: bool = True, **arguments: Any) -> None:
+        fixed = {"class_token": False, "global_pool": "avg", "fc_norm": False}
+        super().__init__(**{**arguments, **fixed, "pos_embed": "none", "weight_init": "skip"})
+        width, grid = self.embed_dim, self.patch_embed.grid_size
+        self.pre_logits = nn.Linear(width, width) if rep_layer else nn.Identity()
+        self.init_weights("jax", needs_reset=False)
+        self._init_as_in_jax(width)
+        # A function of the size: it is neither trained nor stored.
+        device = self.patch_embed.proj.weight.device
+        positions = compute_positions(*grid, width).to(device)
+        del self.pos_embed  # timm's is a parameter, or nothing
+        self.register_buffer("pos_embed", positions, persistent=False)
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits [B, K] of tokens [B, N, D]; with `pre_logits` what the classifier sees."""
+        x = self.head_drop(self.pool(x))
+        if isinstance(self.pre_logits, nn.Linear):
+            x = torch.tanh(self.pre_logits(x))
+        return x if pre_logits else self.head(x)
+
+    def _init_as_in_jax(self, width: int) -> None:
+        """Queries, keys and values are three maps there, and the new layer is drawn otherwise."""
+        bound = math.sqrt(6 / (2 * width))
+        for block in self.blocks:
+            nn.init.uniform_(block.attn.qkv.weight, -bound, bound)
+        if isinstance(self.pre_logits, nn.Linear):
+            lecun_normal_(self.pre_logits.weight)
+            nn.init.zeros_(self.pre_logits.bias)
+
+
+def compute_positions(height: int, width: int, channels: int) -> Tensor:
+    """[1, height * width, channels] float32: sines and cosines of the column, then of the row.
+
+    Wavelengths go from 2 pi to 20,000 pi in equal ratios.
+
+    Source: Beyer et al. 2022, arXiv:2205.01580; Vaswani et al. 2017, section 3.5, in two axes.
+    """
+    quarter = channels // 4
+    if channels % 4 or quarter < 2:
+        raise AssertionError(f"embed_dim ({channels}) must be a multiple of 4, 8 or more")
+    scales = 10_000.0 ** (-torch.arange(quarter, dtype=torch.float64) / (quarter - 1))
+    rows, columns = torch.meshgrid(
+        torch.arange(height, dtype=torch.float64),
+        torch.arange(width, dtype=torch.float64),
+        indexing="ij",
+    )
+    angles = [place.reshape(-1, 1) * scales for place in (columns, rows)]
+    waves = [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)]
+    return torch.cat(waves, dim=1).float().unsqueeze(0)
+
+
+@MODELS.register("vit_s16_sincos2d")
+def create_vit_s16(num_classes: int = 1000, **arguments: Any) -> SincosViT:
+    """22.1 million parameters at 1,000 classes: ViT-S/16 of big_vision's baseline."""
+    shape = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6}
+    # JAX's gelu is the approximation by tanh.
+    return SincosViT(num_classes=num_classes, **{**shape, "act_layer": "gelu_tanh", **arguments})
