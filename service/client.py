@@ -111,10 +111,13 @@ class ServiceClient:
         """Sides against the first one: RUN, several with commas, or NAME:FILTER."""
         return self._get("/compare", {"run": sides, "metrics": metrics, "exact": exact})
 
-    def gate(self, base: str, new: str, gates: Sequence[str], undecided: str = "") -> JsonObject:
+    def gate(
+        self, base: str, new: str, gates: Sequence[str], undecided: str = "",
+        unfinished: bool = False,
+    ) -> JsonObject:  # fmt: skip
         """Whether `new` is worse than `base` by more than gates allow."""
         return self._get("/gates", {"base": base, "new": new, "gate": gates,
-                                    "undecided": undecided})  # fmt: skip
+                                    "undecided": undecided, "unfinished": unfinished})  # fmt: skip
 
     def list_trends(self) -> JsonObject:
         """Benchmark reports over time."""

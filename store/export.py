@@ -82,7 +82,10 @@ def export_runs(records: Sequence[RunRecord], folder: Path, form: Format) -> Jso
             _write_table(staged / f"runs{_SUFFIX[form]}", form, columns, rows),
             _write_table(staged / f"metrics{_SUFFIX[form]}", form, _POINT, points),
         ]
-        manifest: JsonObject = {"schema_version": SCHEMA_VERSION, "format": form, "tables": tables}
+        manifest: JsonObject = {
+            "schema_version": SCHEMA_VERSION, "format": form, "tables": tables,
+            "unfinished": [record.path for record in records if not record.is_complete],
+        }  # fmt: skip
         manifest["crc32c"] = _sign(manifest)
         write_atomically(staged / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
         sync_directory(staged)

@@ -15,10 +15,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from store.catalogue import Metric
-from store.compare.sides import Side, find_entry, name_by_seed
+from store.compare.sides import Side, average_by_seed, find_entry
 from store.compare.statistics import Delta, Sample, compute_delta, summarise
 from store.filters import check_keys
+from store.listing import tell_writer
 from store.record import RunRecord, get_finite_or_told
+from store.wording import count_runs
 from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.json_types import JsonValue
 
@@ -70,6 +72,7 @@ class GateFinding:
       worse, low, high: by how much the new side is worse, and the interval of that; none: unknown.
       limit: the lower one of both limits, in the number's unit; none: there is none that holds.
       base, new: means.
+      base_n, new_n: independent values that they are of: seeds, or blocks or reports.
     """
 
     gate: Gate
@@ -81,6 +84,8 @@ class GateFinding:
     limit: float | None = None
     base: float | None = None
     new: float | None = None
+    base_n: int = 0
+    new_n: int = 0
 
     @property
     def is_grave(self) -> bool:
@@ -182,8 +187,12 @@ def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
                 bad.append(f"{record.path} {word}")
             else:
                 good.append((record, value))
-        samples.append(name_by_seed(side.name, good))
+        samples.append(average_by_seed(side.name, good))
     finding = check_samples(gate, samples[0], samples[1], bad)
+    for side, sample in zip((base, new), samples, strict=True):
+        if 0 < len(sample) < len(side.records):
+            words = f"{side.name} has {count_runs(len(side.records), len(sample))}"
+            finding = replace(finding, reason=f"{finding.reason}; {words}")
     if gate.aggregate == "best" and len(counts) > 1:
         words = f"{finding.reason}; best of unequal numbers of evaluations: {sorted(counts)}"
         return replace(finding, reason=words)
@@ -205,7 +214,8 @@ def check_samples(gate: Gate, base: Sample, new: Sample, bad: Sequence[str] = ()
     sign = 1.0 if gate.direction == "lower" else -1.0
     ends = sorted(sign * one for one in (delta.low, delta.high) if one is not None)
     low, high = ends if ends else (None, None)
-    finding = GateFinding(gate, "fail", "", sign * delta.value, low, high, limit, *means)
+    finding = GateFinding(gate, "fail", "", sign * delta.value, low, high, limit, *means,
+                          len(base), len(new))  # fmt: skip
     if limit is None:
         return replace(finding, reason="a percentage of a base of zero says nothing; give max_abs")
     outcome = _decide(finding, len(base) + len(new), limit)
@@ -220,6 +230,23 @@ def check_known(gates: Sequence[Gate], sides: Sequence[Side]) -> None:
     """
     known = {name for side in sides for one in side.records for name in one.values}
     check_keys([g.metric for g in gates if find_entry(g.metric) is None], known, "--gate")
+
+
+def check_finished(sides: Sequence[Side]) -> None:
+    """Refuse runs whose numbers may still change, or never came to their end.
+
+    Raises:
+      UserError: names the first of them.
+    """
+    unfinished = [record for side in sides for record in side.records if not record.is_complete]
+    if unfinished:
+        first = unfinished[0]
+        more = f" (and {len(unfinished) - 1} more)" if len(unfinished) > 1 else ""
+        raise UserError(
+            f"gate: {first.path}{more} is not complete: its status is "
+            f"{first.facts.get('status')}, {tell_writer(first)}; let it come to its end, or judge "
+            "what is there by --unfinished"
+        )
 
 
 def get_code(findings: Sequence[GateFinding], undecided: str = "") -> int:

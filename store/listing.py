@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from store.catalogue import METRICS
 from store.lock import find_owner
-from store.record import FACTS
+from store.record import FACTS, RunRecord
 from utils.json_types import JsonMapping, JsonValue
-from utils.storage import is_remote, to_path
+from utils.storage import LocalFolder, is_remote, to_path
 
 # Numbers that stand in a list where nothing else is asked for.
 _USUAL = 4
@@ -45,6 +45,14 @@ def is_alive(store: str, path: str, status: str | None) -> bool | None:
     if status != "running" or is_remote(store):
         return None
     return bool(find_owner(to_path(store) / path))
+
+
+def tell_writer(record: RunRecord) -> str:
+    """Whether a program works on a run right now, in words."""
+    if not isinstance(record.folder, LocalFolder):
+        return "and only its own machine knows who works on it"
+    is_held = bool(find_owner(record.folder.path))
+    return "a program is writing it" if is_held else "and no program works on it"
 
 
 def name_status(row: JsonMapping) -> str:

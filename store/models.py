@@ -249,6 +249,7 @@ class ExportManifest(_File):
     schema_version: int = Field(ge=2, le=2)
     format: Literal["json", "csv", "parquet"]
     tables: list[ExportTable]
+    unfinished: list[str] = Field([], description="runs that were not complete")
     crc32c: str = Sum
 
 

@@ -8,6 +8,19 @@ import time
 from utils.json_types import JsonValue
 
 
+def format_sample(mean: float, sd: float | None, n: int, runs: int) -> str:
+    """92.56 ± 1.39 (3): n seeds; of more runs than seeds both numbers are told."""
+    counts = f" ({n})" if n > 1 else ""
+    if runs > n:
+        counts = f" ({count_runs(runs, n)})"
+    return f"{format_value(mean)}{'' if sd is None else f' ± {sd:.3g}'}{counts}"
+
+
+def count_runs(runs: int, seeds: int) -> str:
+    """3 runs of 1 seed."""
+    return f"{runs} run{'s' * (runs != 1)} of {seeds} seed{'s' * (seeds != 1)}"
+
+
 def format_value(value: JsonValue) -> str:
     """A number with five digits, other values as they are."""
     if value is None:

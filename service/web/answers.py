@@ -105,6 +105,8 @@ class SideRow(BaseModel):
 
     name: str
     runs: list[str]
+    seeds: int = Field(description="independent values: runs of one seed are one")
+    unfinished: list[str] = Field(description="runs that are not complete")
 
 
 class DifferenceRow(BaseModel):
@@ -120,7 +122,8 @@ class SummaryRow(BaseModel):
 
     mean: Number
     sd: Number | None = Field(description="null: one value alone")
-    n: int
+    n: int = Field(description="independent values, one a seed")
+    runs: int = Field(description="that they come from")
 
 
 class DeltaRow(BaseModel):
@@ -219,6 +222,8 @@ class GateRow(BaseModel):
     limit: Number | None
     base: Number | None
     new: Number | None
+    base_n: int = Field(description="independent values of the base, one a seed")
+    new_n: int
 
 
 class GateAnswer(BaseModel):

@@ -28,7 +28,14 @@ from store.compare.report import (
     should_be_equal,
     tell_divergence,
 )
-from store.gates import check_known, check_sides, get_code, parse_gate, settle_direction
+from store.gates import (
+    check_finished,
+    check_known,
+    check_sides,
+    get_code,
+    parse_gate,
+    settle_direction,
+)
 from store.trends import find_trends, read_reports
 from utils.config import get_neutral_keys
 from utils.errors import UserError
@@ -65,6 +72,7 @@ class GateQuery(BaseModel):
         min_length=1, max_length=64, description="metric[@aggregate]:max_pct:max_abs:severity[?]"
     )
     undecided: Literal["", "fail", "pass"] = ""
+    unfinished: bool = Field(False, description="judge runs that are not complete, too")
 
 
 @router.get("/gates", responses=list_problems())
@@ -72,6 +80,8 @@ def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> GateAnswer:
     """Whether new runs are worse than others by more than is allowed."""
     gates = [parse_gate(text) for text in query.gate]
     base, new = read_sides(parts.runs, [query.base, query.new])
+    if not query.unfinished:
+        check_finished((base, new))
     check_known(gates, (base, new))
     findings = [check_sides(settle_direction(gate), base, new) for gate in gates]
     rows = [GateRow(**make_finite({**asdict(one), "gate": str(one.gate)})) for one in findings]

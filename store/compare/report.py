@@ -52,7 +52,15 @@ def create_report(
       divergence: as `tell_divergence` has it.
     """
     return {
-        "sides": [{"name": s.name, "runs": [r.path for r in s.records]} for s in sides],
+        "sides": [
+            {
+                "name": one.name,
+                "runs": [record.path for record in one.records],
+                "seeds": one.seeds,
+                "unfinished": one.unfinished,
+            }
+            for one in sides
+        ],
         "config": [asdict(one) for one in find_differences(sides, ignored)],
         "environment": [asdict(one) for one in find_environment(sides)],
         "metrics": [[asdict(one) for one in found] for found in compared],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from store.catalogue import METRICS, Metric
@@ -24,7 +24,7 @@ class Side:
 
     Attributes:
       name: for people.
-      records: one a seed, or several of the same.
+      records: one a seed, or several of the same, which count as one value.
     """
 
     name: str
@@ -35,7 +35,17 @@ class Side:
         found = [(record, record.values.get(metric)) for record in self.records]
         bad = [one.path for one, value in found if value is None or not math.isfinite(value)]
         good = [(one, value) for one, value in found if value is not None and math.isfinite(value)]
-        return name_by_seed(self.name, good), bad
+        return average_by_seed(self.name, good), bad
+
+    @property
+    def seeds(self) -> int:
+        """How many independent values its runs give at most."""
+        return len(average_by_seed(self.name, [(record, 0.0) for record in self.records]))
+
+    @property
+    def unfinished(self) -> list[str]:
+        """Runs that have not come to their end, so that their numbers are of some step before."""
+        return [record.path for record in self.records if not record.is_complete]
 
 
 @dataclass(frozen=True)
@@ -62,15 +72,22 @@ class Comparison:
     bad: tuple[str, ...]
 
 
-def name_by_seed(side: str, found: Sequence[tuple[RunRecord, float]]) -> Sample:
-    """Values by their runs' seeds, so that sides can be paired.
+def average_by_seed(side: str, found: Sequence[tuple[RunRecord, float]]) -> Sample:
+    """One value a seed, so that sides can be paired.
 
-    Where a seed stands twice nothing can be paired by it, so each run has a place of its own.
+    Runs of one seed are no independent values, so their mean stands for them all. A run that does
+    not tell its seed has a place of its own.
     """
-    seeds = [json.dumps(record.config.get(SEED)) for record, _ in found]
-    places = [(side, place) for place in range(len(found))]
-    names = seeds if len(set(seeds)) == len(seeds) else places
-    return dict(zip(names, (value for _, value in found), strict=True))
+    values: dict[Hashable, list[float]] = {}
+    for place, (record, value) in enumerate(found):
+        seed = record.config.get(SEED)
+        name = (side, place) if seed is None else json.dumps(seed)
+        values.setdefault(name, []).append(value)
+    # The mean of equal values is that value, whatever summing does to the last bit.
+    return {
+        name: told[0] if len(set(told)) == 1 else math.fsum(told) / len(told)
+        for name, told in values.items()
+    }
 
 
 def find_entry(metric: str) -> Metric | None:
@@ -111,12 +128,14 @@ def group_records(records: Iterable[RunRecord], ignored: Collection[str]) -> lis
 
 def _compare(base: Side, new: Side, metric: str) -> Comparison:
     samples: list[Mapping] = []
+    summaries: list[Summary | None] = []
     bad: list[str] = []
     for side in (base, new):
         sample, missing = side.get_sample(metric)
+        runs = len(side.records) - len(missing)
         samples.append(sample)
+        summaries.append(summarise(list(sample.values()), runs) if sample else None)
         bad += missing
-    summaries = [summarise(list(one.values())) if one else None for one in samples]
     delta = compute_delta(*samples) if all(samples) else None
     return Comparison(metric, find_entry(metric), *summaries, delta, None, "", tuple(bad))
 

@@ -13,11 +13,18 @@ Sample = Mapping[Hashable, float]
 
 @dataclass(frozen=True)
 class Summary:
-    """A sample in three numbers; `sd` of one value is none."""
+    """A sample in a few numbers.
+
+    Attributes:
+      sd: none: of one value.
+      n: independent values, one a seed.
+      runs: where they come from; more than n where runs of one seed were averaged.
+    """
 
     mean: float
     sd: float | None
     n: int
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -74,10 +81,14 @@ def compute_interval(values: Sequence[float]) -> MeanInterval:
     return MeanInterval(found.mean, found.mean - half, found.mean + half, found.sd, found.n)
 
 
-def summarise(values: Sequence[float]) -> Summary:
-    """Mean, standard deviation (n - 1) and number of some values."""
+def summarise(values: Sequence[float], runs: int | None = None) -> Summary:
+    """Mean, standard deviation (n - 1) and number of some values.
+
+    Args:
+      runs: where they come from; none: from one each.
+    """
     sd = statistics.stdev(values) if len(values) > 1 else None
-    return Summary(math.fsum(values) / len(values), sd, len(values))
+    return Summary(math.fsum(values) / len(values), sd, len(values), runs or len(values))
 
 
 def compute_delta(base: Sample, new: Sample) -> Delta:

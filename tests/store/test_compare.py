@@ -122,6 +122,24 @@ def test_a_number_that_is_not_finite_is_told_and_not_averaged(tmp_path):
         assert math.isfinite(one.new.mean)
 
 
+def test_copies_of_a_seed_are_one_value(tmp_path):
+    """Three equal runs of one seed would otherwise have no spread, and make p small."""
+    base = make_side(tmp_path, "base", 0.0, range(4))
+    copies = [make_run(tmp_path, f"copy{n}", final={"eval_top1": value})
+              for n, value in enumerate((85.0, 85.0, 85.0, 85.0))]  # fmt: skip
+    new = Side("new", tuple(RunRecord(run.path) for run in copies))
+    assert (base.seeds, new.seeds) == (4, 1)
+    (found,) = compare_sides(base, new, ["eval.top1"])
+    assert (found.new.mean, found.new.sd, found.new.n, found.new.runs) == (85.0, None, 1, 4)
+    assert (found.delta.method, found.p, found.verdict) == ("single", None, TOO_SMALL)
+    # A seed that stands twice weighs as much as the others, and still pairs.
+    twice = Side("twice", (*base.records, make_side(tmp_path, "more", 8.0, range(1)).records[0]))
+    (found,) = compare_sides(base, twice, ["eval.top1"])
+    assert (found.new.n, found.new.runs, found.delta.pairs) == (4, 5, 4)
+    values = [one.values["eval.top1"] for one in twice.records]
+    assert found.delta.value == pytest.approx((values[4] - values[0]) / 8)
+
+
 def test_runs_are_grouped_by_configuration_without_the_seed(tmp_path):
     make_side(tmp_path, "a", 0.0, range(2))
     make_side(tmp_path, "b", 0.0, range(2), **{"optim.lr": 0.5, "data.root": "elsewhere"})

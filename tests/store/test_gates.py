@@ -133,6 +133,17 @@ def test_runs_of_equal_seeds_are_paired(tmp_path):
     assert found.outcome == "pass" and "paired" in found.reason
 
 
+def test_copies_of_a_seed_do_not_make_a_gate_sure(tmp_path):
+    sides = []
+    for name, values in (("a", (80.0, 80.0, 80.0)), ("b", (79.0, 79.0, 79.0))):
+        runs = [make_run(tmp_path, f"{name}{n}", config=make_config(**{"train.seed": name == "b"}),
+                         final={"eval_top1": value}) for n, value in enumerate(values)]  # fmt: skip
+        sides.append(Side(name, tuple(RunRecord(run.path) for run in runs)))
+    found = check_sides(settle_direction(parse_gate("eval.top1:-:0.5:major")), *sides)
+    assert (found.outcome, found.low, found.base_n, found.new_n) == ("fail", None, 1, 1)
+    assert "a has 3 runs of 1 seed; b has 3 runs of 1 seed" in found.reason
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [("eval.top1", "four parts"), ("eval.top1:-:-:major", "no limit"), (":1:-:major", "no metric"),

@@ -88,6 +88,9 @@ def _add_gate(commands: Commands) -> None:
     _add_store(parser)
     _add_json(parser)
     add_gate_flags(parser)
+    parser.add_argument(
+        "--unfinished", action="store_true", help="judge runs that are not complete, too"
+    )
 
 
 def _add_trend(commands: Commands) -> None:

@@ -25,7 +25,7 @@ from store.compare.report import (
 from store.compare.statistics import Summary
 from store.record import RunRecord
 from store.selection import RunSelector, split_side
-from store.wording import format_value
+from store.wording import count_runs, format_sample
 from tools.runs.evidence import print_answers, print_sources
 from tools.runs.places import find_records, open_index
 from tools.runs.printing import create_console, create_table, print_json
@@ -122,8 +122,14 @@ def print_report(
     console = create_console()
     names = [side["name"] for side in report["sides"]]
     for side in report["sides"]:
-        console.print(f"[bold]{side['name']}[/bold]  {len(side['runs'])} x  "
-                      f"[dim]{' '.join(side['runs'][:6])}[/dim]")  # fmt: skip
+        count = f"{len(side['runs'])} x"
+        if side["seeds"] < len(side["runs"]):
+            count = count_runs(len(side["runs"]), side["seeds"])
+        paths = " ".join(side["runs"][:6])
+        console.print(f"[bold]{side['name']}[/bold]  {count}  [dim]{paths}[/dim]")
+    for path in (path for side in report["sides"] for path in side["unfinished"]):
+        text = f"{path} is not complete: its numbers are those of its newest lines"
+        console.print(text, style="yellow")
     print_differences(console, "configuration", names, report["config"])
     print_differences(console, "environment", names, report["environment"])
     print_sources(console, report["source"], with_diff=with_diff)
@@ -174,6 +180,9 @@ def print_comparison(console: Console, names: tuple[str, str], rows: Sequence[Co
         how = f"paired by {pairs} seeds" if pairs else "Welch, seeds differ"
         text = f"mean ± standard deviation (n); {how}, p over {len(rows)} numbers"
         console.print(text, style="dim")
+    if any(one is not None and one.runs > one.n for row in rows for one in (row.base, row.new)):
+        text = "runs of one seed are averaged first: n, intervals and p count seeds"
+        console.print(text, style="dim")
     for row in rows:
         if row.bad:
             paths = ", ".join(row.bad[:3]) + (", ..." if len(row.bad) > 3 else "")
@@ -209,9 +218,7 @@ def format_summary(summary: Summary | None) -> str:
     """92.56 ± 1.39 (3)."""
     if summary is None:
         return "-"
-    if summary.n == 1:
-        return format_value(summary.mean)
-    return f"{format_value(summary.mean)} ± {summary.sd:.3g} ({summary.n})"
+    return format_sample(summary.mean, summary.sd, summary.n, summary.runs)
 
 
 def format_signed(value: float) -> str:

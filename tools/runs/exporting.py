@@ -11,6 +11,8 @@ from tools.runs.places import find_records
 from tools.runs.printing import print_json
 from utils.errors import UserError
 
+_MOST_NAMES = 4
+
 
 def export(options: argparse.Namespace) -> None:
     """Write the tables and say what they hold.
@@ -33,6 +35,9 @@ def export(options: argparse.Namespace) -> None:
     if options.json:
         print_json(manifest)
         return
+    if unfinished := manifest["unfinished"]:
+        names = ", ".join(unfinished[:_MOST_NAMES]) + ", ..." * (len(unfinished) > _MOST_NAMES)
+        print(f"not complete, so as they were just now: {names}")
     for table in manifest["tables"]:
         path = options.out / table["file"]
         print(f"{path}: {table['rows']:,} rows, {table['bytes']:,} bytes, crc32c {table['crc32c']}")

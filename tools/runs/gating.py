@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from store.gates import check_known, check_sides, get_code, settle_direction
+from store.gates import check_finished, check_known, check_sides, get_code, settle_direction
 from tools.runs.comparing import read_side
 from tools.runs.findings import print_findings, publish_findings, read_gates
 from tools.runs.printing import print_json
@@ -21,6 +21,8 @@ def gate_runs(options: argparse.Namespace) -> int:
     if not gates:
         raise UserError("gate: nothing to hold the runs against; give --gate or --gates FILE")
     base, new = (read_side(options, text) for text in (options.base, options.new))
+    if not options.unfinished:
+        check_finished((base, new))
     check_known(gates, (base, new))
     gates = [settle_direction(gate) for gate in gates]
     findings = [check_sides(gate, base, new) for gate in gates]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from store.catalogue import EVAL
 from store.compare import Comparison, Side
 from store.record import get_finite_or_told
-from store.wording import format_value
+from store.wording import format_sample
 from tools.runs.evidence import make_source, tell_answers_row
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -47,8 +47,14 @@ def write_page(
     """Write the comparison as one HTML file."""
     names = [side.name for side in sides]
     parts = [f"<h1>{escape(' against '.join(reversed(names)))}</h1>"]
-    rows = [[side["name"], len(side["runs"]), " ".join(side["runs"])] for side in report["sides"]]
-    parts.append(make_table(["side", "runs", ""], rows))
+    rows = [
+        [side["name"], len(side["runs"]), side["seeds"], " ".join(side["runs"])]
+        for side in report["sides"]
+    ]
+    parts.append(make_table(["side", "runs", "seeds", ""], rows))
+    if unfinished := [path for side in report["sides"] for path in side["unfinished"]]:
+        text = f"Not complete, so with their newest numbers: {', '.join(unfinished)}"
+        parts.append(f"<p>{escape(text)}</p>")
     for name, found in zip(names[1:], compared, strict=True):
         parts += [f"<h2>{escape(name)} against {escape(names[0])}</h2>", _make_verdicts(found)]
     parts += ["<h2>Curves of evaluation</h2>", _make_curves(sides, compared)]
@@ -138,8 +144,7 @@ def _make_verdicts(found: Sequence[Comparison]) -> str:
 def _describe(summary: object) -> str:
     if summary is None:
         return "-"
-    sd = "" if summary.sd is None else f" ± {summary.sd:.3g} ({summary.n})"
-    return f"{format_value(summary.mean)}{sd}"
+    return format_sample(summary.mean, summary.sd, summary.n, summary.runs)
 
 
 def _make_differences(names: Sequence[str], rows: Sequence[JsonObject]) -> str:

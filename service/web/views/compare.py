@@ -13,7 +13,7 @@ from store.catalogue import LOSS, TRAIN
 from store.compare import Side, group_records
 from store.listing import choose_usual
 from store.record import RunRecord
-from store.wording import format_value
+from store.wording import format_sample
 from utils.json_types import JsonMapping, JsonObject
 
 # More curves in one chart would hide each other.
@@ -30,6 +30,7 @@ class ShownSide:
     name: str
     ink: int
     runs: tuple[tuple[str, str], ...]
+    unfinished: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ def _name(side: Side, sides: Sequence[Side]) -> str:
 
 def _show_side(ink: int, side: Side) -> ShownSide:
     runs = tuple((record.path, link_run(record.path)) for record in side.records)
-    return ShownSide(side.name, ink % 8, runs)
+    return ShownSide(side.name, ink % 8, runs, tuple(side.unfinished))
 
 
 def _read_curve(series: SeriesReader, record: RunRecord, metric: str) -> Curve:
@@ -233,8 +234,7 @@ def _show_answers(row: JsonMapping) -> AnswerRow:
 def _summarise(summary: JsonMapping | None) -> str:
     if summary is None:
         return "–"
-    spread = "" if summary["sd"] is None else f" ± {summary['sd']:.3g} ({summary['n']})"
-    return f"{format_value(summary['mean'])}{spread}"
+    return format_sample(summary["mean"], summary["sd"], summary["n"], summary["runs"])
 
 
 def _shorten(names: Sequence[str]) -> str:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from store.lock import RunLock
 from tests.support.stored_runs import make_config, make_run
 
 
@@ -39,6 +40,26 @@ def seeds(root):
 def test_too_few_seeds_are_undecided(ask, seeds, flags, code):
     more = ("--undecided", *flags) if flags else ()
     assert ask("gate", *seeds, "--gate", "eval.top1:-:1:major", *more)[0] == code
+
+
+def test_a_run_that_is_not_complete_is_refused(ask, root):
+    """Its numbers still change while it is written, and never were those of an end otherwise."""
+    flags = ("--gate", "eval.top1:-:50:major")
+    code, out, error = ask("gate", "run0", "live", *flags)
+    assert (code, out) == (2, "") and "digits/live is not complete" in error
+    assert "no program works on it" in error and error.count("\n") == 1
+    lock = RunLock(root / "digits" / "live")
+    lock.acquire()
+    try:
+        error = ask("gate", "run0,live", "run1", *flags)[2]
+    finally:
+        lock.release()
+    assert "a program is writing it" in error and error.count("\n") == 1
+    assert ask("gate", "run0", "live", *flags, "--unfinished")[0] == 0
+    code, out, _ = ask("compare", "run0", "live")
+    assert code == 0 and "digits/live is not complete" in out
+    sides = json.loads(ask("compare", "run0", "live", "--json")[1])["sides"]
+    assert [side["unfinished"] for side in sides] == [[], ["digits/live"]]
 
 
 def test_gates_stand_in_a_file(ask, tmp_path, seeds):

@@ -25,7 +25,7 @@ QUESTIONS = (
     ("compare", "vit:model.name=vit_tiny", "res:model.name=resnet"),
     ("compare", "--filter", "status=complete"), 
     ("gate", "run0", "run2", "--gate", "eval.top1:1:-:minor"),
-    ("gate", "model.name=vit_tiny", "run2", "--gate", "eval.loss:-:0.1:blocker"),
+    ("gate", "model.name=vit_tiny", "run2", "--gate", "eval.loss:-:0.1:blocker", "--unfinished"),
     ("trend",), ("cost", "--filter", "status=complete", "--metric", "eval.top1"), ("cost", "live"),
     ("validate",), ("validate", "--strict", "run1"),
     ("tag", "run1", "--add", "seen"),
