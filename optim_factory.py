@@ -22,6 +22,7 @@ from utils.config import change
 from utils.config.checks import check_warmup
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
+from utils.patterns import check_patterns, get_first_match
 
 if TYPE_CHECKING:
     from utils.config.sections import OptimSection, RunConfig
@@ -60,7 +61,8 @@ def create_optimizer(
     """A timm optimizer over decay and no-decay groups.
 
     Biases, norms, one-dimensional parameters, positional and class tokens have no weight decay.
-    Each group carries `lr_scale` (layer decay, else 1) and `decays`.
+    Each group carries `lr_scale` (of layer decay and of the parameters' pattern, else 1), `decays`
+    and, where it begins to move later, `starts_epoch`.
 
     Args:
       loss_modules: trainable modules of the losses, such as projections: decay, no layer decay.
@@ -71,7 +73,7 @@ def create_optimizer(
     """
     name = section.name.lower()
     check_optimizer_name(name)
-    groups = get_parameter_groups(section, model)
+    groups = divide_groups(section, model, get_parameter_groups(section, model))
     if loss_modules is not None and any(p.requires_grad for p in loss_modules.parameters()):
         groups += param_groups_weight_decay(loss_modules, _get_first_decay(section))
     for group in groups:
@@ -181,6 +183,39 @@ def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[s
     )
 
 
+def divide_groups(
+    section: OptimSection, model: nn.Module, groups: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Groups divided by what the section's patterns say of their parameters, in the same order.
+
+    Raises:
+      UserError: a pattern that matches no parameter that is trained.
+    """
+    rules = {name: getattr(section, name) for name in ("lr_factors", "decay_factors", "unfreeze")}
+    if not any(rules.values()):
+        return groups
+    names = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    for key, patterns in rules.items():
+        check_patterns(f"optim.{key}", tuple(patterns), names.values())
+    found: list[dict[str, Any]] = []
+    for group in groups:
+        parts: dict[tuple[float, float, float], list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            lr, decay, start = (
+                get_first_match(names[parameter], patterns, default)
+                for patterns, default in zip(rules.values(), (1.0, 1.0, 0.0), strict=True)
+            )
+            parts.setdefault((lr, decay if group["weight_decay"] else 1.0, start), []).append(
+                parameter
+            )
+        for (lr, decay, start), parameters in parts.items():
+            scale = group.get("lr_scale", 1.0) * lr
+            one = {**group, "params": parameters, "lr_scale": scale, "starts_epoch": start}
+            one |= {"weight_decay": group["weight_decay"] * decay, "decay_scale": decay}
+            found.append(one)
+    return found
+
+
 def _get_first_decay(section: OptimSection) -> float:
     """A weight decay that tells which groups decay, also where the schedule begins at zero."""
     return section.weight_decay or section.weight_decay_end or 0.0
@@ -194,12 +229,14 @@ class Schedule:
       lr_at: step -> learning rate of a group with lr_scale 1.
       decay_at: step -> weight decay of the groups that decay.
       lr_floor: smallest learning rate handed to the optimizer.
+      steps_per_epoch: with which groups that begin later count.
     """
 
     lr_at: Callable[[int], float]
     decay_at: Callable[[int], float]
     total_steps: int
     lr_floor: float = field(default=1e-12)
+    steps_per_epoch: int = 1
 
     def values(
         self, step: int, optimizer: torch.optim.Optimizer
@@ -207,8 +244,10 @@ class Schedule:
         """Learning rates and weight decays of all groups at a step, in group order."""
         lr, decay = self.lr_at(step), self.decay_at(step)
         groups = optimizer.param_groups
-        lrs = [max(lr * group["lr_scale"], self.lr_floor) for group in groups]
-        return lrs, [decay if group["decays"] else 0.0 for group in groups]
+        begun = [step >= g.get("starts_epoch", 0) * self.steps_per_epoch for g in groups]
+        scales = [g["lr_scale"] * has_begun for g, has_begun in zip(groups, begun, strict=True)]
+        decays = [decay * g.get("decay_scale", 1.0) if g["decays"] else 0.0 for g in groups]
+        return [max(lr * scale, self.lr_floor) for scale in scales], decays
 
 
 def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch: int) -> Schedule:
@@ -236,7 +275,7 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
         progress = min(step / max(total_steps, 1), 1.0)
         return _cosine(section.weight_decay, section.weight_decay_end, progress)
 
-    return Schedule(lr_at, decay_at, total_steps, _get_lr_floor(section))
+    return Schedule(lr_at, decay_at, total_steps, _get_lr_floor(section), steps_per_epoch)
 
 
 def get_warmup_steps(section: OptimSection, steps_per_epoch: int) -> int:
@@ -290,7 +329,13 @@ def _get_lr_floor(section: OptimSection) -> float:
     name = section.name.lower()
     if name not in _FLOAT_DECOUPLED or section.weight_decay == 0:
         return 1e-12
-    floor = _DECAY_RESOLUTION / section.weight_decay
+    least = min([1.0, *(factor for factor in section.decay_factors.values() if factor)])
+    floor = _DECAY_RESOLUTION / (section.weight_decay * least)
+    if section.unfreeze:
+        raise UserError(
+            f"optim.unfreeze needs a learning rate of nothing, but {name}'s weight decay keeps it "
+            f"above {floor:.2g}; set optim.weight_decay to 0, or use adamw"
+        )
     if section.min_lr < floor:
         get_logger().warning(
             "optim.min_lr %g is raised to %.3g: below it %s's weight decay of %g rounds to nothing "

@@ -13,7 +13,7 @@ from engine import Plan, TrainState
 from job.check import check_split
 from job.resume import restore, start_weights
 from job.spec import count_steps, with_input_processes
-from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
+from models import create_model, freeze, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, create_schedule, scale_lr
 from tasks import TASKS, RunTask
@@ -54,7 +54,7 @@ class Parts:
 
     def count_parameters(self) -> int:
         """Trainable numbers of the student."""
-        return sum(p.numel() for p in self.state.model.parameters())
+        return sum(p.numel() for p in self.state.model.parameters() if p.requires_grad)
 
     def close(self) -> None:
         """Let the loaders and what the task has opened go."""
@@ -76,6 +76,9 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     student = create_model(config.model, **job.facts.model_arguments)
     start_weights(job, student)
     patch_for(runtime, config.model, student)
+    frozen = freeze(student, config.optim.freeze)
+    if frozen:
+        get_logger().info("%d of %d numbers of the student are frozen", frozen, job.num_parameters)
     task = kind(config, job.facts, {"train": train_loaders[0], "eval": eval_loader})
     check_split(config, task, runtime.device_count)
     task.prepare(student)

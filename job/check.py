@@ -13,6 +13,7 @@ from models import (
     check_patch_names,
     create_model,
     find_model_name,
+    freeze,
     recompute_blocks,
     scan_blocks,
     settle_model,
@@ -59,6 +60,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
     task.dry_run(student)
+    freeze(student, config.optim.freeze)
     create_optimizer(scale_lr(config), student, loss_modules=task.losses)
     facts = task.find_facts()
     processes = find_planned_ranks(config.runtime, device)
@@ -152,5 +154,10 @@ def _check_blocks(config: RunConfig, student: nn.Module) -> None:
     """Whether the student has the blocks that train.remat and train.scan_layers work on."""
     if config.train.remat:
         recompute_blocks(deepcopy(student), lambda function, *args: function(*args))
+    if config.train.scan_layers and config.optim.freeze:
+        raise UserError(
+            "train.scan_layers and optim.freeze are both set, but one compiled block stands for "
+            "all of them; leave one out"
+        )
     if config.train.scan_layers:
         scan_blocks(deepcopy(student), lambda blocks, inputs: inputs)

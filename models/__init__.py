@@ -8,6 +8,7 @@ from models import transformer as transformer
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model, export_model, find_model_name, settle_model
 from models.features import FeatureTap, get_feature_shapes
+from models.freezing import freeze
 from models.mlp import RowTeacher, Standardise
 from models.patches import apply_patches, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
@@ -45,6 +46,7 @@ __all__ = [
     "create_token_teachers",
     "export_model",
     "find_model_name",
+    "freeze",
     "get_feature_shapes",
     "get_teacher_sections",
     "hash_teacher",

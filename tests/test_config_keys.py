@@ -37,6 +37,7 @@ optim.name optim.lr optim.base_lr optim.base_batch_size optim.lr_scaling optim.m
 optim.warmup_lr optim.warmup_epochs optim.warmup_steps
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
+optim.freeze optim.unfreeze optim.lr_factors optim.decay_factors
 optim.max_grad_norm optim.max_grad_value optim.max_grad_ratio optim.args
 train.task train.task_loss train.bce_threshold train.bce_sum train.bce_positive_weight
 train.class_weights train.l2_penalty train.epochs train.steps train.accumulate_steps

@@ -14,6 +14,11 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def get_first_match(name: str, values: Mapping[str, float], default: float) -> float:
+    """The value of the first pattern that matches a name; the default where none does."""
+    return next((value for old, value in values.items() if fnmatchcase(name, old)), default)
+
+
 def rename(name: str, rules: Mapping[str, str]) -> str:
     """The name by the first rule that matches it: each `*` of the new name takes the old one's.
 

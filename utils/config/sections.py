@@ -142,6 +142,24 @@ class OptimSection(ConfigSection):
         description="learning-rate factor from each layer to the one below",
         **about(aliases=("layer_decay",)),
     )
+    freeze: tuple[str, ...] = Field(
+        (),
+        description="parameters that are not trained, as names or patterns: blocks.*",
+    )
+    unfreeze: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="name or pattern -> epochs after which those parameters begin to move; their "
+        "gradients and state are kept from the start, so that the graph stays one",
+    )
+    lr_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict,
+        description="name or pattern -> factor of the learning rate; the first that matches counts",
+    )
+    decay_factors: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict,
+        description="name or pattern -> factor of the weight decay, of what decays; the first that "
+        "matches counts",
+    )
     max_grad_norm: float | None = Field(
         None,
         gt=0,
