@@ -68,9 +68,12 @@ class ShownTimeline:
 
 def make_timeline(record: RunRecord) -> ShownTimeline | None:
     """Of a run that has spans and attempts; none: it lacks one of them."""
+    # Without spans the shares would be summed from all lines, of which there may be a million.
     attempts = list_attempts(record) if record.spans else []
+    if not attempts:
+        return None
     found = compute_time(record)
-    if not attempts or found.paid_s is None:
+    if found.paid_s is None:
         return None
     lanes = make_lanes(record.spans, attempts)
     total = sum(one.ended - one.began for one in attempts) or 1.0
