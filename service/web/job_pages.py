@@ -110,13 +110,13 @@ def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> R
     """Check, ask the compiler, or start."""
     config, deed = fields.get(CONFIG, ""), fields.get(DEED, "check")
     try:
-        wanted = _read_wish(fields)
+        wanted = _read_wish(fields, dry_run=deed != "start")
         if deed == "compile":
             parts.estimator.start(read_request(parts, wanted), fields.get(TARGET) or _TARGET)
             kept = {key: value for key, value in fields.items() if value and key != DEED}
             where = request.url_for("show_form").include_query_params(**kept, estimate="1")
             return RedirectResponse(f"{where.path}?{where.query}", 303)
-        job, _ = submit(parts, asker, wanted.model_copy(update={"dry_run": deed != "start"}))
+        job, _ = submit(parts, asker, wanted)
         if job is not None:
             return RedirectResponse(f"/queue/{job.id}", 303)
         return _render_form(request, parts, config, fields, is_asked=True)
@@ -124,14 +124,14 @@ def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> R
         return _render_form(request, parts, config, fields, error=error)
 
 
-def _read_wish(fields: Mapping[str, str]) -> SubmitRequest:
+def _read_wish(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequest:
     slots = fields.get(SLOTS, "1").strip() or "1"
     if not slots.isdecimal() or not 1 <= int(slots[:4]) <= 64:
         raise UserError(f"slots ({slots[:20]!r}) is no number of devices; give 1 to 64")
     try:
         return SubmitRequest(
             config=fields.get(CONFIG, ""), overrides=read_overrides(fields), slots=int(slots),
-            dry_run=True,
+            dry_run=dry_run,
         )  # fmt: skip
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]

@@ -59,7 +59,7 @@ def read_request(parts: Service, request: SubmitRequest) -> Submission:
     check_places(config, parts.roots, ROOT)
     # The name was chosen now: the check, the job and the answer are of the same run.
     named = {**overrides, "run.run_id": config.run.run_id}
-    return draft.model_copy(update={"overrides": named})
+    return Submission(config=draft.config, overrides=named, slots=draft.slots)
 
 
 def flatten_overrides(text: str) -> JsonObject:
