@@ -17,6 +17,8 @@ from utils.json_types import JsonObject, JsonValue
 
 # The fast parser where PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# Beside its own errors: a day that no month has, a table in tables without end.
+_FAULTS = (yaml.YAMLError, ValueError, ArithmeticError, RecursionError)
 _BETWEEN = re.compile(r"\n(?=\S)")
 _SECTION = re.compile(r"(\w+):")
 _ENTRY = re.compile(r"  \w+:(?: .*)?")
@@ -30,7 +32,7 @@ def parse_config(text: str) -> JsonObject:
     """The sections of a resolved configuration; empty if it is none."""
     try:
         values = yaml.load(text, Loader=_LOADER)
-    except yaml.YAMLError:
+    except _FAULTS:
         return {}
     return values if isinstance(values, dict) else {}
 
@@ -52,15 +54,18 @@ def read_sections(text: str) -> dict[str, Pairs]:
     try:
         chunks = _BETWEEN.split(text.removesuffix("\n"))
         found = [_parse_section(chunk) for chunk in chunks]
-    except yaml.YAMLError:
+    except _FAULTS:
         found = [None]  # an anchor of another section, for one
     sections = dict(one for one in found if one is not None)
     if len(sections) == len(found):
         return sections
-    return {
-        str(name): tuple(_dump(flatten_config({str(name): values})))
-        for name, values in parse_config(text).items()
-    }
+    try:
+        return {
+            str(name): tuple(_dump(flatten_config({str(name): values})))
+            for name, values in parse_config(text).items()
+        }
+    except (*_FAULTS, TypeError):  # a table that holds itself, or keys that have no order
+        return {}
 
 
 @lru_cache(maxsize=1 << 16)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from store.catalogue import EVAL, HEAD, LOOP, LOSS, METRICS, TRAIN, Catalogue
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, load_json
 from utils.storage import write_atomically
 
 METRICS_FILE = "metrics.jsonl"
@@ -46,7 +46,7 @@ def parse_lines(text: str) -> list[Line]:
     found = []
     for line in text.split("\n"):
         with contextlib.suppress(ValueError):
-            value = json.loads(line)
+            value = load_json(line)
             if isinstance(value, dict):
                 found.append(value)
     return found

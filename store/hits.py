@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, is_count, load_json
 
 HITS_FILE = "eval_hits.bin"
 SCHEMA_VERSION = 2
@@ -111,7 +111,7 @@ def parse_hits(content: bytes) -> dict[str, Hits] | None:
     """The entries of a file; none: it is torn, or one bit of it is not as it was written."""
     line, _, bits = content.partition(b"\n")
     try:
-        told = json.loads(line)["entries"]
+        told = load_json(line.decode("utf-8"))["entries"]
         found = {name: _take(one, bits) for name, one in told.items()}
         return found if format_hits(found) == content else None
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -121,13 +121,17 @@ def parse_hits(content: bytes) -> dict[str, Hits] | None:
 def read_header(content: bytes) -> JsonObject | None:
     """What the first line says; none: it is no JSON object."""
     try:
-        told = json.loads(content.partition(b"\n")[0])
+        told = load_json(content.partition(b"\n")[0].decode("utf-8"))
     except ValueError:
         return None
     return told if isinstance(told, dict) else None
 
 
 def _take(told: JsonObject, bits: bytes) -> Hits:
+    if not all(is_count(told[name]) for name in ("step", "examples", "offset", "bytes")):
+        raise ValueError("an entry holds no counts")
+    if not isinstance(told["ids_sha256"], str) or told["examples"] > 8 * told["bytes"]:
+        raise ValueError("an entry holds too few bits, or no hash")
     piece = bits[told["offset"] : told["offset"] + told["bytes"]]
     return Hits(told["step"], told["examples"], told["ids_sha256"], piece)
 

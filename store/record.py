@@ -6,7 +6,6 @@ Reading never waits for the run's program and changes nothing.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from functools import cached_property
 from pathlib import Path
@@ -26,12 +25,19 @@ from store.history import (
 )
 from store.hits import HITS_FILE, Hits, parse_hits
 from store.mirror import CONFIG_FILE, RUN_FILE, read_segments
+from store.soundness import (
+    find_wrong_fact,
+    fit_artifacts,
+    fit_environment,
+    fit_line,
+    is_number,
+)
 from store.source import DIFF_FILE, unpack_diff
 from store.spans import SPANS_FILE, Span, parse_spans
 from store.stretches import SKETCHES_FILE, RunSketches, parse_sketches
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue, make_plain
+from utils.json_types import JsonObject, JsonValue, load_json, make_plain, mend_text
 from utils.storage import Folder, join_place, open_folder
 
 # Newer run directories are for newer programs.
@@ -82,7 +88,11 @@ class RunRecord:
     @cached_property
     def config(self) -> JsonObject:
         """Dotted key -> value of the resolved configuration; empty without one."""
-        return flatten_config(make_plain(parse_config(self._read(CONFIG_FILE))))
+        try:
+            told = make_plain(parse_config(self._read(CONFIG_FILE)))
+        except RecursionError:  # a table that holds itself
+            return {}
+        return flatten_config(mend_text(told))
 
     @property
     def checkpoints(self) -> Folder:
@@ -100,11 +110,7 @@ class RunRecord:
     @cached_property
     def artifacts(self) -> list[JsonObject]:
         """Files that it has left behind, with their checksums; none before its end."""
-        try:
-            found = json.loads(self._read(ARTIFACTS_FILE) or "{}").get("artifacts", [])
-        except (ValueError, AttributeError):
-            return []
-        return found if isinstance(found, list) else []
+        return fit_artifacts(self._read_json(ARTIFACTS_FILE))
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -124,11 +130,7 @@ class RunRecord:
     @cached_property
     def environment(self) -> JsonObject:
         """Where it has worked, at length; empty of runs of earlier programs."""
-        try:
-            found = json.loads(self._read(ENVIRONMENT_FILE) or "{}")
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) else {}
+        return fit_environment(self._read_json(ENVIRONMENT_FILE))
 
     @cached_property
     def patch(self) -> str:
@@ -149,7 +151,8 @@ class RunRecord:
         text = self._read(METRICS_FILE)
         if text or not self.folder.child("metrics").is_there():
             return read_history(text)
-        return read_segments(self.folder)
+        lines = (fit_line(line) for line in read_segments(self.folder))
+        return [line for line in lines if line is not None]
 
     @cached_property
     def values(self) -> Values:
@@ -161,6 +164,11 @@ class RunRecord:
             return path.read_bytes()
         return b""
 
+    def _read_json(self, name: str) -> JsonValue:
+        with contextlib.suppress(ValueError):
+            return load_json(self._read(name))
+        return None
+
     def _read(self, name: str) -> str:
         return self.folder.read_texts([name]).get(name, "")
 
@@ -169,10 +177,11 @@ def parse_facts(text: str, file: str) -> JsonObject:
     """What a `run.json` says.
 
     Raises:
-      UserError: it is torn or of a newer program; names the file.
+      UserError: it is torn, of a newer program, or a fact has another kind than it should; names
+        the file and the reason.
     """
     try:
-        facts = json.loads(text)
+        facts = load_json(text)
     except ValueError:
         facts = None
     if not isinstance(facts, dict):
@@ -183,12 +192,17 @@ def parse_facts(text: str, file: str) -> JsonObject:
             f"{file} has schema_version {version!r}, this program reads up to {NEWEST_SCHEMA}; "
             "use a newer one"
         )
+    if wrong := find_wrong_fact(facts):
+        raise UserError(f"{file} is damaged: {wrong}; mend it, or move the run away")
     return facts
 
 
 def read_history(text: str) -> list[Line]:
     """The whole lines of a metrics file in today's form."""
-    return [modernise(line) for line in parse_lines(text) if type(line.get("step")) is int]
+    found = (
+        fit_line(modernise(line)) for line in parse_lines(text) if type(line.get("step")) is int
+    )
+    return [line for line in found if line is not None]
 
 
 def describe(facts: JsonObject) -> dict[str, JsonValue]:
@@ -267,7 +281,7 @@ def _fit(name: str, value: JsonValue) -> JsonValue:
 
 def _to_number(value: object, told: object) -> float | None:
     """A number of a line: null with its word is nan or an infinity, null alone is nan."""
-    if isinstance(value, bool) or not isinstance(value, int | float | None):
+    if value is not None and not is_number(value):
         return None
     if value is not None:
         return float(value)

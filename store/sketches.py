@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, is_count
 
 if TYPE_CHECKING:
     from ddsketch.mapping import LogarithmicMapping
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DEFAULT_EPSILON = 0.01
 LEAST_EPSILON, MOST_EPSILON = 0.0005, 0.05
 _SPECIAL = ("nan", "inf", "-inf")
+# No float lies in a bin so far out, at any epsilon.
+_MOST_KEY = 1 << 31
 
 
 class QuantileSketch:
@@ -115,7 +117,13 @@ class QuantileSketch:
 
     @classmethod
     def from_json(cls, told: JsonObject) -> QuantileSketch:
-        """A sketch as `to_json` has written it."""
+        """A sketch as `to_json` has written it.
+
+        Raises:
+          ValueError, TypeError, LookupError, UserError: it has another form.
+        """
+        if not _has_form(told):
+            raise ValueError("this is no sketch")
         found = cls(told["epsilon"])
         found._zeros = told["zeros"]
         found.special = dict(told["special"])
@@ -161,6 +169,20 @@ def merge_sketches(sketches: Iterable[QuantileSketch]) -> QuantileSketch:
             found = QuantileSketch(one.epsilon)
         found.merge(one)
     return found or QuantileSketch()
+
+
+def _has_form(told: JsonObject) -> bool:
+    bins = [one for side in ("positive", "negative") for one in told[side]]
+    keys, counts = [one[0] for one in bins], [one[1] for one in bins]
+    ends = told["ends"]
+    are_ends = ends == [None, None] or all(type(one) in (int, float) for one in ends)
+    return (
+        all(map(is_count, (told["zeros"], *counts, *(told["special"][one] for one in _SPECIAL))))
+        and all(type(key) is int and abs(key) < _MOST_KEY for key in keys)
+        and all(len(one) == 2 for one in (ends, *bins))
+        and are_ends
+        and len(told["special"]) == len(_SPECIAL)
+    )
 
 
 def _create_mapping(epsilon: float) -> LogarithmicMapping:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from store.history import parse_lines
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, is_count, is_time
 from utils.log import get_logger
 
 SPANS_FILE = "spans.jsonl"
@@ -127,12 +127,12 @@ def parse_spans(text: str) -> list[Span]:
 
 def _parse_span(line: JsonObject) -> Span | None:
     names = ("began", "duration_s", "step_s", "input_wait_s")
-    numbers = {name: line.get(name, 0.0) for name in names}
-    counts = {name: line.get(name, 0) for name in ("step", "rank", "attempt", "count")}
+    numbers = {name: line.get(name) or 0.0 for name in names}
+    counts = {name: line.get(name) or 0 for name in ("step", "rank", "attempt", "count")}
     is_whole = isinstance(line.get("name"), str) and "began" in line
-    if not is_whole or not all(type(value) is int for value in counts.values()):
+    if not is_whole or not all(map(is_count, counts.values())):
         return None
-    if not all(isinstance(value, int | float) for value in numbers.values()):
+    if not all(map(is_time, numbers.values())):
         return None
     return Span(line["name"], **numbers, **counts)
 

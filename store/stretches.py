@@ -16,7 +16,7 @@ from pathlib import Path
 
 from store.sketches import QuantileSketch, merge_sketches
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, is_count, load_json
 from utils.log import get_logger
 from utils.storage import write_atomically
 
@@ -126,16 +126,22 @@ def format_sketches(epsilon: float, from_step: int, stretches: Sequence[Stretch]
 def parse_sketches(text: str) -> RunSketches | None:
     """Sketches as they were written, every stretch ended; none: the text is torn or strange."""
     try:
-        told = json.loads(text)
+        told = load_json(text)
+        if not all(
+            map(is_count, (told["from_step"], *(one["to_step"] for one in told["windows"])))
+        ):
+            return None
         found = RunSketches(told["epsilon"], told["from_step"])
         found.stretches = tuple(
             Stretch(one["to_step"],
                     {name: QuantileSketch.from_json(s) for name, s in one["sketches"].items()})
             for one in told["windows"]
         )  # fmt: skip
+        kept = (sketch for one in found.stretches for sketch in one.sketches.values())
+        is_whole = all(sketch.epsilon == found.epsilon for sketch in kept)
     except (ValueError, TypeError, LookupError, AttributeError, UserError):
         return None
-    return found
+    return found if is_whole else None
 
 
 class SketchKeeper:

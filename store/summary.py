@@ -21,7 +21,7 @@ from store.attempts import ATTEMPTS_FILE
 from store.mirror import RUN_FILE
 from store.record import RunRecord
 from store.timeline import list_attempts, sum_paid
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonObject, JsonValue, load_json
 from utils.storage import compute_crc32c, open_folder, write_atomically
 
 SUMMARY_FILE = "summary.json"
@@ -81,7 +81,7 @@ def format_summary(told: JsonObject) -> str:
 def read_summary(text: str) -> JsonObject | None:
     """What a summary's text says; none: it is torn, or one bit of it is not as it was written."""
     try:
-        told = json.loads(text)
+        told = load_json(text)
         return told if format_summary(told) == text else None
     except (ValueError, AttributeError):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from store.ids import check_name
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, load_json
 from utils.storage import Folder
 
 TAGS_FILE = "tags.json"
@@ -17,7 +17,7 @@ _TRIES = 100
 def parse_tags(text: str) -> list[str]:
     """The tags that a file's text holds; none if it is damaged."""
     try:
-        found = json.loads(text)["tags"]
+        found = load_json(text)["tags"]
     except (ValueError, TypeError, KeyError):
         return []
     return sorted({tag for tag in found if isinstance(tag, str)}) if isinstance(found, list) else []

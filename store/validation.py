@@ -159,7 +159,8 @@ def _check_end(texts: dict[str, str], facts: JsonObject) -> Iterator[RunFault]:
     """A run that says complete has an end in its attempts, and a history."""
     if METRICS_FILE not in texts:
         yield RunFault("damage", METRICS_FILE, "is not there, but the run is complete")
-    if facts.get("schema_version", 1) < NEWEST_SCHEMA:
+    version = facts.get("schema_version", 1)
+    if not isinstance(version, int) or version < NEWEST_SCHEMA:
         return
     attempts = merge_attempts(texts.get(ATTEMPTS_FILE, ""))
     if not attempts or attempts[-1].get("status") != "complete":
@@ -193,8 +194,10 @@ def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> I
     if told is None:
         yield RunFault("damage", SUMMARY_FILE, "has other bytes than its checksum says")
         return
-    for one in told.get("files", []):
-        yield from _check_bytes(folder, one)
+    files = told.get("files")
+    for one in files if isinstance(files, list) else []:
+        if isinstance(one, dict) and isinstance(one.get("path"), str):
+            yield from _check_bytes(folder, one)
 
 
 def _check_source(folder: Folder, texts: dict[str, str]) -> Iterator[RunFault]:
@@ -242,7 +245,7 @@ def _check_bytes(
     """A file has the size and the checksum that another file tells."""
     path = told["path"]
     parent, _, name = path.rpartition("/")
-    if ".." in path.split("/") or path.startswith("/"):
+    if ".." in path.split("/") or path.startswith("/") or "\0" in path:
         yield RunFault("odd", source, f"{path!r} is no path below the run")
         return
     place = folder.child(parent) if parent else folder
@@ -252,7 +255,7 @@ def _check_bytes(
             yield RunFault("damage", path, words)
         elif f"{place.get_checksum(name):08x}" != told.get("crc32c"):
             yield RunFault("damage", path, "has other bytes than its checksum says")
-    except OSError:
+    except (OSError, ValueError):  # a name that no file system takes is not there either
         yield RunFault("damage", path, "is not there")
 
 

@@ -6,6 +6,7 @@ would ask for a cast at each level, so this is the one place where they stay `An
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -16,8 +17,8 @@ JsonObject = dict[str, Any]
 JsonMapping = Mapping[str, Any]
 
 
-# The end of the year 9999: what lies behind it no calendar takes.
-_MOST_S = 253_402_300_799.0
+# In the year 2262: nanoseconds up to it fit 63 bits.
+_MOST_S = 9_223_372_036.0
 _MOST_COUNT = (1 << 63) - 1
 
 
@@ -30,6 +31,29 @@ def is_time(value: object) -> bool:
     """Whether a value from JSON is a time of day: seconds since 1970 that a calendar takes."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and 0.0 <= value <= _MOST_S
+
+
+def load_json(text: str) -> JsonValue:
+    """What a JSON text of somebody else says, so that it can be written again.
+
+    Raises:
+      ValueError: it is none, or nested deeper than anybody writes it.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
+    # Half a pair of code units is text that no file and no terminal takes.
+    return mend_text(value) if "\\ud" in text or "\\uD" in text else value
+
+
+def mend_text(value: JsonValue) -> JsonValue:
+    """The same value, what no encoding can hold of its texts replaced."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode("utf-8")
+    if isinstance(value, dict):
+        return {mend_text(key): mend_text(inner) for key, inner in value.items()}
+    return [mend_text(inner) for inner in value] if isinstance(value, list) else value
 
 
 def make_plain(value: object) -> JsonValue:

@@ -41,7 +41,7 @@ class SourceDifference:
 
 def compare_sources(base: RunRecord, new: RunRecord) -> SourceDifference:
     """The source that the newest attempts of two runs were started from."""
-    told = [record.environment.get("source") or {} for record in (base, new)]
+    told = [record.environment.get("source", {}) for record in (base, new)]
     parts = [split_diff(record.patch) for record in (base, new)]
     names = parts[0].keys() | parts[1].keys()
     files = sorted(name for name in names if parts[0].get(name) != parts[1].get(name))

@@ -125,11 +125,11 @@ def print_report(
         count = f"{len(side['runs'])} x"
         if side["seeds"] < len(side["runs"]):
             count = count_runs(len(side["runs"]), side["seeds"])
-        paths = " ".join(side["runs"][:6])
-        console.print(f"[bold]{side['name']}[/bold]  {count}  [dim]{paths}[/dim]")
+        paths = Text(" ".join(side["runs"][:6]), style="dim")
+        console.print(Text(side["name"], style="bold"), f" {count} ", paths)
     for path in (path for side in report["sides"] for path in side["unfinished"]):
         text = f"{path} is not complete: its numbers are those of its newest lines"
-        console.print(text, style="yellow")
+        console.print(Text(text, style="yellow"))
     print_differences(console, "configuration", names, report["config"])
     print_differences(console, "environment", names, report["environment"])
     print_sources(console, report["source"], with_diff=with_diff)
@@ -199,7 +199,8 @@ def print_divergence(console: Console, told: JsonObject) -> None:
     console.print(f"[bold red]the runs part at step {found.step}[/bold red] ({found.kind}), after "
                   f"{found.lines} equal lines")  # fmt: skip
     if found.metric:
-        console.print(f"  {found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}")
+        words = f"  {found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}"
+        console.print(Text(words))
     else:
         console.print("  one of them has no such line")
     if found.others:

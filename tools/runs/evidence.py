@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rich.console import Console
+from rich.text import Text
 
 from tools.runs.printing import create_table
 from utils.json_types import JsonObject
@@ -45,7 +46,9 @@ def print_sources(console: Console, rows: Sequence[JsonObject], *, with_diff: bo
         lines = tell_source(row)
         if lines:
             console.print()
-            console.print(f"[bold]source[/bold] of {row['base']} and {row['new']}")
+            console.print(
+                Text("source", style="bold"), f"of {row['base']} and {row['new']}", markup=False
+            )
         for line in lines:
             console.print(f"  {line}", markup=False)
         for line in row["diff"].splitlines() if with_diff else ():

@@ -26,9 +26,16 @@ def create_console() -> Console:
     return Console(width=None if is_terminal else _FILE_WIDTH, highlight=False, soft_wrap=False)
 
 
+class _PlainTable(Table):
+    """A table whose texts are taken as they are: a name with brackets is no colour."""
+
+    def add_row(self, *cells: str | Text, style: str | None = None) -> None:
+        super().add_row(*(Text(c) if isinstance(c, str) else c for c in cells), style=style)
+
+
 def create_table(*columns: str, title: str = "") -> Table:
     """A table without walls; columns whose name ends in `>` are aligned to the right."""
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = _PlainTable(box=None, header_style="bold", padding=(0, 2, 0, 0))
     table.title, table.title_justify = title or None, "left"
     for column in columns:
         name = column.removesuffix(">")

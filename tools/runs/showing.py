@@ -95,7 +95,8 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
     """The same for a person."""
     console = create_console()
     status = "killed" if told["alive"] is False else told["status"] or "-"
-    console.print(f"[bold]{record.path}[/bold]  ", colour_status(status), "  " + (told["id"] or ""))
+    name, number = Text(f"{record.path}  ", style="bold"), Text("  " + (told["id"] or ""))
+    console.print(name, colour_status(status), number)
     rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
     worked = format_least(told["worked_s"], is_least=told["time"]["is_least"])
     rows += [("worked", f"{worked}, attempts: {len(record.attempts) or told['attempts'] or '-'}")]

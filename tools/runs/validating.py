@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
 
+from rich.text import Text
+
 from store.export import MANIFEST_FILE, check_export
 from store.index.scan import list_runs
 from store.lock import find_owner
@@ -64,13 +66,13 @@ def print_faults(rows: list[JsonObject]) -> None:
     for row in rows:
         for one in row["faults"]:
             path = "/".join(row["path"].rsplit("/", 2)[1:])
-            grade = f"[{_STYLES[one['grade']]}]{one['grade']}[/]"
+            grade = Text(one["grade"], style=_STYLES[one["grade"]])
             table.add_row(grade, path, one["file"], one["text"])
     if table.row_count:
         console.print(table)
     for row in rows:
         if "moved_to" in row:
-            console.print(f"moved {row['path']} to {row['moved_to']}")
+            console.print(Text(f"moved {row['path']} to {row['moved_to']}"))
     bad = sum(row["is_bad"] for row in rows)
     console.print(f"checked: {len(rows)}, bad: {bad}", style="red" if bad else "green")
 
