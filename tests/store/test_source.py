@@ -10,22 +10,10 @@ import pytest
 
 from store import source as module
 from store.environment import choose_variables, read_pinned, write_environment
-from store.leaks import find_secret
 from store.source import DIFF_FILE, pack_diff, read_source, split_diff, unpack_diff
 from utils.errors import UserError
 
 TOKEN = "ghp_" + "a1B2" * 9
-SECRETS = {
-    TOKEN: "a GitHub token",
-    "-----BEGIN RSA " + "PRIVATE KEY-----": "a private key",
-    "AKIA" + "ABCD1234EFGH5678": "a cloud access key",
-    "https://me:hunter2" + "@host/x": "a password in a URL",
-    'api_key = "' + '0123456789abcdef0123456789abcdef"': "a password or token",
-    "hf_" + "x1" * 17: "a Hugging Face token",
-}
-HARMLESS = ("token = tokenizer.encode(text)[0]", "password: str = ''", "tokens: 1024",
-            "https://host/path@2", "secret_of_the_loss = compute_hidden(x)",
-            "TOKEN = re.compile(r'abc')", "sha256 = 'abc'")  # fmt: skip
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -102,7 +90,7 @@ def test_a_patch_with_a_secret_is_refused_and_the_secret_is_nowhere(tree, tmp_pa
     (tree / "main.py").write_text(f"print(1)\nclient = login('{TOKEN}')\n")
     found = read_source(tree)
     assert (found.kept, found.diff) == ("secret", "")
-    assert found.reason == "main.py seems to hold a GitHub token"
+    assert found.reason == "main.py seems to hold a token of GitHub"
     write_environment(tmp_path, {}, found, 1)
     assert TOKEN not in (tmp_path / "environment.json").read_text()
     assert not (tmp_path / DIFF_FILE).exists()
@@ -112,16 +100,6 @@ def test_outside_a_repository_nothing_is_known(tmp_path):
     found = read_source(tmp_path)
     assert (found.commit, found.kept, found.name) == ("", "unknown", "")
     assert "no git repository" in found.reason
-
-
-@pytest.mark.parametrize("text", SECRETS)
-def test_secrets_are_found(text):
-    assert find_secret(f"+ x {text} y") == SECRETS[text]
-
-
-@pytest.mark.parametrize("text", HARMLESS)
-def test_code_that_speaks_of_secrets_holds_none(text):
-    assert find_secret(text) == ""
 
 
 def test_a_torn_patch_is_refused():
