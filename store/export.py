@@ -53,8 +53,13 @@ class _TableForm:
     read: Callable[[Path, Columns], Iterator[Cells]]
 
 
-def export_runs(records: Sequence[RunRecord], folder: Path, form: Format) -> JsonObject:
+def export_runs(
+    records: Sequence[RunRecord], folder: Path, form: Format, *, skipped: Sequence[str] = ()
+) -> JsonObject:
     """Write runs and their histories to a directory that is not there yet; gives the manifest.
+
+    Args:
+      skipped: runs that were left out for damage, which the manifest tells.
 
     Raises:
       UserError: the directory is there, or cannot be made.
@@ -86,6 +91,8 @@ def export_runs(records: Sequence[RunRecord], folder: Path, form: Format) -> Jso
             "schema_version": SCHEMA_VERSION, "format": form, "tables": tables,
             "unfinished": [record.path for record in records if not record.is_complete],
         }  # fmt: skip
+        if skipped:
+            manifest["skipped"] = list(skipped)
         manifest["crc32c"] = _sign(manifest)
         write_atomically(staged / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
         sync_directory(staged)

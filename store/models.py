@@ -250,6 +250,7 @@ class ExportManifest(_File):
     format: Literal["json", "csv", "parquet"]
     tables: list[ExportTable]
     unfinished: list[str] = Field([], description="runs that were not complete")
+    skipped: list[str] = Field(default=[], description="runs that were left out for damage")
     crc32c: str = Sum
 
 

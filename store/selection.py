@@ -39,6 +39,10 @@ class RunSelector:
         rows = self._index.read_runs(self._index.select(text))
         return [row["path"] for row in rows if not row["fault"]]
 
+    def find_faulty(self) -> list[str]:
+        """Damaged runs: no filter can say of them that they do not fit."""
+        return [path for path, _ in self._index.read_faults().values()]
+
     def open(self, paths: Iterable[str]) -> list[RunRecord]:
         """Runs by `experiment/name`."""
         return [RunRecord(join_place(self._index.store, *path.split("/"))) for path in paths]

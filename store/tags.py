@@ -27,7 +27,8 @@ def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> li
     """Give a run tags and take others off; gives what it has then.
 
     Raises:
-      UserError: no word that a filter could name, or a tag that is not there.
+      UserError: no word that a filter could name, a tag that is not there, or a file of tags that
+        is damaged: a new checksum would hide that.
       OSError: the place cannot be written.
     """
     add, remove = set(add), set(remove)
@@ -35,6 +36,7 @@ def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> li
         check_name("TAG", tag)
     for _ in range(_TRIES):
         known = folder.read_claim(TAGS_FILE)
+        _refuse_damage(folder, known[0] if known else None)
         tags = set(parse_tags(known[0])) if known else set()
         if missing := sorted(remove - tags):
             raise UserError(
@@ -48,6 +50,23 @@ def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> li
         if folder.write_claim(TAGS_FILE, text, known[1] if known else None) is not None:
             return found
     raise OSError(f"{folder}/{TAGS_FILE}: others write it all the time")
+
+
+def check_tags(folder: Folder) -> None:
+    """Refuse a run whose tags are damaged, before anything is written.
+
+    Raises:
+      UserError: they are; names the file.
+    """
+    _refuse_damage(folder, folder.read_texts([TAGS_FILE]).get(TAGS_FILE))
+
+
+def _refuse_damage(folder: Folder, text: str | None) -> None:
+    if text is not None and not is_whole(text):
+        raise UserError(
+            f"{folder}/{TAGS_FILE} is damaged, so nobody knows which tags it had; delete it to "
+            "begin anew, or move the run away by validate --quarantine DIR"
+        )
 
 
 def is_whole(text: str) -> bool:

@@ -197,7 +197,7 @@ def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> I
     files = told.get("files")
     for one in files if isinstance(files, list) else []:
         if isinstance(one, dict) and isinstance(one.get("path"), str):
-            yield from _check_bytes(folder, one)
+            yield from check_bytes(folder, one)
 
 
 def _check_source(folder: Folder, texts: dict[str, str]) -> Iterator[RunFault]:
@@ -231,7 +231,7 @@ def _check_artifacts(
 
 
 def _check_artifact(folder: Folder, told: JsonObject, *, is_thorough: bool) -> Iterator[RunFault]:
-    faults = list(_check_bytes(folder, told, ARTIFACTS_FILE))
+    faults = list(check_bytes(folder, told, ARTIFACTS_FILE))
     yield from faults
     if is_thorough and not faults:
         parent, _, name = told["path"].rpartition("/")
@@ -239,9 +239,7 @@ def _check_artifact(folder: Folder, told: JsonObject, *, is_thorough: bool) -> I
             yield RunFault("damage", told["path"], "has another sha256")
 
 
-def _check_bytes(
-    folder: Folder, told: JsonObject, source: str = SUMMARY_FILE
-) -> Iterator[RunFault]:
+def check_bytes(folder: Folder, told: JsonObject, source: str = SUMMARY_FILE) -> Iterator[RunFault]:
     """A file has the size and the checksum that another file tells."""
     path = told["path"]
     parent, _, name = path.rpartition("/")

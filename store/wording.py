@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 
 from utils.json_types import JsonValue
 
@@ -37,6 +38,12 @@ def format_time(seconds: JsonValue) -> str:
     if not isinstance(seconds, int | float):
         return "-"
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
+
+
+def name_few(names: Sequence[str], most: int = 6) -> str:
+    """The first of some names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def format_duration(seconds: float) -> str:

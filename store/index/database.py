@@ -206,6 +206,12 @@ class RunIndex:
         query = select(key).group_by(key).having(func.count() > 1).order_by(key)
         return [row[0] for row in self._read_rows(query)]
 
+    def read_faults(self) -> dict[int, tuple[str, str]]:
+        """Run -> path and fault of those that cannot be read."""
+        runs = self._tables.runs.c
+        query = select(runs.run, runs.path, runs.fault).where(runs.fault != "").order_by(runs.path)
+        return {run: (path, fault) for run, path, fault in self._read_rows(query)}
+
     def count_states(self) -> dict[str, int]:
         """What `run.json` says of its state -> in how many runs."""
         status = self._tables.runs.c.status

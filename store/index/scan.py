@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import zlib
 from collections.abc import Collection, Iterator
@@ -13,6 +14,7 @@ from store.config_text import Pairs, read_sections
 from store.history import METRICS_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE
 from store.record import Values, describe, get_final_values, get_last_values, parse_facts, read_tail
+from store.summary import SUMMARY_FILE
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
 from utils.json_types import JsonValue
@@ -23,8 +25,13 @@ _YOUNG_NS = 2_000_000_000
 # The name of a run says it already, so that runs of one configuration share their entries.
 _LEFT_OUT = {"run.run_id"}
 # What tells whether a run has changed: one that has ended, and one that may go on.
-_SETTLED = (RUN_FILE, TAGS_FILE)
+_SETTLED = (RUN_FILE, TAGS_FILE, CONFIG_FILE)
 _LIVE = (*_SETTLED, METRICS_FILE)
+# A section without entries; and a line of a commit record, without parsing the whole summary.
+_EMPTY = ("{}", "null")
+_TOLD_CONFIG = re.compile(
+    rf'"path": "{re.escape(CONFIG_FILE)}",\s+"bytes": \d+,\s+"crc32c": "(\w+)"'
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class DiskScan:
                 yield replace(entry, stamp=stamps[0] if is_done(entry) else stamps[1])
 
     def _read_run(self, path: str, folder: Path) -> RunEntry:
-        texts = LocalFolder(folder).read_texts([RUN_FILE, TAGS_FILE, CONFIG_FILE])
+        texts = LocalFolder(folder).read_texts([RUN_FILE, TAGS_FILE, CONFIG_FILE, SUMMARY_FILE])
         return _make_entry(path, "", texts, get_last_values(read_tail(folder / METRICS_FILE)))
 
 
@@ -145,14 +152,31 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
         name: tuple(pair for pair in pairs if pair[0] not in _LEFT_OUT)
         for name, pairs in read_sections(texts.get(CONFIG_FILE, "")).items()
     }
+    is_damaged = not _is_config(texts, sections) and bool(texts.get(CONFIG_FILE))
     return RunEntry(
         path,
         stamp,
+        fault=f"{path}/{CONFIG_FILE} is damaged; take it from a copy" if is_damaged else "",
         facts=describe(known),
         tags=tuple(parse_tags(texts.get(TAGS_FILE, ""))),
         values={**last, **get_final_values(known)},
         sections=sections,
     )
+
+
+def _is_config(texts: dict[str, str], sections: dict[str, Pairs]) -> bool:
+    """Whether a configuration has sections, and the bytes that the summary of its run tells."""
+    pairs = (pair for one in sections.values() for pair in one)
+    if not sections or any("." not in key and text not in _EMPTY for key, text in pairs):
+        return False
+    told = _TOLD_CONFIG.search(texts.get(SUMMARY_FILE, ""))
+    return told is None or f"{_compute_crc32c(texts[CONFIG_FILE]):08x}" == told[1]
+
+
+def _compute_crc32c(text: str) -> int:
+    import google_crc32c
+
+    return google_crc32c.value(text.encode())
 
 
 def _list_folders(root: Path) -> Iterator[str]:

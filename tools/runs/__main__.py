@@ -151,6 +151,10 @@ def _add_export(commands: Commands) -> None:
         "--format", choices=("json", "csv", "parquet"), default="parquet", help="of the tables"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+    parser.add_argument(
+        "--skip-bad", action="store_true",
+        help="leave damaged runs out, and say so in the manifest, instead of refusing",
+    )  # fmt: skip
 
 
 def _add_validate(commands: Commands) -> None:

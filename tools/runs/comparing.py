@@ -25,12 +25,13 @@ from store.compare.report import (
 from store.compare.statistics import Summary
 from store.record import RunRecord
 from store.selection import RunSelector, split_side
-from store.wording import count_runs, format_sample
+from store.wording import count_runs, format_sample, name_few
 from tools.runs.evidence import print_answers, print_sources
-from tools.runs.places import find_records, open_index
+from tools.runs.places import find_records, open_index, warn_of_damage
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
+from utils.log import get_logger
 from utils.programs import prepare_file
 from utils.storage import join_place
 
@@ -49,6 +50,7 @@ def compare_runs(options: argparse.Namespace) -> int:
 
     ignored = get_neutral_keys()
     sides = find_sides(options, ignored)
+    warn_of_damage(record for side in sides for record in side.records)
     compared = compare_all(sides, choose_metrics(options.metrics, sides, "--metrics"))
     divergence = None
     if options.exact or should_be_equal(sides, ignored):
@@ -104,6 +106,14 @@ def read_side(options: argparse.Namespace, text: str) -> Side:
 def select_paths(options: argparse.Namespace, text: str) -> list[str]:
     """Runs of the store that fit a filter, that which was begun last first."""
     return RunSelector(open_index(options)).select_paths(text)
+
+
+def select_whole(options: argparse.Namespace) -> list[str]:
+    """Runs that fit `--filter`; those that are damaged are named and left out."""
+    selector = RunSelector(open_index(options))
+    if bad := selector.find_faulty():
+        get_logger().warning("left out, as damaged or too new: %s; see list", name_few(bad))
+    return selector.select_paths(options.filter)
 
 
 def open_run(options: argparse.Namespace, path: str) -> RunRecord:

@@ -20,8 +20,8 @@ from store.costs import (
 from store.filters import check_keys
 from store.record import RunRecord, describe
 from store.wording import format_least, format_value
-from tools.runs.comparing import open_run, select_paths
-from tools.runs.places import find_records
+from tools.runs.comparing import open_run, select_whole
+from tools.runs.places import find_records, warn_of_damage
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
@@ -40,7 +40,8 @@ def show_costs(options: argparse.Namespace) -> None:
     prices = read_prices(options.prices) if options.prices else []
     records: list[RunRecord] = find_records(options, options.runs)
     if options.filter:
-        records = [open_run(options, path) for path in select_paths(options, options.filter)]
+        records = [open_run(options, path) for path in select_whole(options)]
+    warn_of_damage(records)
     if options.metric:
         check_keys([options.metric], {n for r in records for n in r.values}, "--metric")
     costs = [compute_cost(record, prices) for record in records]

@@ -7,6 +7,7 @@ import argparse
 from store.gates import check_finished, check_known, check_sides, get_code, settle_direction
 from tools.runs.comparing import read_side
 from tools.runs.findings import print_findings, publish_findings, read_gates
+from tools.runs.places import find_damage
 from tools.runs.printing import print_json
 from utils.errors import UserError
 
@@ -23,6 +24,11 @@ def gate_runs(options: argparse.Namespace) -> int:
     base, new = (read_side(options, text) for text in (options.base, options.new))
     if not options.unfinished:
         check_finished((base, new))
+    if damage := find_damage(record for side in (base, new) for record in side.records):
+        raise UserError(
+            f"gate: {'; '.join(damage)}: a verdict on it would be worth nothing; take the files "
+            "from a copy, or name other runs"
+        )
     check_known(gates, (base, new))
     gates = [settle_direction(gate) for gate in gates]
     findings = [check_sides(gate, base, new) for gate in gates]

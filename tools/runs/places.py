@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
+from store.fitness import find_unfit
 from store.index import RunIndex
 from store.lock import find_owner
 from store.mirror import RUN_FILE
 from store.record import RunRecord
 from store.selection import RunSelector
 from utils.errors import UserError
+from utils.log import get_logger
 from utils.storage import is_remote, join_place, open_folder
 
 # Of an export: it may be named where a run may be.
@@ -64,6 +67,20 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
         (path,) = selector.find_paths([name])
         found.append(join_place(options.store, *path.split("/")))
     return found
+
+
+def find_damage(records: Iterable[RunRecord]) -> list[str]:
+    """What is read of complete runs and is not as they left it, in words."""
+    told = (
+        f"{record.path}/{file} {text}" for record in records for file, text in find_unfit(record)
+    )
+    return list(dict.fromkeys(told))
+
+
+def warn_of_damage(records: Iterable[RunRecord]) -> None:
+    """Say in a line each what is read of runs and is not as they left it."""
+    for text in find_damage(records):
+        get_logger().warning("%s: what follows may be wrong; see validate", text)
 
 
 def is_alive(folder: Path) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from store.ids import check_name
-from store.tags import change_tags
+from store.tags import change_tags, check_tags
 from tools.runs.places import find_records
 from tools.runs.printing import print_json
 from utils.errors import UserError
@@ -23,6 +23,7 @@ def tag_runs(options: argparse.Namespace) -> None:
         check_name("--add", tag)
     records = find_records(options, options.runs)
     for record in records:
+        check_tags(record.folder)
         if missing := sorted(set(options.remove) - set(record.tags)):
             raise UserError(
                 f"--remove {missing[0]!r}: {record.path} has no such tag, but "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from store.trace import Slice, Trace, make_trace
-from tools.runs.places import find_records
+from tools.runs.places import find_records, warn_of_damage
 from tools.runs.printing import print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -27,6 +27,7 @@ def trace_run(options: argparse.Namespace) -> None:
       UserError: no such run, nothing to draw, or a place that cannot be written.
     """
     record = find_records(options, [options.run])[0]
+    warn_of_damage([record])
     trace = make_trace(record)
     if not trace.slices:
         raise UserError(
