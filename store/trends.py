@@ -30,6 +30,7 @@ from store.reports import (
 )
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
+from utils.log import get_logger
 from utils.storage import write_atomically
 
 FOLDER = "benchmarks"
@@ -114,16 +115,14 @@ def keep_report(store: Path, report: JsonObject) -> Path:
 
 
 def read_reports(store: Path) -> dict[str, list[JsonObject]]:
-    """Identity -> its reports, the oldest first.
-
-    Raises:
-      UserError: a report is damaged.
-    """
-    folders = sorted((store / FOLDER).glob("*/"))
-    return {
-        one.name: [_read(path) for path in paths]
-        for one in folders if (paths := sorted(one.glob("*.json")))
-    }  # fmt: skip
+    """Identity -> its reports, the oldest first; one that is damaged is named and left out."""
+    found: dict[str, list[JsonObject]] = {}
+    for path in sorted((store / FOLDER).glob("*/*.json")):
+        try:
+            found.setdefault(path.parent.name, []).append(_read(path))
+        except UserError as error:
+            get_logger().warning("left out: %s", error)
+    return {identity: reports for identity, reports in found.items() if reports}
 
 
 def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:

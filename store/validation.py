@@ -31,12 +31,13 @@ from store.summary import SUMMARY_FILE, read_summary
 from store.tags import TAGS_FILE, is_whole
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
-from utils.storage import Folder
+from utils.storage import COMMIT_FILE, Folder
 
 # damage: bytes are lost or changed; torn: an end that was being written, which readers leave out;
 # odd: readable, but against a schema or the order of lines.
 Grade = Literal["damage", "torn", "odd"]
 _MOST_LINES = 5
+_CHECKPOINTS, _STATE_FILE, _BEST_FILE = "checkpoints", "state.json", "best.json"
 # Files of one JSON object -> the model that they fit.
 _WHOLE = {ARTIFACTS_FILE: "artifacts", TAGS_FILE: "tags", ENVIRONMENT_FILE: "environment",
           SUMMARY_FILE: "summary", SKETCHES_FILE: "sketches"}  # fmt: skip
@@ -88,6 +89,8 @@ def check_run(
         faults += _check_end(texts, facts)
         faults += _check_artifacts(folder, texts, is_thorough=is_thorough)
     faults += _check_hits(folder)
+    if not is_alive:
+        faults += _check_markers(folder)
     faults += _check_commit(folder, texts, facts)
     if is_thorough and not is_alive:
         faults += _check_source(folder, texts)
@@ -198,6 +201,28 @@ def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> I
     for one in files if isinstance(files, list) else []:
         if isinstance(one, dict) and isinstance(one.get("path"), str):
             yield from check_bytes(folder, one)
+
+
+def _check_markers(folder: Folder) -> Iterator[RunFault]:
+    """The small files of checkpoints in the run; tensors take a program that knows them."""
+    place = folder.child(_CHECKPOINTS)
+    names = [name for name in place.list_names() if name.startswith("step_")]
+    texts = place.read_texts(
+        [f"{name}/{file}" for name in names for file in (COMMIT_FILE, _STATE_FILE)] + [_BEST_FILE]
+    )
+    for name in names:
+        marker = texts.get(f"{name}/{COMMIT_FILE}")
+        if marker is None:
+            continue  # it was never whole: readers pass it over
+        text = texts.get(f"{name}/{_STATE_FILE}", "")
+        told = (_parse(marker) or {}).get("state_sha256")
+        if told != hashlib.sha256(text.encode()).hexdigest():
+            words = f"{_STATE_FILE} and {COMMIT_FILE} do not fit each other"
+            yield RunFault("damage", f"{_CHECKPOINTS}/{name}", words)
+    step = (_parse(texts.get(_BEST_FILE, "")) or {}).get("step")
+    if _BEST_FILE in texts and (type(step) is not int or f"step_{step:08d}" not in names):
+        words = "names no checkpoint that is there"
+        yield RunFault("damage", f"{_CHECKPOINTS}/{_BEST_FILE}", words)
 
 
 def _check_source(folder: Folder, texts: dict[str, str]) -> Iterator[RunFault]:

@@ -104,10 +104,12 @@ class RunIndex:
             try:
                 stamps, settled = self._read_stamps()
             except (SQLAlchemyError, ValueError) as error:
+                done = self.rebuild()
+                # Said once it is made: a database that cannot be used is one line, not two.
                 if not isinstance(error, _NoIndexError):
                     reason = " ".join(str(getattr(error, "orig", None) or error).split())
-                    get_logger().warning("the index is made anew from the runs: %s", reason)
-                return self.rebuild()
+                    get_logger().warning("the index was made anew from the runs: %s", reason)
+                return done
             found = create_scan(self.store, settled).find()
             if found and stamps == found and "" not in found.values():
                 return Refreshed(len(found), 0, 0, rebuilt=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from store.index import RunIndex
 from store.record import RunRecord
 from store.summary import SUMMARY_FILE
 from store.tags import TAGS_FILE, change_tags
+from store.validation import check_run
 from tests.support.whole_runs import make_whole_run
 from tools.runs.__main__ import main
 from utils.errors import UserError
@@ -111,3 +113,17 @@ def test_a_damaged_file_of_tags_is_refused_and_stays(store, capsys):
     assert not (store / "digits" / "good" / TAGS_FILE).exists()
     with pytest.raises(UserError, match="damaged"):
         change_tags(open_folder(run), ["z"], [])
+
+
+@pytest.mark.parametrize("file", ["state.json", "COMMITTED", "../best.json"])
+def test_small_files_of_checkpoints_are_always_held_against_each_other(store, file):
+    place = store / "digits" / "bad" / "checkpoints" / "step_00000020"
+    place.mkdir(parents=True)
+    (place / "state.json").write_text('{"format_version": 2}')
+    digest = hashlib.sha256((place / "state.json").read_bytes()).hexdigest()
+    (place / "COMMITTED").write_text(json.dumps({"state_sha256": digest}))
+    (place.parent / "best.json").write_text('{"step": 20}')
+    assert check_run(open_folder(store / "digits" / "bad")) == []
+    flip(place / file, b"2" if file != "COMMITTED" else digest.encode())
+    (fault,) = check_run(open_folder(store / "digits" / "bad"))
+    assert fault.grade == "damage" and fault.file.startswith("checkpoints/")

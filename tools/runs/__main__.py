@@ -164,7 +164,11 @@ def _add_validate(commands: Commands) -> None:
     _add_store(parser)
     _add_json(parser)
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--strict", action="store_true", help="torn ends count, sha256 is read")
+    mode.add_argument(
+        "--strict",
+        action="store_true",
+        help="torn ends count, sha256 and all tensors of checkpoints are read",
+    )
     mode.add_argument("--lenient", action="store_true", help="only lost or changed bytes count")
     parser.add_argument("--quarantine", type=Path, metavar="DIR", help="where bad runs are moved")
 
