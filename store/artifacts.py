@@ -47,7 +47,7 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
             "sha256": _hash_file(path),
             "crc32c": f"{checksum:08x}",
         })  # fmt: skip
-    text = json.dumps({"schema_version": 1, "artifacts": found}, indent=1) + "\n"
+    text = json.dumps({"schema_version": 2, "artifacts": found}, indent=1) + "\n"
     write_atomically(folder / ARTIFACTS_FILE, text)
     if target is not None:
         target.write_text(ARTIFACTS_FILE, text)

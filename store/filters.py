@@ -188,6 +188,8 @@ class _Parser:
         if self._take("("):
             found = self._read_joined("or", any)
             if not self._take(")"):
+                if self._place == len(self._tokens):
+                    raise UserError(f"--filter {self._text!r}: a bracket is not closed; add ')'")
                 raise self._explain("')' is missing before")
             return found
         kind, key = self._next("a key")

@@ -109,6 +109,12 @@ def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
     return found
 
 
+def read_config(report: JsonObject) -> dict[str, JsonValue]:
+    """Dotted key -> value of the configuration that was measured or compiled; empty: not told."""
+    told = report.get("configuration" if get_kind(report) == VERDICT else "config")
+    return flatten_config(told) if isinstance(told, dict) else {}
+
+
 def get_identity(report: JsonObject) -> str:
     """A hash of all that reports of one series have in common.
 

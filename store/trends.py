@@ -1,11 +1,14 @@
 """Benchmark reports and compiler's verdicts kept side by side, and whether the newest are worse.
 
-One lies at `<store>/benchmarks/<identity>/<time>-<commit>.json`. The identity is a hash of all that
-must be equal for figures to be comparable (`store.reports`); versions of the software are not.
+One lies at `<store>/benchmarks/<identity>/<time>-<commit>-<hash>.json`; by this hash of its text
+two of one second stand side by side, and equal ones once. The identity is a hash of all that must
+be equal for figures to be comparable (`store.reports`); versions of the software are not.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import re
@@ -94,7 +97,8 @@ def place_report(store: Path, report: JsonObject) -> Path:
             f"no report of tools.benchmark or tools.compile_for_tpu ({error}); give a --json file "
             "of theirs"
         ) from error
-    return store / FOLDER / identity / f"{re.sub(r'[^0-9A-Za-z.-]', '', name)}.json"
+    stem = re.sub(r"[^0-9A-Za-z.-]", "", name)
+    return store / FOLDER / identity / f"{stem}-{_hash(report)}.json"
 
 
 def keep_report(store: Path, report: JsonObject) -> Path:
@@ -104,6 +108,12 @@ def keep_report(store: Path, report: JsonObject) -> Path:
       UserError: it is no report, or it cannot be written.
     """
     path = place_report(store, report)
+    digest = _hash(report)
+    # Names of earlier programs had no hash.
+    old = path.with_name(path.name.replace(f"-{digest}.json", ".json"))
+    with contextlib.suppress(OSError, ValueError):
+        if _hash(json.loads(old.read_text(encoding="utf-8"))) == digest:
+            return old
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(report, indent=2) + "\n")
@@ -254,6 +264,11 @@ def _compare_versions(reports: Sequence[JsonObject]) -> tuple[str, ...]:
         for name in sorted(before.keys() | now)
         if before.get(name) != now.get(name)
     )
+
+
+def _hash(report: JsonObject) -> str:
+    text = json.dumps(report, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _read(path: Path) -> JsonObject:

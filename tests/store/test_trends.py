@@ -14,6 +14,7 @@ import pytest
 from store.gates import parse_gate
 from store.reports import get_identity
 from store.trends import compute_p, find_trends, gate_newest, judge, keep_report, read_reports
+from tools.runs.__main__ import main
 from utils.errors import UserError
 
 REPORT = {
@@ -99,7 +100,7 @@ def test_reports_of_one_identity_lie_together(tmp_path, caplog):
     changed["results"][0]["global_batch_size"] = 16
     assert get_identity(changed) != get_identity(REPORT)
     paths = [keep_report(tmp_path, one) for one in (other, REPORT, changed)]
-    assert paths[0].name == "2026-11-23T100000Z-abc-dirty.json"
+    assert paths[0].name.startswith("2026-11-23T100000Z-abc-dirty-")
     found = read_reports(tmp_path)
     trends = {(name, one.figure): one.values for name in found
               for one in find_trends(name, found[name])}  # fmt: skip
@@ -115,6 +116,35 @@ def test_reports_of_one_identity_lie_together(tmp_path, caplog):
         get_identity(REPORT): 1, get_identity(changed): 1,
     }  # fmt: skip
     assert [one for one in caplog.messages if "move it away" in one and str(paths[0]) in one]
+
+
+def test_reports_of_one_second_are_all_kept_and_equal_ones_once(tmp_path):
+    reports = [copy.deepcopy(REPORT) for _ in range(24)]
+    for number, report in enumerate(reports):
+        report["results"][0]["img_per_s"] = 100.0 + number
+    paths = {keep_report(tmp_path, one) for one in [*reports, *reports]}
+    assert len(paths) == 24
+    found = read_reports(tmp_path)[get_identity(REPORT)]
+    assert sorted(one["results"][0]["img_per_s"] for one in found) == [100.0 + i for i in range(24)]
+    folder = next(iter(paths)).parent
+    old = folder / "2026-11-22T100000Z-abc-dirty.json"
+    keep_report(tmp_path, reports[0]).rename(old)
+    assert keep_report(tmp_path, reports[0]) == old and len(list(folder.iterdir())) == 24
+
+
+def test_a_filter_chooses_reports_by_their_configuration(tmp_path, capsys):
+    other = copy.deepcopy(REPORT)
+    other["config"]["model"]["name"] = "resnet"
+    for one in (REPORT, other):
+        keep_report(tmp_path, one)
+    ask = ["trend", f"--store={tmp_path}", "--json"]
+    assert main([*ask, "--filter=model.name=resnet"]) == 0
+    told = json.loads(capsys.readouterr().out)["trends"]
+    assert {one["identity"] for one in told} == {get_identity(other)}
+    assert main([*ask, "--filter=model.nam=resnet"]) == 2
+    assert "model.name" in capsys.readouterr().err
+    assert main([*ask, "--filter=model.name=x"]) == 2
+    assert "no report fits" in capsys.readouterr().err
 
 
 def test_a_figure_that_the_newest_report_lacks_is_missing():

@@ -57,7 +57,10 @@ def _add_list(commands: Commands) -> None:
 
 def _add_show(commands: Commands) -> None:
     parser = _add(commands, "show", "showing:show_run", "what one run says of itself")
-    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default="", help="directory, experiment/name, name or id"
+    )
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--config", action="store_true", help="with its whole configuration")
@@ -73,7 +76,8 @@ def _add_compare(commands: Commands) -> None:
     )  # fmt: skip
     _add_store(parser)
     _add_json(parser)
-    parser.add_argument("--filter", default="", help="runs, grouped by configuration without seed")
+    parser.add_argument("--filter", default="", help="runs, grouped by configuration "
+                        "without seed; with SIDEs it narrows them")  # fmt: skip
     parser.add_argument("--metrics", default="", metavar="KEY,...", help="numbers to compare")
     parser.add_argument("--exact", action="store_true", help="exit code 1 where two runs part")
     parser.add_argument("--source", action="store_true", help="how the sources differ, by lines")
@@ -87,6 +91,7 @@ def _add_gate(commands: Commands) -> None:
     parser.add_argument("new", metavar="NEW", help="the same")
     _add_store(parser)
     _add_json(parser)
+    parser.add_argument("--filter", default="", metavar="TEXT", help="narrows both sides")
     add_gate_flags(parser)
     parser.add_argument(
         "--unfinished", action="store_true", help="judge runs that are not complete, too"
@@ -98,6 +103,7 @@ def _add_trend(commands: Commands) -> None:
     parser = _add(commands, "trend", "trending:show_trends", text)
     _add_store(parser)
     _add_json(parser)
+    parser.add_argument("--filter", default="", metavar="TEXT", help="keys of configurations")
     parser.add_argument(
         "--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there"
     )
@@ -108,7 +114,10 @@ def _add_trend(commands: Commands) -> None:
 def _add_trace(commands: Commands) -> None:
     text = "a run's whole time as a file for Perfetto's viewer"
     parser = _add(commands, "trace", "tracing:trace_run", text)
-    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default="", help="directory, experiment/name, name or id"
+    )
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where it goes")
@@ -161,6 +170,7 @@ def _add_validate(commands: Commands) -> None:
     text = "which runs, or exports, are torn or changed; without RUN all of the store"
     parser = _add(commands, "validate", "validating:validate_runs", text)
     parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
     _add_store(parser)
     _add_json(parser)
     mode = parser.add_mutually_exclusive_group()
@@ -175,7 +185,8 @@ def _add_validate(commands: Commands) -> None:
 
 def _add_tag(commands: Commands) -> None:
     parser = _add(commands, "tag", "tagging:tag_runs", "words on runs, for filters: tag=paper")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="directory, name or id")
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--add", nargs="+", default=[], metavar="TAG", help="words to put on")
@@ -185,7 +196,10 @@ def _add_tag(commands: Commands) -> None:
 def _add_rerun(commands: Commands) -> None:
     text = "make a run again from its source and configuration; exit code 1 where both part"
     parser = _add(commands, "rerun", "rerunning:rerun", text)
-    parser.add_argument("run", metavar="RUN", help="directory, experiment/name, name or id")
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", default="", help="directory, experiment/name, name or id"
+    )
+    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
     _add_store(parser)
     _add_json(parser)
     parser.add_argument("--out", default="", metavar="DIR", help="run.output_dir of the new run")

@@ -76,9 +76,7 @@ def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Si
     Raises:
       UserError: fewer than two sides.
     """
-    if options.filter:
-        if options.sides:
-            raise UserError("compare: give SIDEs or --filter, not both")
+    if options.filter and not options.sides:
         paths = select_paths(options, options.filter)
         sides = group_records((open_run(options, path) for path in reversed(paths)), ignored)
         if len(sides) < 2:
@@ -99,8 +97,19 @@ def read_side(options: argparse.Namespace, text: str) -> Side:
       UserError: no such run, or a filter that no run fits.
     """
     if not split_side(text)[1]:
-        return Side(text, tuple(find_records(options, text.split(","))))
-    return RunSelector(open_index(options)).read_side(text)
+        side = Side(text, tuple(find_records(options, text.split(","))))
+    else:
+        side = RunSelector(open_index(options)).read_side(text)
+    return _narrow(options, side) if options.filter else side
+
+
+def _narrow(options: argparse.Namespace, side: Side) -> Side:
+    """Those runs of a side that fit `--filter`, too."""
+    paths = set(select_paths(options, options.filter))
+    kept = tuple(record for record in side.records if record.path in paths)
+    if not kept:
+        raise UserError(f"--filter {options.filter!r}: no run of SIDE {side.name!r} fits")
+    return Side(side.name, kept)
 
 
 def select_paths(options: argparse.Namespace, text: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -62,6 +63,11 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
         if is_remote(name) or open_folder(name).read_texts([RUN_FILE, MANIFEST_FILE]):
             found.append(name)
             continue
+        if not is_remote(options.store) and not open_folder(options.store).is_there():
+            raise UserError(
+                f"RUN {name!r} is no directory of a run or an export, and --store "
+                f"{options.store!r}, where it would be looked for, is none either; give one of them"
+            )
         if selector is None:
             selector = RunSelector(open_index(options))
         (path,) = selector.find_paths([name])
@@ -81,6 +87,41 @@ def warn_of_damage(records: Iterable[RunRecord]) -> None:
     """Say in a line each what is read of runs and is not as they left it."""
     for text in find_damage(records):
         get_logger().warning("%s: what follows may be wrong; see validate", text)
+
+
+def choose_places(options: argparse.Namespace, command: str, names: list[str]) -> list[str | Path]:
+    """Where the runs lie that are named, or that fit `--filter`, damaged ones among them.
+
+    Raises:
+      UserError: both are given or none, a run is not there, or none fits.
+    """
+    if bool(names) == bool(options.filter):
+        raise UserError(f"{command}: give RUN or --filter, one of them; --filter path is all runs")
+    if names:
+        return find_places(options, names)
+    index = open_index(options)
+    rows = index.read_runs(index.select(options.filter))
+    if not rows:
+        raise UserError(f"--filter {options.filter!r}: no run fits; `list --filter` shows which do")
+    return [join_place(options.store, *row["path"].split("/")) for row in rows]
+
+
+def choose_records(options: argparse.Namespace, command: str, names: list[str]) -> list[RunRecord]:
+    """The same runs, read; a damaged one that only a filter chose is said and left out.
+
+    Raises:
+      UserError: both are given or none, a run is not there or damaged, or none fits.
+    """
+    places = choose_places(options, command, names)
+    if names:
+        return [RunRecord(place) for place in places]
+    found = []
+    for place in places:
+        try:
+            found.append(RunRecord(place))
+        except UserError as error:
+            print(f"left out: {error}", file=sys.stderr)
+    return found
 
 
 def is_alive(folder: Path) -> bool:

@@ -24,7 +24,7 @@ from store.mirror import CONFIG_FILE
 from store.record import RunRecord
 from store.source import SOURCE_ROOT, split_diff
 from tools.runs.comparing import print_divergence
-from tools.runs.places import find_records
+from tools.runs.places import choose_records
 from tools.runs.printing import create_console, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -57,9 +57,18 @@ def rerun(options: argparse.Namespace) -> int:
     Raises:
       UserError: the run does not tell its source, or this repository does not have it.
     """
-    record = find_records(options, [options.run])[0]
+    records = choose_records(options, "rerun", [options.run] if options.run else [])
+    if len(records) != 1:
+        raise UserError(
+            f"--filter {options.filter!r} fits {len(records)} runs; rerun makes one run again"
+        )
+    record = records[0]
     plan = plan_repetition(record, options.out)
-    if options.dry_run or not options.json:
+    if options.dry_run and options.json:
+        files = sorted(split_diff(plan.patch))
+        print_json({"run": record.path, "rerun": plan.place, "commit": plan.commit,
+                    "files": files, "changed": list(plan.changed)})  # fmt: skip
+    elif not options.json:
         _print_plan(record, plan)
     if options.dry_run:
         return 0

@@ -15,7 +15,7 @@ from store.history import get_learnt
 from store.record import RunRecord, describe, get_finite_or_told
 from store.timeline import RunTime, compute_time, list_attempts, name_end, tell_time
 from store.wording import format_least, format_time, format_value
-from tools.runs.places import find_records, is_alive
+from tools.runs.places import choose_records, is_alive
 from tools.runs.printing import (
     colour_status,
     create_console,
@@ -46,13 +46,25 @@ def show_run(options: argparse.Namespace) -> None:
     Raises:
       UserError: no such run.
     """
-    record = find_records(options, [options.run])[0]
-    told = tell_run(record)
-    told["step"] = tell_step(record, _find_verdicts(options.store))
+    records = choose_records(options, "show", [options.run] if options.run else [])
+    verdicts = _find_verdicts(options.store)
     if options.json:
-        more = {"quantiles": tell_quantiles(record)} if options.quantiles else {}
-        print_json({**told, **more, "config": record.config})
+        told = [_tell_all(options, record, verdicts) for record in records]
+        print_json(told[0] if options.run else {"runs": told})
         return
+    for number, record in enumerate(records):
+        if number:
+            create_console().print()
+        _show(options, record, verdicts)
+
+
+def _tell_all(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> JsonObject:
+    told = {**tell_run(record), "step": tell_step(record, verdicts), "config": record.config}
+    return told | ({"quantiles": tell_quantiles(record)} if options.quantiles else {})
+
+
+def _show(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> None:
+    told = {**tell_run(record), "step": tell_step(record, verdicts)}
     print_run(record, told)
     if options.quantiles:
         create_console().print("", _make_quantiles(record))

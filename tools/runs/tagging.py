@@ -6,7 +6,7 @@ import argparse
 
 from store.ids import check_name
 from store.tags import change_tags, check_tags
-from tools.runs.places import find_records
+from tools.runs.places import choose_records
 from tools.runs.printing import print_json
 from utils.errors import UserError
 
@@ -21,7 +21,7 @@ def tag_runs(options: argparse.Namespace) -> None:
         raise UserError("tag: nothing to do; give --add TAG or --remove TAG")
     for tag in options.add:
         check_name("--add", tag)
-    records = find_records(options, options.runs)
+    records = choose_records(options, "tag", options.runs)
     for record in records:
         check_tags(record.folder)
         if missing := sorted(set(options.remove) - set(record.tags)):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from store.record import RunRecord
 from store.trace import Slice, Trace, make_trace
-from tools.runs.places import find_records, warn_of_damage
+from tools.runs.places import choose_records, warn_of_damage
 from tools.runs.printing import print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -26,7 +28,40 @@ def trace_run(options: argparse.Namespace) -> None:
     Raises:
       UserError: no such run, nothing to draw, or a place that cannot be written.
     """
-    record = find_records(options, [options.run])[0]
+    records = choose_records(options, "trace", [options.run] if options.run else [])
+    if options.run:
+        told = [_trace(options, records[0], options.out)]
+    else:
+        suffix = ".json" if options.format == "chrome" else ".perfetto-trace"
+        _make_folder(options.out)
+        told = []
+        for one in records:
+            try:
+                name = f"{one.path.replace('/', '--')}{suffix}"
+                told.append(_trace(options, one, options.out / name))
+            except UserError as error:
+                print(f"left out: {error}", file=sys.stderr)
+    if options.json:
+        print_json(told[0] if options.run else {"traces": told})
+        return
+    for one in told:
+        print(
+            f"{one['out']}: {one['bytes']:,} bytes, {one['slices']:,} slices and "
+            f"{one['points']:,} points on {one['tracks']} tracks"
+        )
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"--out {str(path)!r} cannot be made: {error.strerror}; with --filter it is a directory"
+        ) from error
+
+
+def _trace(options: argparse.Namespace, record: RunRecord, out: Path) -> JsonObject:
+    """Write a run's trace; gives what it holds."""
     warn_of_damage([record])
     trace = make_trace(record)
     if not trace.slices:
@@ -37,25 +72,17 @@ def trace_run(options: argparse.Namespace) -> None:
     data = format_trace(trace)
     wanted = len(trace.slices), sum(len(one.points) for one in trace.counters)
     try:
-        _write(options.out, data)
-        found = count(options.out.read_bytes())
+        _write(out, data)
+        found = count(out.read_bytes())
     except OSError as error:
         raise UserError(
-            f"--out {str(options.out)!r} cannot be written: {error.strerror or error}; give "
-            "another place"
+            f"--out {str(out)!r} cannot be written: {error.strerror or error}; give another place"
         ) from error
     if found != wanted:
-        raise RuntimeError(f"{options.out} holds {found} slices and points instead of {wanted}")
-    told: JsonObject = {"path": record.path, "out": str(options.out), "format": options.format}
+        raise RuntimeError(f"{out} holds {found} slices and points instead of {wanted}")
+    told: JsonObject = {"path": record.path, "out": str(out), "format": options.format}
     told |= {"bytes": len(data), "slices": wanted[0], "points": wanted[1]}
-    told |= {"tracks": len({one.track for one in trace.slices}) + len(trace.counters)}
-    if options.json:
-        print_json(told)
-        return
-    print(
-        f"{options.out}: {told['bytes']:,} bytes, {told['slices']:,} slices and "
-        f"{told['points']:,} points on {told['tracks']} tracks"
-    )
+    return told | {"tracks": len({one.track for one in trace.slices}) + len(trace.counters)}
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -8,7 +8,9 @@ from dataclasses import asdict
 
 from rich.text import Text
 
+from store.filters import check_keys, parse_filter
 from store.gates import get_code
+from store.reports import read_config
 from store.trends import (
     BAD,
     FOLDER,
@@ -53,6 +55,8 @@ def show_trends(options: argparse.Namespace) -> int:
     series = read_reports(store)
     if not series:
         raise UserError(f"trend: {store / FOLDER} holds no reports; give some by --add FILE")
+    if options.filter:
+        series = _choose(series, options.filter)
     trends = [trend for name, found in series.items() for trend in find_trends(name, found)]
     findings = {name: gate_newest(gates, found) for name, found in series.items()} if gates else {}
     code = EXIT_FAILED * any(one.verdict in BAD for one in trends)
@@ -72,6 +76,17 @@ def show_trends(options: argparse.Namespace) -> int:
     if options.html:
         print(f"\npage: {options.html}")
     return code
+
+
+def _choose(series: dict[str, list[JsonObject]], text: str) -> dict[str, list[JsonObject]]:
+    """Those whose configuration fits a filter: it is the same in all reports of one identity."""
+    wanted = parse_filter(text)
+    configs = {name: read_config(reports[-1]) for name, reports in series.items()}
+    check_keys(wanted.get_keys(), {key for config in configs.values() for key in config})
+    found = {name: one for name, one in series.items() if wanted.fits(configs[name].get)}
+    if not found:
+        raise UserError(f"--filter {text!r}: no report fits; its keys are of their configurations")
+    return found
 
 
 def print_trends(trends: list[Trend]) -> None:

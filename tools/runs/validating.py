@@ -13,7 +13,7 @@ from store.index.scan import list_runs
 from store.lock import find_owner
 from store.runs import CHECKPOINTS
 from store.validation import RunFault, check_run
-from tools.runs.places import check_store, find_places
+from tools.runs.places import check_store, choose_places
 from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -39,8 +39,9 @@ def validate_runs(options: argparse.Namespace) -> int:
     """
     if options.quarantine is not None and is_remote(options.store):
         raise UserError("--quarantine moves directories; on a bucket there are none to move")
-    folders = [open_folder(place) for place in find_places(options, options.runs)]
-    if not options.runs:
+    if options.runs or options.filter:
+        folders = [open_folder(one) for one in choose_places(options, "validate", options.runs)]
+    else:
         check_store(options.store)
         folders = [open_folder(options.store).child(path) for path in list_runs(options.store)]
     counting = _MODES["strict" if options.strict else "lenient" if options.lenient else "usual"]

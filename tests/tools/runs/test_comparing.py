@@ -125,7 +125,8 @@ def test_equal_runs_are_equal_and_others_part_at_a_step(ask, root):
      (["run0", "x:model.name=none_such"], "no run fits"), (["run0", "mdl=3"], "no run has a key"),
      (["run0", "run1", "--metrics", "eval.tpo1"], "did you mean 'eval.top1'"),
      (["run0,run1", "run2", "--exact"], "two single runs"),
-     (["run0", "--filter", "status"], "not both"), (["--filter", "model.name=resnet"], "at least"),
+     (["run0", "--filter", "status"], "two or more"),
+     (["--filter", "model.name=resnet"], "at least"),
      (["run0", "run1", "--html", "/proc/x/y.html"], "--html")],
 )  # fmt: skip
 def test_wrong_use_is_one_line_and_code_2(ask, root, flags, word):
