@@ -22,7 +22,6 @@ from dataclasses import asdict
 
 from service.checker import Checker
 from service.jobs import open_queue
-from service.jobs.dispatcher import Dispatcher
 from service.jobs.slots import parse_slots
 from service.sweeps import (
     SweepControl,
@@ -35,7 +34,7 @@ from service.sweeps import (
 )
 from service.sweeps.elsewhere import SkyBackend, SlurmBackend, TrialLaunch
 from service.sweeps.plan import resolve_base
-from service.sweeps.report import AxisRow, SweepTable
+from service.sweeps.report import MISSING, AxisRow, SweepTable
 from store.wording import format_value
 from tools.runs.printing import colour_status, create_console, create_table, print_json
 from train.execute import Executor
@@ -87,8 +86,12 @@ def plan(options: argparse.Namespace) -> int:
     """List the trials and check each."""
     with hurry():
         control = _open(options)
-        _check(control, control.list_due())
-        _show(options, control, control.list())
+        due = control.list_due()
+        _check(control, due)
+        states = control.list()
+        if not states:  # Optuna chooses as it goes: this is the first one
+            states = [TrialState(one, MISSING, None, "", "", "") for one in due]
+        _show(options, control, states)
     return 0
 
 
@@ -108,11 +111,10 @@ def run(options: argparse.Namespace) -> int:
         )
     _check(control, due)
     control.begin()
-    with Dispatcher(control.queue, slots) as dispatcher:
-        try:
-            states = control.run(dispatcher)
-        except KeyboardInterrupt:
-            return _end(control, dispatcher)
+    try:
+        states = control.run(slots)
+    except KeyboardInterrupt:
+        return _end(control, slots)
     _show(options, control, states)
     return 0 if all(one.state == "complete" for one in states) else EXIT_FAILED
 
@@ -174,11 +176,11 @@ def _check(control: SweepControl, trials: Sequence[Trial]) -> None:
         checker.close()
 
 
-def _end(control: SweepControl, dispatcher: Dispatcher) -> int:
+def _end(control: SweepControl, slots: Sequence[str]) -> int:
     sys.stderr.write("interrupted: the trials that run save and end; Ctrl-C again leaves them\n")
     control.stop()
     try:
-        control.run(dispatcher)
+        control.run(slots)
     except KeyboardInterrupt:
         sys.stderr.write("left: they end by themselves\n")
     sys.stderr.write("`python -m tools.sweep resume` goes on\n")
@@ -231,9 +233,9 @@ def _tabulate_rows(title: str, rows: Sequence[AxisRow]):
         words = " ".join(f"{key}={format_value(value)}" for key, value in row.values.items()) or "-"
         found = row.interval
         if found is None:
-            shown.add_row(words, "-", "-", "0", f"none of {row.trials} is complete")
+            shown.add_row(words, "-", "-", "0", "no seed is complete")
             continue
-        span = "one value tells none"
+        span = "one seed tells none"
         if found.low is not None:
             span = f"{format_value(found.low)} to {format_value(found.high)}"
         shown.add_row(words, format_value(found.mean), format_value(found.sd), str(found.n), span)

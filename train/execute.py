@@ -124,11 +124,20 @@ class Executor:
             print(show(command))
         return self.dry_run
 
-    def _find(self, command: Sequence[str]) -> list[str]:
-        program = shutil.which(command[0])
+    def find_program(self, name: str) -> str:
+        """Where a program is.
+
+        Raises:
+          UserError: there is none of this name here.
+        """
+        program = shutil.which(name)
         if program is None:
-            what = _PROGRAMS.get(command[0], "a program")
-            raise UserError(f"{command[0]!r} is not on PATH; install {what}, or use --dry-run")
+            what = _PROGRAMS.get(name, "a program")
+            raise UserError(f"{name!r} is not on PATH; install {what}, or use --dry-run")
+        return program
+
+    def _find(self, command: Sequence[str]) -> list[str]:
+        program = self.find_program(command[0])
         sys.stdout.flush()
         return [program, *command[1:]]
 

@@ -64,11 +64,8 @@ def get_command(job: JobFile, slots: Sequence[str]) -> list[str]:
     if not is_elsewhere(slots):
         return list(job.argv)
     name, _, zone = slots[0].partition(":")[2].partition("@")
-    # The other machine has the repository elsewhere.
-    path = Path(job.config)
-    config = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     submission = Submission(
-        config=str(config), overrides={**job.overrides, "run.run_id": job.name}, slots=job.slots
+        config=job.config, overrides={**job.overrides, "run.run_id": job.name}, slots=job.slots
     )
     words = ["python", "main.py", *write_flags(submission, job.store)]
     return [sys.executable, "-m", "train.tpu_vm", "run", name, "--zone", zone, "--", *words]

@@ -39,6 +39,10 @@ DISPATCHER_LOCK = ".dispatcher.lock"
 _LOOK_EVERY_S = 0.25
 
 
+class DispatcherBusyError(UserError):
+    """Another dispatcher works on the queue."""
+
+
 class Dispatcher:
     """Works on a queue while it is open as a context; only one at a time may.
 
@@ -47,7 +51,7 @@ class Dispatcher:
       grace_s: that a job which is asked to end may take to save, before it is killed.
 
     Raises:
-      UserError: another dispatcher works on the queue.
+      DispatcherBusyError: another dispatcher works on the queue.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class Dispatcher:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise UserError(
+            raise DispatcherBusyError(
                 f"another dispatcher works on {self.queue.folder}; let it, or end it first"
             ) from None
         self._lock = lock
@@ -123,7 +127,7 @@ class Dispatcher:
             append_event(folder, "ended", code=None, saved_step=0)  # nobody saw it end
             progress = read_progress(folder)
         self._asked.pop(job.id, None)
-        if progress.state in ("running", "stopping"):
+        if progress.attempts and progress.state in ("running", "stopping"):
             is_complete = read_run_status(job) == "complete"
             decision = decide(progress, is_complete=is_complete, patience=self._patience)
             if decision.state != "again":

@@ -86,7 +86,7 @@ class JobQueue:
         job_id = create_job_id(config)
         job = JobFile(
             schema_version=SCHEMA_VERSION, id=job_id, experiment=config.run.experiment,
-            name=config.run.run_id, store=self.store, config=submission.config,
+            name=config.run.run_id, store=self.store, config=_shorten(submission.config),
             config_hash=hash_config(values, get_resume_rules()), overrides=submission.overrides,
             device=config.runtime.device, slots=submission.slots, sweep=submission.sweep,
             argv=self._write_argv(job_id), created=time.time(), who=who,
@@ -290,6 +290,12 @@ def read_run_facts(job: JobFile) -> JsonObject:
         return RunRecord(join_place(job.store, job.experiment, job.name)).facts
     except (UserError, StorageError, OSError):
         return {}
+
+
+def _shorten(config: str) -> str:
+    """The path of a configuration as the repository has it, wherever that lies."""
+    path = Path(config)
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else config
 
 
 def _write_synced(path: Path, text: str) -> None:

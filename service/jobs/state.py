@@ -141,7 +141,7 @@ def _wait(found: JobProgress, event: JsonObject) -> None:
 
 def _stop(found: JobProgress, event: JsonObject) -> None:
     found.stop_by = event.get("who", "") or "somebody"
-    if found.state == "running":
+    if found.state in ("queued", "running", "waiting"):
         found.state = "stopping"
 
 

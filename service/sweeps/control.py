@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from service.checker import Checker
 from service.jobs import JobQueue
-from service.jobs.dispatcher import Dispatcher
+from service.jobs.dispatcher import Dispatcher, DispatcherBusyError
 from service.jobs.state import ENDS
 from service.sweeps.plan import (
     Trial,
+    check_sweep,
     keep_sweep,
     make_submission,
     make_trial,
@@ -19,7 +21,10 @@ from service.sweeps.report import MISSING, TrialState, list_trials
 from service.sweeps.spec import SweepSpec
 from service.sweeps.study import ask_point, check_optuna
 from utils.errors import UserError
+from utils.log import get_logger
 
+# Between two looks at a sweep that another dispatcher works on.
+_LOOK_EVERY_S = 1.0
 Tell = Callable[[TrialState], None]
 
 
@@ -43,6 +48,7 @@ class SweepControl:
         self._tell, self._width = tell, width
         self._known: dict[str, str] = {}
         self.base = resolve_base(spec)
+        check_sweep(queue.store, spec, self.base)
 
     def list(self) -> list[TrialState]:
         """All trials as they stand."""
@@ -52,7 +58,8 @@ class SweepControl:
         """Trials that `begin` starts: neither complete nor on their way; of Optuna the first."""
         states = self.list()
         if self.spec.method == "optuna" and not states:
-            return [make_trial(self.spec, ask_point(self.spec, []), None)]
+            point = ask_point(self.spec, [])
+            return [make_trial(self.spec, point, seed) for seed in self.spec.seeds or [None]]
         return [one.trial for one in states if one.state in (MISSING, "failed", "stopped")]
 
     def check(self, checker: Checker, trials: Sequence[Trial]) -> None:
@@ -81,10 +88,26 @@ class SweepControl:
             elif one.state in ("failed", "stopped"):
                 self.queue.reopen(one.job_id, self.who)
 
-    def run(self, dispatcher: Dispatcher) -> list[TrialState]:
-        """Work on the queue until every trial has ended; gives them."""
-        dispatcher.run(self.look)
-        return self.list()
+    def run(self, slots: Sequence[str]) -> list[TrialState]:
+        """Work on the queue until every trial has ended; gives them.
+
+        Where another dispatcher works on it, this one watches, and takes its place when it ends.
+        """
+        is_told = False
+        while True:
+            try:
+                with Dispatcher(self.queue, slots) as dispatcher:
+                    dispatcher.run(self.look)
+                return self.list()
+            except DispatcherBusyError:
+                if not is_told:
+                    get_logger().info(
+                        "another dispatcher works on %s: its slots count", self.queue.folder
+                    )
+                is_told = True
+                if self.look():
+                    return self.list()
+                time.sleep(_LOOK_EVERY_S)
 
     def look(self) -> bool:
         """Tell what has changed, and ask Optuna for more; whether the sweep is over."""
@@ -110,6 +133,8 @@ class SweepControl:
         if len(points) >= self.spec.trials or open_trials >= self._width:
             return False
         point = ask_point(self.spec, states)
+        if point is None:
+            return False
         for seed in self.spec.seeds or [None]:
             self._submit(make_trial(self.spec, point, seed))
         return True

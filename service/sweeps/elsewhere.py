@@ -15,6 +15,7 @@ from typing import Protocol
 from service.jobs.submission import write_flags
 from service.sweeps.plan import (
     Trial,
+    check_sweep,
     keep_sweep,
     make_submission,
     open_sweep_folder,
@@ -39,9 +40,11 @@ class Backend(Protocol):
 
     Attributes:
       name: as `--on` says it.
+      program: its client.
     """
 
     name: str
+    program: str
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
         """Queue `main.py` with these words; gives the job's name there."""
@@ -60,6 +63,7 @@ class SlurmBackend:
 
     options: tuple[str, ...] = ()
     name: str = "slurm"
+    program: str = "sbatch"
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
         (ROOT / ".sync/slurm").mkdir(parents=True, exist_ok=True)
@@ -83,6 +87,7 @@ class SkyBackend:
     accelerator_type: str
     region: str = ""
     name: str = "sky"
+    program: str = "sky"
 
     def submit(self, name: str, words: Sequence[str], executor: Executor) -> str:
         flags = dict(word.partition("=")[::2] for word in words[2:])
@@ -128,6 +133,9 @@ class TrialLaunch:
             )
         self.spec, self.store, self.backend, self.executor = spec, store, backend, executor
         self._base = resolve_base(spec)
+        check_sweep(store, spec, self._base)
+        if not executor.dry_run:
+            executor.find_program(backend.program)
         self._states = {trial: self._find_state(trial) for trial in plan_trials(spec)}
 
     def list_due(self) -> list[Trial]:
@@ -153,11 +161,11 @@ class TrialLaunch:
             yield trial, f"submitted as {job}"
 
     def _find_state(self, trial: Trial) -> str:
-        if self.executor.dry_run:
-            return ""
         run = f"{self._base.run.experiment}/{trial.run_id}"
         if read_result(self.store, run, self.spec.metric)[0] == "complete":
             return "complete"
+        if self.executor.dry_run:
+            return ""
         known = read_launched(self.store, self.spec.name)
         job = known.get((trial.id, self.backend.name), "")
         return f"queued as {job}" if job and self.backend.is_there(job, self.executor) else ""

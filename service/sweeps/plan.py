@@ -117,28 +117,40 @@ def resolve_base(spec: SweepSpec) -> RunConfig:
     return combine_config(spec.config, spec.settings, f"sweep {spec.name}: set")
 
 
+def check_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None:
+    """The sweep of this name as it has begun, which this one may extend; none: it has not begun.
+
+    Raises:
+      UserError: it has begun otherwise; names each difference.
+    """
+    old = _read_file(store, spec.name)
+    if old is None:
+        return None
+    then = _parse(store, spec.name, old)
+    changes = find_changes(old["base"], base.model_dump(mode="json"))
+    lost = find_differences(then, spec) + [
+        f"{key} was {was!r} in the configuration, now {now!r}"
+        for key, (was, now) in changes.items()
+    ]
+    if lost:
+        raise UserError(
+            f"sweep {spec.name!r} has begun otherwise: {'; '.join(lost)}; only values and seeds "
+            "may be added: give the new sweep another name"
+        )
+    return then
+
+
 def keep_sweep(store: str, spec: SweepSpec, base: RunConfig) -> SweepSpec | None:
     """Write a sweep's file, or extend it; gives what stood there before, none if nothing did.
 
     Raises:
-      UserError: another sweep of this name stands there; names each difference.
+      UserError: as `check_sweep`.
     """
-    values = base.model_dump(mode="json")
-    old = _read_file(store, spec.name)
-    if old is not None:
-        then = _parse(store, spec.name, old)
-        lost = find_differences(then, spec) + [
-            f"{key} was {was!r} in the configuration, now {now!r}"
-            for key, (was, now) in find_changes(old["base"], values).items()
-        ]
-        if lost:
-            raise UserError(
-                f"sweep {spec.name!r} has begun otherwise: {'; '.join(lost)}; only values and "
-                "seeds may be added: give the new sweep another name"
-            )
-    file = {"schema_version": 1, "spec": spec.describe(), "base": values}
-    open_sweep_folder(store, spec.name).write_text(SWEEP_FILE, json.dumps(file, indent=1) + "\n")
-    return None if old is None else then
+    then = check_sweep(store, spec, base)
+    file = {"schema_version": 1, "spec": spec.describe(), "base": base.model_dump(mode="json")}
+    text = json.dumps(file, indent=1) + "\n"
+    open_sweep_folder(store, spec.name).write_text(SWEEP_FILE, text)
+    return then
 
 
 def read_sweep(store: str, name: str) -> SweepSpec:

@@ -13,7 +13,7 @@ from service.sweeps.spec import SweepSpec
 from store.compare.statistics import MeanInterval, compute_interval
 from store.record import RunRecord, get_final_values
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonObject
 from utils.storage import join_place
 
 MISSING = "missing"
@@ -44,7 +44,8 @@ class AxisRow:
 
     Attributes:
       values: of the axes in question.
-      interval: mean, its 95 % interval, standard deviation and n of complete trials; none: none is.
+      interval: mean over seeds, its 95 % interval, standard deviation and n, which is the number of
+        seeds; each seed's value is the mean of its trials, all complete; none: no seed has that.
       trials: with these values, complete or not.
     """
 
@@ -114,13 +115,11 @@ def read_result(store: str, run: str, metric: str) -> tuple[str, float | None]:
 
 
 def tabulate_sweep(spec: SweepSpec, states: Sequence[TrialState]) -> SweepTable:
-    """Means over complete trials with finite values, with their 95 % intervals."""
+    """Means over seeds with their 95 % intervals: seeds differ by chance, points by design."""
     points = _group(states, lambda trial: trial.point)
     sign = -1.0 if spec.direction == "higher" else 1.0
     points.sort(key=lambda row: sign * row.interval.mean if row.interval else math.inf)
     axes = {key: tuple(_group(states, _choose(key))) for key in spec.axes}
-    if spec.seeds:
-        axes["train.seed"] = tuple(_group(states, lambda trial: {"train.seed": trial.seed}))
     return SweepTable(spec.metric, spec.direction, tuple(points), axes)
 
 
@@ -129,14 +128,17 @@ def _choose(key: str) -> Callable[[Trial], JsonObject]:
 
 
 def _group(states: Sequence[TrialState], choose: Callable[[Trial], JsonObject]) -> list[AxisRow]:
-    rows: dict[str, tuple[JsonObject, list[float], list[JsonValue]]] = {}
+    rows: dict[str, tuple[JsonObject, dict[int | None, list[float | None]]]] = {}
     for one in states:
         values = choose(one.trial)
-        _, numbers, all_of = rows.setdefault(json.dumps(values, sort_keys=True), (values, [], []))
-        all_of.append(one.trial.id)
-        if one.state == "complete" and one.value is not None and math.isfinite(one.value):
-            numbers.append(one.value)
-    return [
-        AxisRow(values, compute_interval(numbers) if numbers else None, len(all_of))
-        for values, numbers, all_of in rows.values()
-    ]
+        _, by_seed = rows.setdefault(json.dumps(values, sort_keys=True), (values, {}))
+        is_good = one.state == "complete" and one.value is not None and math.isfinite(one.value)
+        by_seed.setdefault(one.trial.seed, []).append(one.value if is_good else None)
+    found = []
+    for values, by_seed in rows.values():
+        # A seed counts once all of its trials are there: a mean over other points is another one.
+        whole = [numbers for numbers in by_seed.values() if None not in numbers]
+        means = [math.fsum(numbers) / len(numbers) for numbers in whole]
+        trials = sum(map(len, by_seed.values()))
+        found.append(AxisRow(values, compute_interval(means) if means else None, trials))
+    return found

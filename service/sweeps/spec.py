@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -30,6 +30,7 @@ from pydantic import (
 from store.catalogue import Direction
 from store.compare.sides import find_entry
 from store.ids import check_name
+from utils.config.command_line import get_kinds
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint
 
@@ -99,6 +100,20 @@ class SweepSpec(BaseModel):
     metric: str = "eval.top1"
     slots: int = Field(1, ge=1, le=64)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _read_numbers(cls, told: Any) -> Any:
+        """`2e-2` is a text to YAML, and 0.02 to whoever writes it: one value, one trial."""
+        if isinstance(told, dict) and isinstance(told.get("axes"), dict):
+            axes = {
+                key: [_read_number(str(key), one) for one in axis]
+                if isinstance(axis, list)
+                else axis
+                for key, axis in told["axes"].items()
+            }
+            return {**told, "axes": axes}
+        return told
+
     @property
     def direction(self) -> Direction:
         """Which way the metric is better, as the catalogue says."""
@@ -126,6 +141,22 @@ def read_spec(path: Path) -> SweepSpec:
     except UserError as error:
         raise UserError(f"SPEC {path}: {error}") from error
     return spec
+
+
+def _read_numbers(key: object, axis: Any) -> Any:
+    return [_read_number(str(key), one) for one in axis] if isinstance(axis, list) else axis
+
+
+def _read_number(key: str, value: JsonValue) -> JsonValue:
+    """The number that a key will take a value for; other values as they are."""
+    kinds = get_kinds(key) & {int, float}
+    if not kinds or isinstance(value, bool) or not isinstance(value, int | float | str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        return value
+    return int(number) if int in kinds and number.is_integer() else number
 
 
 def _check(spec: SweepSpec) -> None:
@@ -168,6 +199,14 @@ def _check_method(spec: SweepSpec) -> None:
         raise UserError("axes and seeds are both missing; say what differs between trials")
     if spec.method in ("random", "optuna") and not spec.axes:
         raise UserError(f"axes is missing; method={spec.method} draws from them")
+    lists = [axis for axis in spec.axes.values() if not isinstance(axis, Range)]
+    if spec.trials and len(lists) == len(spec.axes):
+        known = math.prod(len(values) for values in lists)
+        if spec.trials > known:
+            raise UserError(
+                f"trials ({spec.trials}) exceeds the {known} points that the axes have; lower it, "
+                "or choose method: grid"
+            )
     points = spec.trials or math.prod(len(values) for values in spec.axes.values())
     if points * max(1, len(spec.seeds)) > _MOST_TRIALS:
         raise UserError(f"it has more than {_MOST_TRIALS:,} trials; leave some values out")

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
 
 
+# Answers that may be known ones before the axes count as used up.
+_MOST_ASKED = 200
+
+
 def check_optuna() -> None:
     """Refuse a sweep by Optuna where it is not installed.
 
@@ -31,8 +35,10 @@ def check_optuna() -> None:
         ) from error
 
 
-def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject:
+def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject | None:
     """The next point, given all trials so far: equal trials give an equal answer.
+
+    A point that is known already is not asked for again; none: no other one was found.
 
     Points whose trials have not all ended count as running, so that the next one keeps away.
     """
@@ -50,8 +56,14 @@ def ask_point(spec: SweepSpec, states: Sequence[TrialState]) -> JsonObject:
     distributions = {key: _create_distribution(key, axis) for key, axis in spec.axes.items()}
     for group in groups.values():
         study.add_trial(_create_trial(spec, group, distributions))
-    asked = study.ask(distributions)
-    return {key: _get_value(spec.axes[key], asked.params[key]) for key in spec.axes}
+    known = [group[0].trial.point for group in groups.values()]
+    for _ in range(_MOST_ASKED):
+        asked = study.ask(distributions)
+        point = {key: _get_value(spec.axes[key], asked.params[key]) for key in spec.axes}
+        if point not in known:
+            return point
+        study.tell(asked, state=optuna.trial.TrialState.FAIL)
+    return None
 
 
 def _create_trial(

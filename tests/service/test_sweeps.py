@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,14 @@ from service.jobs import open_queue
 from service.jobs.dispatcher import Dispatcher
 from service.jobs.slots import parse_slots
 from service.sweeps import SweepControl, SweepSpec, plan_trials, read_spec, tabulate_sweep
-from service.sweeps.plan import draw_point, find_differences, keep_sweep, read_sweep, resolve_base
+from service.sweeps.plan import (
+    draw_point,
+    find_differences,
+    keep_sweep,
+    make_trial,
+    read_sweep,
+    resolve_base,
+)
 from service.sweeps.report import TrialState
 from service.sweeps.study import ask_point
 from store.compare.statistics import compute_interval
@@ -85,7 +94,7 @@ def test_random_draws_are_functions_of_seed_and_number() -> None:
         ({"axis": {}}, "unknown key axis; did you mean 'axes'"),
         ({"config": None}, "config"),
         ({"axes": {"optim.lr": []}}, "axes.optim.lr"),
-        ({"axes": {"optim.lr": [1, 1]}}, "says 1 twice"),
+        ({"axes": {"optim.name": ["sgd", "sgd"]}}, "twice"),
         ({"axes": {"optim.lr": {"low": 1, "high": 2}}}, "is a range"),
         ({"axes": {"optim.lr": {"low": 2, "high": 1}}, "method": "random", "trials": 1}, "below"),
         ({"axes": {"optim.lr": {"low": 0, "high": 1, "log": True}}, "method": "random"}, "above 0"),
@@ -97,6 +106,9 @@ def test_random_draws_are_functions_of_seed_and_number() -> None:
         ({"axes": {"run.run_id": ["a"]}}, "the sweep's own business"),
         ({"set": {"optim.lr": 1}}, "stands in set and in axes"),
         ({"axes": {}, "seeds": []}, "both missing"),
+        ({"axes": {"optim.lr": ["2e-2", 0.02]}}, "says 0.02 twice"),
+        ({"axes": {"optim.lr": [1, 1.0]}}, "says 1.0 twice"),
+        ({"method": "random", "trials": 3, "seeds": []}, "exceeds the 2 points"),
         ({"method": "seeds"}, "takes seeds and no axes"),
         ({"metric": "eval.top11"}, "no better direction"),
         ({"seeds": list(range(5001))}, "more than 10,000"),
@@ -155,13 +167,16 @@ def test_the_table_groups_by_point_and_axis() -> None:
     states.append(TrialState(plan_trials(spec)[-1], "running", 7.0, "", "", ""))
     table = tabulate_sweep(spec, states)
     assert [row.interval.n for row in table.points] == [2, 2, 2, 1]
+    assert [row.trials for row in table.points] == [2, 2, 2, 2]
     assert table.points[0].values == {"optim.lr": 0.02, "train.epochs": 1}  # the least error
     first = table.points[0].interval
     assert first == compute_interval([0.0, 1.0]) and first.mean == 0.5
     assert first.high == pytest.approx(0.5 + 12.7062 * 0.5, rel=1e-4)  # t of one degree
     by_rate = {row.values["optim.lr"]: row.interval for row in table.axes["optim.lr"]}
-    assert by_rate[0.02].mean == 1.5 and by_rate[0.002].n == 3
-    assert set(table.axes) == {"optim.lr", "train.epochs", "train.seed"}
+    # A seed counts by the mean of its trials, once they are all there.
+    assert by_rate[0.02] == compute_interval([1.0, 2.0])
+    assert (by_rate[0.002].mean, by_rate[0.002].n) == (5.0, 1)
+    assert set(table.axes) == {"optim.lr", "train.epochs"}
 
 
 def test_optuna_is_asked_the_same_and_learns_from_files_alone() -> None:
@@ -177,6 +192,42 @@ def test_optuna_is_asked_the_same_and_learns_from_files_alone() -> None:
         states.append(TrialState(trial, "complete", value, "", "", ""))
     late = [one.value for one in states[-10:]]
     assert sum(late) / 10 < sum(one.value for one in states[:10]) / 10
+
+
+def test_optuna_asks_for_no_point_twice() -> None:
+    pytest.importorskip("optuna", reason="requirements-service.txt is not installed")
+    spec = make_spec(method="optuna", trials=3, seeds=[], axes={"optim.lr": [1.0, 2.0, 3.0]})
+    states: list[TrialState] = []
+    for _ in range(3):
+        trial = make_trial(spec, ask_point(spec, states), None)
+        states.append(TrialState(trial, "complete", trial.point["optim.lr"], "", "", ""))
+    assert {one.trial.point["optim.lr"] for one in states} == {1.0, 2.0, 3.0}
+    assert ask_point(spec, states) is None
+
+
+def test_a_sweep_beside_another_dispatcher_watches_and_takes_its_place(tmp_path: Path) -> None:
+    queue = open_queue(str(tmp_path / "runs"))
+    control = SweepControl(queue, make_spec(), "me", tell=lambda one: None)
+    control.begin()
+    control.stop()
+    with Dispatcher(queue, parse_slots("1")) as other:
+        watching = ThreadPoolExecutor(1).submit(control.run, parse_slots("1"))
+        time.sleep(0.5)
+        assert not watching.done()
+        other.tick()
+    assert {one.state for one in watching.result(60)} == {"stopped"}
+
+
+def test_another_spec_is_refused_wherever_results_are_shown(
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "runs")
+    spec = str(write(**GRID))
+    SweepControl(open_queue(store), read_spec(Path(spec)), "me", tell=lambda one: None).begin()
+    write(**{**GRID, "set": {"train.epochs": 50}})
+    for words in (["status"], ["plan"], ["run", "--on", "slurm", "--dry-run"]):
+        assert sweep_tool.main([words[0], spec, "--store", store, *words[1:]]) == 2
+        assert "set was {}" in capsys.readouterr().err
 
 
 def test_a_sweep_runs_and_goes_on_with_a_seed_more(
@@ -250,6 +301,6 @@ def test_a_sweep_is_watched_by_who_does_not_dispatch(tmp_path: Path) -> None:
     control.begin()
     assert not control.look() and [one.state for one in told] == ["queued"] * 4
     control.stop()
-    with Dispatcher(queue, parse_slots("1")) as dispatcher:
-        assert {one.state for one in control.run(dispatcher)} == {"stopped"}
-    assert len(told) == 8
+    assert {job.state for job in queue.list()} == {"stopping"}
+    assert {one.state for one in control.run(parse_slots("1"))} == {"stopped"}
+    assert [one.state for one in told].count("stopped") == 4
