@@ -26,6 +26,14 @@ from utils.json_types import JsonObject
 
 _START_S, _ANSWER_S = 120.0, 60.0
 _ANSWER_BYTES = 1 << 20
+# Checks at once: one is at work, the others wait for it, each in a thread of the service.
+_MOST_CHECKS = 5
+
+
+class CheckerBusy(UserError):
+    """So many wait for the checking program that one more is refused at once."""
+
+    status = 503
 
 
 @dataclass(frozen=True)
@@ -51,17 +59,27 @@ class Checker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._turn = threading.Lock()
+        self._places = threading.BoundedSemaphore(_MOST_CHECKS)
 
     def check(self, submission: Submission, store: str) -> Verdict:
-        """What would become of a submission; nothing is queued or written."""
+        """What would become of a submission; nothing is queued or written.
+
+        Raises:
+          CheckerBusy: too many wait already.
+        """
         try:
             config = resolve_submission(submission, store)
         except UserError as error:
             return Verdict("", "", (), " ".join(str(error).split()))
         values = config.model_dump(mode="json")
         run = f"{config.run.experiment}/{config.run.run_id}"
-        with self._turn:
-            answer = self._ask(values)
+        if not self._places.acquire(blocking=False):
+            raise CheckerBusy(f"{_MOST_CHECKS} checks are under way; try again in some seconds")
+        try:
+            with self._turn:
+                answer = self._ask(values)
+        finally:
+            self._places.release()
         digest = hash_config(values, get_resume_rules())
         return Verdict(digest, run, tuple(answer.get("lines", ())), answer.get("error", ""))
 

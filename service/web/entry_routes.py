@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from service.web.answers import AuditList, Whoami
 from service.web.gate import START, read_cookie
-from service.web.problems import ServiceProblem, list_problems
+from service.web.problems import ServiceProblem, answer_bare_page, list_problems, wants_page
 from service.web.serving import Asker, Parts
 from service.web.tokens import COOKIE_S
 
@@ -38,7 +38,11 @@ def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
 def sign_out(request: Request, parts: Parts) -> Response:
     """Forget the cookie, here and in the browser."""
     parts.tokens.sign_out(read_cookie(request.headers, parts.settings.cookie))
-    response = Response("signed out\n", media_type="text/plain")
+    if wants_page(request.url.path, request.headers.get("accept", "")):
+        words = "This browser's cookie is forgotten; a start URL or a token signs in again."
+        response = answer_bare_page(200, words, title="Signed out")
+    else:
+        response = Response("signed out\n", media_type="text/plain")
     response.delete_cookie(parts.settings.cookie, path="/", httponly=True, samesite="strict")
     return response
 

@@ -12,7 +12,7 @@ from collections import deque
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders, QueryParams
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,9 +25,14 @@ from utils.log import get_logger
 
 START = "/start"
 EVENTS = "/api/v1/events"
+SUBMIT = "/submit"
+# In the address of a submission's page: start the checks.
+ESTIMATE = "estimate"
 SAFE = ("GET", "HEAD")
 # What asks for more than its method says.
 _ROLES: dict[str, Role] = {"/api/v1/audit": "admin"}
+# Everybody may change whether they are signed in.
+_FOR_ALL = ("/sign-out",)
 _BODIES = ("application/json", "application/x-www-form-urlencoded")
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
@@ -89,7 +94,7 @@ class SecurityGate:
             if answer.status is None:
                 response = answer_problem(500, "the service has failed; its log says how")
                 await response(scope, receive, answer.send)
-        if scope["method"] not in SAFE or scope["path"] == START:
+        if scope["method"] not in SAFE or scope["path"] == START or starts_check(scope):
             self._note(scope, identity, answer.status or 500)
 
     def _let_in(self, scope: Scope) -> Identity | None:
@@ -102,7 +107,8 @@ class SecurityGate:
         self._check_size(scope)
         self._check_host(headers)
         self._check_origin(scope["method"], headers)
-        needed = get_needed_role(scope["method"], scope["path"])
+        is_check = starts_check(scope)
+        needed = "submit" if is_check else get_needed_role(scope["method"], scope["path"])
         if needed is None:
             return None
         identity, is_cookie = self._identify(headers)
@@ -116,7 +122,9 @@ class SecurityGate:
         if not identity.may(needed):
             raise Refusal(403, f"role {identity.role} may not do this; it needs {needed}")
         if scope["method"] not in SAFE:
-            self._check_change(identity, headers, is_cookie=is_cookie)
+            self._check_sender(headers, is_cookie=is_cookie)
+        if scope["method"] not in SAFE or is_check:
+            self._count_change(identity)
         scope.setdefault("state", {})["identity"] = identity
         return identity
 
@@ -148,9 +156,11 @@ class SecurityGate:
             if not is_same_place(origin, headers["host"]):
                 raise Refusal(403, "a page of another origin asks; only this service's own may")
 
-    def _check_change(self, identity: Identity, headers: Headers, *, is_cookie: bool) -> None:
+    def _check_sender(self, headers: Headers, *, is_cookie: bool) -> None:
         if is_cookie and "origin" not in headers and "sec-fetch-site" not in headers:
             raise Refusal(403, "a change by cookie needs the Origin that browsers send with it")
+
+    def _count_change(self, identity: Identity) -> None:
         now, limit = time.monotonic(), self._settings.limits.changes_per_minute
         recent = self._changes.setdefault(identity.who, deque())
         while recent and recent[0] < now - 60:
@@ -246,7 +256,12 @@ def get_needed_role(method: str, path: str) -> Role | None:
         return None
     if path in _ROLES:
         return _ROLES[path]
-    return "view" if method in SAFE else "submit"
+    return "view" if method in SAFE or path in _FOR_ALL else "submit"
+
+
+def starts_check(scope: Scope) -> bool:
+    """Whether a page is asked for that starts the checking program, as a change does."""
+    return scope["path"] == SUBMIT and ESTIMATE in QueryParams(scope["query_string"])
 
 
 def split_host(host: str) -> str:

@@ -18,6 +18,7 @@ from service.sweeps import SweepSpec, list_sweeps, list_trials, read_sweep, tabu
 from service.sweeps.plan import resolve_base
 from service.web.answers import SubmitRequest
 from service.web.forms import Fields
+from service.web.gate import ESTIMATE, SUBMIT
 from service.web.job_routes import JobId, find_job, reopen, stop
 from service.web.problems import ServiceProblem
 from service.web.rendering import render_page
@@ -96,16 +97,16 @@ def show_sweep(
     return render_page(request, "sweep.html", "Sweeps", view=view)
 
 
-@router.get("/submit")
+@router.get(SUBMIT)
 def show_form(
     request: Request, parts: Parts, config: Annotated[str, Query(max_length=1024)] = "",
 ) -> Response:  # fmt: skip
     """The form of a submission; what stands in the address stands in its fields."""
-    typed = {key: value for key, value in request.query_params.items() if key != "estimate"}
-    return _render_form(request, parts, config, typed, is_asked="estimate" in request.query_params)
+    typed = {key: value for key, value in request.query_params.items() if key != ESTIMATE}
+    return _render_form(request, parts, config, typed, is_asked=ESTIMATE in request.query_params)
 
 
-@router.post("/submit")
+@router.post(SUBMIT)
 def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> Response:
     """Check, ask the compiler, or start."""
     config, deed = fields.get(CONFIG, ""), fields.get(DEED, "check")
@@ -114,7 +115,7 @@ def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> R
         if deed == "compile":
             parts.estimator.start(read_request(parts, wanted), fields.get(TARGET) or _TARGET)
             kept = {key: value for key, value in fields.items() if value and key != DEED}
-            where = request.url_for("show_form").include_query_params(**kept, estimate="1")
+            where = request.url_for("show_form").include_query_params(**kept, **{ESTIMATE: "1"})
             return RedirectResponse(f"{where.path}?{where.query}", 303)
         job, _ = submit(parts, asker, wanted)
         if job is not None:

@@ -85,7 +85,7 @@ def list_configs(parts: Parts) -> ConfigList:
     return ConfigList(configs=parts.list_configs())
 
 
-@router.post("/submit", responses=list_problems(409, 413, 415, 429))
+@router.post("/submit", responses=list_problems(409, 413, 415, 429, 503))
 def submit_run(parts: Parts, asker: Asker, request: SubmitRequest) -> SubmitAnswer:
     """Check a run as main.py does and queue it; with `dry_run` only the first."""
     job, verdict = submit(parts, asker, request)

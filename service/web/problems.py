@@ -43,10 +43,10 @@ def answer_problem(status: int, detail: str, headers: dict[str, str] | None = No
 
 
 def answer_bare_page(
-    status: int, detail: str, headers: dict[str, str] | None = None
+    status: int, detail: str, headers: dict[str, str] | None = None, title: str = ""
 ) -> HTMLResponse:
     """The same for a person whom the gate has not let in: it needs no style and no script."""
-    title = HTTPStatus(status).phrase
+    title = title or HTTPStatus(status).phrase
     text = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         '<meta name="viewport" content="width=device-width">'

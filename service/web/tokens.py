@@ -1,7 +1,8 @@
 """Who asks: tokens of 32 random bytes, of which only hashes are kept, in a file of its owner alone.
 
 A start token signs in once; the browser then has a cookie with a token of its own. Tokens with a
-name stay until they are removed from the file, for programs and for other people.
+name stay until they are removed from the file, for programs and for other people; a cookie that was
+given for one of them ends with it.
 """
 
 from __future__ import annotations
@@ -94,7 +95,9 @@ class TokenBook:
             found = start or self._look_up(token)
         if found is None or found["kind"] == "session":
             return None
-        return self._keep(_describe(found["who"], found["role"], "session", COOKIE_S))
+        row = _describe(found["who"], found["role"], "session", COOKIE_S)
+        parent = "" if start is not None else _hash(token)
+        return self._keep({**row, "parent": parent})
 
     def identify(self, token: str) -> Identity | None:
         """Who has a token; none: nobody, or it is too old."""
@@ -110,12 +113,15 @@ class TokenBook:
             self._write([r for r in self._rows if r["sha256"] != digest or r["kind"] == "named"])
 
     def _look_up(self, token: str) -> JsonObject | None:
-        return _find({row["sha256"]: row for row in self._rows}, token)
+        rows = {row["sha256"]: row for row in self._rows}
+        found = _find(rows, token)
+        return found if found is not None and _has_parent(found, rows) else None
 
     def _keep(self, row: JsonObject) -> str:
         token = secrets.token_urlsafe(32)
         with self._changing():
-            rows = [one for one in self._rows if _is_valid(one)]
+            known = {one["sha256"]: one for one in self._rows}
+            rows = [one for one in self._rows if _is_valid(one) and _has_parent(one, known)]
             sessions = [one for one in rows if one["kind"] == "session"][-_MOST_SESSIONS:]
             named = [one for one in rows if one["kind"] == "named"]
             self._write([*named, *sessions, {"sha256": _hash(token), **row}])
@@ -193,6 +199,15 @@ def _is_row(row: JsonObject) -> bool:
 
 def _is_valid(row: JsonObject) -> bool:
     return row["expires"] is None or row["expires"] > time.time()
+
+
+def _has_parent(row: JsonObject, rows: dict[str, JsonObject]) -> bool:
+    """Whether the named token that a cookie was given for is still there, where there was one."""
+    if row["kind"] != "session":
+        return True
+    # A row without the field is of nobody knows which token.
+    parent = row.get("parent")
+    return parent == "" or (parent in rows and _is_valid(rows[parent]))
 
 
 def _hash(token: str) -> str:

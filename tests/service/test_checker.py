@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from job.check import check
-from service.checker import Checker
+from service.checker import Checker, CheckerBusy
 from service.jobs import Submission, open_queue
 from store.changes import hash_config
 from utils.config import combine_config, get_resume_rules
@@ -94,3 +98,35 @@ def compare_all(count: int, store: str) -> Counter[str]:
 def test_the_checker_refuses_what_main_refuses(tmp_path: Path) -> None:
     seen = compare_all(80, str(tmp_path / "runs"))
     assert seen["queued"] > 15 and seen["refused"] > 15, seen
+
+
+def test_no_more_than_four_checks_wait(tmp_path, monkeypatch):
+    """Each holds a thread of the service, and pages need threads, too."""
+    checker, release, begun = Checker(), threading.Event(), []
+
+    def answer(values: dict[str, object]) -> dict[str, object]:
+        begun.append(1)
+        release.wait(30)
+        return {}
+
+    monkeypatch.setattr(checker, "_ask", answer)
+    wish = Submission(config=CONFIG, overrides={"run.run_id": "r"})
+    done: list[str] = []
+
+    def ask() -> None:
+        done.append(checker.check(wish, str(tmp_path)).error)
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 30
+    while checker._places._value:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(CheckerBusy, match="5 checks are under way"):
+        checker.check(wish, str(tmp_path))
+    release.set()
+    for thread in threads:
+        thread.join()
+    assert done == [""] * 5 and len(begun) == 5
+    assert checker.check(wish, str(tmp_path)).error == ""

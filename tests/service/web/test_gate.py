@@ -186,3 +186,28 @@ def test_headers_beyond_the_limits_are_refused(app):
     many = {f"x-{number}": "a" for number in range(80)}
     assert client.get("/api/v1/runs", headers=many).status_code == 431
     assert client.get("/api/v1/runs?filter=" + "a" * 20_000).status_code == 431
+
+
+def test_a_page_that_starts_a_check_is_a_change(tmp_path):
+    app = make_app(make_store(tmp_path), changes_per_minute=2)
+    address = "/submit?config=&estimate"
+    assert make_client(app, "view").get(address).status_code == 403
+    client = make_client(app, "submit")
+    assert [client.get(address).status_code for _ in range(3)] == [200, 200, 429]
+    assert client.get("/submit").status_code == 200
+    lines = make_client(app, "admin").get("/api/v1/audit").json()["lines"]
+    assert [(line["who"], line["action"], line["status"]) for line in lines] == [
+        ("nobody", "GET /submit", 429), ("submit", "GET /submit", 200),
+        ("submit", "GET /submit", 200), ("nobody", "GET /submit", 403),
+    ]  # fmt: skip
+
+
+def test_everybody_may_sign_out_by_the_pages(app):
+    book = app.state.service.tokens
+    session = book.sign_in(book.add("looker", "view"))
+    client = make_client(app, "")
+    client.cookies.set(app.state.service.settings.cookie, session)
+    assert 'action="/sign-out"' in client.get("/queue").text
+    answer = client.post("/sign-out", headers={"origin": ORIGIN, "accept": "text/html"})
+    assert answer.status_code == 200 and "<h1>Signed out</h1>" in answer.text
+    assert book.identify(session) is None

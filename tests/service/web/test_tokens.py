@@ -93,3 +93,29 @@ def test_a_file_that_is_damaged_or_open_to_others_is_refused(tmp_path, text, mod
 def test_a_name_or_role_that_is_none_is_refused(tmp_path, who, role):
     with pytest.raises(UserError):
         TokenBook(tmp_path / "tokens.json").add(who, role)
+
+
+def test_a_cookie_ends_with_the_named_token_that_it_was_given_for(tmp_path):
+    book = TokenBook(tmp_path / "tokens.json")
+    kept = book.sign_in(book.create_start())
+    cookies = [book.sign_in(book.add(name, "submit")) for name in ("leaves", "stays")]
+    rows = json.loads(book.path.read_text())["tokens"]
+    gone = next(row for row in rows if row["who"] == "leaves" and row["kind"] == "named")
+    rows.remove(gone)
+    book.path.write_text(json.dumps({"tokens": rows}))
+    assert book.identify(cookies[0]) is None
+    assert book.identify(cookies[1]) and book.identify(kept)
+    book.add("next", "view")
+    assert "leaves" not in book.path.read_text()
+
+
+def test_a_cookie_of_nobody_knows_which_token_is_refused(tmp_path):
+    book = TokenBook(tmp_path / "tokens.json")
+    session = book.sign_in(book.create_start())
+    rows = json.loads(book.path.read_text())["tokens"]
+    book.path.write_text(json.dumps({"tokens": [{**rows[0], "parent": "0" * 64}]}))
+    assert book.identify(session) is None
+    book.path.write_text(
+        json.dumps({"tokens": [{k: v for k, v in rows[0].items() if k != "parent"}]})
+    )
+    assert book.identify(session) is None
