@@ -94,7 +94,7 @@ def _open(record: RunRecord, path: str) -> OpenArtifact:
     return OpenArtifact(name, os.fstat(handle).st_size, os.fdopen(handle, "rb"))
 
 
-def open_beneath(root: Path, names: list[str]) -> int:
+def open_beneath(folder: Path, names: list[str]) -> int:
     """The handle of a plain file below a directory; no link is followed on the way.
 
     Raises:
@@ -102,7 +102,7 @@ def open_beneath(root: Path, names: list[str]) -> int:
     """
     if not names or any(one in ("", ".", "..") or "/" in one or "\0" in one for one in names):
         raise FileNotFoundError(2, "no file of that name")
-    handle = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in names[:-1]:
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW

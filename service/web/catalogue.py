@@ -102,7 +102,7 @@ class RunCatalogue:
             check_name("experiment", experiment)
             check_name("run", name)
             place = join_place(self.store, experiment, name)
-            if not is_remote(place) and not _is_below(Path(place), to_path(self.store)):
+            if not is_remote(place) and not _is_below(to_path(place), to_path(self.store)):
                 raise UserError(f"run {experiment}/{name}: a link leads out of the store")
             return RunRecord(place)
         except UserError as error:
