@@ -75,6 +75,9 @@ class Dispatcher:
             raise DispatcherBusyError(
                 f"another dispatcher works on {self.queue.folder}; let it, or end it first"
             ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()} {','.join(self.slots)}".encode())
+        lock.flush()
         self._lock = lock
         return self
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -9,7 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from service.jobs import JobQueue, keeper
-from service.jobs.dispatcher import Dispatcher
+from service.jobs.child import get_birth
+from service.jobs.dispatcher import DISPATCHER_LOCK, Dispatcher
+from service.jobs.files import ROOT
 
 
 @pytest.fixture
@@ -54,3 +59,52 @@ def test_another_dispatcher_is_let_be_and_followed(tmp_path, stand_in):
         assert stand_in() == 0
     with keeper.DispatcherKeeper(queue, "1", pause_s=0.02):
         wait_for(lambda: stand_in() == 1)
+
+
+def leave_behind(queue: JobQueue, *, is_service_gone: bool) -> subprocess.Popen[bytes]:
+    """A true dispatcher, and the note of the service that has started it."""
+    queue.folder.mkdir(parents=True)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "tools.queue", "run", "--store", queue.store, "--slots", "3"],
+        cwd=ROOT, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    lock = queue.folder / DISPATCHER_LOCK
+    wait_for(lambda: lock.exists() and bool(lock.read_text()))
+    born = get_birth(os.getpid()) + (5 if is_service_gone else 0)
+    kept = {
+        "dispatcher": [program.pid, get_birth(program.pid)], "service": [os.getpid(), born]
+    }  # fmt: skip
+    (queue.folder / keeper._KEPT).write_text(json.dumps(kept))
+    return program
+
+
+def test_a_dispatcher_that_a_service_left_behind_is_followed(tmp_path):
+    queue = JobQueue(tmp_path / "jobs", str(tmp_path))
+    program = leave_behind(queue, is_service_gone=True)
+    try:
+        with keeper.DispatcherKeeper(queue, "2", pause_s=0.05) as kept:
+            assert program.wait(30) == 0
+            lock = queue.folder / DISPATCHER_LOCK
+            wait_for(lambda: lock.read_text().endswith("slot0,slot1"))
+            own = kept._process
+            assert lock.read_text().startswith(f"{own.pid} ")
+        assert own.poll() == 0
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_a_dispatcher_of_a_service_at_work_is_told_of_once(tmp_path, caplog):
+    queue = JobQueue(tmp_path / "jobs", str(tmp_path))
+    program = leave_behind(queue, is_service_gone=False)
+    try:
+        with keeper.DispatcherKeeper(queue, "2", pause_s=0.02):
+            wait_for(lambda: bool(caplog.records))
+            time.sleep(0.2)
+        assert program.poll() is None
+        (told,) = caplog.records
+        assert f"(pid {program.pid})" in told.getMessage()
+        assert "(slot0,slot1,slot2) count, not --slots 2" in told.getMessage()
+    finally:
+        program.kill()
+        program.wait()
