@@ -136,7 +136,7 @@ def check_export(folder: Folder) -> list[RunFault]:
 
 def tell_run(record: RunRecord) -> JsonObject:
     """A run as a row: column -> value; what is not known is left out."""
-    facts = {"path": record.path, **describe(record.facts)}
+    facts = {"path": record.path, **describe(record.facts, record.path)}
     facts["tags"] = json.dumps(record.tags)
     numbers = {f"number.{name}": value for name, value in record.values.items()}
     config = {f"config.{k}": json.dumps(v, default=str) for k, v in record.config.items()}

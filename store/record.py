@@ -205,11 +205,17 @@ def read_history(text: str) -> list[Line]:
     return [line for line in found if line is not None]
 
 
-def describe(facts: JsonObject) -> dict[str, JsonValue]:
-    """The facts of a run by the names of `FACTS`, without its path; those unknown are none."""
+def describe(facts: JsonObject, path: str) -> dict[str, JsonValue]:
+    """The facts of a run by the names of `FACTS`, without its path; those unknown are none.
+
+    Args:
+      path: `experiment/name` of its directory, by which it is found: `run.json` keeps the names
+        that it was begun under, which a run that was moved or renamed has no more.
+    """
     environment = facts.get("environment")
     environment = environment if isinstance(environment, dict) else {}
     found = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}
+    found["experiment"], _, found["name"] = path.rpartition("/")
     found["schema_version"] = facts.get("schema_version", 1)
     for name in ("host", "device", "git_commit"):
         found[name] = _fit(name, environment.get(name))

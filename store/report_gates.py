@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from store.gates import Gate, GateFinding, aggregate, check_samples, settle_direction
@@ -13,11 +13,12 @@ from store.reports import (
     find_figure,
     get_conditions,
     get_kind,
+    get_settings,
     read_blocks,
     read_figures,
 )
 from utils.errors import UserError, get_hint
-from utils.json_types import JsonObject
+from utils.json_types import JsonMapping, JsonObject
 
 # What may be worse by a share where nobody says otherwise; graphs may not grow at all.
 DEFAULT_PCT = 100 * COMPILER_NOISE
@@ -56,17 +57,55 @@ def check_reports(gates: Sequence[Gate], base: JsonObject, new: JsonObject) -> l
     check_comparable(base, new)
     figures = [read_figures(report) for report in (base, new)]
     names = list(dict.fromkeys([*figures[1], *figures[0]]))
-    known = {name.rpartition(" x ")[2] for name in names} | set(names)
-    for gate in gates:
-        if find_figure(gate.metric) is None and gate.metric not in known:
-            hint = get_hint(gate.metric, known)
-            raise UserError(f"--gate: no report has a figure {gate.metric!r}; {hint}")
     found = []
-    for gate in (settle_direction(one, find_figure) for one in gates):
+    for gate in settle_gates(gates, names):
         wanted = [name for name in names if gate.metric in (name, name.rpartition(" x ")[2])]
         for name in wanted or [gate.metric]:
             found.append(_check(replace(gate, metric=name), (base, new), figures))
     return found
+
+
+def settle_gates(gates: Sequence[Gate], names: Iterable[str]) -> list[Gate]:
+    """The gates with their directions.
+
+    Args:
+      names: figures that some report has.
+
+    Raises:
+      UserError: a gate on what no report has, or without a direction.
+    """
+    known = {short for name in names for short in (name, name.rpartition(" x ")[2])}
+    for gate in gates:
+        if find_figure(gate.metric) is None and gate.metric not in known:
+            hint = get_hint(gate.metric, known)
+            raise UserError(f"--gate: no report has a figure {gate.metric!r}; {hint}")
+    return [settle_direction(gate, find_figure) for gate in gates]
+
+
+def check_settings(
+    base: JsonObject, config: JsonObject, source: str, counts: Collection[int] = ()
+) -> None:
+    """Refuse an earlier benchmark of other settings, before anything is measured.
+
+    Args:
+      config: of the new measurement, by sections.
+      source: its `--input`.
+      counts: its numbers of processes; none: not known yet.
+
+    Raises:
+      UserError: names the first setting in which they differ.
+    """
+    if get_kind(base) != BENCHMARK:
+        raise UserError(
+            f"--compare: that is a {get_kind(base)}, this one will be a {BENCHMARK}; give a --json "
+            "file of this program"
+        )
+    measured = {one["processes"] for one in base["results"]}
+    if counts and not measured & set(counts):
+        _refuse_counts(measured, counts)
+    now = get_settings(config, source)
+    before = get_settings(base["config"], base["settings"]["input"])
+    _refuse_different(before, now)
 
 
 def check_comparable(base: JsonObject, new: JsonObject) -> None:
@@ -84,16 +123,24 @@ def check_comparable(base: JsonObject, new: JsonObject) -> None:
     if get_kind(new) == BENCHMARK:
         counts = [{one["processes"] for one in report["results"]} for report in (base, new)]
         if not counts[0] & counts[1]:
-            raise UserError(
-                f"--compare: that report has {sorted(counts[0])} processes, this one has "
-                f"{sorted(counts[1])}; measure the same"
-            )
+            _refuse_counts(*counts)
         # What one of them alone has measured is a finding of its figures.
         alone = tuple(f"{count} x " for count in counts[0] ^ counts[1])
         before, now = (
             {key: value for key, value in one.items() if not key.startswith(alone)}
             for one in (before, now)
         )
+    _refuse_different(before, now)
+
+
+def _refuse_counts(before: Collection[int], now: Collection[int]) -> None:
+    raise UserError(
+        f"--compare: that report has {sorted(before)} processes, this one has {sorted(now)}; "
+        "measure the same"
+    )
+
+
+def _refuse_different(before: JsonMapping, now: JsonMapping) -> None:
     different = sorted(key for key in before.keys() | now if before.get(key) != now.get(key))
     if different:
         key = different[0]
@@ -117,4 +164,9 @@ def _check(gate: Gate, reports: Sequence[JsonObject], figures: Sequence[Reading]
             blocks = [aggregate(gate, blocks or [value])]
         # Blocks of two reports have nothing in common that could pair them.
         samples.append({(word, place): one for place, one in enumerate(blocks or [value])})
-    return check_samples(gate, samples[0], samples[1], bad)
+    found = check_samples(gate, samples[0], samples[1], bad)
+    if found.base_n + found.new_n > 2:
+        # The report itself tells their median.
+        words = f"{found.reason}; means of {found.base_n} and {found.new_n} blocks"
+        return replace(found, reason=words)
+    return found

@@ -101,9 +101,7 @@ def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
     """
     if get_kind(report) == VERDICT:
         return {name: report[name] for name in _STEP}
-    config = flatten_config(report["config"])
-    found = {key: value for key, value in config.items() if not key.startswith(_FREE_KEYS)}
-    found["--input"] = report["settings"]["input"]
+    found = get_settings(report["config"], report["settings"]["input"])
     for one in report["results"]:
         found |= {f"{one['processes']} x {name}": one.get(name) for name in _SHARED}
     return found
@@ -113,6 +111,18 @@ def read_config(report: JsonObject) -> dict[str, JsonValue]:
     """Dotted key -> value of the configuration that was measured or compiled; empty: not told."""
     told = report.get("configuration" if get_kind(report) == VERDICT else "config")
     return flatten_config(told) if isinstance(told, dict) else {}
+
+
+def get_settings(config: JsonObject, source: str) -> dict[str, JsonValue]:
+    """Conditions of a benchmark that are known before anything is measured.
+
+    Args:
+      config: the configuration, by sections.
+      source: `--input`.
+    """
+    flat = flatten_config(config)
+    found = {key: value for key, value in flat.items() if not key.startswith(_FREE_KEYS)}
+    return {**found, "--input": source}
 
 
 def get_identity(report: JsonObject) -> str:
@@ -155,7 +165,9 @@ def describe_report(report: JsonObject) -> str:
         return f"{report['model']} for {report['target']}, {report['examples_per_chip']} a device"
     first = report["results"][0]
     model = report["config"].get("model", {}).get("name", "?")
-    return f"{model} on {first.get('hardware')}, batch {first.get('global_batch_size')}"
+    # Few devices have a name of their own; all are of a kind.
+    hardware = first.get("hardware") or report["environment"].get("device") or "unnamed hardware"
+    return f"{model} on {hardware}, batch {first.get('global_batch_size')}"
 
 
 def get_versions(report: JsonObject) -> dict[str, str]:

@@ -119,7 +119,7 @@ def list_attempts(record: RunRecord) -> list[AttemptTime]:
 
 
 def _guess_attempt(record: RunRecord) -> list[AttemptTime]:
-    facts = describe(record.facts)
+    facts = describe(record.facts, record.path)
     began, ended, count = (facts[name] for name in ("started", "ended", "attempts"))
     if began is None or ended is None or (count or 1) != 1:
         return []

@@ -19,7 +19,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
-from store.gates import Gate, GateFinding, check_samples, settle_direction
+from store.gates import Gate, GateFinding, check_samples
+from store.report_gates import settle_gates
 from store.reports import (
     COMPILER_NOISE,
     VERDICT,
@@ -31,7 +32,7 @@ from store.reports import (
     name_report,
     read_figures,
 )
-from utils.errors import UserError, get_hint
+from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import write_atomically
@@ -228,15 +229,10 @@ def gate_newest(gates: Sequence[Gate], reports: Sequence[JsonObject]) -> list[Ga
     """
     tables = [read_figures(report) for report in reports[-WINDOW - NEWEST :]]
     names = {name for table in tables for name in table}
-    short = {name.rpartition(" x ")[2] for name in names}
     found = []
-    for gate in gates:
-        if find_figure(gate.metric) is None and gate.metric not in short | names:
-            hint = get_hint(gate.metric, short)
-            raise UserError(f"--gate: no report has a figure {gate.metric!r}; {hint}")
-        settled = settle_direction(gate, find_figure)
+    for gate in settle_gates(gates, names):
         wanted = sorted(n for n in names if gate.metric in (n, n.rpartition(" x ")[2]))
-        found += [_gate(settled, name, tables) for name in wanted]
+        found += [_gate(gate, name, tables) for name in wanted]
     return found
 
 

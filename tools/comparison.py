@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from store.gates import get_code
-from store.report_gates import check_comparable, check_reports, make_default_gates
-from store.reports import read_report
+from store.report_gates import check_comparable, check_reports, make_default_gates, settle_gates
+from store.reports import read_figures, read_report
 from store.trends import FOLDER, keep_report
 from tools.runs.findings import print_findings, publish_findings, read_gates
 from tools.runs.flags import add_gate_flags
@@ -50,12 +50,16 @@ def check_report_flags(options: argparse.Namespace, *, tolerance: str = "") -> N
 
 
 def read_base(options: argparse.Namespace) -> JsonObject | None:
-    """The earlier report; none: it is not asked for.
+    """The earlier report, before time is spent on another one; none: it is not asked for.
 
     Raises:
-      UserError: it is no report.
+      UserError: it is no report, or a gate asks for what no report has.
     """
-    return None if options.compare is None else read_report(options.compare, "--compare")
+    if options.compare is None:
+        return None
+    base = read_report(options.compare, "--compare")
+    settle_gates(read_gates(options)[0], read_figures(base))
+    return base
 
 
 def judge_report(
@@ -78,6 +82,6 @@ def judge_report(
     findings = check_reports(gates or make_default_gates((base, report), max_pct), base, report)
     code = get_code(findings, undecided)
     print()
-    print_findings(findings, ("base", "now"), code)
+    print_findings(findings, ("base", "now"), code, of="blocks")
     rows = publish_findings(findings)
     return code, {"base": str(options.compare), "findings": rows, "exit_code": code}

@@ -111,7 +111,7 @@ def download_artifact(
 
 def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
     """The fields of a `RunDetail`."""
-    facts = describe(record.facts)
+    facts = describe(record.facts, record.path)
     alive = is_alive(runs.store, record.path, facts["status"])
     environment = record.facts.get("environment")
     return {

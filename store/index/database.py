@@ -38,7 +38,7 @@ from utils.log import get_logger
 from utils.storage import is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
-INDEX_VERSION = 2
+INDEX_VERSION = 3
 TAG = "tag"
 _WAIT_S = 120
 _CHUNK = 500

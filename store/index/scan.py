@@ -157,7 +157,7 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
         path,
         stamp,
         fault=f"{path}/{CONFIG_FILE} is damaged; take it from a copy" if is_damaged else "",
-        facts=describe(known),
+        facts=describe(known, path),
         tags=tuple(parse_tags(texts.get(TAGS_FILE, ""))),
         values={**last, **get_final_values(known)},
         sections=sections,

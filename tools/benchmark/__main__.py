@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from store import read_environment
+from store.report_gates import check_settings
 from store.reports import read_report
 from tools.benchmark.report import (
     SCHEMA,
@@ -136,10 +137,14 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     flags = [*(["--config", options.config] if options.config else []), *rest]
     if options.cores:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    config = load_config(flags)
+    if base is not None:
+        told = config.model_dump(mode="json")
+        check_settings(base, told, options.input, options.processes or ())
     if options.processes:
-        code, report = measure_scaling(options, load_config(flags), flags)
+        code, report = measure_scaling(options, config, flags)
     else:
-        code, report = measure_once(options, load_config(flags))
+        code, report = measure_once(options, config)
     if report is None:
         return code
     if options.json:

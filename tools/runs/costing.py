@@ -94,7 +94,7 @@ def group_costs(
     keys = [key.strip() for key in options.by.split(",") if key.strip()]
     if options.by and not keys:
         raise UserError(f"--by {options.by!r} names no key; give some such as optim.lr")
-    tables = [{**record.config, **describe(record.facts)} for record in records]
+    tables = [{**record.config, **describe(record.facts, record.path)} for record in records]
     check_keys(keys, {name for one in tables for name in one}, "--by")
     groups: dict[str, list[int]] = {}
     for place, (record, table) in enumerate(zip(records, tables, strict=True)):

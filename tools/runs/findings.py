@@ -66,8 +66,14 @@ def publish_findings(findings: Sequence[GateFinding]) -> list[JsonObject]:
     return [{**asdict(one), "gate": str(one.gate)} for one in findings]
 
 
-def print_findings(findings: Sequence[GateFinding], sides: tuple[str, str], code: int) -> None:
-    """Each gate's verdict with its numbers, for a person."""
+def print_findings(
+    findings: Sequence[GateFinding], sides: tuple[str, str], code: int, *, of: str = "seeds"
+) -> None:
+    """Each gate's verdict with its numbers, for a person.
+
+    Args:
+      of: what more of would help where nothing can be decided.
+    """
     console = create_console()
     table = create_table("outcome", "gate", f"{sides[0]}>", f"{sides[1]}>", "why")
     for one in findings:
@@ -75,7 +81,7 @@ def print_findings(findings: Sequence[GateFinding], sides: tuple[str, str], code
         numbers = (format_value(one.base), format_value(one.new))
         table.add_row(Text(one.outcome, style=style), str(one.gate), *numbers, one.reason)
     console.print(table)
-    words = {0: "passed", EXIT_FAILED: "failed", EXIT_UNDECIDED: "undecided: more seeds may tell"}
+    words = {0: "passed", EXIT_FAILED: "failed", EXIT_UNDECIDED: f"undecided: more {of} may tell"}
     console.print(f"\n{words[code]}", style=_STYLES[("pass", "fail", "", "undecided")[code]])
 
 

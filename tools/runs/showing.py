@@ -86,7 +86,7 @@ def _find_verdicts(store: str) -> Verdicts:
 
 def tell_run(record: RunRecord) -> JsonObject:
     """All that is known of a run, without its configuration and history."""
-    facts = {"path": record.path, **describe(record.facts)}
+    facts = {"path": record.path, **describe(record.facts, record.path)}
     status = facts["status"]
     is_here = isinstance(record.folder, LocalFolder)
     owner = is_alive(record.folder.path) if status == "running" and is_here else None

@@ -72,7 +72,7 @@ def show_trends(options: argparse.Namespace) -> int:
     print_trends(trends)
     for name, found in findings.items():
         print(f"\n{name}")
-        print_findings(found, ("before", "newest"), code)
+        print_findings(found, ("before", "newest"), code, of="reports")
     if options.html:
         print(f"\npage: {options.html}")
     return code

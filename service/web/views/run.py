@@ -142,7 +142,7 @@ def make_run_view(
       alive: whether a program works on it; none: nobody can tell.
       shown: what the pictures of curves show where there is no script.
     """
-    facts = describe(record.facts)
+    facts = describe(record.facts, record.path)
     status = "killed" if alive is False else facts["status"]
     values = read_values(record)
     known = [(name, str(facts[name])) for name in _FACTS if facts[name]]

@@ -178,11 +178,24 @@ def test_the_exit_code_tells_a_planted_regression(tmp_path, capsys):
     assert 1 <= len(list(folder.iterdir())) <= 2
 
 
-def test_another_configuration_is_not_compared(tmp_path, capsys):
+def test_what_cannot_be_compared_is_refused_before_it_is_measured(tmp_path, capsys, monkeypatch):
     measure(tmp_path)
     flags = [*SYNTHETIC, *FEW, "--runtime.device=cpu", "--compare", str(tmp_path / "report.json")]
-    assert benchmark.main([*flags, "--train.label_smoothing=0.1"]) == 2
-    assert "train.label_smoothing is 0.1 now and was 0.0" in capsys.readouterr().err
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("it was measured")
+
+    for name in ("measure_once", "measure_scaling"):
+        monkeypatch.setattr(benchmark, name, refuse)
+    for more, words in (
+        ("--train.label_smoothing=0.1", "train.label_smoothing is 0.1 now and was 0.0"),
+        ("--input=synthetic", "--input is 'synthetic' now"),
+        ("--processes=3,4", "has [1] processes, this one has [3, 4]"),
+        ("--gate=nokey:5:-:major", "no report has a figure 'nokey'"),
+        ("--gate=parameters:5:-:major", "no report has a figure 'parameters'"),
+    ):
+        assert benchmark.main([*flags, more]) == 2, more
+        assert words in capsys.readouterr().err
 
 
 # ---- the bare loop

@@ -35,6 +35,15 @@ def test_a_list_is_filtered_sorted_and_cut(ask):
     assert list_names(ask, "--reverse", "--limit", "2") == ["run0", "run1"]
 
 
+def test_a_run_that_was_renamed_is_found_by_its_new_name(ask, root):
+    (root / "digits" / "run1").rename(root / "digits" / "moved")
+    assert list_names(ask, "--filter", "name=moved") == ["moved"]
+    assert list_names(ask, "--filter", "name=run1") == []
+    (root / "digits").rename(root / "numbers")
+    assert "moved" in list_names(ask, "--filter", "experiment=numbers")
+    assert json.loads(ask("show", "moved", "--json")[1])["name"] == "moved"
+
+
 def test_a_list_shows_what_is_asked_for_and_who_is_gone(ask):
     code, out, _ = ask("list", "--show", "model.name,eval.top1,train.seed", "--limit", "0")
     assert code == 0
