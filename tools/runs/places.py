@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from store.fitness import find_unfit
 from store.index import RunIndex
 from store.lock import find_owner
 from store.mirror import RUN_FILE
@@ -77,6 +76,8 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
 
 def find_damage(records: Iterable[RunRecord]) -> list[str]:
     """What is read of complete runs and is not as they left it, in words."""
+    from store.fitness import find_unfit  # pydantic, which a list must not wait for
+
     told = (
         f"{record.path}/{file} {text}" for record in records for file, text in find_unfit(record)
     )
