@@ -240,7 +240,8 @@ def test_synthetic_input_has_the_shape_of_the_run(path, tmp_path):
         assert measured.data == config.data
         return
     shape = parse_synthetic_name(measured.data.name)
-    sides = {"digits": 8, "mnist": 28, "cifar100": 32, "imagenet2012": 224}
+    sides = {"digits": 8, "mnist": 28, "cifar100": 32, "imagenet2012": 224,
+             "cifar10": 384, "oxford_iiit_pet": 128}  # fmt: skip
     assert shape.image_size == sides[config.data.name]
     grey = 1 if config.data.name == "mnist" else 3
     assert shape.channels == config.model.args.get("in_chans", grey)
