@@ -65,6 +65,19 @@ def check_config_path(config: str, root: Path) -> None:
         )
 
 
+def check_root(root: str) -> None:
+    """Refuse a root below which nothing could ever be named.
+
+    Raises:
+      UserError: it is empty, or a URL of another kind than a bucket's.
+    """
+    is_bucket = root.startswith(_BUCKET) and root.removeprefix(_BUCKET).strip("/")
+    if not root.strip() or (not is_bucket and (is_remote(root) or "://" in root)):
+        raise UserError(
+            f"--root ({root!r}) is no place of submissions; give a directory, or gs://BUCKET"
+        )
+
+
 def list_configs(root: Path) -> list[str]:
     """What may be given as a submission's configuration."""
     found = (path.relative_to(root) for path in (root / "configs").rglob("*.yaml"))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from service.jobs.keeper import DispatcherKeeper
 from service.jobs.slots import parse_slots
+from service.places import check_root
 from service.web.settings import LOOPBACK, ServiceSettings
 from tools.runs.places import check_store
 from utils.errors import UserError
@@ -67,6 +68,8 @@ def serve_runs(options: argparse.Namespace) -> None:
       UserError: a flag that cannot be honoured, or a package that is missing.
     """
     check_store(options.store)
+    for root in options.root:
+        check_root(root)
     host = f"[{options.host}]" if ":" in options.host else options.host
     names = (*LOOPBACK, host.lower(), *(name.lower() for name in options.allow_host))
     settings = ServiceSettings(

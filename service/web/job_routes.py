@@ -6,9 +6,10 @@ from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs import JobView
+from service.jobs.state import STATES
 from service.web.answers import (
     ConfigList,
     JobList,
@@ -31,6 +32,8 @@ JobId = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[^./\\\x00-
 class JobQuery(BaseModel):
     """Which jobs."""
 
+    model_config = ConfigDict(extra="forbid")
+
     state: str = Field("", max_length=200, description="states with commas between; empty: all")
     sweep: str = Field("", max_length=128)
     offset: int = Field(0, ge=0, le=1 << 31)
@@ -41,6 +44,8 @@ class JobQuery(BaseModel):
 def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
     """Jobs of this machine's queue, that which was submitted last first."""
     wanted = {word.strip() for word in query.state.split(",") if word.strip()}
+    for word in sorted(wanted - set(STATES)):
+        raise UserError(f"state ({word!r}) is none of a job's; choose of {', '.join(STATES)}")
     found = [
         job
         for job in reversed(parts.queue.list())

@@ -8,7 +8,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from fastapi import APIRouter, Path, Query
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
 from service.web.answers import ArtifactRow, KeyList, RunDetail, RunList
@@ -35,6 +35,8 @@ Name = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\
 
 class RunQuery(BaseModel):
     """Which runs, in which order, with which values."""
+
+    model_config = ConfigDict(extra="forbid")
 
     filter: str = Field("", max_length=4096, description="which runs, as in docs/store.md")
     sort: str = Field("", max_length=256, description="the best first, or the highest")

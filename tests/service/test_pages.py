@@ -12,7 +12,7 @@ from service.web.views.figures import group_metrics
 from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
 from tests.service.web.apps import ORIGIN, make_app, make_client, make_store
-from tests.support.stored_runs import make_config, make_run
+from tests.support.stored_runs import make_config, make_lines, make_run
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -186,3 +186,16 @@ def test_own_script_and_style_stay_small_and_ask_nobody_else():
     texts = [path.read_text(encoding="utf-8") for path in own]
     assert sum(text.count("\n") for text in texts) < 900
     assert not any(re.search(r"://|innerHTML\s*=[^=]|eval\(", text) for text in texts)
+
+
+def test_a_curve_of_one_point_is_a_dot(client, tmp_path):
+    make_run(tmp_path / "runs", "short", lines=make_lines(1), final={"eval_top1": 1.0})
+    page = client.get("/runs/digits/short").text
+    assert re.search(r'<path class="k0 dot" d="M\d+,\d+h0"/>', page)
+    assert not re.search(r'<polyline class="k\d" points="\d+,\d+"/>', page)
+    assert "data-hint hidden>Drag" in page
+
+
+def test_a_page_that_is_not_there_has_a_way_on(client):
+    answer = client.get("/nothing", headers={"accept": "text/html"})
+    assert answer.status_code == 404 and '<a href="/">All runs</a>' in answer.text

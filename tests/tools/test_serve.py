@@ -63,7 +63,7 @@ def test_the_service_answers_streams_and_ends_in_one_line(tmp_path):
         assert (first.status, first.headers["location"]) == (303, "/")
         assert get(url).status == 401
         cookie = first.headers["set-cookie"].partition(";")[0]
-        runs = get(url.replace("/start", "/api/v1/runs"), Cookie=cookie)
+        runs = get(url.partition("/start")[0] + "/api/v1/runs", Cookie=cookie)
         assert runs.status == 200 and b'"matched":3' in runs.read()
         assert "server" not in runs.headers
         place = url.partition("/start")[0]
@@ -137,6 +137,9 @@ def run_main(*flags: str) -> int:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [(("--store", "nowhere"), "is no directory"),
+     (("--root", "http://evil/"), "a directory, or gs://BUCKET"),
+     (("--root", "gs://"), "a directory, or gs://BUCKET"),
+     (("--root", ""), "a directory, or gs://BUCKET"),
      (("--host", "0.0.0.0"), "--allow-remote"),
      (("--host", "0.0.0.0", "--allow-remote"), "--token-file"),
      (("--port", "70000"), "another port"),

@@ -123,6 +123,7 @@ function setRange(start, end) {
 }
 
 function prepare(figure) {
+  document.querySelector("[data-hint]")?.removeAttribute("hidden");
   const chart = {
     figure, plot: figure.querySelector(".plot"), metrics: JSON.parse(figure.dataset.metrics),
     sources: JSON.parse(figure.dataset.sources), traces: [], isDrawn: false, isSeen: false,

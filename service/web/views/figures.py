@@ -31,6 +31,11 @@ class Polyline:
     ink: int
     points: str
 
+    @property
+    def is_dot(self) -> bool:
+        """Whether it is one point, of which a line would show nothing."""
+        return "," in self.points and " " not in self.points
+
 
 @dataclass(frozen=True)
 class Picture:

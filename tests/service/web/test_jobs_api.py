@@ -53,6 +53,8 @@ def test_a_submission_is_queued_under_the_name_that_was_checked(app, checked):
     assert client.get(f"/api/v1/jobs/{job['id']}").json() == job
     assert client.get("/api/v1/jobs?state=queued").json()["jobs"] == [job]
     assert client.get("/api/v1/jobs?state=running").json()["matched"] == 0
+    refused = client.get("/api/v1/jobs?state=running,bogus")
+    assert refused.status_code == 422 and "('bogus') is none" in refused.json()["detail"]
     lines = app.state.service.audit.read(10)
     assert {"action": "submit", "who": "submit", "job": job["id"]}.items() <= lines[1].items()
     # The same run again is the same job.
@@ -132,3 +134,9 @@ def test_configurations_that_may_be_submitted_are_listed(app):
     found = make_client(app, "view").get("/api/v1/configs").json()["configs"]
     assert CONFIG in found
     assert not any("presets" in name for name in found)
+
+
+@pytest.mark.parametrize("path", ["runs", "runs.csv", "jobs"])
+def test_a_question_that_a_list_does_not_know_is_refused(app, path):
+    answer = make_client(app, "view").get(f"/api/v1/{path}?bogus=1")
+    assert answer.status_code == 422 and "bogus" in answer.json()["detail"]
