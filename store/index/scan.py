@@ -10,10 +10,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from store.attempts import ATTEMPTS_FILE
 from store.config_text import Pairs, read_sections
 from store.history import METRICS_FILE
 from store.mirror import CONFIG_FILE, RUN_FILE
 from store.record import Values, describe, get_final_values, get_last_values, parse_facts, read_tail
+from store.runs import CHECKPOINTS
 from store.summary import SUMMARY_FILE
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
@@ -24,6 +26,8 @@ from utils.storage import ASIDE, LocalFolder, is_remote, open_folder, to_path
 _YOUNG_NS = 2_000_000_000
 # The name of a run says it already, so that runs of one configuration share their entries.
 _LEFT_OUT = {"run.run_id"}
+# A directory with one of these was a run's.
+_LEFT_BEHIND = {METRICS_FILE, SUMMARY_FILE, ATTEMPTS_FILE, CHECKPOINTS}
 # What tells whether a run has changed: one that has ended, and one that may go on.
 _SETTLED = (RUN_FILE, TAGS_FILE, CONFIG_FILE)
 _LIVE = (*_SETTLED, METRICS_FILE)
@@ -134,6 +138,23 @@ def create_scan(store: str, settled: Collection[str] = ()) -> DiskScan | BucketS
 def list_runs(store: str) -> list[str]:
     """`experiment/name` of everything with a `run.json`, whatever it says."""
     return sorted(create_scan(store).find())
+
+
+def list_beheaded(store: str, runs: Collection[str]) -> list[str]:
+    """`experiment/name` of directories with a run's other files, and no `run.json`.
+
+    Args:
+      runs: those that have one.
+    """
+    root, known = open_folder(store), set(runs)
+    return sorted(
+        path
+        for name in root.list_names()
+        if not name.startswith(".")
+        for run in root.child(name).list_names()
+        if not run.startswith((".", ASIDE)) and (path := f"{name}/{run}") not in known
+        if not _LEFT_BEHIND.isdisjoint(root.child(name).child(run).list_names())
+    )
 
 
 def is_done(entry: RunEntry) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from rich.text import Text
 
 from store.export import MANIFEST_FILE, check_export
-from store.index.scan import list_runs
+from store.index.scan import list_beheaded, list_runs
 from store.lock import find_owner
 from store.runs import CHECKPOINTS
 from store.validation import RunFault, check_run
@@ -43,7 +43,9 @@ def validate_runs(options: argparse.Namespace) -> int:
         folders = [open_folder(one) for one in choose_places(options, "validate", options.runs)]
     else:
         check_store(options.store)
-        folders = [open_folder(options.store).child(path) for path in list_runs(options.store)]
+        paths = list_runs(options.store)
+        paths = sorted([*paths, *list_beheaded(options.store, paths)])
+        folders = [open_folder(options.store).child(path) for path in paths]
     counting = _MODES["strict" if options.strict else "lenient" if options.lenient else "usual"]
     rows: list[JsonObject] = []
     for folder in folders:
@@ -82,7 +84,8 @@ def _check(folder: Folder, *, is_thorough: bool) -> list[RunFault]:
     if folder.read_texts([MANIFEST_FILE]):
         return check_export(folder)
     is_alive = isinstance(folder, LocalFolder) and bool(find_owner(folder.path))
-    faults = check_run(folder, is_alive=is_alive, is_thorough=is_thorough)
+    # What is not there may be missed by a schema and by the record alike.
+    faults = list(dict.fromkeys(check_run(folder, is_alive=is_alive, is_thorough=is_thorough)))
     # A program that is at work deletes checkpoints while they are read.
     return [*faults, *_check_checkpoints(folder)] if is_thorough and not is_alive else faults
 

@@ -42,6 +42,15 @@ def test_modes_say_what_counts(ask, root):
     assert code == 0 and "its last line is torn" in out and "bad: 0" in out
 
 
+def test_a_run_whose_head_is_gone_is_found(ask, root):
+    (root / "digits" / "run0" / "run.json").unlink()
+    (root / "digits" / "empty").mkdir()
+    code, out, _ = ask("validate", "--json")
+    told = json.loads(out)
+    assert code == 1 and [row["path"].rpartition("/")[2] for row in told["runs"]] == ["run0"]
+    assert told["runs"][0]["faults"][0]["file"] == "run.json"
+
+
 def test_bad_runs_are_moved_and_the_rest_stays(ask, root, tmp_path):
     folder = root / "digits" / "run1"
     publish_artifacts(folder)
