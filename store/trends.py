@@ -136,6 +136,18 @@ def read_reports(store: Path) -> dict[str, list[JsonObject]]:
     return {identity: reports for identity, reports in found.items() if reports}
 
 
+def check_reports(store: Path) -> tuple[int, dict[Path, str]]:
+    """How many reports are kept there, and what is wrong with those that are damaged."""
+    found = {}
+    paths = sorted((store / FOLDER).glob("*/*.json"))
+    for path in paths:
+        try:
+            _read(path)
+        except UserError as error:
+            found[path] = str(error).removeprefix(f"{path} ")
+    return len(paths), found
+
+
 def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
     """What has become of each figure of one identity.
 
@@ -262,6 +274,10 @@ def _compare_versions(reports: Sequence[JsonObject]) -> tuple[str, ...]:
     )
 
 
+# The content's hash in a report's name; names of earlier programs had none.
+_DIGEST = re.compile(r"-([0-9a-f]{8})\.json$")
+
+
 def _hash(report: JsonObject) -> str:
     text = json.dumps(report, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -273,4 +289,7 @@ def _read(path: Path) -> JsonObject:
         read_figures(report)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no report of a benchmark or compiler; move it away") from error
+    digest = _DIGEST.search(path.name)
+    if digest and digest[1] != _hash(report):
+        raise UserError(f"{path} has another content than its name says; move it away")
     return report

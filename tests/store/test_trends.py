@@ -13,7 +13,15 @@ import pytest
 
 from store.gates import parse_gate
 from store.reports import get_identity
-from store.trends import compute_p, find_trends, gate_newest, judge, keep_report, read_reports
+from store.trends import (
+    check_reports,
+    compute_p,
+    find_trends,
+    gate_newest,
+    judge,
+    keep_report,
+    read_reports,
+)
 from tools.runs.__main__ import main
 from utils.errors import UserError
 
@@ -221,3 +229,17 @@ def test_the_program_keeps_and_judges(tmp_path, capsys):
     path.write_text("no JSON")
     assert main(["trend", "--store", str(store), "--add", str(path)]) == 2
     assert len(list((store / "benchmarks").rglob("*.json"))) == 12
+
+
+def test_every_turned_bit_of_a_report_is_found(tmp_path):
+    path = keep_report(tmp_path, REPORT)
+    whole = path.read_bytes()
+    assert check_reports(tmp_path) == (1, {})
+    for place in range(0, len(whole), 7):
+        flipped = bytes([whole[place] ^ 1 << place % 8])
+        path.write_bytes(whole[:place] + flipped + whole[place + 1 :])
+        count, damaged = check_reports(tmp_path)
+        # Blanks between values say nothing.
+        assert count == 1 and (list(damaged) == [path] or whole[place : place + 1].isspace())
+    path.write_bytes(whole[: len(whole) // 2])
+    assert list(check_reports(tmp_path)[1]) == [path] and read_reports(tmp_path) == {}

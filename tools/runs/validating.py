@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from rich.text import Text
 
@@ -12,6 +13,7 @@ from store.export import MANIFEST_FILE, check_export
 from store.index.scan import list_beheaded, list_runs
 from store.lock import find_owner
 from store.runs import CHECKPOINTS
+from store.trends import check_reports
 from store.validation import RunFault, check_run
 from tools.runs.places import check_store, choose_places
 from tools.runs.printing import create_console, create_table, print_json
@@ -55,15 +57,30 @@ def validate_runs(options: argparse.Namespace) -> int:
         if is_bad and options.quarantine is not None:
             row["moved_to"] = _move(folder, options)
         rows.append(row)
+    checked = len(rows)
+    if not (options.runs or options.filter or is_remote(options.store)):
+        count, damaged = check_reports(to_path(options.store))
+        checked += count
+        rows += [_describe_report(path, text) for path, text in damaged.items()]
     if options.json:
-        print_json({"checked": len(rows), "runs": [row for row in rows if row["faults"]]})
+        print_json({"checked": checked, "runs": [row for row in rows if row["faults"]]})
     else:
-        print_faults(rows)
+        print_faults(rows, checked)
     return EXIT_FAILED if any(row["is_bad"] for row in rows) else 0
 
 
-def print_faults(rows: list[JsonObject]) -> None:
-    """Each fault in a line, for a person."""
+def _describe_report(path: Path, text: str) -> JsonObject:
+    """A damaged report of a benchmark; it is not moved: `trend` leaves it out by itself."""
+    fault = asdict(RunFault("damage", path.name, text))
+    return {"path": str(path.parent), "faults": [fault], "is_bad": True}
+
+
+def print_faults(rows: list[JsonObject], checked: int) -> None:
+    """Each fault in a line, for a person.
+
+    Args:
+      checked: runs, exports and reports that were looked at.
+    """
     console = create_console()
     table = create_table("grade", "run", "file", "what")
     for row in rows:
@@ -77,7 +94,7 @@ def print_faults(rows: list[JsonObject]) -> None:
         if "moved_to" in row:
             console.print(Text(f"moved {row['path']} to {row['moved_to']}"))
     bad = sum(row["is_bad"] for row in rows)
-    console.print(f"checked: {len(rows)}, bad: {bad}", style="red" if bad else "green")
+    console.print(f"checked: {checked}, bad: {bad}", style="red" if bad else "green")
 
 
 def _check(folder: Folder, *, is_thorough: bool) -> list[RunFault]:
