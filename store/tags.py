@@ -72,7 +72,7 @@ def _refuse_damage(folder: Folder, text: str | None) -> None:
 def is_whole(text: str) -> bool:
     """Whether a file of tags is as it was written, to the bit; older ones have no checksum."""
     try:
-        told = json.loads(text)
+        told = load_json(text)
         old = json.dumps({"schema_version": 2, "tags": told["tags"]}) + "\n"
         return text in (_format(told["tags"]), old)
     except (ValueError, TypeError, KeyError):

@@ -30,7 +30,7 @@ from store.stretches import SKETCHES_FILE
 from store.summary import SUMMARY_FILE, read_summary
 from store.tags import TAGS_FILE, is_whole
 from utils.errors import UserError
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonObject, JsonValue, is_count
 from utils.storage import COMMIT_FILE, Folder
 
 # damage: bytes are lost or changed; torn: an end that was being written, which readers leave out;
@@ -142,8 +142,8 @@ def _check_steps(text: str, facts: JsonObject) -> Iterator[RunFault]:
     attempts = facts.get("attempts")
     for number, line in enumerate(text.split("\n"), start=1):
         value = _parse(line)
-        if not isinstance(value, dict) or type(value.get("step")) is not int:
-            continue
+        if not isinstance(value, dict) or not is_count(value.get("step")):
+            continue  # the schema has said so
         is_eval = any(name.startswith("eval_") for name in value)  # a line of before kinds
         kind = str(value.get("kind", "eval" if is_eval else "train"))
         if value["step"] <= last.get(kind, -1):

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from store.catalogue import METRICS
 from store.history import METRICS_FILE, Line, modernise
 from store.record import RunRecord
+from store.soundness import fit_line
 from utils.storage import COMMIT_FILE, LocalFolder
 
 _SIGN = 1 << 63
@@ -166,9 +167,12 @@ def _stream(path: Path) -> Iterator[Line]:
                 lines = list(map(from_json, texts))
             except ValueError:
                 lines = list(_parse_whole(texts))
-            for line in lines:
-                if isinstance(line, dict) and type(line.get("step")) is int:
-                    yield line if "kind" in line else modernise(line)
+            fitted = (
+                fit_line(line if "kind" in line else modernise(line))
+                for line in lines
+                if isinstance(line, dict) and type(line.get("step")) is int
+            )
+            yield from (line for line in fitted if line is not None)
 
 
 def _parse_whole(texts: Iterable[bytes]) -> Iterator[object]:

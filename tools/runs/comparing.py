@@ -205,7 +205,9 @@ def print_comparison(console: Console, names: tuple[str, str], rows: Sequence[Co
     for row in rows:
         if row.bad:
             paths = ", ".join(row.bad[:3]) + (", ..." if len(row.bad) > 3 else "")
-            console.print(f"{row.metric}: no finite number in {paths}", style="yellow")
+            console.print(
+                f"{row.metric}: no finite number in {paths}", style="yellow", markup=False
+            )
 
 
 def print_divergence(console: Console, told: JsonObject) -> None:
@@ -215,15 +217,15 @@ def print_divergence(console: Console, told: JsonObject) -> None:
         console.print("[bold green]equal bit for bit[/bold green] in all deterministic numbers")
         return
     found = Divergence(**told["found"])
-    console.print(f"[bold red]the runs part at step {found.step}[/bold red] ({found.kind}), after "
-                  f"{found.lines} equal lines")  # fmt: skip
+    where = Text(f"the runs part at step {found.step}", style="bold red")
+    console.print(where, Text(f"({found.kind}), after {found.lines} equal lines"))
     if found.metric:
         words = f"  {found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}"
         console.print(Text(words))
     else:
         console.print("  one of them has no such line")
     if found.others:
-        console.print(f"  and {', '.join(found.others)}")
+        console.print(f"  and {', '.join(found.others)}", markup=False)
     if told["checkpoint"] is None:
         console.print("  no checkpoint before it stands in both")
         return

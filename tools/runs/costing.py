@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
+from rich.text import Text
+
 from store.compare.sides import find_entry
 from store.costs import (
     CostRow,
@@ -62,7 +64,9 @@ def show_costs(options: argparse.Namespace) -> None:
     _print_table(options, rows, front, [] if options.by else costs)
     _print_total(total, _list_unknown(records, costs), len(records))
     for name in sorted({name for one in costs for name in one.unpriced}) if prices else ():
-        create_console().print(f"no price for {name} on the days of these runs", style="yellow")
+        create_console().print(
+            Text(f"no price for {name} on the days of these runs", style="yellow")
+        )
 
 
 def _list_unknown(records: Sequence[RunRecord], costs: Sequence[RunCost]) -> list[str]:

@@ -92,7 +92,7 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
     console.print(f"\n{shown}{matched} {'run' if matched == 1 else 'runs'}")
     for row in rows:
         if row["fault"]:
-            console.print(row["fault"], style="red")
+            console.print(row["fault"], style="red", markup=False)
 
 
 def _read_keys(index: RunIndex, text: str, flag: str, more: Sequence[str] = ()) -> list[str]:

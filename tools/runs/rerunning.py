@@ -79,7 +79,7 @@ def rerun(options: argparse.Namespace) -> int:
     if options.json:
         print_json({"run": record.path, "rerun": plan.place, "divergence": told})
     else:
-        create_console().print(f"\n{record.path} and {plan.place}")
+        create_console().print(f"\n{record.path} and {plan.place}", markup=False)
         print_divergence(create_console(), told)
     return 0 if told["found"] is None else EXIT_FAILED
 

@@ -105,9 +105,9 @@ def print_trends(trends: list[Trend]) -> None:
     subjects = {one.identity: (one.subject, one.versions) for one in trends}
     console.print()
     for identity, (subject, versions) in subjects.items():
-        console.print(f"{identity}  {subject}", style="dim")
+        console.print(f"{identity}  {subject}", style="dim", markup=False)
         if versions:
-            console.print(f"{identity}  made with other versions: {', '.join(versions)}")
+            console.print(Text(f"{identity}  made with other versions: {', '.join(versions)}"))
 
 
 def _keep(options: argparse.Namespace) -> list[str]:
