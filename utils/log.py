@@ -4,8 +4,21 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import TextIO
 
 _NAME = "train"
+
+
+class _StderrHandler(logging.StreamHandler):
+    """Writes to what stderr is at the time: a program that is called twice may have changed it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        """Where a line goes."""
+        return sys.stderr
 
 
 def get_logger() -> logging.Logger:
@@ -19,7 +32,7 @@ def setup_logging(rank: int = 0, world_size: int = 1) -> None:
     Called by programs, once the rank is known; calling it again replaces the handler.
     """
     prefix = f"rank {rank} " if world_size > 1 else ""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
     # Its failures reach the program as exceptions; it writes each with a traceback of its own.
     logging.getLogger("gcsfs").setLevel(logging.CRITICAL)

@@ -42,7 +42,7 @@ def test_a_filter_says_which_runs_fit(text, expected):
     ("text", "word"),
     [("a=", "ends where a value"), ("a=1 b=2", "missing before 'b = 2'"),
      ("=3", "a key is missing"),
-     ("(a=1", "')' is missing"), ("a=1)", "missing before"), ("a>x", "'x' is no number"),
+     ("(a=1", "a bracket is not closed"), ("a=1)", "missing before"), ("a>x", "'x' is no number"),
      ("a='x", "cannot be read"), ("a=1 and", "ends where a key"),
      ("a=1 or or", "a key is missing"),
      ("not", "ends where a key"), ("a=!", "cannot be read"), ("a==(1)", "a value is missing")],
