@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from store.history import parse_lines
+from store.history import append_line, parse_lines
 from utils.json_types import JsonObject, is_count, is_time
 
 ATTEMPTS_FILE = "attempts.jsonl"
@@ -87,10 +86,5 @@ def end_attempt(folder: Path, number: int, step: int, status: str, reason: str =
 
 
 def _append(folder: Path, line: JsonObject) -> None:
-    path = folder / ATTEMPTS_FILE
-    # A line that a kill has torn must not swallow the next one.
-    torn = path.is_file() and not path.read_bytes().endswith(b"\n") and path.stat().st_size > 0
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if torn else "") + json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with (folder / ATTEMPTS_FILE).open("ab+") as file:
+        append_line(file, line)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO
 
 from store.catalogue import EVAL, HEAD, LOOP, LOSS, METRICS, TRAIN, Catalogue
 from utils.errors import UserError
@@ -39,6 +41,24 @@ def read_metrics(folder: Path) -> list[Line]:
 def write_lines(folder: Path, lines: Iterable[Line]) -> None:
     """Put lines in the place of a run's metrics, all of them or nothing."""
     write_atomically(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def append_line(file: BinaryIO, line: Line) -> None:
+    """Put a line at the end of a file of lines, and have it on the disk.
+
+    A line there that a kill has torn does not swallow the new one.
+
+    Args:
+      file: open as `ab+`.
+    """
+    text = json.dumps(line) + "\n"
+    size = file.seek(0, os.SEEK_END)
+    if size:
+        file.seek(size - 1)
+        text = text if file.read(1) == b"\n" else "\n" + text
+    file.write(text.encode())
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def parse_lines(text: str) -> list[Line]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -23,13 +22,20 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from service.jobs.state import JobProgress, JobView, fold_events
 from service.jobs.submission import Submission, create_job_id, resolve_submission
 from store.changes import hash_config
-from store.history import parse_lines
+from store.history import append_line, parse_lines
 from store.record import RunRecord
 from store.runs import get_cache_folder
 from utils.config import dump_config, get_resume_rules
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
-from utils.storage import StorageError, is_remote, join_place, sync_directory, to_path
+from utils.storage import (
+    StorageError,
+    is_remote,
+    join_place,
+    sync_directory,
+    to_path,
+    write_atomically,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "jobs"
@@ -98,8 +104,8 @@ class JobQueue:
         made = self.folder / f".{job_id}-{secrets.token_hex(4)}"
         made.mkdir(parents=True)
         try:
-            _write_synced(made / CONFIG_FILE, dump_config(config))
-            _write_synced(made / JOB_FILE, job.model_dump_json(indent=1) + "\n")
+            write_atomically(made / CONFIG_FILE, dump_config(config))
+            write_atomically(made / JOB_FILE, job.model_dump_json(indent=1) + "\n")
             append_event(made, "submitted", who=who)
             sync_directory(made)
             made.rename(self.folder / job_id)
@@ -234,17 +240,9 @@ def get_size(folder: Path) -> int:
 
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:
     """Note what has happened to a job; it is on the disk when this returns."""
-    line = json.dumps({"time": time.time(), "event": event, **facts}) + "\n"
     with (folder / EVENTS_FILE).open("ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        size = file.seek(0, os.SEEK_END)
-        if size:
-            # A line that a kill has torn must not swallow this one.
-            file.seek(size - 1)
-            line = line if file.read(1) == b"\n" else "\n" + line
-        file.write(line.encode())
-        file.flush()
-        os.fsync(file.fileno())
+        append_line(file, {"time": time.time(), "event": event, **facts})
 
 
 @contextlib.contextmanager
@@ -296,13 +294,6 @@ def _shorten(config: str) -> str:
     """The path of a configuration as the repository has it, wherever that lies."""
     path = Path(config)
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else config
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _view(job: JobFile, progress: JobProgress) -> JobView:
