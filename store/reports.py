@@ -84,13 +84,14 @@ def get_kind(report: JsonObject) -> Kind:
     """
     if not isinstance(report, dict):
         raise ValueError("it holds no object")
-    if report.get("schema") in (1, 2) and isinstance(report.get("results"), list):
+    # Reports of benchmarks called it "schema" before their third form.
+    version = report.get("schema_version", report.get("schema"))
+    if version in (1, 2, 3) and isinstance(report.get("results"), list):
         if not report["results"]:
             raise ValueError("it holds no results")
         return BENCHMARK
-    if "estimated_mcycles" in report and report.get("schema_version") in (2, 3):
+    if "estimated_mcycles" in report and version in (2, 3):
         return VERDICT
-    version = report.get("schema", report.get("schema_version"))
     raise ValueError(f"its form is {version!r}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import uuid
@@ -27,6 +28,17 @@ if importlib.util.find_spec("torch_xla") is not None:
     import torch_xla
 
     torch_xla.device()
+
+
+@pytest.fixture(autouse=True)
+def untouched_log() -> None:
+    """The house's log as a fresh process has it, whatever earlier tests have called."""
+    from utils.log import get_logger
+
+    logger = get_logger()
+    logger.handlers = []
+    logger.propagate = True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,7 @@ from store import read_environment
 from store.report_gates import check_settings
 from store.reports import read_report
 from tools.benchmark.report import (
-    SCHEMA,
+    SCHEMA_VERSION,
     get_rate_name,
     print_report,
     write_csv,
@@ -256,7 +256,7 @@ def create_report(
         "command": shlex.join(sys.argv),
     }
     return {
-        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "environment": {**read_environment(), **runtime_facts},
         "settings": settings,

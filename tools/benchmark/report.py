@@ -9,7 +9,7 @@ from pathlib import Path
 
 from utils.json_types import JsonObject
 
-SCHEMA = 2
+SCHEMA_VERSION = 3
 _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "device")
 
 

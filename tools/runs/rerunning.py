@@ -28,7 +28,7 @@ from tools.runs.places import choose_records
 from tools.runs.printing import create_console, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.storage import join_place, open_folder
+from utils.storage import check_writable, join_place, open_folder
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def plan_repetition(record: RunRecord, out: str) -> Repetition:
       out: `run.output_dir` of the new run; empty: that of the old one.
 
     Raises:
-      UserError: something of it is missing.
+      UserError: something of it is missing, or the new run's place takes nothing.
     """
     if not record.is_complete:
         raise UserError(
@@ -103,7 +103,8 @@ def plan_repetition(record: RunRecord, out: str) -> Repetition:
     section = config.get("run")
     if not isinstance(section, dict):
         raise UserError(f"RUN {record.path} has no whole {CONFIG_FILE}; take it from a copy")
-    out = out or str(record.folder.parent.parent)
+    key, out = ("--out", out) if out else ("--store", str(record.folder.parent.parent))
+    check_writable(out, key)
     name = _choose_name(record.folder.name, out, record.folder.parent.name)
     section |= {"output_dir": out, "experiment": record.folder.parent.name, "run_id": name}
     section |= {"resume": "", "overwrite": False, "allow_changes": []}

@@ -5,7 +5,6 @@ means, `state` turns a train state into tensors and facts and back, `fit` compar
 """
 
 from utils.checkpoint.files import (
-    FORMAT_VERSION,
     STATE_FILE,
     CheckpointError,
     Location,
@@ -29,7 +28,6 @@ from utils.checkpoint.state import collect_state, copy_tensors, restore_state
 
 __all__ = [
     "BEST_FILE",
-    "FORMAT_VERSION",
     "STATE_FILE",
     "CheckpointError",
     "CheckpointManager",

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from utils.checkpoint.fit import Entry, Table
-from utils.json_types import JsonMapping, JsonObject
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage import COMMIT_FILE, Folder, LocalFolder, give_usual_mode, open_folder
 
 # 1: without COMMITTED, configuration and data position; still read.
-FORMAT_VERSION = 2
+_SCHEMA_VERSION = 2
 _READABLE = (1, 2)
 STATE_FILE = "state.json"
 # part -> name -> tensor
@@ -53,7 +53,7 @@ def write_checkpoint(folder: Folder, parts: Tensors, facts: JsonMapping) -> None
             save_file(plain, staged / _get_file(part))
             give_usual_mode(staged / _get_file(part))
         sizes = {_get_file(part): (staged / _get_file(part)).stat().st_size for part in parts}
-        head = {"format_version": FORMAT_VERSION, **facts, "parts": list(parts), "files": sizes}
+        head = {"schema_version": _SCHEMA_VERSION, **facts, "parts": list(parts), "files": sizes}
         text = json.dumps({**head, "tensors": described}, indent=1)
         (staged / STATE_FILE).write_text(text, encoding="utf-8")
 
@@ -151,14 +151,19 @@ def _read_state(folder: Folder) -> JsonObject:
         raise CheckpointError(f"{folder}: {STATE_FILE}: {_explain(error)}") from error
     if not isinstance(facts, dict):
         raise CheckpointError(f"{folder}: {STATE_FILE} holds no table")
-    if facts.get("format_version") not in _READABLE:
+    if _get_version(facts) not in _READABLE:
         raise CheckpointError(
-            f"{folder}: format version {facts.get('format_version')}, this program reads "
+            f"{folder}: schema_version {_get_version(facts)}, this program reads "
             f"{' and '.join(map(str, _READABLE))}"
         )
     if not _has_form(facts):
         raise CheckpointError(f"{folder}: {STATE_FILE} lacks a field or holds it in another form")
     return facts
+
+
+def _get_version(facts: JsonMapping) -> JsonValue:
+    """Its schema_version, which earlier programs called format_version."""
+    return facts.get("schema_version", facts.get("format_version"))
 
 
 def _has_form(facts: JsonMapping) -> bool:
@@ -169,12 +174,12 @@ def _has_form(facts: JsonMapping) -> bool:
         return False
     if not all(isinstance(entry, list) and len(entry) == 3 for entry in tensors.values()):
         return False
-    has_files = facts["format_version"] == 1 or isinstance(facts.get("files"), dict)
+    has_files = _get_version(facts) == 1 or isinstance(facts.get("files"), dict)
     return has_files and type(facts.get("step")) is int and isinstance(facts.get("optimizer"), dict)
 
 
 def _check_marker(folder: Folder, facts: JsonMapping) -> None:
-    if facts["format_version"] == 1 and isinstance(folder, LocalFolder):
+    if _get_version(facts) == 1 and isinstance(folder, LocalFolder):
         return
     try:
         wanted = json.loads(folder.read_text(COMMIT_FILE))["state_sha256"]

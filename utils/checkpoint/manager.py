@@ -219,7 +219,7 @@ class CheckpointManager:
             self._error = error
 
     def _mark_best(self, step: int) -> None:
-        self.folder.write_text(BEST_FILE, json.dumps({"step": step}))
+        self.folder.write_text(BEST_FILE, json.dumps({"schema_version": 2, "step": step}))
 
     def _prune(self, newest: int) -> None:
         """Delete what is neither new, best nor a multiple; `newest` was just read back whole."""

@@ -17,6 +17,7 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, give_usual_mode
 
 EXPORT_FILE = "student.safetensors"
+_SCHEMA_VERSION = 2
 _FACTS_KEY = "facts"  # of a .safetensors file's metadata
 _WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
 # The header's names of types -> PyTorch's.
@@ -136,6 +137,7 @@ def read_pickled_kinds(file: Path) -> dict[str, Kind]:
 
 def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping) -> None:
     """Write `NAME.safetensors` with what it is a model of, in its metadata and in `NAME.json`."""
+    facts = {"schema_version": _SCHEMA_VERSION, **facts}
     metadata = {"format": "pt", _FACTS_KEY: json.dumps(facts)}
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
     _sort_metadata(path)

@@ -99,6 +99,14 @@ def test_outside_a_repository_nothing_is_made(ask, root, tmp_path, monkeypatch):
     assert (code, out) == (2, "") and "is no git repository" in error
 
 
+def test_a_place_that_takes_nothing_is_told_before_the_source_is_made(ask, root, tmp_path):
+    set_source(root, "a", SourceState(read_head(), "", "none"))
+    (tmp_path / "file").write_text("")
+    code, out, error = ask("rerun", "digits/a", "--out", str(tmp_path / "file"))
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert error.startswith("error: --out (") and "cannot be written to" in error
+
+
 @pytest.mark.slow
 def test_a_run_made_again_is_equal_to_the_bit_and_a_changed_one_is_told(ask, tmp_path, monkeypatch):
     if read_source().kept not in ("none", "whole"):
