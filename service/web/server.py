@@ -99,7 +99,11 @@ def serve(app: FastAPI, listener: socket.socket) -> None:
         limit_concurrency=_CONNECTIONS,
         h11_max_incomplete_event_size=32 << 10,
     )
-    _Server(config, app.state.events.close).run(sockets=[listener])
+    server = _Server(config, app.state.events.close)
+    server.run(sockets=[listener])
+    # Whether uvicorn passes a signal on depends on how far asyncio's own loop has come.
+    if server.was_interrupted:
+        raise KeyboardInterrupt
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -112,8 +116,10 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, end_streams: Callable[[], None]) -> None:
         super().__init__(config)
         self._end_streams = end_streams
+        self.was_interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end."""
+        self.was_interrupted |= sig == signal.SIGINT
         self._end_streams()
         super().handle_exit(sig, frame)

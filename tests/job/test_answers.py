@@ -52,7 +52,9 @@ def test_the_bits_are_what_the_sums_count_in_the_order_of_the_split(create):
     assert (hits.step, hits.examples) == (7, 40)
     assert 100.0 * hits.count() * (1.0 / 40) == evaluation.metrics["top1"]
     assert second["host_reads"] - first["host_reads"] == 0
-    assert second["graphs"] - first["graphs"] <= first["graphs"] - before["graphs"]
+    # One graph each, or none where a test before has compiled it.
+    assert first["graphs"] - before["graphs"] <= 1
+    assert second["graphs"] - first["graphs"] <= 1
     # By hand.
     cpu_model = create_vit()
     expected = np.zeros(40, bool)
