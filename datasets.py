@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from big_vision.input.arrays import ArraySource, VectorFacts, require_vectors
+from big_vision.input.arrow import ArrowSource
 from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
 from big_vision.input.example_rows import SklearnSource, SyntheticRowSource
 from big_vision.input.image_files import FolderSource, TfdsSource
@@ -29,6 +30,7 @@ from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, So
 from big_vision.input.splits_check import Choice, check_splits
 from big_vision.input.synthetic import SyntheticSource
 from big_vision.input.tokens import TokenSource
+from big_vision.input.webdataset import WebdatasetSource
 from big_vision.input.windows import TokenFacts, require_tokens
 from utils.errors import UserError
 from utils.log import get_logger
@@ -67,6 +69,8 @@ __all__ = [
 SOURCES = Registry("data.source")
 SOURCES.register("tfds")(TfdsSource)
 SOURCES.register("folder")(FolderSource)
+SOURCES.register("hf")(ArrowSource)
+SOURCES.register("webdataset")(WebdatasetSource)
 SOURCES.register("synthetic")(SyntheticSource)
 SOURCES.register("sequences")(SequenceSource)
 SOURCES.register("arrays")(ArraySource)

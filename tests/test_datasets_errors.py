@@ -420,7 +420,8 @@ def test_a_changed_file_is_indexed_again(copy):
 
 
 def test_the_index_cache_lies_outside_the_dataset_and_a_damaged_entry_is_made_again(copy, tmp_path):
-    from big_vision.input.record_index import get_cache_directory, load_record_index
+    from big_vision.input.index_cache import get_cache_directory
+    from big_vision.input.record_index import load_record_index
 
     files = set((copy / "records" / "1.0.0").iterdir())
     paths = [str(p) for p in get_files(copy)]

@@ -6,10 +6,10 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +23,8 @@ ROOT_FLAGS = "--data.root, --data_path or --tfds_data_dir"
 _VERSION = re.compile(r"^\d+\.\d+\.\d+$")
 _NAME = re.compile(r"^(?P<name>\w+)(/(?P<config>[\w.+-]+))?(:(?P<version>[\d.*]+))?$")
 _DEFAULT_TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,8 @@ class TfdsCatalog:
         num_bytes = 0.0
         for part in parse_split(expression, lengths, key):
             split = self.splits[part.name]
-            found = _cut(split, part.start, part.stop)
+            pieces = cut_files(split.paths, split.lengths, part.start, part.stop)
+            found = [Segment(path, first, last - first) for path, first, last in pieces]
             segments += found
             share = sum(s.count for s in found) / max(1, sum(split.lengths))
             num_bytes += split.num_bytes * share
@@ -329,13 +332,14 @@ def _fill(template: str, dataset: str, split: str, file_format: str, i: int, n: 
     return re.sub(r"\{(\w+?)\}", lambda m: fields.get(m[1], m[0]), template)
 
 
-def _cut(split: StoredSplit, start: int, stop: int) -> list[Segment]:
-    """The parts of the split's files that hold its examples [start, stop)."""
-    segments = []
-    begin = 0
-    for path, length in zip(split.paths, split.lengths, strict=True):
+def cut_files(
+    paths: Sequence[P], lengths: Sequence[int], start: int, stop: int
+) -> list[tuple[P, int, int]]:
+    """The files that hold a split's examples [start, stop), and which of their own: [a, b)."""
+    pieces, begin = [], 0
+    for path, length in zip(paths, lengths, strict=True):
         first, last = max(start, begin), min(stop, begin + length)
         if first < last:
-            segments.append(Segment(path, first - begin, last - first))
+            pieces.append((path, first - begin, last - begin))
         begin += length
-    return segments
+    return pieces

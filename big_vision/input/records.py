@@ -15,12 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from big_vision.input.catalog import RecordSelection
+from big_vision.input.encoded import attach_fetched
 from big_vision.input.folder import FolderSelection
 from big_vision.input.record_index import load_record_index
 from utils.errors import UserError
 
-# Records that one call of the ArrayRecord reader fetches: amortises the call, keeps memory small.
-_READ_AHEAD = 32
 _FOLDER_UNIT = 256
 
 
@@ -209,19 +208,7 @@ class ArrayRecordFiles(TfdsRecords):
 
     def attach(self, elements: Any) -> Any:
         """Adds each element's serialized record."""
-        import tensorflow as tf
-
-        def fetch(indices: np.ndarray) -> np.ndarray:
-            out = np.empty(len(indices), object)
-            out[:] = self._read(indices.tolist())
-            return out
-
-        def add_records(element: dict[str, Any]) -> dict[str, Any]:
-            record = tf.numpy_function(fetch, [element["index"]], tf.string, stateful=False)
-            record.set_shape(element["index"].shape)
-            return element | {"record": record}
-
-        return elements.batch(_READ_AHEAD).map(add_records, num_parallel_calls=2).unbatch()
+        return attach_fetched(elements, self._read)
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
         """The example's features."""

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from utils.errors import UserError, get_hint
 
-_TERM = re.compile(r"^\s*(?P<name>[\w.-]+?)\s*(\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?\s*$")
+_TERM = re.compile(
+    r"^\s*(?P<name>[\w.*?{},/-]+?)\s*(\[(?P<start>[^:\]]*):(?P<stop>[^:\]]*)\])?\s*$"
+)
 _BOUNDARY = re.compile(r"^(?P<number>-?\d+)(?P<unit>%|shard)?$")
 ALL = "all"
 

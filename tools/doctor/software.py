@@ -58,7 +58,7 @@ def check_imports(machine: Machine) -> Finding:
     """torch_xla and then TensorFlow can be imported; tried in a child, as a clash aborts Python."""
     builds = [n for n in ("tensorflow-cpu", "tensorflow", "tf-nightly") if machine.get_version(n)]
     if not builds:
-        text = "TensorFlow is not installed: data.source tfds and folder cannot be read"
+        text = "TensorFlow is not installed: no data.source of image files can be read"
         return Finding("tensorflow", RED, text, _SETUP)
     if len(builds) > 1:
         text = f"{' and '.join(builds)} overwrite each other's files"

@@ -14,8 +14,9 @@ class DataSection(ConfigSection):
 
     source: str = Field(
         "tfds",
-        description="tfds dataset, folder of class folders, a fixed synthetic pattern; arrays: a "
-        "table of numbers; tokens: a tokenised text; sequences: made-up tokens",
+        description="tfds dataset, folder of class folders, webdataset: tars, hf: Arrow of "
+        "datasets, a fixed synthetic pattern; arrays: table of numbers; tokens: tokenised text; "
+        "sequences: made-up tokens",
         **about(stream="dataset"),
     )
     name: str = Field(
