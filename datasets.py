@@ -228,6 +228,11 @@ class Loader:
         """The named examples of the split, with the augmentation of that epoch; for inspection."""
         return self._add_ids(self._reader.read_examples(np.asarray(indices, np.int64), epoch))
 
+    def explain(self, index: int) -> tuple[str, str]:
+        """An example's name, and why it cannot be read."""
+        reason = str(self._reader.explain_example(0, index))
+        return self._reader.get_ids(np.array([index]))[0], reason
+
     def close(self) -> None:
         """Let go of files and datasets."""
         self._reader.close()

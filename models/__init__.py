@@ -27,6 +27,7 @@ from models.token_teacher import (
     create_token_teachers,
     list_language_models,
 )
+from models.trained import TrainedModel, open_trained
 from models.transforms import InputTransform, create_input_transform
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Standardise",
     "Teacher",
     "TokenTeacher",
+    "TrainedModel",
     "apply_patches",
     "check_patch_names",
     "create_input_transform",
@@ -52,6 +54,7 @@ __all__ = [
     "hash_teacher",
     "list_language_models",
     "open_teacher",
+    "open_trained",
     "recompute_blocks",
     "refuse_image_keys",
     "scan_blocks",

@@ -115,7 +115,7 @@ class ClassifyCheck(TaskCheck):
         return ClassifyFacts(
             dataset=self.dataset,
             model_arguments=self.model_arguments,
-            export=_describe_export(self.config, self.num_classes),
+            export=_describe_export(self.config, self.num_classes, self.dataset),
             stream=self.stream,
             teachers=self.teachers,
             description=self._describe(),
@@ -184,16 +184,20 @@ def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
     return classes
 
 
-def _describe_export(config: RunConfig, classes: int) -> JsonObject:
-    """How to create the student again, and what its input looks like."""
+def _describe_export(config: RunConfig, classes: int, dataset: DatasetFacts) -> JsonObject:
+    """How to create the student again, what its input looks like and what its answers mean."""
     arguments = dict(config.model.args)
     if config.model.image_size is not None:
         arguments["img_size"] = config.model.image_size
     mean, std = split_device_ops(config.data.eval_pp)[1]
+    names = dataset.examples["eval"].class_names
     return {
         "model": config.model.name,
         "args": arguments,
         "num_classes": classes,
         "mean": list(mean),
         "std": list(std),
+        "eval_pp": config.data.eval_pp,
+        **({"task_loss": config.train.task_loss} if config.train.task_loss else {}),
+        **({"classes": list(names)} if names and len(names) == classes else {}),
     }

@@ -23,17 +23,13 @@ from torch import Tensor, nn
 from big_vision.input.tokenizer import ByteTokenizer, TextTokenizer, load_tokenizer
 from big_vision.input.tokens import read_token_index
 from models.factory import build_model
-from utils.config.yaml_file import read_yaml
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import create_program_parser, run_program
-from utils.storage import open_folder, to_path
-from utils.weights import load_weights, open_weights
+from utils.storage import to_path
+from utils.weights import find_run_folder, load_weights, open_weights, read_run_config
 
 _RUN_KEY = "RUN"
-_CONFIG = "config_resolved.yaml"
-# Folders that are looked at for it: of a run, its checkpoints, one of them, a file in that.
-_NEAR = 4
 _MAX_SEED = 2**63 - 1
 
 
@@ -240,14 +236,11 @@ def _check_length(model: nn.Module, length: int) -> None:
 
 def _find_data(run: str) -> Path:
     """The dataset's directory, as the configuration beside the weights names it."""
-    folder = open_folder(run)
-    for _ in range(_NEAR):
-        if folder.read_texts([_CONFIG]):
-            with folder.open_local(_CONFIG) as path:
-                data = read_yaml(str(path), _RUN_KEY)["data"]
-            return to_path(data["root"], f"data.root of {_RUN_KEY} ({run})") / data["name"]
-        folder = folder.parent
-    raise UserError(f"{_RUN_KEY} ({run!r}) says nothing of its data; give --data DIR")
+    folder = find_run_folder(run)
+    if folder is None:
+        raise UserError(f"{_RUN_KEY} ({run!r}) says nothing of its data; give --data DIR")
+    data = read_run_config(folder, _RUN_KEY)["data"]
+    return to_path(data["root"], f"data.root of {_RUN_KEY} ({run})") / data["name"]
 
 
 if __name__ == "__main__":

@@ -84,5 +84,6 @@ NOT_RUN = {
     r"(python|\.venv-mirrors/bin/python) -m tools\.mirror |bash run_commands\.sh mirrors": "other "
     "trackers: tests/tools/mirror/test_trackers.py",
     r"python -m tools\.(sweep|queue) ": "runs of their own: tests/service/test_sweeps.py",
+    r"python -m tools\.predict ": "images of one's own: tests/tools/test_predict.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
 }

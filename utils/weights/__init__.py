@@ -1,9 +1,11 @@
 """Weights behind a path, whatever stands there: a file, a run, a checkpoint, a shared model.
 
 `opening` tells what a path means, `source`, `archives` and `hub` are its forms, `files` reads and
-writes files of weights, `fitting` makes them fit a model, `load` brings them in.
+writes files of weights, `fitting` makes them fit a model, `load` brings them in, `beside` finds the
+run that they belong to.
 """
 
+from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.fitting import FitRules, list_head_names
 from utils.weights.hub import is_shared
@@ -15,9 +17,11 @@ __all__ = [
     "EXPORT_FILE",
     "FitRules",
     "Weights",
+    "find_run_folder",
     "is_shared",
     "list_head_names",
     "load_weights",
     "open_weights",
+    "read_run_config",
     "write_weights",
 ]

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, open_folder
 
 HUB, HUB_OLD, LOCAL = "hf-hub:", "hf_hub:", "local-dir:"
@@ -80,6 +80,7 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
         for name in ("mean", "std"):
             if own.get(name):
                 facts[name] = [255.0 * value for value in own[name]]
+        facts |= _tell_input(said, own)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{key} ({path!r}): {CONFIG} does not name a timm architecture; give a model that timm "
@@ -88,6 +89,18 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
     if not isinstance(facts["model"], str) or not isinstance(own, Mapping):
         raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is no text; mend it")
     return facts
+
+
+def _tell_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
+    """Size, crop and resampling of the images, and names of the classes, where they are told."""
+    names = said.get("label_names")
+    if isinstance(names, dict):  # by number, which may have gaps
+        names = [names.get(str(n), str(n)) for n in range(1 + max(map(int, names), default=-1))]
+    spoken = said.get("label_descriptions") or {}
+    told = {"classes": [spoken.get(name, name) for name in names]} if names else {}
+    keys = ("input_size", "crop_pct", "interpolation")
+    found = {key: own[key] for key in keys if own.get(key) is not None}
+    return {**told, "input": found} if found else told
 
 
 def _fetch(path: str, name: str, key: str) -> str:

@@ -1,0 +1,71 @@
+"""Images that nobody has sorted into classes: every image below a folder, for programs that ask."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from big_vision.input.folder import IMAGE_SUFFIXES, FolderSelection
+from big_vision.input.image_files import FolderSource
+from utils.errors import UserError
+from utils.storage import is_remote, to_path
+
+
+def list_images(place: str, key: str) -> tuple[Path, list[Path], tuple[str, ...]]:
+    """A folder, the images in it and below it by name, and how many other files lie there.
+
+    One image may be named, too.
+
+    Args:
+      key: what named the place, for errors.
+
+    Raises:
+      UserError: it is not there, or holds no image.
+    """
+    if is_remote(place):
+        raise UserError(
+            f"{key} ({place}) is a URL, but images one by one are read from local folders alone; "
+            "copy the folder here"
+        )
+    root = to_path(place, key)
+    if root.is_file():
+        return root.parent, [root], ()
+    if not root.is_dir():
+        raise UserError(f"{key} ({place!r}): no such file or directory; name a folder of images")
+    images: list[Path] = []
+    others: Counter[str] = Counter()
+    for folder, below, names in os.walk(root, followlinks=True):
+        below.sort()
+        for name in sorted(names):
+            suffix = Path(name).suffix.lower()
+            if suffix in IMAGE_SUFFIXES:
+                images.append(Path(folder, name))
+            else:
+                others[suffix or name] += 1
+    if not images:
+        raise UserError(
+            f"{key} ({place!r}) holds no image; its files must end with "
+            f"{', '.join(sorted(IMAGE_SUFFIXES))}"
+        )
+    return root, images, tuple(f"{count} {what}" for what, count in sorted(others.items()))
+
+
+class LooseImages(FolderSource):
+    """Every image below data.root, in the order of names and without a label."""
+
+    def select_files(self, expression: str, key: str) -> FolderSelection:
+        """All of them, whatever the expression says."""
+        root, paths, left_out = list_images(self.data.root, key)
+        sampled = sum(path.stat().st_size for path in paths[:100]) / len(paths[:100])
+        return FolderSelection(
+            num_examples=len(paths),
+            num_classes=1,
+            directory=root,
+            paths=tuple(paths),
+            labels=np.zeros(len(paths), np.int64),
+            mean_record_bytes=sampled,
+            left_out=left_out,
+        )

@@ -1,0 +1,132 @@
+"""Tables of answers to files: what they say, in each form, and what becomes of bad files."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import timm
+import torch
+from pyarrow import parquet
+from safetensors.torch import load_file
+
+from models import open_trained
+from tests.support.photographs import write_digits, write_photographs
+from tools.predict import main
+
+CPU = ["--device", "cpu", "--batch-size", "5"]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A folder of digits with a cut file and a text among them, and the digits themselves."""
+    folder = tmp_path_factory.mktemp("digits")
+    images = write_digits(folder / "inner")
+    (folder / "inner" / "digit_05.png").write_bytes(b"\x89PNG\r\n\x1a\n of nothing")
+    (folder / "notes.txt").write_text("no image")
+    return folder, images
+
+
+def ask_by_hand(run, images):
+    """Probabilities and pooled features, by timm alone."""
+    facts = json.loads((run / "student.json").read_text())
+    model = timm.create_model(facts["model"], num_classes=10, **facts["args"])
+    model.load_state_dict(load_file(run / "student.safetensors"))
+    inputs = (torch.from_numpy(images).float()[:, None] - 127.5) / 127.5
+    with torch.no_grad():
+        maps = model.eval().forward_features(inputs)
+        features = model.forward_head(maps, pre_logits=True)
+        return model.forward_head(maps).softmax(dim=1).numpy(), features.numpy()
+
+
+def test_every_form_says_what_the_model_says(teacher_run, digits, tmp_path, capsys):
+    folder, images = digits
+    tables = {ending: tmp_path / f"answers.{ending}" for ending in ("csv", "json", "parquet")}
+    for ending, path in tables.items():
+        flags = [str(teacher_run), str(folder), "--out", str(path), "--top-k", "3", *CPU]
+        assert main([*flags, *([] if ending == "csv" else ["--embed"])]) == 0
+        out = capsys.readouterr()
+        assert "11 images answered" in out.out and "1 could not be read" in out.out
+        assert "digit_05.png" in out.err
+    probs, features = ask_by_hand(teacher_run, images)
+    rows = {row["file"]: row for row in csv.DictReader(tables["csv"].open())}
+    assert len(rows) == 12 and rows["inner/digit_05.png"]["class_1"] == ""
+    assert "digit_05.png" in rows["inner/digit_05.png"]["error"]
+    whole = {row["file"]: row for row in json.loads(tables["json"].read_text())}
+    columns = {row["file"]: row for row in parquet.read_table(tables["parquet"]).to_pylist()}
+    for number in set(range(12)) - {5}:
+        name = f"inner/digit_{number:02d}.png"
+        order = np.argsort(-probs[number])[:3]
+        for place, best in enumerate(order):
+            assert int(rows[name][f"class_{place + 1}"]) == best
+            assert rows[name][f"name_{place + 1}"] == str(best)
+            told = whole[name]["best"][place]
+            assert told["class"] == columns[name][f"class_{place + 1}"] == best
+            given = float(rows[name][f"probability_{place + 1}"])
+            assert given == pytest.approx(probs[number, best], abs=1e-5)
+            assert columns[name][f"probability_{place + 1}"] == pytest.approx(given)
+        np.testing.assert_allclose(columns[name]["features"], features[number], atol=1e-4)
+        np.testing.assert_allclose(whole[name]["features"], features[number], atol=1e-4)
+
+
+def test_a_file_of_weights_without_facts_is_told_its_model(tmp_path, capsys):
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=1000)
+    torch.save(model.state_dict(), tmp_path / "w.pth")
+    write_photographs(tmp_path / "photos", 2)
+    flags = [str(tmp_path / "w.pth"), str(tmp_path / "photos"), "--out", str(tmp_path / "a.csv")]
+    assert main([*flags, *CPU]) == 2
+    assert "does not say its model; name it by --model" in capsys.readouterr().err
+    assert main([*flags, *CPU, "--model", "resnet10t", "--embed"]) == 0
+    (first, _) = csv.DictReader((tmp_path / "a.csv").open())
+    assert first["feature_511"] and "feature_512" not in first
+    trained = open_trained(str(tmp_path / "w.pth"), "WEIGHTS", {"model": "resnet10t"})
+    assert trained.image_shape == (176, 176, 3)
+
+
+def test_classes_of_a_shared_model_have_names(tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model("resnet10t", num_classes=3)
+    labels = {"label_names": ["n1", "n2", "n3"], "label_descriptions": {"n2": "a second one"}}
+    timm.models.save_for_hf(model, tmp_path / "m", model_config=labels, safe_serialization=True)
+    trained = open_trained(f"local-dir:{tmp_path / 'm'}", "WEIGHTS")
+    assert trained.class_names == ("n1", "a second one", "n3")
+    model = timm.create_model("resnet10t")
+    timm.models.save_for_hf(model, tmp_path / "imagenet", safe_serialization=True)
+    names = open_trained(f"local-dir:{tmp_path / 'imagenet'}", "WEIGHTS").class_names
+    assert "goldfish" in names[1]
+
+
+BAD = [
+    (["nowhere", "IMAGES"], "no such file or directory"),
+    (["RUN", "nowhere"], "FOLDER ('nowhere'): no such file or directory; name a folder"),
+    (["RUN", "EMPTY"], "holds no image; its files must end with"),
+    (["RUN", "gs://bucket/images"], "is a URL, but images one by one are read from local"),
+    (["RUN", "IMAGES", "--top-k", "0"], "--top-k (0) must be 1 or more"),
+    (["RUN", "IMAGES", "--batch-size", "-1"], "--batch-size (-1) must be 1 or more"),
+    (["RUN", "IMAGES", "--out", "a.xlsx"], "must end with .csv, .json, .parquet"),
+    (["RUN", "IMAGES", "--pp", "decode|resize(8"], "--pp"),
+    (["RUN", "IMAGES", "--pp", "decode|value_range(-1, 1)"], "is not a fixed [H, W, C]"),
+    (["RUN", "IMAGES", "--model", "resnet18"], "is not the model in WEIGHTS"),
+    (["RUN", "IMAGES", "--model-args", "[1]"], "--model-args ('[1]') is no object"),
+    (["RUN", "IMAGES", "--classes", "7"], "is of another model"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD)
+def test_bad_input_is_one_line(teacher_run, digits, tmp_path, capsys, words, said):
+    (tmp_path / "empty").mkdir()
+    places = {"RUN": str(teacher_run), "IMAGES": str(digits[0]), "EMPTY": str(tmp_path / "empty")}
+    flags = ["--out", str(tmp_path / "a.csv"), *CPU, *(places.get(word, word) for word in words)]
+    assert main(flags) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "a.csv").exists()
+
+
+def test_nothing_that_can_be_read_is_code_1(teacher_run, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(b"nothing")
+    assert main([str(teacher_run), str(tmp_path / "a.png"), "--out", str(tmp_path / "a.csv"), *CPU])
+    assert "0 images answered" in capsys.readouterr().out

@@ -1,0 +1,161 @@
+"""What a model says of every image below a folder, as a table.
+
+    python -m tools.predict runs/digits_student/RUN photos --top-k 5 --out answers.csv
+    python -m tools.predict hf-hub:timm/resnet18.a1_in1k photos --embed --out answers.parquet
+
+Each image is prepared as the run prepared those it was evaluated on (--pp says otherwise). The
+table has a row a file: its path below the folder, the likeliest classes with number, name and
+probability, with --embed the features in front of the head, and, where a file could not be read,
+why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tqdm import tqdm
+
+from tools.answer_table import ENDINGS, FileAnswer, TableForm, open_table
+from tools.weights_of import add_weights_flags, load_trained, open_images
+from utils.errors import EXIT_FAILED, UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, prepare_file, run_program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from datasets import ImageBatch, Loader
+    from models import TrainedModel
+    from utils.runtime.base import Runtime
+
+_FOLDER_KEY = "FOLDER"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the table; gives the exit code: 1 where no file could be read."""
+    setup_logging()
+    return run_program(predict, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.predict")
+    add_weights_flags(parser)
+    add = parser.add_argument
+    add("folder", metavar=_FOLDER_KEY, help="images, and folders of images; or one image")
+    add("--out", type=Path, required=True, help=f"the table, {', '.join(ENDINGS)}")
+    add("--top-k", type=int, default=5, metavar="K", help="likeliest classes of a row (5)")
+    add("--embed", action="store_true", help="add the features in front of the head")
+    add("--batch-size", type=int, default=64, metavar="B", help="images at once (64)")
+    add("--device", default="auto", choices=("auto", "cpu", "cuda", "xla"), help="where (auto)")
+    add("--precision", default="fp32", choices=("fp32", "bf16"), help="of products (fp32)")
+    return parser
+
+
+def predict(options: argparse.Namespace) -> int:
+    """Answer for every image; gives the exit code.
+
+    Raises:
+      UserError: weights, folder or a flag that cannot be used.
+    """
+    from utils.config.execution import RuntimeSection
+    from utils.runtime import create_runtime
+
+    _check_flags(options)
+    section = RuntimeSection(device=options.device, precision=options.precision)
+    runtime = create_runtime(section)
+    trained = load_trained(options)
+    wanted = Wanted(min(options.top_k, trained.num_classes), options.embed)
+    loader = open_images(options.folder, _FOLDER_KEY, trained.pp, options.batch_size)
+    form = TableForm(wanted.top_k, trained.count_features() if wanted.embed else 0)
+    seen: set[int] = set()
+    with open_table(options.out, form) as table:
+        for row, index in _answer(runtime, trained, loader, wanted):
+            seen.add(index)
+            table.write(row)
+        for index in sorted(set(range(loader.num_examples)) - seen):
+            name, reason = loader.explain(index)
+            table.write(FileAnswer(name, error=reason))
+    loader.close()
+    broken = loader.num_examples - len(seen)
+    words = f", {broken} could not be read" if broken else ""
+    print(f"{options.out}: {len(seen)} images answered by {trained.location}{words}")
+    return 0 if seen else EXIT_FAILED
+
+
+class Wanted(NamedTuple):
+    """What is asked of the model: the likeliest so many classes, and features."""
+
+    top_k: int
+    embed: bool
+
+
+def _answer(
+    runtime: Runtime, trained: TrainedModel, loader: Loader, wanted: Wanted
+) -> Iterator[tuple[FileAnswer, int]]:
+    """A row, and the number of its image, for each that could be read; a batch behind the device.
+
+    # host read: one a batch
+    """
+    import torch
+
+    from engine import map_batches
+    from models.patches import patch_for
+    from models.transforms import to_pixels
+    from utils.config.sections import ModelSection
+
+    patch_for(runtime, ModelSection(), trained.model, frozen=True)
+    runtime.prepare(trained.model)
+    transform = trained.create_transform().to(runtime.device)
+
+    @torch.no_grad()
+    def answer(batch: ImageBatch) -> Tensor:
+        """[B, 2 k + D]: probabilities, class numbers and features."""
+        features, logits = trained.answer(transform(to_pixels(batch.images)))
+        best, classes = trained.compute_scores(logits.float()).topk(wanted.top_k)
+        found = [best, classes.float(), *([features.float()] if wanted.embed else [])]
+        return torch.cat(found, dim=1)
+
+    before: tuple[ImageBatch, Tensor] | None = None
+    with tqdm(total=loader.num_examples, unit="img", disable=not sys.stderr.isatty()) as bar:
+        for found in map_batches(answer, loader.batches(), runtime):
+            if before is not None:
+                yield from _make_rows(runtime, trained, wanted, *before)
+            before = found
+            bar.update(min(len(found[0]), loader.num_examples - bar.n))
+        yield from _make_rows(runtime, trained, wanted, *before)
+
+
+def _make_rows(
+    runtime: Runtime, trained: TrainedModel, wanted: Wanted, batch: ImageBatch, answers: Tensor
+) -> Iterator[tuple[FileAnswer, int]]:
+    host, indices = runtime.fetch(answers).tolist(), runtime.fetch(batch.indices).tolist()
+    count = wanted.top_k
+    for name, index, values in zip(batch.ids, indices, host, strict=True):
+        if index < 0:
+            continue
+        numbers = [int(value) for value in values[count : 2 * count]]
+        best = tuple(
+            (number, trained.get_class_name(number), score)
+            for number, score in zip(numbers, values[:count], strict=True)
+        )
+        features = tuple(values[2 * count :]) if wanted.embed else None
+        yield FileAnswer(name, best, features), index
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    for flag in ("top_k", "batch_size"):
+        if getattr(options, flag) < 1:
+            name = "--" + flag.replace("_", "-")
+            raise UserError(f"{name} ({getattr(options, flag)}) must be 1 or more; change it")
+    if options.out.suffix not in ENDINGS:
+        raise UserError(f"--out ({str(options.out)!r}) must end with {', '.join(ENDINGS)}")
+    prepare_file(options.out, "--out")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""The flags by which programs name weights and images, and what stands behind them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from datasets import Loader
+    from models import TrainedModel
+
+WEIGHTS_KEY = "WEIGHTS"
+
+
+def add_weights_flags(parser: argparse.ArgumentParser) -> None:
+    """WEIGHTS, and what is said of them where they do not say it themselves."""
+    add = parser.add_argument
+    add(
+        "weights", metavar=WEIGHTS_KEY,
+        help="run, checkpoint, .safetensors, .pth, .npz, hf-hub:NAME, local-dir:FOLDER, or the "
+        "name of a timm model",
+    )  # fmt: skip
+    add("--model", default="", metavar="NAME", help="architecture, where the weights tell none")
+    add("--model-args", default="", metavar="JSON", help="its arguments: '{\"img_size\": 32}'")
+    add("--classes", type=int, metavar="K", help="its classes, where the weights tell none")
+    add(
+        "--pp", default="", metavar="STRING",
+        help="preprocessing of an encoded image (docs/preprocessing.md); none: the run's own",
+    )  # fmt: skip
+
+
+def load_trained(options: argparse.Namespace) -> TrainedModel:
+    """The model that the flags name.
+
+    Raises:
+      UserError: there are no weights, or flags that do not fit them.
+    """
+    from models import open_trained
+
+    given: JsonObject = {}
+    if options.model:
+        given["model"] = options.model
+    if options.model_args:
+        given["args"] = _read_arguments(options.model_args)
+    if options.classes is not None:
+        given["num_classes"] = options.classes
+    if options.pp:
+        given["eval_pp"] = options.pp
+    return open_trained(options.weights, WEIGHTS_KEY, given)
+
+
+def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
+    """A loader of every image below a folder: files that are no images are passed over.
+
+    TensorFlow is imported: the runtime must be there already.
+
+    Args:
+      key: what named the folder, for errors.
+
+    Raises:
+      UserError: no image there.
+    """
+    from big_vision.input.loose import LooseImages
+    from big_vision.input.order import ShardSpec
+    from datasets import Loader, Reading
+    from utils.config.data import DataSection
+
+    section = DataSection(
+        source="folder", root=place, eval_split="all", eval_pp=pp, eval_batch_size=batch_size,
+        order="exact", return_id=True, skip_corrupt=1 << 30,
+    )  # fmt: skip
+    source = LooseImages(section, {"num_classes": 1})
+    selection = source.select_files("all", key)
+    shard = ShardSpec(0, 1, batch_size, 1)
+    reader = source.open(selection, Reading("eval", shard, 0))
+    return Loader(section, "eval", reader, shard, "exact")
+
+
+def _read_arguments(text: str) -> JsonObject:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--model-args ({text!r}) is no JSON: {error}; write an object") from error
+    if not isinstance(found, dict):
+        raise UserError(f"--model-args ({text!r}) is no object; write '{{\"img_size\": 32}}'")
+    return found
