@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from engine import Callbacks
+from engine import Callbacks, sum_batches
 from job.answers import Answers, describe_split
 from job.recorder import LoopRecorder
 from job.resume import describe_hardware, roll_back_state
@@ -130,7 +131,10 @@ class RunCallbacks(Callbacks):
         self.recorder.begin_step(step)
 
     def evaluate(self, state: TrainState) -> Evaluation:
-        """The task's verdict on the evaluated weights over the evaluation split."""
+        """The task's verdict on the evaluated weights over the evaluation split.
+
+        What it says of further sets stands beside it, and decides nothing.
+        """
         batches = self._watch.follow(self.parts.eval_loader.batches())
         answers = Answers(self.parts.task, self.runtime, describe_split(self.job))
         evaluation = answers.evaluate(state.eval_model, batches)
@@ -138,7 +142,14 @@ class RunCallbacks(Callbacks):
         if self._hits is not None and hits is not None:
             self._hits.note(hits, is_best=_is_best(state, evaluation))
         self._gather_numbers()
-        return evaluation
+        plan, follow = self.parts.plan, self._watch.follow
+        number = None if state.step >= plan.total_steps else state.step // plan.eval_every
+        found = self.parts.task.judge(
+            state.eval_model,
+            lambda count, batches: sum_batches(count, follow(batches), self.runtime),
+            number,
+        )
+        return replace(evaluation, metrics={**evaluation.metrics, **found})
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
         """A line of metrics, written and shown; what the checkpoint thread met is raised here."""

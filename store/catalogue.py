@@ -138,6 +138,19 @@ LEARNT = (
     Metric("mae/*", "", "lower", "deterministic", "mean absolute error of one target"),
     Metric("r2/*", "", "higher", "deterministic", "1 - squared error / variance of one target"),
     Metric("examples", "examples", "none", "deterministic", "examples that were counted"),
+    Metric("*/top1", "%", "higher", "deterministic", "top-1 on a set of data.evals"),
+    Metric("*/top5", "%", "higher", "deterministic", "top-5 on a set of data.evals"),
+    Metric("*/loss", "nats", "lower", "deterministic", "mean cross-entropy on such a set"),
+    Metric("*/ece", "", "lower", "deterministic", "expected calibration error on such a set"),
+    Metric("*/precision", "", "higher", "deterministic",
+           "share of right ones among the answers that name a class, mean over its classes"),
+    Metric("*/recall", "", "higher", "deterministic",
+           "share of a class's examples that are named, mean over its classes"),
+    Metric("*/f1", "", "higher", "deterministic",
+           "harmonic mean of precision and recall, mean over the classes of such a set"),
+    Metric("*/mce", "%", "lower", "deterministic",
+           "mean corruption error on ImageNet-C, in percent of AlexNet's"),
+    Metric("*/examples", "examples", "none", "deterministic", "examples counted of such a set"),
 )  # fmt: skip
 
 METRICS = Catalogue(*LEARNT, *LOOP)

@@ -36,8 +36,9 @@ from tasks.classify_twin import ClassifyTwin
 from tasks.counting import compute_ece, count_agreement, count_batch, count_marked
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
+from tasks.judge.judge import Judge
 from tasks.mixing import Mixing
-from tasks.protocol import RunTask, SumOver
+from tasks.protocol import RunTask, SumBatches, SumOver
 from tasks.teacher_cache import (
     CacheShape,
     TeacherCache,
@@ -78,8 +79,9 @@ class Classify(RunTask):
     check = ClassifyCheck
     twin = ClassifyTwin
     reads = frozenset({
-        "distill", "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
-        "data.random_erasing", "model.num_classes", "model.image_size", "train.mixup_alpha",
+        "distill", "data.train_pp", "data.eval_pp", "data.evals", "data.image_key",
+        "data.label_key", "data.random_erasing",
+        "model.num_classes", "model.image_size", "train.mixup_alpha",
         "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
         "train.task_loss", "train.mix_mode", "train.mix_off_epoch", "data.repeats",
         "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
@@ -104,6 +106,7 @@ class Classify(RunTask):
         )
         self.teaching = Teaching(config, self.losses)
         self._cache: TeacherCache | None = None
+        self._judge: Judge | None = None
 
     @property
     def teachers(self) -> list[Teacher]:
@@ -183,6 +186,7 @@ class Classify(RunTask):
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         """Put the live teachers on the device, or open their stored answers; set the taps."""
         config = self.config
+        self._judge = Judge(runtime, self.facts.sets, self.facts.num_classes, config.train.seed)
         self.teaching.attach(state, plan)
         if config.distill.teacher_cache:
             shard = (runtime.ranks.index, runtime.ranks.size)
@@ -259,9 +263,10 @@ class Classify(RunTask):
         return self.teaching.get_values(step)
 
     def close(self) -> None:
-        """Let the stored answers go."""
-        if self._cache is not None:
-            self._cache.close()
+        """Let the stored answers and the sets go."""
+        for opened in (self._cache, self._judge):
+            if opened is not None:
+                opened.close()
 
     # In the step.
 
@@ -293,9 +298,15 @@ class Classify(RunTask):
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """An evaluation's numbers, for a person."""
+        sets = "".join(
+            f"; {name.removesuffix('/top1')} {value:.2f}"
+            for name, value in metrics.items()
+            if name.endswith("/top1")
+        )
         return (
             f"top-1 {metrics['top1']:.2f}, top-5 {metrics['top5']:.2f}, loss "
             f"{metrics['loss']:.4f}, ECE {metrics['ece']:.4f}, {metrics['examples']:.0f} examples"
+            f"{sets}"
         )
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
@@ -310,6 +321,10 @@ class Classify(RunTask):
             self._refuse_weak(evaluation, name)
             found.append(evaluation.metrics)
         return found
+
+    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+        """As `Judge.judge`, on the sets of data.evals."""
+        return self._judge.judge(self.predict, model, sum_over, number)
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """Percent of the evaluation split on which the model names each teacher's class."""

@@ -24,6 +24,8 @@ from tasks.dry_run import (
     get_image_shapes,
 )
 from tasks.facts import TaskFacts
+from tasks.judge.judge import check_sets
+from tasks.judge.sets import JudgedSet, ModelClasses
 from tasks.protocol import TaskCheck
 from tasks.teacher_cache import open_cache
 from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
@@ -42,11 +44,13 @@ class ClassifyFacts(TaskFacts):
       num_classes: of student, teachers and dataset.
       image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
       feature_shapes: of the layers that losses look at; none: only a run can tell.
+      sets: to judge on beside the evaluation split.
     """
 
     num_classes: int
     image_shapes: ImageShapes
     feature_shapes: FeatureShapes | None
+    sets: tuple[JudgedSet, ...] = ()
 
     @property
     def answers(self) -> tuple[int, int]:
@@ -79,6 +83,7 @@ class ClassifyCheck(TaskCheck):
         )
         self._shapes: ImageShapes = {}
         self._feature_shapes: FeatureShapes | None = None
+        self._sets: tuple[JudgedSet, ...] = ()
 
     @property
     def stream(self) -> JsonObject:
@@ -104,6 +109,9 @@ class ClassifyCheck(TaskCheck):
         dry_run_losses(config.distill, self.losses, self.num_classes, has_token=has_token)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
+        names = self.dataset.examples["eval"].class_names
+        names = names if names and len(names) == self.num_classes else None
+        self._sets = check_sets(config.data, ModelClasses(self.num_classes, names), student)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
             shapes = find_feature_shapes(student, teachers, self.losses, self._shapes["train"])
             with torch.device("meta"):
@@ -122,6 +130,7 @@ class ClassifyCheck(TaskCheck):
             num_classes=self.num_classes,
             image_shapes=self._shapes,
             feature_shapes=self._feature_shapes,
+            sets=self._sets,
         )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
@@ -174,6 +183,11 @@ def _check_ranges(config: RunConfig) -> None:
 
 def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
     images = require_images(dataset.examples["train"], config.data.source)
+    if images.several_labels or dataset.examples["eval"].several_labels:
+        raise UserError(
+            f"data.label_key ({config.data.label_key}) holds a list of labels, but a run learns "
+            "one; name another, and judge by such lists in data.evals or python -m tools.evaluate"
+        )
     dataset_classes = images.num_classes
     classes = config.model.num_classes or dataset_classes
     if classes < dataset_classes:

@@ -43,7 +43,7 @@ def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     correct = ((ahead < 1) & finite).float()
     columns = [correct, ((ahead < 5) & finite).float(), loss, torch.ones_like(loss)]
     sums = torch.stack([torch.where(batch.mask, column, 0.0).sum() for column in columns])
-    return torch.cat([sums, _count_bins(logits, correct, finite, batch.mask)]), correct > 0
+    return torch.cat([sums, count_bins(logits, correct, finite, batch.mask)]), correct > 0
 
 
 def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
@@ -76,7 +76,7 @@ def compute_ece(bins: Tensor) -> float:
     return float(gap / examples.sum().clamp(min=1.0))
 
 
-def _count_bins(logits: Tensor, correct: Tensor, finite: Tensor, valid: Tensor) -> Tensor:
+def count_bins(logits: Tensor, correct: Tensor, finite: Tensor, valid: Tensor) -> Tensor:
     confidence = torch.where(finite, torch.softmax(logits, dim=1).amax(dim=1), torch.nan)
     edges = torch.arange(ECE_BINS, device=logits.device) / ECE_BINS
     level = confidence.unsqueeze(1)

@@ -67,14 +67,14 @@ def check_images(
         if shape is None or (role == "eval" and shape == shapes["train"] and len(roles) > 1):
             continue
         given = f"{_name_source(config, role, shapes)} gives images of {_show(shape)}"
-        reason = _find_fault(student.eval(), transform, shape)
+        reason = find_fault(student.eval(), transform, shape)
         if reason:
             raise UserError(
                 f"{given}, which model.name {config.model.name!r} does not take: {reason}; "
                 f"{_get_way_out(config, reason, shape)}"
             )
         for section, teacher in zip(sections, teachers, strict=False):
-            reason = _find_fault(teacher.model, teacher.transform.to("meta"), shape)
+            reason = find_fault(teacher.model, teacher.transform.to("meta"), shape)
             if reason:
                 raise UserError(
                     f"{given}, which distill.teacher {section.model or section.weights!r} does not "
@@ -139,7 +139,7 @@ def dry_run_losses(
             loss.compute(inputs)  # autocast does not know the meta device
 
 
-def _find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:
+def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:
     """Why a model on the meta device does not take such images; empty if it does."""
     height, width, channels = shape
     sides = (height, width) if transform.size is None else (transform.size, transform.size)

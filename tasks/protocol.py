@@ -6,7 +6,7 @@ what most tasks need nothing of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Goes over the evaluation split: a count of each batch -> its sum over batches and ranks.
 SumOver = Callable[[Callable[[Batch], Tensor]], Tensor]
+# Goes over batches that are given: a count of each -> its sum over batches and ranks.
+SumBatches = Callable[[Callable[[Any], Tensor], Iterable[Any]], Tensor]
 # A run, its dataset and what of its task decides the stream -> the stream's whole description.
 StreamOf = Callable[["RunConfig", "DatasetFacts", JsonMapping], JsonObject]
 
@@ -256,6 +258,14 @@ class RunTask(Protocol):
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Metrics of the teachers before the run begins; refuses one that knows nothing."""
         return []
+
+    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+        """Metrics of a model on further sets, beside an evaluation.
+
+        Args:
+          number: of the run's evaluation, from 1; none: the last one.
+        """
+        return {}
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """What student and teachers have in common at the end."""

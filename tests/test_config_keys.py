@@ -15,11 +15,13 @@ from typing import get_args
 
 from utils.config import RunConfig, get_resume_rules
 from utils.config.distill import LossTerm, TeacherSection
+from utils.config.evals import EvalSection
 from utils.config.keys import get_keys, get_neutral_keys, iterate_keys
 from utils.config.metadata import About, Resume, read_about
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFIXES = {
+    EvalSection: "data.evals[]",
     LossTerm: "distill.losses[]",
     TeacherSection: "distill.teachers[]",
 }
@@ -28,9 +30,9 @@ KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
 model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
 model.xla_patches model.skip_patches
-data.source data.name data.root data.train_split data.eval_split data.test_split data.train_pp
-data.eval_pp data.image_key data.label_key data.input_columns data.target_columns data.split_seed
-data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
+data.source data.name data.root data.train_split data.eval_split data.test_split data.evals
+data.train_pp data.eval_pp data.image_key data.label_key data.input_columns data.target_columns
+data.split_seed data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
 data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
 data.skip_corrupt data.random_erasing
 optim.name optim.lr optim.base_lr optim.base_batch_size optim.lr_scaling optim.min_lr
@@ -61,7 +63,8 @@ run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only r
 run.tensorboard
 """
 PLACES = """
-model.weights data.root distill.teacher_weights distill.teachers[].weights
+model.weights data.root data.evals[].root data.evals[].class_map
+distill.teacher_weights distill.teachers[].weights
 distill.teachers[].label_map distill.teacher_cache runtime.compile_cache
 run.output_dir run.cache_dir run.checkpoint_root run.init_from run.resume
 """
@@ -70,8 +73,8 @@ NO_PLACES = "model.drop_path_rate train.class_weights distill.cache_end runtime.
 MAY_CHANGE = {
     "free": """
 model.pretrained model.weights model.reset_head
-data.root data.test_split data.eval_batch_size data.threads data.prefetch_batches data.return_id
-data.skip_corrupt
+data.root data.test_split data.evals data.eval_batch_size data.threads data.prefetch_batches
+data.return_id data.skip_corrupt
 train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
 train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train.on_nonfinite
 train.max_rollbacks train.stall_timeout_s
@@ -122,9 +125,7 @@ STREAM = {
 def get_wanted() -> set[str]:
     """All keys, and those of the elements of lists."""
     nested = {
-        f"{PREFIXES[section]}.{name}"
-        for section in (LossTerm, TeacherSection)
-        for name in section.model_fields
+        f"{PREFIXES[section]}.{name}" for section in PREFIXES for name in section.model_fields
     }
     return set(iterate_keys()) | nested
 
@@ -205,7 +206,7 @@ def test_a_short_flag_stands_for_one_key_and_hides_none():
 
 def test_keys_of_list_elements_say_nothing_of_their_own():
     """A list is one key: what it says holds for all that stands in it."""
-    for section in (LossTerm, TeacherSection):
+    for section in PREFIXES:
         for name, field in section.model_fields.items():
             said = read_about(field.json_schema_extra or {})
             assert replace(said, is_place=False) == About(), name

@@ -9,6 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+# Among the draws of images with several right labels: float32 [B, K], 1 for each of them.
+RIGHT = "right"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -98,7 +101,7 @@ class ImageBatch(Batch):
 
     Attributes:
       images: [B, H, W, C] uint8.
-      labels: [B] int32; 0 on padding.
+      labels: [B] int32; 0 on padding. Of several right ones the first by number.
     """
 
     images: Tensor

@@ -113,12 +113,13 @@ class TfdsCatalog:
                     "missing; prepare or copy it again"
                 )
         num_examples = sum(s.count for s in segments)
-        num_classes, class_names = self._get_classes(label_key)
+        num_classes, class_names, several_labels = self._get_classes(label_key)
         return RecordSelection(
             num_examples=num_examples,
             version=PurePath(self.directory).name,
             num_classes=num_classes,
             class_names=class_names,
+            several_labels=several_labels,
             directory=self.directory,
             file_format=self.file_format,
             segments=tuple(segments),
@@ -138,13 +139,16 @@ class TfdsCatalog:
         # -1 stands for a side that varies, no sides at all for an image of any shape.
         return tuple(side if side > 0 else None for side in sides) or (None, None, None)
 
-    def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None]:
-        label = self._find_feature(label_key, "data.label_key").get("classLabel")
+    def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None, bool]:
+        """How many, their names, and whether an example has a list of them."""
+        feature = self._find_feature(label_key, "data.label_key")
+        inner = feature.get("sequence", {}).get("feature")
+        label = (inner or feature).get("classLabel")
         if label is None:
-            return None, None
+            return None, None, inner is not None
         text = _read_text(self.directory, f"{label_key.replace('/', '-')}.labels.txt")
         names = None if text is None else tuple(line for line in text.splitlines() if line)
-        return int(label["numClasses"]), names
+        return int(label["numClasses"]), names, inner is not None
 
     def _find_feature(self, name: str, key: str) -> dict[str, Any]:
         """A feature's metadata; `a/b` is feature b of the group a."""

@@ -103,7 +103,14 @@ class ImageFiles(ImageSource):
             prefetch_batches=data.prefetch_batches,
             tolerant=data.skip_corrupt > 0,
             window=max(1, window),
+            several=self._count_several(selection, reading.role),
         )
+
+    def _count_several(self, selection: ImageSelection, role: Role) -> int | None:
+        """Classes where an example has a list of labels; training takes one alone."""
+        if role == "train" or not selection.several_labels:
+            return None
+        return self._get_num_classes(selection)
 
 
 class TfdsSource(ImageFiles):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from big_vision.input.batches import ImageBatch
+from big_vision.input.batches import RIGHT, ImageBatch
 from big_vision.input.labels import LabelRule
 from big_vision.input.selection import ImageSelection
 from big_vision.input.source import Role, Source
@@ -28,12 +28,14 @@ class ImageFacts:
       normalisation: mean and std of (uint8 - mean) / std, for the device.
       num_classes: of the dataset; of the model where the dataset does not tell.
       class_names: in the order of the labels; none: the dataset does not tell.
+      several_labels: an example has any number of right labels: its batches hold them as `RIGHT`.
     """
 
     image_shape: tuple[int, int, int] | None
     normalisation: Normalisation
     num_classes: int
     class_names: tuple[str, ...] | None = None
+    several_labels: bool = False
 
 
 def require_images(facts: object, source: str) -> ImageFacts:
@@ -68,6 +70,7 @@ class ImageSource(Source):
             split_device_ops(getattr(self.data, key))[1],
             self._get_num_classes(selection),
             selection.class_names,
+            selection.several_labels,
         )
 
     def create_label_rule(self, facts: ImageFacts, describe: Callable[[int], str]) -> LabelRule:
@@ -106,29 +109,43 @@ def create_image_batch(raw: dict[str, Any], labels: LabelRule) -> ImageBatch:
     """A batch of arrays that torch takes over without a copy.
 
     Args:
-      raw: `image`, `label` and `index`, and `ok` [b] bool where examples may fail.
+      raw: `image`, `label` and `index`, and `ok` [b] bool where examples may fail; labels [b], or
+        [b, K] with a 1 for each of several.
 
     Raises:
       UserError: a label is none of the model's classes.
     """
     index = torch.from_numpy(raw["index"])
     is_read = raw.get("ok")
+    several = raw["label"] if raw["label"].ndim > 1 else None
     return ImageBatch(
         images=torch.from_dlpack(raw["image"]),
-        labels=labels.check(raw),
+        labels=labels.check(raw) if several is None else _take_first(several),
         mask=torch.ones(len(index), dtype=torch.bool) if is_read is None else _as_mask(is_read),
         indices=index,
+        draws={} if several is None else {RIGHT: torch.from_numpy(several.astype(np.float32))},
     )
 
 
-def create_blank_images(size: int, image_shape: tuple[int, int, int]) -> ImageBatch:
-    """Padding: black images of class 0."""
+def create_blank_images(
+    size: int, image_shape: tuple[int, int, int], several: int | None = None
+) -> ImageBatch:
+    """Padding: black images of class 0.
+
+    Args:
+      several: classes of which any number may be right; none: each example has one label.
+    """
     return ImageBatch(
         images=torch.zeros((size, *image_shape), dtype=torch.uint8),
         labels=torch.zeros(size, dtype=torch.int32),
         mask=torch.zeros(size, dtype=torch.bool),
         indices=torch.full((size,), -1, dtype=torch.int64),
+        draws={} if several is None else {RIGHT: torch.zeros(size, several)},
     )
+
+
+def _take_first(several: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(several.argmax(axis=1).astype(np.int32))
 
 
 def _as_mask(is_read: np.ndarray) -> torch.Tensor:

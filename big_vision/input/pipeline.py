@@ -41,6 +41,7 @@ class PipelineSpec:
       image_key, label_key: features of the dataset; `a/b` is feature b of the group a.
       tolerant: an example that cannot be read becomes a marked blank one.
       window: examples that the sharded order shuffles together.
+      several: classes of which an example has a list; none: it has one label.
     """
 
     preprocess: Callable[..., dict[str, Any]]
@@ -54,6 +55,7 @@ class PipelineSpec:
     prefetch_batches: int
     tolerant: bool
     window: int
+    several: int | None = None
 
 
 class Pipeline:
@@ -159,7 +161,7 @@ class Pipeline:
                 raise UserError(
                     f"{spec.pp_key} yields no {key!r}, only {', '.join(sorted(data))}; keep it"
                 )
-        image, label = data["image"], data[spec.label_key]
+        image, label = data["image"], self._take_label(data[spec.label_key])
         if image.dtype.name == "string":
             raise UserError(f"{spec.pp_key} leaves the image encoded; begin it with decode")
         if image.dtype.name != "uint8":
@@ -172,12 +174,23 @@ class Pipeline:
                 f"{spec.pp_key} yields images of shape {image.shape}, which is not a fixed "
                 "[H, W, C]; add resize or a crop with a size"
             )
-        if not label.dtype.is_integer or label.shape.rank != 0:
+        if not label.dtype.is_integer or label.shape.rank != (spec.several is not None):
             raise UserError(
                 f"{spec.pp_key} yields labels of type {label.dtype.name} and shape {label.shape}, "
                 "but a label is one whole number; leave onehot out (targets are made on the device)"
             )
         return image, label
+
+    def _take_label(self, label: Any) -> Any:
+        """A label as it is; a list of labels as a 1 for each, [K]."""
+        tf, classes = _import(), self.spec.several
+        if classes is None or label.shape.rank != 1:
+            return label
+        inside = tf.debugging.Assert(tf.reduce_all((label >= 0) & (label < classes)), [label])
+        with tf.control_dependencies([inside]):
+            # The list may be empty, and name a class twice.
+            counts = tf.reduce_sum(tf.one_hot(label, classes, dtype=tf.int64), axis=0)
+            return tf.minimum(counts, 1)
 
     def _tolerate(self, element: dict[str, Any]) -> dict[str, Any]:
         """`_process`, with a blank in place of an example that fails."""
@@ -187,7 +200,7 @@ class Pipeline:
         spec = good.element_spec["image"]
         blank = {
             "image": tf.zeros(spec.shape, spec.dtype),
-            "label": tf.constant(0, tf.int64),
+            "label": tf.zeros(good.element_spec["label"].shape, tf.int64),
             "index": element["index"],
             "ok": False,
         }

@@ -114,7 +114,9 @@ class TensorFlowReader(Reader):
 
     def create_blank(self, size: int) -> ImageBatch:
         """Black images that the mask leaves out."""
-        return create_blank_images(size, self.facts.image_shape)
+        facts = self.facts
+        several = facts.num_classes if facts.several_labels else None
+        return create_blank_images(size, facts.image_shape, several)
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         """Names of examples, as their records have them."""

@@ -48,10 +48,12 @@ class ImageSelection(Selection):
     Attributes:
       num_classes: of the dataset; none: it does not tell.
       class_names: in the order of the labels; none: it does not tell.
+      several_labels: an example has a list of labels, which may be empty, each of them right.
     """
 
     num_classes: int | None
     class_names: tuple[str, ...] | None = None
+    several_labels: bool = False
 
     def find_misfit(self, other: Self, name: str) -> str:
         """Labels mean the same where classes are as many and have the same names."""

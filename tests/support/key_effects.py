@@ -57,6 +57,18 @@ ELSEWHERE = {
         "run.init_skip":
             "test_a_run_may_start_from_anothers_weights",
     },
+    "tests/tasks/test_judging.py": {
+        "data.evals":
+            "test_a_run_judges_further_sets_by_their_own_rules",
+        **dict.fromkeys(
+            (f"data.evals[].{name}" for name in ("name", "dataset", "split", "classes", "every")),
+            "test_a_run_judges_further_sets_by_their_own_rules",
+        ),
+        **dict.fromkeys(
+            (f"data.evals[].{name}" for name in ("source", "root", "pp", "label_key", "class_map")),
+            "test_a_set_may_lie_elsewhere_and_say_what_its_labels_mean",
+        ),
+    },
     "tests/test_start_weights.py": {
         "run.init_rename":
             "test_what_does_not_fit_is_named_by_patterns",

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from utils.config.evals import EvalSection
 from utils.config.metadata import ConfigSection, about
 
 
@@ -41,6 +42,11 @@ class DataSection(ConfigSection):
     )
     test_split: str = Field(
         "", description="split to evaluate once at the end; empty: none", **about(resume="free")
+    )
+    evals: tuple[EvalSection, ...] = Field(
+        (),
+        description="further sets to judge on at evaluations, such as [{name: imagenet_v2}]",
+        **about(resume="free"),
     )
     train_pp: str = Field(
         "decode_jpeg_and_inception_crop(224)|flip_lr|value_range(-1, 1)",
