@@ -22,6 +22,7 @@ from utils.ema import create_ema
 from utils.endings import EarlyStop
 from utils.json_types import JsonObject
 from utils.log import get_logger
+from utils.runtime.peaks import find_peak_tflops
 
 if TYPE_CHECKING:
     from job.spec import Job
@@ -86,7 +87,8 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     stream = with_input_processes(job.stream, runtime.ranks.size)
     task.to_device(runtime)
     task.attach(runtime, state, plan, stream)
-    plan = replace(plan, flops_per_example=task.count_flops(state.model))
+    if find_peak_tflops(runtime) is not None:
+        plan = replace(plan, flops_per_example=task.count_flops(state.model))
     if config.train.scan_layers:
         part = train_loaders[0].rank_batch_size // config.train.accumulate_steps
         runtime.trace_once(state.model, task.create_inputs(part))

@@ -83,7 +83,9 @@ class RunCallbacks(Callbacks):
         self._progress = Progress(step, parts.plan.total_steps, enabled=runtime.ranks.is_writer)
         self._tracer = Tracer(runtime, config.profile.steps, job.run.path / "profile")
         self._watch = StallWatch(
-            config.train.stall_timeout_s, lambda: runtime.current_span, self._report_stall
+            config.train.stall_timeout_s,
+            lambda: runtime.instruments.current_span,
+            self._report_stall,
         )
         self._listening = self.stop.listen()
 

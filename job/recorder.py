@@ -55,8 +55,8 @@ class LoopRecorder:
         self._compiled_s, self._graphs = 0.0, 0
         self._window_began: float | None = None
         self._window: tuple[int, float, float] = (0, 0.0, 0.0)
-        self._note_compiling(time.perf_counter() - runtime.get_compile_s())
-        runtime.watcher = self
+        self._note_compiling(time.perf_counter() - runtime.instruments.get_compile_s())
+        runtime.instruments.watcher = self
 
     def begin_step(self, step: int) -> None:
         """A step is about to begin, as its number from 0 on; the one before has ended."""
@@ -134,7 +134,7 @@ class LoopRecorder:
 
     def close(self) -> None:
         """Stop watching."""
-        self._runtime.watcher = None
+        self._runtime.instruments.watcher = None
         if self._writer is not None:
             self._writer.close()
 
@@ -167,7 +167,7 @@ class LoopRecorder:
 
     def _note_compiling(self, began: float) -> None:
         """A span for what was compiled since the last call, as if at one go from `began` on."""
-        seconds = self._runtime.get_compile_s()
+        seconds = self._runtime.instruments.get_compile_s()
         if seconds <= self._compiled_s:
             return
         gained, self._compiled_s = seconds - self._compiled_s, seconds

@@ -36,6 +36,7 @@ from tasks.classify_twin import ClassifyTwin
 from tasks.counting import compute_ece, count_agreement, count_batch, count_marked
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.erasing import Erasing
+from tasks.flops import count_flops
 from tasks.judge.judge import Judge
 from tasks.mixing import Mixing
 from tasks.protocol import RunTask, SumBatches, SumOver
@@ -225,6 +226,11 @@ class Classify(RunTask):
             student = create_model(config.model, **self.facts.model_arguments, device="meta")
             found.append((student.eval(), inputs))
         return found
+
+    def count_flops(self, model: nn.Module) -> float | None:
+        """As they are counted op by op, without the device."""
+        counted = count_flops(self.config, self.facts, self)
+        return None if counted is None else counted["total"]
 
     def get_modules(self) -> dict[str, nn.Module]:
         """Teachers with weights of their own, and what makes pixels the student's input."""

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from datasets import Loader, VectorBatch
 from losses import LossInputs, LossOutput, compute_gaussian_nll
 from models import EMA, RowTeacher, Standardise, create_model, get_teacher_sections
+from tasks.flops import count_flops
 from tasks.protocol import RunTask, SumOver
 from tasks.regress_check import RegressCheck, RegressFacts, create_regression_loss
 from tasks.regress_teachers import average_predictions, create_row_teachers
@@ -166,6 +167,11 @@ class Regress(RunTask):
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         return torch.zeros(examples, len(self.facts.rows.input_names))
+
+    def count_flops(self, model: nn.Module) -> float | None:
+        """As they are counted op by op, without the device."""
+        counted = count_flops(self.config, self.facts, self)
+        return None if counted is None else counted["total"]
 
     def get_modules(self) -> dict[str, nn.Module]:
         """Teachers with weights of their own, and the units of the targets."""

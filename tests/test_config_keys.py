@@ -56,7 +56,8 @@ distill.losses distill.group_size distill.allow_weak_teacher
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
 runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
-runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
+runtime.channels_last runtime.tf32 runtime.matmul_precision runtime.compile_cache
+runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only run.overwrite
@@ -89,8 +90,8 @@ train.deterministic train.logits_mib train.remat train.scan_layers
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
 runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
-runtime.channels_last runtime.tf32 runtime.compile_cache runtime.compile_cache_gib
-runtime.graph_budget runtime.num_threads
+runtime.channels_last runtime.tf32 runtime.matmul_precision runtime.compile_cache
+runtime.compile_cache_gib runtime.graph_budget runtime.num_threads
 """,
     "between_epochs": "data.shuffle_gib",
 }

@@ -101,7 +101,7 @@ class MeshHost(CpuRuntime):
         self.fetches: list[str] = []
 
     def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.fetches.append(self.current_span)
+        self.fetches.append(self.instruments.current_span)
         self.meeting.meet(self.ranks.index, "fetch", len(tensors))
         return super().fetch_all(tensors)
 

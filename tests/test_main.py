@@ -334,7 +334,7 @@ def test_a_run_directory_holds_all_that_is_known_of_the_run(teacher_run, digits_
     assert all(entries.values()), entries
     # No entry of the loop tells of what is not written; a CPU's peak is not known.
     written = {metric.name for metric in entries.values()}
-    assert {metric.name for metric in LOOP} - {"mfu"} <= written
+    assert {metric.name for metric in LOOP} - {"mfu", "hbm_peak_gib", "duty_cycle"} <= written
     names = {path.name.partition(".")[0] for path in teacher_run.iterdir()}
     assert {"checkpoints", "curves", "events", "student"} <= names
     assert [path.name for path in (teacher_run / "checkpoints").glob("step_*")]

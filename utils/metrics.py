@@ -114,6 +114,7 @@ class LoopMeter:
             "host_reads": self._reads,
             "host_rss_gib": psutil.Process().memory_info().rss / 2**30,
             **self.get_graphs(),
+            **self._runtime.instruments.read_device(),
         }
         self._window = now
         self._units = 0

@@ -15,8 +15,8 @@ from losses import chunked
 from models import export_model
 from store import read_metrics
 from tasks import Language
+from tasks.flops import count_flops
 from tests.support.language import create_language_argv, create_task, write_texts, write_tokens
-from tools.benchmark.flops import count_flops
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config import load_config
 from utils.config.execution import RuntimeSection

@@ -23,9 +23,9 @@ from store.record import RunRecord
 from tests.support.child_runs import ROOT, get_environment, listen
 from tests.support.tiny_parts import create_argv
 from tools.monitor import __main__ as program
-from tools.monitor import devices
-from tools.monitor.devices import DeviceUse, read_devices
 from tools.monitor.view import create_view
+from utils import device_use
+from utils.device_use import DeviceUse, read_devices
 
 FLAGS = ("--epochs=2", "--train.log_every_steps=2", "--run.run_id=a", "--runtime.num_threads=1",
          "--train.eval_every_epochs=0.5")  # fmt: skip
@@ -277,5 +277,5 @@ def test_chips_tell_of_themselves_on_each_port_that_answers(monkeypatch):
     assert read_devices() == [DeviceUse(88.0, 1.0, 16.0)]
     assert asked == [("v5e", "localhost:8431"), ("v5e", "localhost:8432")]
     device.get_local_chips = lambda: (None, 0)
-    monkeypatch.setattr(devices.shutil, "which", lambda name: None)
+    monkeypatch.setattr(device_use.shutil, "which", lambda name: None)
     assert read_devices() == []

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from tests.support.tiny_parts import create_cpu_runtime
 from utils.curves import draw_curves, draw_run, read_curve
 from utils.errors import UserError
 from utils.metrics import GraphBudgetError, LoopMeter, LostRunError, MetricWriter, read_metrics
@@ -16,6 +17,7 @@ class CountingRuntime:
 
     def __init__(self) -> None:
         self.now = {"graphs": 3, "host_reads": 7, "host_ops": 0}
+        self.instruments = create_cpu_runtime().instruments
 
     def counters(self) -> dict[str, int]:
         return dict(self.now)

@@ -79,17 +79,14 @@ class Gauge:
 
     def get_peak_gib(self) -> float | None:
         """Most memory that the device has held at a time; none where the host's is the device's."""
-        return None
+        return self._runtime.instruments.get_peak_gib()
 
 
 class _CudaGauge(Gauge):
-    """A GPU has a clock and a memory of its own."""
+    """A GPU has a clock of its own."""
 
     def create_clock(self) -> HostClock:
         return _CudaClock()
-
-    def get_peak_gib(self) -> float | None:
-        return torch.cuda.max_memory_allocated(self._runtime.device) / 2**30
 
 
 class _XlaGauge(Gauge):
@@ -100,14 +97,6 @@ class _XlaGauge(Gauge):
 
         found = metrics.metric_data("CompileTime")  # count, nanoseconds, samples
         return self._runtime.counters()["graphs"], found[1] / 1e9 if found else 0.0
-
-    def get_peak_gib(self) -> float | None:
-        if self._runtime.describe()["hardware"] == "CPU":
-            return None
-        import torch_xla.core.xla_model as xm
-
-        peak = xm.get_memory_info(self._runtime.device).get("peak_bytes_used")
-        return None if peak is None else peak / 2**30
 
 
 _GAUGES: dict[type[Runtime], type[Gauge]] = {CudaRuntime: _CudaGauge, XlaRuntime: _XlaGauge}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tools.benchmark.flops import count_flops
+from tasks.flops import count_flops
 from tools.benchmark.gauges import create_gauge
 from tools.benchmark.report import get_rate_name
 from tools.twin import describe_example

@@ -22,8 +22,8 @@ from rich.live import Live
 from store import RunStore
 from store.mirror import RUN_FILE
 from store.record import RunRecord
-from tools.monitor.devices import read_devices
 from tools.monitor.view import create_view, describe_end, is_here
+from utils.device_use import read_devices
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
 from utils.storage import Folder, StorageError, is_remote, open_folder

@@ -21,7 +21,7 @@ from store.history import METRICS_FILE, Line, get_learnt
 from store.lock import LOCK_FILE
 from store.owner import is_of_this_machine, is_running
 from store.record import RunRecord
-from tools.monitor.devices import DeviceUse
+from utils.device_use import DeviceUse
 from utils.json_types import JsonObject
 from utils.storage import StorageError, is_remote, to_path
 

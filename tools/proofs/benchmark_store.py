@@ -153,12 +153,12 @@ def _time_pairs(
         for is_on in (True, False) if pair % 2 else (False, True):
             nobody: Any = _Nobody(recorder.done)
             callbacks.recorder, callbacks.keeper = (recorder, keeper) if is_on else (nobody, nobody)
-            runtime.watcher = recorder if is_on else None
+            runtime.instruments.watcher = recorder if is_on else None
             seconds[is_on] = time_steps(callbacks, steps, options.steps)
             recorder.end_steps()
         plain.append(seconds[False][1] / options.steps)
         ratios.append((seconds[True][0] / seconds[False][0], seconds[True][1] / seconds[False][1]))
-    callbacks.recorder, callbacks.keeper, runtime.watcher = recorder, keeper, recorder
+    callbacks.recorder, callbacks.keeper, runtime.instruments.watcher = recorder, keeper, recorder
     processor, clock = (statistics.quantiles(side, n=4) for side in zip(*ratios, strict=True))
     return {"step_s": statistics.median(plain), "processor": processor, "clock": clock}
 
@@ -184,7 +184,7 @@ def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
 def _time_dry_steps(callbacks: RunCallbacks, *, is_on: bool) -> float:
     """Seconds of processor time of steps in which nothing happens."""
     runtime, recorder, keeper = callbacks.runtime, callbacks.recorder, callbacks.keeper
-    runtime.watcher = recorder if is_on else None
+    runtime.instruments.watcher = recorder if is_on else None
     first, began = recorder.done, time.process_time()
     for step in range(first, first + _DRY_STEPS):
         if is_on:

@@ -13,6 +13,7 @@ _NVIDIA = Devices(("cuda",), "it is a mode of NVIDIA GPUs; leave it out")
 _SCALED = Devices(
     ("cpu", "cuda"), "its devices compute in bf16 with the range of fp32; use bf16", value="fp16"
 )
+_XLA = Devices(("xla",), "it is a mode of TPUs; leave it out (NVIDIA GPUs have runtime.tf32)")
 _MESH = Devices(("xla",), "a mesh is of XLA's devices; use process", value="spmd")
 
 
@@ -83,6 +84,12 @@ class RuntimeSection(ConfigSection):
         False,
         description="let float32 matmuls and convolutions use TF32",
         **about(devices=_NVIDIA),
+    )
+    matmul_precision: Literal["default", "high", "highest"] = Field(
+        "default",
+        description="float32 products on a TPU: default, one pass of bf16; high, three of them; "
+        "highest, six, as float32",
+        **about(devices=_XLA),
     )
     compile_cache: str = Field(
         "auto",

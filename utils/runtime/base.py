@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from utils.json_types import JsonObject
 from utils.runtime.feeding import Feeder
+from utils.runtime.instruments import Instruments
 from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.updates import Updates
 
@@ -44,14 +44,6 @@ class HasLoss(Protocol):
     def loss(self, model: nn.Module, batch: BatchLike) -> object: ...
 
 
-class SpanWatcher(Protocol):
-    """Who is told of stretches of the loop; times are those of `time.perf_counter`."""
-
-    def begin_span(self, name: str, now: float) -> None: ...
-
-    def end_span(self, name: str, began: float, now: float) -> None: ...
-
-
 B = TypeVar("B", bound=BatchLike)
 T = TypeVar("T")
 Task = TypeVar("Task", bound=HasLoss)
@@ -68,8 +60,7 @@ class Runtime(ABC):
       updates: how an optimizer changes weights on the device.
       section: what the configuration says of the device.
       local_devices: that this process's part of a batch is dealt to.
-      current_span: the stretch of the loop that runs now.
-      watcher: is told of each of them; none: nobody wants to know.
+      instruments: what can be read off the device and its loop beside results.
     """
 
     name: str
@@ -77,16 +68,14 @@ class Runtime(ABC):
     ranks: Ranks
     updates: Updates
     section: RuntimeSection
-    current_span: str
-    watcher: SpanWatcher | None
+    instruments: Instruments
     local_devices: int = 1
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section
         self.ranks = Alone()
         self.updates = self._create_updates()
-        self.current_span = ""
-        self.watcher = None
+        self.instruments = self._create_instruments()
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
@@ -95,6 +84,10 @@ class Runtime(ABC):
     def _create_updates(self) -> Updates:
         """The device's own way with optimizers."""
         return Updates(self)
+
+    def _create_instruments(self) -> Instruments:
+        """The device's own way of telling how it fares."""
+        return Instruments(self)
 
     @property
     def wants_patches(self) -> bool:
@@ -207,15 +200,8 @@ class Runtime(ABC):
     @contextlib.contextmanager
     def span(self, name: str) -> Iterator[None]:
         """A named stretch of the loop, as traces and a watchdog see it."""
-        before, self.current_span = self.current_span, name
-        watcher, began = self.watcher, time.perf_counter()
-        if watcher is not None:
-            watcher.begin_span(name, began)
-        with self._annotate(name):
+        with self.instruments.note_span(name), self._annotate(name):
             yield
-        self.current_span = before
-        if watcher is not None:
-            watcher.end_span(name, began, time.perf_counter())
 
     def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
         """A name in the trace for what happens inside."""
@@ -257,10 +243,6 @@ class Runtime(ABC):
     def counters(self) -> dict[str, int]:
         """Since the start: `graphs` compiled, undeclared `host_reads`, ops on the host."""
         return {"graphs": 0, "host_reads": 0, "host_ops": 0}
-
-    def get_compile_s(self) -> float:
-        """Seconds of compiling graphs since the start, where the compiler tells."""
-        return 0.0
 
     def describe(self) -> JsonObject:
         """Device facts for run.json."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,10 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from utils.device_use import read_nvidia
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.base import B
 from utils.runtime.choice import get_planned_size
+from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.native import NativeRuntime
 from utils.runtime.updates import Updates
 
@@ -28,6 +31,18 @@ class _CudaUpdates(Updates):
 
     def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
         return {"fused": True} if optimizer_name in _FUSED else {}
+
+
+class CudaInstruments(Instruments):
+    """A GPU has a memory of its own; NVML's program tells of its use."""
+
+    def get_peak_gib(self) -> float | None:
+        return torch.cuda.max_memory_allocated(self._runtime.device) / 2**30
+
+    def _find_reader(self) -> ReadUse:
+        # By its name, as nvidia-smi numbers also the GPUs that this process does not see.
+        uuid = torch.cuda.get_device_properties(self._runtime.device).uuid
+        return functools.partial(read_nvidia, f"GPU-{uuid}")
 
 
 class CudaRuntime(NativeRuntime):
@@ -54,6 +69,9 @@ class CudaRuntime(NativeRuntime):
 
     def _create_updates(self) -> Updates:
         return _CudaUpdates(self)
+
+    def _create_instruments(self) -> CudaInstruments:
+        return CudaInstruments(self)
 
     def make_deterministic(self) -> list[str]:
         # cuBLAS reads it when its first handle is made.

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from utils.device_use import read_tpu
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.base import DTYPES, Runtime, T, derive_seed
 from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.group import ProcessGroup
+from utils.runtime.instruments import Instruments, ReadUse
 from utils.runtime.peaks import name_hardware
 from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
@@ -25,8 +27,6 @@ from utils.runtime.updates import Updates
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from utils.config.execution import RuntimeSection
 
 # Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
@@ -55,6 +55,28 @@ class XlaUpdates(Updates):
             group["lr"] = values[position]
 
 
+class XlaInstruments(Instruments):
+    """XLA times its compilation; a TPU tells of its memory, and of its use by tpu-info."""
+
+    def __init__(self, runtime: XlaRuntime) -> None:
+        super().__init__(runtime)
+        self._compiled_before_s = _sum_compiling()
+
+    def get_compile_s(self) -> float:
+        return _sum_compiling() - self._compiled_before_s
+
+    def get_peak_gib(self) -> float | None:
+        if _get_hardware() == "CPU":
+            return None
+        import torch_xla.core.xla_model as xm
+
+        peak = xm.get_memory_info(self._runtime.device).get("peak_bytes_used")
+        return None if peak is None else peak / 2**30
+
+    def _find_reader(self) -> ReadUse | None:
+        return None if _get_hardware() == "CPU" else read_tpu
+
+
 class XlaRuntime(Runtime):
     """One process for each chip; on the CPU one process, or some that gloo connects."""
 
@@ -70,15 +92,17 @@ class XlaRuntime(Runtime):
 
         self._xla, self._xm, self._xr = torch_xla, xm, xr
         self._metrics, self._profiler = metrics, profiler
-        self._hardware = _get_hardware(xr)
+        self._hardware = _get_hardware()
         self._start_backend()
         self.device = torch_xla.device()
         self.ranks = self._create_ranks()
         self._counted_before = self._count()
-        self._compiled_before_s = self._sum_compiling()
 
     def _create_updates(self) -> Updates:
         return XlaUpdates(self)
+
+    def _create_instruments(self) -> XlaInstruments:
+        return XlaInstruments(self)
 
     @property
     def wants_patches(self) -> bool:
@@ -86,6 +110,11 @@ class XlaRuntime(Runtime):
 
     def _start_backend(self) -> None:
         """What must be set before the first computation."""
+        from torch_xla import backends
+
+        # Setting it a second time warns, also where nothing changes.
+        if backends.get_mat_mul_precision() != self.section.matmul_precision:
+            backends.set_mat_mul_precision(self.section.matmul_precision)
         rank = self._xr.global_ordinal()
         folder = prepare_cache(self.section, self._hardware, rank)
         if folder is not None:
@@ -175,14 +204,6 @@ class XlaRuntime(Runtime):
         gained["host_reads"] -= self._declared_reads
         return gained
 
-    def get_compile_s(self) -> float:
-        return self._sum_compiling() - self._compiled_before_s
-
-    def _sum_compiling(self) -> float:
-        """Seconds in which torch_xla has compiled in this process, earlier runtimes included."""
-        compiled = self._metrics.metric_data("CompileTime")
-        return compiled[1] / 1e9 if compiled else 0.0
-
     def _count(self) -> dict[str, int]:
         """What torch_xla has counted in this process, earlier runtimes included."""
         transfers = self._metrics.metric_data("TransferFromDeviceTime")
@@ -198,12 +219,22 @@ class XlaRuntime(Runtime):
         return {**super().describe(), "hardware": self._hardware, "chip": chip}
 
 
-def _get_hardware(xr: ModuleType) -> str:
+def _sum_compiling() -> float:
+    """Seconds in which torch_xla has compiled in this process, earlier runtimes included."""
+    import torch_xla.debug.metrics as metrics
+
+    compiled = metrics.metric_data("CompileTime")
+    return compiled[1] / 1e9 if compiled else 0.0
+
+
+def _get_hardware() -> str:
     """The kind of device behind PJRT.
 
     Raises:
       UserError: it cannot be opened.
     """
+    import torch_xla.runtime as xr
+
     try:
         return xr.device_type()
     except RuntimeError as error:

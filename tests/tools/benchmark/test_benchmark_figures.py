@@ -12,8 +12,8 @@ from store.gates import parse_gate
 from store.report_gates import check_reports, make_default_gates
 from store.reports import read_report
 from tasks import Classify
+from tasks.flops import count_flops
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config
-from tools.benchmark.flops import count_flops
 from tools.benchmark.loop import Block, Record, summarise
 from tools.benchmark.report import write_csv
 from utils.config import RunConfig

@@ -10,7 +10,8 @@ from utils.log import get_logger
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from tasks import RunTask, TaskFacts
+    from tasks.facts import TaskFacts
+    from tasks.protocol import RunTask
     from utils.config import RunConfig
 
 _EXAMPLES = 2  # BatchNorm in training mode refuses a single value
@@ -27,8 +28,10 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str,
       `student`, `teachers` and `total`; none for a model that does not run without data.
     """
     from models import create_model
+    from models.freezing import freeze
 
     student = create_model(config.model, **facts.model_arguments, device="meta").train()
+    freeze(student, config.optim.freeze)
     if hasattr(student, "set_distilled_training"):
         student.set_distilled_training(True)
     try:

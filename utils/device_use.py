@@ -34,10 +34,11 @@ class DeviceUse:
 
 def read_devices() -> list[DeviceUse]:
     """The TPU chips or GPUs of this machine; empty where nothing tells of any."""
-    return _read_tpu() or _read_nvidia()
+    return read_tpu() or read_nvidia()
 
 
-def _read_tpu() -> list[DeviceUse]:
+def read_tpu() -> list[DeviceUse]:
+    """The TPU chips of this machine, as the programs that hold them tell."""
     try:
         from tpu_info import device, metrics
     except ImportError:
@@ -56,11 +57,13 @@ def _read_tpu() -> list[DeviceUse]:
     return found
 
 
-def _read_nvidia() -> list[DeviceUse]:
+def read_nvidia(uuid: str = "") -> list[DeviceUse]:
+    """The GPUs of this machine, or the one of that name."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
-    command = [program, _QUERY, "--format=csv,noheader,nounits"]
+    chosen = [f"--id={uuid}"] if uuid else []
+    command = [program, _QUERY, "--format=csv,noheader,nounits", *chosen]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S)
     except (OSError, subprocess.TimeoutExpired):
