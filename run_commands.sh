@@ -7,7 +7,6 @@ VENV="${VENV:-$ROOT/.venv}"
 DATA_DIR="${DATA_DIR:-$ROOT/data}"
 OUTPUT_DIR="${OUTPUT_DIR:-$ROOT/runs}"
 REQUIREMENTS="$ROOT/requirements.txt"
-SERVICE_REQUIREMENTS="$ROOT/requirements-service.txt"
 STAMP="$VENV/.requirements.sha256"
 
 usage() {
@@ -26,6 +25,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   service ...      the dashboard of all runs in a browser: prints its address (--port, --store)
   pod TPU -- CMD   CMD on every worker of a TPU VM or pod slice
   mirrors ...      make .venv-mirrors, and send runs from it: --to mlflow|wandb|trackio RUN
+  export WEIGHTS   a model in another form: --to onnx|stablehlo|savedmodel|torch_export|timm --out FOLDER
   test             the test suite
   test-all         the test suite and the long proofs, the TPU compiler's among them
 
@@ -105,24 +105,21 @@ setup_extra() {
   get_wanted >"$stamp"
 }
 
-# The service and the tests of it; a trainer needs none of these.
-setup_service() {
-  local stamp="$VENV/.extra-service"
+# What one part needs beside the trainer, which needs none of it: service, export.
+setup_part() {
+  local name="$1" list="$ROOT/requirements-$1.txt" stamp="$VENV/.extra-$1" wanted
   setup
-  if [[ -f "$stamp" && "$(cat "$stamp")" == "$(get_wanted_by_service)" ]]; then
+  wanted="$(cat "$REQUIREMENTS" "$list" | sha256sum | cut -d ' ' -f 1)"
+  if [[ -f "$stamp" && "$(cat "$stamp")" == "$wanted" ]]; then
     return
   fi
-  echo "adding what the service needs"
-  run_pip -r "$SERVICE_REQUIREMENTS"
-  get_wanted_by_service >"$stamp"
-}
-
-get_wanted_by_service() {
-  cat "$REQUIREMENTS" "$SERVICE_REQUIREMENTS" | sha256sum | cut -d ' ' -f 1
+  echo "adding what the $name needs"
+  run_pip -r "$list"
+  echo "$wanted" >"$stamp"
 }
 
 run_service() {
-  setup_service
+  setup_part service
   if [[ "$OUTPUT_DIR" != *://* ]]; then mkdir -p "$OUTPUT_DIR"; fi
   cd "$ROOT"
   # In the place of this shell, so that Ctrl-C and signals reach it.
@@ -245,13 +242,19 @@ main() {
     service) run_service "$@" ;;
     pod) run_pod "$@" ;;
     mirrors) run_mirrors "$@" ;;
+    export)
+      setup_part export
+      run_python -m tools.export "$@"
+      ;;
     test)
-      setup_service
+      setup_part service
+      setup_part export
       run_suite "not slow and not cuda" "$@"
       ;;
     test-all)
       setup_extra tpu-compiler tpu,pallas
-      setup_service
+      setup_part service
+      setup_part export
       run_tests -m "not cuda" "$@"
       ;;
     "" | help | -h | --help) usage ;;

@@ -85,7 +85,7 @@ def test_setup_does_nothing_where_the_requirements_are_unchanged(tmp_path):
     assert done.returncode == 0
     assert done.stdout == ""
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "venv").rglob("*")}
-    names = ("bin", "bin/python", ".requirements.sha256", ".extra-service")
+    names = ("bin", "bin/python", ".requirements.sha256", ".extra-service", ".extra-export")
     assert set(before) == {tmp_path / "venv" / name for name in names}
 
 
@@ -122,18 +122,21 @@ def test_the_zone_and_project_of_a_pod_come_from_the_environment(tmp_path, monke
     assert call[:4] == ["-m", "train.xla_dist", "--zone=us-west4-a", "--project=p"]
 
 
-@pytest.mark.parametrize("command", ["service", "test"])
-def test_what_the_service_needs_is_installed_once_and_never_by_setup(tmp_path, command):
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [("service", "service"), ("test", "service"), ("export", "export"), ("test", "export")],
+)
+def test_what_a_part_needs_is_installed_once_and_never_by_setup(tmp_path, command, part):
     start_script(("setup",), tmp_path)
-    stamp = tmp_path / "venv" / ".extra-service"
-    stamp.write_text("of an older requirements-service.txt\n")
+    stamp = tmp_path / "venv" / f".extra-{part}"
+    stamp.write_text("of an older list of requirements\n")
     environment = {"VENV": str(tmp_path / "venv"), "OUTPUT_DIR": str(tmp_path / "runs")}
     assert "CALL" not in start_bare("setup", **environment).stdout
     first = start_bare(command, **environment)
     assert first.returncode == 0, first.stderr
-    assert f"-r\n{ROOT}/requirements-service.txt" in first.stdout
+    assert f"-r\n{ROOT}/requirements-{part}.txt" in first.stdout
     assert "older" not in stamp.read_text()
-    assert "requirements-service" not in start_bare(command, **environment).stdout
+    assert f"requirements-{part}" not in start_bare(command, **environment).stdout
 
 
 @pytest.mark.parametrize(("flag", "extras"), [("--tpu", "tpu"), ("--tpu-compiler", "tpu,pallas")])
@@ -219,7 +222,7 @@ def test_every_requirement_is_pinned():
     lines = [
         line for path in ROOT.glob("requirements*.txt") for line in path.read_text().splitlines()
     ]
-    assert len(list(ROOT.glob("requirements*.txt"))) == 3
+    assert len(list(ROOT.glob("requirements*.txt"))) == 4
     names = [line for line in lines if line and not line.startswith("#")]
     assert names
     assert [line for line in names if "==" not in line] == []

@@ -140,13 +140,12 @@ def start_script(
 
     venv = folder / "venv"
     (venv / "bin").mkdir(parents=True, exist_ok=True)
-    trainer, service = (
-        (ROOT / name).read_bytes() for name in ("requirements.txt", "requirements-service.txt")
-    )
+    trainer = (ROOT / "requirements.txt").read_bytes()
     stamp = hashlib.sha256(trainer).hexdigest()
     (venv / ".requirements.sha256").write_text(stamp + "\n")
-    both = hashlib.sha256(trainer + service).hexdigest()
-    (venv / ".extra-service").write_text(both + "\n")
+    for part in ("service", "export"):
+        both = trainer + (ROOT / f"requirements-{part}.txt").read_bytes()
+        (venv / f".extra-{part}").write_text(hashlib.sha256(both).hexdigest() + "\n")
     if "test-all" in arguments:
         (venv / ".extra-tpu-compiler").write_text(stamp + "\n")
     mirrors = folder / "venv-mirrors"

@@ -1,0 +1,1 @@
+"""`python -m tools.export`: a model in other programs' forms, each read back and compared."""

@@ -1,0 +1,120 @@
+"""Hands a model over to other programs, and proves that they give the same answers.
+
+    python -m tools.export runs/digits_student/RUN --to onnx timm --out exported
+    python -m tools.export local-dir:exported/timm --to stablehlo --normalize --out exported
+
+Each form is written below OUT, read back by what will serve it and asked about real images, whose
+answers are compared with those of the model in PyTorch: `export.json` has the differences, and the
+exit code is 1 where one exceeds --bound. Programs take any number of images, but for StableHLO,
+which takes 8 at once; --batch-size fixes the number for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from store import read_environment
+from tools.weights_of import add_weights_flags, load_trained
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.log import setup_logging
+from utils.programs import create_program_parser, prepare_folder, run_program
+from utils.storage import write_atomically
+
+if TYPE_CHECKING:
+    from tools.export.servable import Handover
+
+EXIT_BEYOND = 1
+REPORT = "export.json"
+# In this order: what each loads later must not come before the other.
+_NAMES = ("onnx", "torch_export", "timm", "stablehlo", "savedmodel")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the forms that are asked for; gives the exit code."""
+    setup_logging()
+    return run_program(export, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.export")
+    add_weights_flags(parser)
+    add = parser.add_argument
+    add("--to", nargs="+", required=True, choices=_NAMES, metavar="FORM", help=", ".join(_NAMES))
+    add("--out", type=Path, required=True, help="folder; each form has one of its own in it")
+    add(
+        "--normalize", action="store_true",
+        help="take pixels of 0 to 255 and normalise inside; else the caller does",
+    )  # fmt: skip
+    add("--batch-size", type=int, metavar="B", help="fix it; none: any number of images")
+    add("--images", default="", metavar="FOLDER", help="to compare on; none: two photographs")
+    add("--count", type=int, default=16, metavar="N", help="images to compare on (16)")
+    add("--bound", type=float, default=1e-4, help="largest difference of a logit (1e-4)")
+    return parser
+
+
+def export(options: argparse.Namespace) -> int:
+    """Write, read back and compare; gives the exit code.
+
+    Raises:
+      UserError: weights, images or a flag that cannot be used.
+    """
+    from tools.export.comparison import compare, show
+    from tools.export.formats import FORMS
+    from tools.export.servable import Handover, read_images
+
+    _check_flags(options)
+    trained = load_trained(options)
+    forms = {name: FORMS[name]() for name in _NAMES if name in options.to}
+    for name, form in forms.items():
+        form.check(name, trained, normalize=options.normalize)
+        form.prepare()
+    prepare_folder(options.out, "--out")
+    images = read_images(trained, options.images, options.count, normalize=options.normalize)
+    handover = Handover(trained, images, options.batch_size, options.normalize)
+    wanted, report = handover.answer(), _describe(handover, options.bound)
+    for name, form in forms.items():
+        folder = options.out / name
+        prepare_folder(folder, "--out")
+        batch = form.choose_batch(options.batch_size)
+        found = compare(wanted, form.write(handover, folder, handover.cut(batch)), options.bound)
+        report["forms"][name] = {"batch": batch, **found}
+        print(f"{folder}: {show(found, options.bound)}")
+    write_atomically(options.out / REPORT, json.dumps(report, indent=2) + "\n")
+    return 0 if all(one["within"] for one in report["forms"].values()) else EXIT_BEYOND
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    values = {"--batch-size": options.batch_size, "--count": options.count}
+    for flag, value in values.items():
+        if value is not None and value < 1:
+            raise UserError(f"{flag} ({value}) must be 1 or more; change it")
+    if not options.bound >= 0:
+        raise UserError(f"--bound ({options.bound:g}) must be 0 or more; change it")
+
+
+def _describe(handover: Handover, bound: float) -> JsonObject:
+    """The report's head: what was handed over, and on what it is judged."""
+    trained = handover.trained
+    return {
+        "weights": trained.location,
+        "model": trained.name,
+        "args": trained.facts["args"],
+        "classes": trained.num_classes,
+        "class_names": trained.class_names,
+        "input": handover.describe_input(),
+        "images": len(handover.images),
+        "bound": bound,
+        "packages": read_environment()["packages"],
+        "forms": {},
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+"""The forms that a model is written in, and how each is read back: by what will serve it."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+
+from models.factory import MODELS
+from tools.export.crop import describe_crop
+from tools.export.lowering import answer_by_xla, lower, prepare_lowering, save_for_tensorflow
+from tools.export.servable import INPUT, OUTPUT, Handover
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch_xla.stablehlo import StableHLOGraphModule
+
+    from models import TrainedModel
+
+_PROTOBUF_LIMIT = 1_500_000_000  # bytes of weights that still go into one file of ONNX
+# torch_xla 2.9 lowers no program of any number of images: see docs/export.md.
+FIXED_BATCH = 8
+
+Parts = list[np.ndarray]
+
+
+class Form(ABC):
+    """A form of a model.
+
+    Attributes:
+      needs: packages, beside the trainer's, that write and read it.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
+        """Refuse what the form cannot hold, before time is spent.
+
+        Args:
+          name: the form's.
+
+        Raises:
+          UserError: says why.
+        """
+        missing = [one for one in self.needs if importlib.util.find_spec(one) is None]
+        if missing:
+            raise UserError(
+                f"--to {name} needs {', '.join(missing)}; bash run_commands.sh export installs "
+                "requirements-export.txt and starts it"
+            )
+
+    def prepare(self) -> None:
+        """Bring up what must come before TensorFlow, which reads the images."""
+        return
+
+    def choose_batch(self, asked: int | None) -> int | None:
+        """Images that it takes at once; none: any number."""
+        return asked
+
+    @abstractmethod
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        """Write it into a folder that is there; gives the files' own answers to batches."""
+
+
+class TorchExport(Form):
+    """`model.pt2`: a program for `torch.export.load`."""
+
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        path = folder / "model.pt2"
+        torch.export.save(handover.program, path)
+        module = torch.export.load(path).module()
+        return [_ask(module, part) for part in parts]
+
+
+class Onnx(Form):
+    """`model.onnx`, answered by ONNX Runtime."""
+
+    needs = ("onnx", "onnxscript", "onnxruntime")
+
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        import onnxruntime
+
+        path = folder / "model.onnx"
+        weights = sum(v.nbytes for v in handover.program.state_dict.values())
+        torch.onnx.export(
+            handover.program, (), path, input_names=[INPUT], output_names=[OUTPUT],
+            external_data=weights > _PROTOBUF_LIMIT, verbose=False,
+        )  # fmt: skip
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return [session.run([OUTPUT], {INPUT: part})[0] for part in parts]
+
+
+class StableHlo(Form):
+    """A folder for `torch_xla.stablehlo`: the program's bytecode, its weights beside it."""
+
+    needs = ("torch_xla",)
+
+    def prepare(self) -> None:
+        prepare_lowering()
+
+    def choose_batch(self, asked: int | None) -> int | None:
+        return asked or FIXED_BATCH
+
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        _lower(handover, "stablehlo").save(folder)
+        return answer_by_xla(folder, parts)
+
+
+class SavedModel(Form):
+    """A folder for TensorFlow, whose one signature calls the StableHLO program."""
+
+    needs = ("torch_xla", "tensorflow")
+
+    def prepare(self) -> None:
+        prepare_lowering()
+
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        any_batch = handover.batch is None
+        save_for_tensorflow(_lower(handover, "savedmodel"), folder, any_batch=any_batch)
+        import tensorflow as tf
+
+        signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
+        answers = (signature(images=tf.constant(part)) for part in parts)
+        return [one[OUTPUT].numpy() for one in answers]
+
+
+class Timm(Form):
+    """`config.json` and `model.safetensors`, for `timm.create_model("local-dir:...")`."""
+
+    def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
+        if trained.name in MODELS:
+            raise UserError(
+                f"--to {name}: {trained.name} is no model of timm, which could not build it; "
+                "choose another form"
+            )
+        if normalize:
+            raise UserError(
+                "--normalize means nothing to --to timm, whose config.json tells mean and std to "
+                "whoever prepares images; leave one of them out"
+            )
+
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        import timm
+
+        trained, told = handover.trained, handover.describe_input()
+        config = {} if trained.class_names is None else {"label_names": list(trained.class_names)}
+        data = {
+            "input_size": tuple(told["shape"][1:]),
+            "mean": [value / 255.0 for value in told["mean"]],
+            "std": [value / 255.0 for value in told["std"]],
+            **describe_crop(trained.pp),
+        }
+        timm.models.save_for_hf(
+            trained.model, folder, model_config=config, model_args=trained.facts["args"],
+            safe_serialization=True, data_config=data,
+        )  # fmt: skip
+        module = timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
+        return [_ask(module, part) for part in parts]
+
+
+FORMS: dict[str, type[Form]] = {
+    "onnx": Onnx,
+    "stablehlo": StableHlo,
+    "torch_export": TorchExport,
+    "savedmodel": SavedModel,
+    "timm": Timm,
+}
+
+
+def _ask(module: torch.nn.Module, images: np.ndarray) -> np.ndarray:
+    with torch.no_grad():
+        return module(torch.from_numpy(images)).numpy()
+
+
+def _lower(handover: Handover, form: str) -> StableHLOGraphModule:
+    program = handover.trace(handover.batch or FIXED_BATCH)
+    try:
+        return lower(program)
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise UserError(
+            f"--to {form}: torch_xla cannot turn {handover.trained.name} into StableHLO "
+            f"({reason}); choose another form"
+        ) from error
