@@ -28,6 +28,7 @@ from service.jobs.dispatcher import Dispatcher
 from service.jobs.slots import parse_slots
 from service.jobs.state import ENDS
 from store.wording import format_time
+from tools.runs.places import check_store
 from tools.runs.printing import colour_status, create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     setup_logging()
     options = create_parser().parse_args(argv)
     return run_program(
-        lambda: options.command(open_queue(options.store), options),
+        lambda: options.command(_open(options), options),
         interrupted="interrupted: the runs go on; `python -m tools.queue run` finds them again",
     )
 
@@ -63,6 +64,17 @@ def create_parser() -> argparse.ArgumentParser:
     for name in ("stop", "resume", "log"):
         made[name].add_argument("job", metavar="JOB", help="its id, as `list` shows it")
     return parser
+
+
+def _open(options: argparse.Namespace) -> JobQueue:
+    """The queue of the store; only a submission begins one.
+
+    Raises:
+      UserError: there is no such store.
+    """
+    if options.command is not submit:
+        check_store(options.store)
+    return open_queue(options.store)
 
 
 def submit(queue: JobQueue, options: argparse.Namespace) -> int:

@@ -25,6 +25,7 @@ from tools.runs.places import check_store
 from utils.errors import UserError
 from utils.log import setup_logging
 from utils.programs import ProgramParser, create_program_parser, run_program
+from utils.storage import hurry, is_remote, open_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -56,8 +57,8 @@ def create_parser() -> ProgramParser:
     )  # fmt: skip
     add("--slots", default="1", help="jobs at once, or devices: cuda:0,cuda:1 (1)")
     add("--no-queue", action="store_true", help="start no jobs: python -m tools.queue run does")
-    add("--add-token", default="", metavar="NAME", help="print a new token that stays, and end")
-    add("--role", default="view", help="of that token: view, submit or admin (view)")
+    add("--add-token", metavar="NAME", help="print a new token that stays, and end")
+    add("--role", help="of that token: view, submit or admin (view)")
     return parser
 
 
@@ -67,7 +68,8 @@ def serve_runs(options: argparse.Namespace) -> None:
     Raises:
       UserError: a flag that cannot be honoured, or a package that is missing.
     """
-    check_store(options.store)
+    with hurry():
+        check_reachable(options.store)
     for root in options.root:
         check_root(root)
     host = f"[{options.host}]" if ":" in options.host else options.host
@@ -75,9 +77,11 @@ def serve_runs(options: argparse.Namespace) -> None:
     settings = ServiceSettings(
         options.store, options.index, options.token_file, hosts=names, roots=tuple(options.root)
     )
-    if options.add_token:
+    if options.add_token is not None:
         add_token(options, settings)
         return
+    if options.role is not None:
+        raise UserError("--role is of a token that --add-token NAME makes; leave it out or add it")
     try:
         from service.web.app import create_app
         from service.web.server import bind, is_loopback, serve
@@ -106,12 +110,24 @@ def serve_runs(options: argparse.Namespace) -> None:
             serve(app, listener)
 
 
+def check_reachable(store: str) -> None:
+    """Refuse a store that no page could ever show.
+
+    Raises:
+      UserError: no such directory or bucket, or another kind of place.
+      StorageError: the bucket does not answer, or not to us.
+    """
+    check_store(store)
+    if is_remote(store):
+        open_folder(store).list_names()
+
+
 def add_token(options: argparse.Namespace, settings: ServiceSettings) -> None:
     """Print a new token that stays until its row is taken out of the file."""
     from service.web.audit import AuditLog
     from service.web.tokens import TokenBook, get_user
 
-    name, role = options.add_token, options.role
+    name, role = options.add_token, options.role or "view"
     token = TokenBook(settings.tokens_path).add(name, role)
     AuditLog(settings.state_folder).add(get_user(), "token", name=name, role=role)
     print(f"{name} ({role}): {token}")

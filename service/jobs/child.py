@@ -27,6 +27,7 @@ from service.jobs.files import (
     read_progress,
     read_run_facts,
 )
+from service.jobs.rules import find_end
 from service.jobs.slots import is_elsewhere
 from service.jobs.submission import Submission, write_flags
 
@@ -46,8 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         append_event(folder, "started", pid=os.getpid(), born=get_birth(os.getpid()),
                      slots=list(words[1:]))  # fmt: skip
         code = attempt.run(get_command(job, words[1:]), folder, lock)
-        saved = read_run_facts(job).get("final_up_to_step", 0)
+        facts = read_run_facts(job)
+        saved = facts.get("final_up_to_step", 0)
         append_event(folder, "ended", code=code, saved_step=saved if isinstance(saved, int) else 0)
+        # There may be no dispatcher any more, and people read what the files say.
+        end = find_end(read_progress(folder), is_complete=facts.get("status") == "complete")
+        if end is not None:
+            append_event(folder, "finished", state=end.state, reason=end.reason)
     return 0
 
 

@@ -63,6 +63,7 @@ class Dispatcher:
         self._children: dict[str, tuple[subprocess.Popen[bytes], list[str]]] = {}
         self._asked: dict[str, float] = {}
         self._over: dict[str, int] = {}  # of events.jsonl when the job was over
+        self._told: set[str] = set()
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Dispatcher:
@@ -111,7 +112,7 @@ class Dispatcher:
             try:
                 job = read_job(folder)
             except UserError as error:
-                get_logger().error("%s", error)
+                self._tell(str(error))
                 continue
             if held or job.id in self._children:
                 taken += progress.slots if job.id not in self._children else []
@@ -119,6 +120,12 @@ class Dispatcher:
             elif self._settle(job, folder, progress):
                 waiting.append((job, folder))
         self._start(waiting, taken)
+
+    def _tell(self, fault: str) -> None:
+        """Log a fault of the queue's files, not again at each look."""
+        if fault not in self._told:
+            self._told.add(fault)
+            get_logger().error("%s", fault)
 
     def _is_known_over(self, folder: Path) -> bool:
         size = self._over.get(folder.name)

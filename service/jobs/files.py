@@ -234,8 +234,11 @@ def read_progress(folder: Path) -> JobProgress:
 
 
 def get_size(folder: Path) -> int:
-    """Bytes of a job's events: more of them tell that something has happened."""
-    return (folder / EVENTS_FILE).stat().st_size
+    """Bytes of a job's events: more of them tell that something has happened; 0: none are there."""
+    try:
+        return (folder / EVENTS_FILE).stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:

@@ -40,6 +40,16 @@ def decide(progress: JobProgress, *, is_complete: bool, patience: Patience) -> D
     Args:
       is_complete: whether the run itself says that it has come to its end.
     """
+    end = find_end(progress, is_complete=is_complete)
+    return end or _bear(progress, patience)
+
+
+def find_end(progress: JobProgress, *, is_complete: bool) -> Decision | None:
+    """The end that the last attempt has brought; none: how patient one is decides.
+
+    Args:
+      is_complete: as for `decide`.
+    """
     last = progress.attempts[-1]
     if last.code == 0 or is_complete:
         return Decision("complete", "")
@@ -50,6 +60,12 @@ def decide(progress: JobProgress, *, is_complete: bool, patience: Patience) -> D
             "failed", "the run refused its configuration (exit code 2), which another try cannot "
             "mend; its log says why"
         )  # fmt: skip
+    return None
+
+
+def _bear(progress: JobProgress, patience: Patience) -> Decision:
+    """What comes after a preemption or a crash."""
+    last = progress.attempts[-1]
     if last.code == EXIT_PREEMPTED and not _is_soon(last, patience):
         return Decision("again", "preempted (exit code 75)")
     crashes, pauses = _count(progress.attempts[progress.forgotten :], patience)

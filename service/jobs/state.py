@@ -108,8 +108,9 @@ def fold_events(events: Iterable[JsonObject]) -> JobProgress:
     found = JobProgress()
     for event in events:
         found.changed = float(event.get("time", 0.0))
-        handler = _HANDLERS.get(str(event.get("event")))
-        if event.get("event") == "reopened" or (handler is not None and not found.is_over):
+        handlers = _AFTER_END if found.is_over else _BEFORE_END
+        handler = handlers.get(str(event.get("event")))
+        if handler is not None:
             handler(found, event)
     return found
 
@@ -157,7 +158,9 @@ def _reopen(found: JobProgress, event: JsonObject) -> None:
         found.forgotten = len(found.attempts)
 
 
-_HANDLERS = {
+# What is noted when a job is over changes nothing, but that it was taken up again.
+_BEFORE_END = {
     "started": _start, "launched": _launch, "ended": _end, "waits": _wait, "stop": _stop,
-    "finished": _finish, "reopened": _reopen,
+    "finished": _finish,
 }  # fmt: skip
+_AFTER_END = {"reopened": _reopen}

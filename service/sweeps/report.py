@@ -46,12 +46,13 @@ class AxisRow:
       values: of the axes in question.
       interval: mean over seeds, its 95 % interval, standard deviation and n, which is the number of
         seeds; each seed's value is the mean of its trials, all complete; none: no seed has that.
-      trials: with these values, complete or not.
+      trials, seeds: with these values, complete or not.
     """
 
     values: JsonObject
     interval: MeanInterval | None
     trials: int
+    seeds: int
 
 
 @dataclass(frozen=True)
@@ -140,5 +141,6 @@ def _group(states: Sequence[TrialState], choose: Callable[[Trial], JsonObject]) 
         whole = [numbers for numbers in by_seed.values() if None not in numbers]
         means = [math.fsum(numbers) / len(numbers) for numbers in whole]
         trials = sum(map(len, by_seed.values()))
-        found.append(AxisRow(values, compute_interval(means) if means else None, trials))
+        interval = compute_interval(means) if means else None
+        found.append(AxisRow(values, interval, trials, len(by_seed)))
     return found

@@ -143,10 +143,6 @@ def read_spec(path: Path) -> SweepSpec:
     return spec
 
 
-def _read_numbers(key: object, axis: Any) -> Any:
-    return [_read_number(str(key), one) for one in axis] if isinstance(axis, list) else axis
-
-
 def _read_number(key: str, value: JsonValue) -> JsonValue:
     """The number that a key will take a value for; other values as they are."""
     kinds = get_kinds(key) & {int, float}

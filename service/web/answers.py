@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.jobs.state import State
+from service.jobs import JobView
 from service.web.tokens import Role
 from utils.json_types import JsonObject, JsonValue
 
@@ -256,31 +256,12 @@ class TrendList(BaseModel):
     trends: list[TrendRow]
 
 
-class JobRow(BaseModel):
-    """A job of the queue."""
-
-    id: str
-    run: str = Field(description="experiment/name")
-    state: State
-    argv: list[str]
-    config: str
-    config_hash: str
-    created: float
-    changed: float
-    who: str
-    attempts: int
-    exit_code: int | None
-    reason: str
-    sweep: str
-    slots: int
-
-
 class JobList(BaseModel):
     """Jobs, a page of them."""
 
     matched: int
     offset: int
-    jobs: list[JobRow]
+    jobs: list[JobView]
 
 
 class LogAnswer(BaseModel):
@@ -314,7 +295,7 @@ class SubmitRequest(BaseModel):
 class SubmitAnswer(BaseModel):
     """What has become of a submission, or would."""
 
-    job: JobRow | None = Field(description="null: it was a dry run")
+    job: JobView | None = Field(description="null: it was a dry run")
     run: str
     config_hash: str = Field(description="as main.py computes it")
     lines: list[str] = Field(description="what main.py --check says")
@@ -353,8 +334,9 @@ class AxisValueRow(BaseModel):
     """What trials with some values have reached."""
 
     values: dict[str, JsonValue]
-    interval: IntervalAnswer | None = Field(description="null: none is complete")
+    interval: IntervalAnswer | None = Field(description="null: no seed is complete")
     trials: int
+    seeds: int = Field(description="of these trials; n of them are complete")
 
 
 class SweepAnswer(BaseModel):

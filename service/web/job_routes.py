@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Query
@@ -13,7 +12,6 @@ from service.jobs.state import STATES
 from service.web.answers import (
     ConfigList,
     JobList,
-    JobRow,
     LogAnswer,
     SubmitAnswer,
     SubmitRequest,
@@ -52,13 +50,13 @@ def list_jobs(parts: Parts, query: Annotated[JobQuery, Query()]) -> JobList:
         if (not wanted or job.state in wanted) and query.sweep in ("", job.sweep)
     ]
     page = found[query.offset : query.offset + query.limit]
-    return JobList(matched=len(found), offset=query.offset, jobs=[_describe(job) for job in page])
+    return JobList(matched=len(found), offset=query.offset, jobs=page)
 
 
 @router.get("/jobs/{job_id}", responses=list_problems(404))
-def show_job(parts: Parts, job_id: JobId) -> JobRow:
+def show_job(parts: Parts, job_id: JobId) -> JobView:
     """One job."""
-    return _describe(find_job(parts, job_id))
+    return find_job(parts, job_id)
 
 
 @router.get("/jobs/{job_id}/log", responses=list_problems(404))
@@ -73,15 +71,15 @@ def read_log(
 
 
 @router.post("/jobs/{job_id}/stop", responses=list_problems(404, 409, 429))
-def stop_job(parts: Parts, asker: Asker, job_id: JobId) -> JobRow:
+def stop_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
     """Ask a job to save a checkpoint and end; it may go on later."""
-    return _describe(stop(parts, asker, job_id))
+    return stop(parts, asker, job_id)
 
 
 @router.post("/jobs/{job_id}/reopen", responses=list_problems(404, 409, 429))
-def reopen_job(parts: Parts, asker: Asker, job_id: JobId) -> JobRow:
+def reopen_job(parts: Parts, asker: Asker, job_id: JobId) -> JobView:
     """Let a job that failed or was stopped go on from its last checkpoint."""
-    return _describe(reopen(parts, asker, job_id))
+    return reopen(parts, asker, job_id)
 
 
 @router.get("/configs", responses=list_problems())
@@ -95,8 +93,7 @@ def submit_run(parts: Parts, asker: Asker, request: SubmitRequest) -> SubmitAnsw
     """Check a run as main.py does and queue it; with `dry_run` only the first."""
     job, verdict = submit(parts, asker, request)
     return SubmitAnswer(
-        job=_describe(job) if job else None, run=verdict.run, config_hash=verdict.config_hash,
-        lines=list(verdict.lines),
+        job=job, run=verdict.run, config_hash=verdict.config_hash, lines=list(verdict.lines),
     )  # fmt: skip
 
 
@@ -146,7 +143,3 @@ def check_owner(asker: Identity, job: JobView) -> None:
     """
     if asker.who != job.who and not asker.may("admin"):
         raise ServiceProblem(403, f"job {job.id!r} is of {job.who}; ask them, or an admin")
-
-
-def _describe(job: JobView) -> JobRow:
-    return JobRow(**asdict(job))

@@ -61,7 +61,7 @@ def bind(host: str, port: int) -> socket.socket:
         found.listen(_CONNECTIONS)
     except (OSError, OverflowError) as error:
         found.close()
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
         raise UserError(
             f"--host {host} --port {port} cannot be listened on: {reason}; give another port, or 0 "
             "for any that is free"

@@ -142,6 +142,8 @@ class TokenBook:
         except FileNotFoundError:
             self._rows, self._stamp = [], None
             return
+        if not stat.S_ISREG(found.st_mode):
+            raise UserError(f"{self.path} is no file; give one of tokens, or a name for a new one")
         if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise UserError(
                 f"{self.path} can be read by others; make it yours alone: chmod 600 {self.path}"

@@ -302,9 +302,9 @@ def test_intervals_share_one_bar():
     from store.compare.statistics import MeanInterval
 
     rows = [
-        AxisRow({"a": 1}, MeanInterval(5.0, 0.0, 10.0, 1.0, 3), 3),
-        AxisRow({"a": 2}, MeanInterval(10.0, None, None, None, 1), 2),
-        AxisRow({"a": 3}, None, 2),
+        AxisRow({"a": 1}, MeanInterval(5.0, 0.0, 10.0, 1.0, 3), 6, 3),
+        AxisRow({"a": 2}, MeanInterval(10.0, None, None, None, 1), 4, 2),
+        AxisRow({"a": 3}, None, 2, 2),
     ]
     shown = make_intervals(rows, ["a"])
     assert [(one.low, one.at, one.high) for one in shown] == [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -156,6 +158,38 @@ def test_who_is_asked_to_stop_is_not_started_again() -> None:
     events = [*attempt(75, 1000.0), {"time": 1.0, "event": "stop", "who": "you"}]
     found = decide(fold_events(events), is_complete=False, patience=Patience())
     assert found.state == "stopped" and "you" in found.reason
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "complete"), (2, "failed"), (75, "running")])
+def test_an_end_is_noted_where_no_dispatcher_is_left(
+    queue: JobQueue, code: int, state: str
+) -> None:
+    """Whoever saw it notes it, but where patience decides what comes next."""
+    view = queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "a"}), "me")
+    folder = queue.find(view.id)
+    job = read_job(folder)
+    ends = job.model_copy(update={"argv": (sys.executable, "-c", f"raise SystemExit({code})")})
+    (folder / "job.json").write_text(ends.model_dump_json())
+    subprocess.run([sys.executable, "-m", "service.jobs.child", str(folder), "slot0"], check=True)
+    found = queue.get(view.id)
+    assert (found.state, found.exit_code, found.attempts) == (state, code, 1)
+
+
+def test_a_damaged_job_is_told_once_and_holds_up_nobody(
+    queue: JobQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = queue.find(queue.submit(Submission(config=CONFIG), "me").id)
+    (folder / "job.json").write_text("{")
+    with Dispatcher(queue, ["slot0"]) as dispatcher:
+        for _ in range(3):
+            dispatcher.tick()
+        assert [record.message for record in caplog.records].count(
+            f"{folder / 'job.json'} is damaged; move its directory away"
+        ) == 1
+        append_event(folder, "finished", state="failed", reason="")
+        dispatcher.tick()
+        (folder / "events.jsonl").unlink()
+        dispatcher.tick()
 
 
 def test_slots_are_read_and_chosen() -> None:

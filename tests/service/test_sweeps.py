@@ -167,7 +167,8 @@ def test_the_table_groups_by_point_and_axis() -> None:
     states.append(TrialState(plan_trials(spec)[-1], "running", 7.0, "", "", ""))
     table = tabulate_sweep(spec, states)
     assert [row.interval.n for row in table.points] == [2, 2, 2, 1]
-    assert [row.trials for row in table.points] == [2, 2, 2, 2]
+    assert [(row.trials, row.seeds) for row in table.points] == [(2, 2)] * 4
+    assert [(row.trials, row.seeds) for row in table.axes["optim.lr"]] == [(4, 2)] * 2
     assert table.points[0].values == {"optim.lr": 0.02, "train.epochs": 1}  # the least error
     first = table.points[0].interval
     assert first == compute_interval([0.0, 1.0]) and first.mean == 0.5
@@ -271,6 +272,9 @@ def test_the_queue_tool_submits_and_refuses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = ["--store", str(tmp_path / "runs")]
+    for absent in (["list"], ["run", "--until-empty"], ["log", "a"]):
+        assert queue_tool.main([*absent, *store]) == 2
+        assert "is no directory" in capsys.readouterr().err and not (tmp_path / "runs").exists()
     words = [CONFIG, "optim.lr=1e-3", "run.run_id=a", "runtime.device=cpu"]
     assert queue_tool.main(["submit", *words, *store, "--json"]) == 0
     job = json.loads(capsys.readouterr().out)

@@ -137,12 +137,17 @@ def run_main(*flags: str) -> int:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [(("--store", "nowhere"), "is no directory"),
+     (("--store", "gs://"), "names no bucket"),
+     (("--store", "s3://bucket/runs"), "cannot be opened"),
+     (("--token-file", ".", "--add-token", "a"), "is no file"),
+     (("--add-token", ""), "token's name"),
+     (("--role", "submit"), "--add-token NAME"),
      (("--root", "http://evil/"), "a directory, or gs://BUCKET"),
      (("--root", "gs://"), "a directory, or gs://BUCKET"),
      (("--root", ""), "a directory, or gs://BUCKET"),
      (("--host", "0.0.0.0"), "--allow-remote"),
      (("--host", "0.0.0.0", "--allow-remote"), "--token-file"),
-     (("--port", "70000"), "another port"),
+     (("--port", "70000"), "0-65535; give another port"),
      (("--host", "203.0.113.1", "--allow-remote", "--token-file", "tokens.json"), "another"),
      (("--add-token", "a b"), "token's name"),
      (("--add-token", "a", "--role", "root"), "choose one of"),
@@ -227,7 +232,7 @@ def test_a_submitted_run_is_trained_and_outlives_the_service(tmp_path):
     finally:
         process.kill()
         process.communicate()
-    # The dispatcher was not the service's to take along; the next service lets it be.
+    # The dispatcher was not the service's to take along; the next service puts its own there.
     process, url = start(store, "--slots", "1")
     client = ServiceClient(url.partition("/start")[0], token)
     try:
@@ -242,16 +247,15 @@ def test_a_submitted_run_is_trained_and_outlives_the_service(tmp_path):
     finally:
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-        end_dispatcher(store)
-    assert errors == "stopped\n"
+    *told, last = errors.splitlines()
+    assert last == "stopped"
+    assert len(told) == 1 and "of a service that is gone is asked to end" in told[0], errors
+    assert not list_dispatchers(store)
 
 
-def end_dispatcher(store: Path) -> None:
-    """The one that the killed service has left behind."""
+def list_dispatchers(store: Path) -> list[list[str]]:
+    """The command lines of those that are at work on a store."""
     import psutil
 
-    for one in psutil.process_iter(["cmdline"]):
-        words = one.info["cmdline"] or []
-        if "tools.queue" in words and str(store) in words:
-            one.terminate()
-            one.wait(30)
+    found = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+    return [words for words in found if "tools.queue" in words and str(store) in words]

@@ -33,8 +33,16 @@ def open_index(options: argparse.Namespace) -> RunIndex:
 
 
 def check_store(store: str) -> None:
-    """Refuse a directory that is not there: an empty answer would hide a typo."""
-    if not is_remote(store) and not open_folder(store).is_there():
+    """Refuse a directory that is not there: an empty answer would hide a typo.
+
+    Raises:
+      UserError: that, a URL that names no bucket, or one of a protocol that is not installed.
+    """
+    folder = open_folder(store)
+    if is_remote(store):
+        if not store.partition("://")[2].strip("/"):
+            raise UserError(f"--store {store!r} names no bucket; give one such as gs://BUCKET/runs")
+    elif not folder.is_there():
         raise UserError(
             f"--store {store!r} is no directory; give the run.output_dir of the runs (its default "
             "is runs)"

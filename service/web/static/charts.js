@@ -77,9 +77,10 @@ function makeLayout(chart) {
     yaxis: { ...axis, fixedrange: true, nticks: 5, type: chart.isLog ? "log" : "linear", tickformat: "~g", exponentformat: "power" },
     yaxis2: { overlaying: "y", range: [0, 1], visible: false, fixedrange: true },
   };
-  if (shared.start !== null || shared.end !== null) {
-    layout.xaxis.range = [shared.start ?? chart.first, shared.end ?? chart.last];
-  }
+  const low = shared.start ?? chart.first, high = shared.end ?? chart.last;
+  if (shared.start !== null || shared.end !== null) layout.xaxis.range = [low, high];
+  // Steps are whole numbers: plotly would mark halves and write them as the same number twice.
+  if (high - low < 6) Object.assign(layout.xaxis, { tick0: 0, dtick: 1 });
   return layout;
 }
 

@@ -39,7 +39,7 @@ class Polyline:
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves over one range of steps and values."""
+    """Curves over one range of steps and values; `low` is empty where there is one value alone."""
 
     lines: tuple[Polyline, ...]
     low: str
@@ -165,15 +165,21 @@ def draw_picture(curves: Sequence[Curve], inks: Iterable[int]) -> Picture | None
     if not values:
         return None
     first, last, low, high = min(steps), max(steps), min(values), max(values)
-    wide, tall = max(1, last - first), (high - low) or 1.0
+    is_flat = high == low
+
+    def place(step: int, value: float) -> str:
+        """What has no extent lies in the middle: at an edge half of it would be cut off."""
+        x = 0.5 if last == first else (step - first) / (last - first)
+        y = 0.5 if is_flat else (high - value) / (high - low)
+        return f"{_SIZE * x:.0f},{_SIZE * y:.0f}"
+
     lines = []
     for curve, ink in zip(curves, inks, strict=True):
-        points = (
-            f"{_SIZE * (step - first) / wide:.0f},{_SIZE * (high - value) / tall:.0f}"
-            for step, value in zip(curve.steps, curve.values, strict=True)
-        )
+        points = map(place, curve.steps, curve.values)
         lines.append(Polyline(ink % _MOST_CURVES, " ".join(dict.fromkeys(points))))
-    return Picture(tuple(lines), format_value(low), format_value(high), f"{last:,}")
+    return Picture(
+        tuple(lines), "" if is_flat else format_value(low), format_value(high), f"{last:,}"
+    )
 
 
 def draw_spark(values: Sequence[float]) -> str:

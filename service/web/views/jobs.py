@@ -191,11 +191,11 @@ def make_intervals(rows: Sequence[AxisRow], keys: Sequence[str]) -> tuple[Interv
         one = row.interval
         values = tuple(json.dumps(row.values.get(key)) for key in keys)
         if one is None:
-            shown.append(IntervalRow(values, "–", "–", f"0 of {row.trials}", -1.0, -1.0, -1.0))
+            shown.append(IntervalRow(values, "–", "–", f"0 of {row.seeds}", -1.0, -1.0, -1.0))
             continue
         interval = "–" if one.low is None else f"{one.low:.5g} to {one.high:.5g}"
         shown.append(IntervalRow(
-            values, format_value(one.mean), interval, f"{one.n} of {row.trials}",
+            values, format_value(one.mean), interval, f"{one.n} of {row.seeds}",
             place(one.mean), place(one.low), place(one.high),
         ))  # fmt: skip
     return tuple(shown)

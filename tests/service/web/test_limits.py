@@ -21,18 +21,26 @@ _TRIES = 10
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory) -> Iterator[tuple[str, int, str, psutil.Process]]:
-    """Host, port and token of a service that is a process of its own."""
+def running(tmp_path_factory) -> Iterator[tuple[str, int, TokenBook, psutil.Process]]:
+    """A service that is a process of its own."""
     store = make_store(tmp_path_factory.mktemp("limits"))
-    token = TokenBook(store / "service" / "tokens.json").add("me", "admin")
     process, url = start(store)
     parts = urlsplit(url)
     try:
-        ask(parts.hostname, parts.port, make_head(token, 2) + b"{}")
-        yield parts.hostname, parts.port, token, psutil.Process(process.pid)
+        tokens = TokenBook(store / "service" / "tokens.json")
+        yield parts.hostname, parts.port, tokens, psutil.Process(process.pid)
     finally:
         process.terminate()
         process.communicate(timeout=30)
+
+
+@pytest.fixture
+def live(running, request) -> tuple[str, int, str, psutil.Process]:
+    """Its host, port and process, and a token: changes a minute are counted for each by itself."""
+    host, port, tokens, process = running
+    token = tokens.add(request.node.name[:64], "admin")
+    ask(host, port, make_head(token, 2) + b"{}")
+    return host, port, token, process
 
 
 def make_head(token: str, length: int | None, *more: str) -> bytes:
