@@ -36,6 +36,9 @@ from losses import (
 from losses import (
     standardise as standardise,
 )
+from losses import (
+    temperatures as temperatures,
+)
 from losses.base import LOSSES, Loss, LossInputs, LossOutput
 from losses.classes import create_class_loss
 from losses.ensembles import combine_answers

@@ -1,4 +1,4 @@
-"""Losses that part the target class from the others: DKD, NKD, WSLD."""
+"""Losses that part the target class from the others: DKD, NKD, WSLD, RLD."""
 
 from __future__ import annotations
 
@@ -141,6 +141,61 @@ def compute_wsld(
     return temperature**2 * mean_valid(-weight * (probs * log_probs).sum(dim=-1), mask)
 
 
+def compute_rld_parts(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    classes: Tensor,
+    temperature: float,
+    *,
+    confidence_temperature: float,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sample confidence (SCD) and masked correlation (MCD): a wrong teacher cannot mislead.
+
+    SCD: KL of (p_max, 1 - p_max) of the teacher's best class and (q_y, 1 - q_y) of the student's
+    target class. MCD: KL among the classes that the teacher finds less likely than y; 0 where
+    there is none.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      classes: int [B], target classes; with mixed targets the heaviest.
+      temperature: T > 0 of MCD, which is scaled by T^2.
+      confidence_temperature: the same of SCD.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Two scalars in nats, summed over classes, averaged over valid examples.
+
+    Source: Sun et al. 2024 (Refined Logits), arXiv:2408.07703, equations 6 to 10.
+    """
+    teacher, student = as_constant(teacher_logits), upcast(student_logits)
+    best = teacher.argmax(dim=-1)
+    sure, unsure, _ = split_log_probs(teacher / confidence_temperature, best)
+    own, rest, _ = split_log_probs(student / confidence_temperature, classes)
+    scd = sure.exp() * (sure - own) + unsure.exp() * (unsure - rest)
+    hidden = teacher >= teacher.gather(-1, classes.long().unsqueeze(-1))
+    among = _get_log_probs_among(teacher / temperature, hidden)
+    student_among = _get_log_probs_among(student / temperature, hidden)
+    probs = among.exp().masked_fill(hidden, 0.0)
+    mcd = (probs * (among - student_among)).sum(dim=-1)
+    return confidence_temperature**2 * mean_valid(scd, mask), temperature**2 * mean_valid(mcd, mask)
+
+
+def _get_log_probs_among(logits: Tensor, hidden: Tensor) -> Tensor:
+    """[B, K] log-softmax over the classes that are not hidden, with 0 at the hidden ones."""
+    lowest = torch.finfo(logits.dtype).min
+    total = torch.logsumexp(logits.masked_fill(hidden, lowest), dim=-1, keepdim=True)
+    nothing_left = hidden.all(dim=-1, keepdim=True)
+    return (logits - total.masked_fill(nothing_left, 0.0)).masked_fill(hidden, 0.0)
+
+
+def compute_rld(*inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor) -> Tensor:
+    """alpha * SCD + beta * MCD of `compute_rld_parts`, which takes everything else."""
+    scd, mcd = compute_rld_parts(*inputs, **arguments)
+    return alpha * scd + beta * mcd
+
+
 @LOSSES.register("dkd")
 def create_dkd(temperature: float = 4.0, alpha: float = 1.0, beta: float = 8.0) -> TargetLoss:
     """`compute_dkd`; mixed targets count as their heaviest class."""
@@ -160,3 +215,20 @@ def create_wsld(temperature: float = 2.0) -> TargetLoss:
     """`compute_wsld`; mixed targets count as their heaviest class (the paper has hard labels)."""
     check_positive("wsld", temperature=temperature)
     return TargetLoss(compute_wsld, temperature=temperature)
+
+
+@LOSSES.register("rld")
+def create_rld(
+    temperature: float = 4.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    confidence_temperature: float | None = None,
+) -> TargetLoss:
+    """`compute_rld`; mixed targets count as their heaviest class.
+
+    `confidence_temperature` none: `temperature`. The paper tunes alpha and beta for each pair.
+    """
+    given = temperature if confidence_temperature is None else confidence_temperature
+    check_positive("rld", temperature=temperature, confidence_temperature=given)
+    arguments = {"temperature": temperature, "confidence_temperature": given}
+    return TargetLoss(compute_rld, alpha=alpha, beta=beta, **arguments)

@@ -1,4 +1,4 @@
-"""Divergences of whole distributions in which the student's own stand first: reverse KL, JSD."""
+"""Divergences of whole distributions beside KL: reverse KL, JSD, alpha-beta."""
 
 from __future__ import annotations
 
@@ -74,6 +74,51 @@ def compute_generalised_jsd(
     return temperature**2 * mean_valid(per_example, mask)
 
 
+def compute_alpha_beta(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    alpha: float,
+    beta: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Alpha-beta divergence of the teacher's p and the student's q, both at the temperature.
+
+    D = -1 / (alpha beta) sum of p^alpha q^beta - (alpha p^(alpha + beta) + beta q^(alpha + beta))
+    / (alpha + beta), and its limits where a power is 0: beta 0 gives the sum of
+    (p^alpha log(p^alpha / q^alpha) - p^alpha + q^alpha) / alpha^2, alpha 0 the same with the sides
+    exchanged, both 0 half the squared gap of the log-probabilities. (1, 0) is KL(p || q), (0, 1)
+    is KL(q || p).
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      temperature: T > 0; there is no T^2 factor.
+      alpha: >= 0, power on the teacher; the larger, the more its sure classes count.
+      beta: >= 0, power on the student; the larger, the more its own sure classes count.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: summed over K, averaged over valid examples; 0 for equal distributions.
+
+    Source: Wang et al. 2025 (ABKD), arXiv:2505.04560, definition 3.1; its limits after Cichocki et
+    al. 2011. The term's weight of 32 in its code is not inside.
+    """
+    p = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    q = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    both = alpha + beta
+    if alpha and beta:
+        sides = alpha * (both * p).exp() + beta * (both * q).exp()
+        per_class = (sides / both - (alpha * p + beta * q).exp()) / (alpha * beta)
+    elif both:
+        first, second = (both * p, both * q) if alpha else (both * q, both * p)
+        per_class = (first.exp() * (first - second - 1) + second.exp()) / both**2
+    else:
+        per_class = (p - q).square() / 2
+    return mean_valid(per_class.sum(dim=-1), mask)
+
+
 @LOSSES.register("reverse_kl")
 def create_reverse_kl(temperature: float = 4.0) -> LogitLoss:
     """`compute_reverse_kl`; targets are not used."""
@@ -91,3 +136,17 @@ def create_generalised_jsd(temperature: float = 4.0, beta: float = 0.5) -> Logit
             "ends)"
         )
     return LogitLoss(compute_generalised_jsd, temperature=temperature, beta=beta)
+
+
+@LOSSES.register("abkd")
+def create_alpha_beta(temperature: float = 4.0, alpha: float = 0.9, beta: float = 0.2) -> LogitLoss:
+    """`compute_alpha_beta`; targets are not used."""
+    check_positive("abkd", temperature=temperature)
+    for key, value in (("alpha", alpha), ("beta", beta)):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or value < 0:
+            raise UserError(
+                f"distill.losses: abkd.{key} is {value!r}; give a number of 0 or more (alpha 1 "
+                "with beta 0 is kd without its T^2)"
+            )
+    return LogitLoss(compute_alpha_beta, temperature=temperature, alpha=alpha, beta=beta)

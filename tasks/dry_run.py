@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING
 
 import torch
@@ -136,7 +137,8 @@ def dry_run_losses(
     )
     for loss in losses.losses:
         if not loss.student_layers():
-            loss.compute(inputs)  # autocast does not know the meta device
+            # A copy: what a loss counts and trains belongs to the run. Autocast does not know meta.
+            deepcopy(loss).to("meta").compute(inputs)
 
 
 def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:

@@ -15,6 +15,7 @@ EXAMPLES_IN_SPLIT = 12
 MAPS = {"layers": {"stage.1": "layer.2"}}
 SHAPES = ({"stage.1": (1, 5, 4, 4)}, {"layer.2": (1, 5, 4, 4)})
 ARGS: dict[str, dict[str, Any]] = {
+    "abkd": {"temperature": 2.0},
     "at": MAPS,
     "at_paper": MAPS,
     "bkd": {},
@@ -28,6 +29,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "cckd": MAPS | {"kernel": "unit_gaussian"},
     "cckd_paper": MAPS,
     "crd": MAPS | {"num_examples": EXAMPLES_IN_SPLIT, "embed_dim": 4, "negatives": 3},
+    "ctkd": {"curriculum_steps": 10},
     "deit_hard": {},
     "deit_soft": {"temperature": 3.0},
     "dist": {"temperature": 2.0},
@@ -51,6 +53,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "multi_sum": {"loss": "dkd"},
     "multi_sum_bv": {},
     "nkd": {},
+    "normkd": {},
     "ofa": {"exponent": 1.5},
     "pkt": MAPS,
     "reverse_kl": {"temperature": 2.0},
@@ -59,6 +62,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "prediction_mse": {},
     "rkd": MAPS,
     "rkd_unit": MAPS,
+    "rld": {"beta": 2.0, "confidence_temperature": 1.5},
     "soft": {},
     "sp": MAPS,
     "tinyvit_sparse": {},

@@ -137,6 +137,32 @@ def test_a_memory_keeps_the_share_that_momentum_says(momentum):
         assert torch.equal(moved[4:], rows[4:])
 
 
+# ---- a temperature that learns against the student
+
+
+@pytest.mark.parametrize(("calls", "pressure"), [(0, 0.0), (5, 0.5), (10, 1.0), (99, 1.0)])
+def test_the_learnt_temperature_climbs_the_loss_by_a_cosine(calls, pressure):
+    logits = draw(0, 4, 7).requires_grad_()
+    inputs = replace(
+        create_inputs("ctkd"), student_logits=logits, teacher_logits=(3 * draw(1, 4, 7),)
+    )
+    loss = create_loss("ctkd", {"curriculum_steps": 10}).double()
+    loss.calls.fill_(float(calls))
+
+    def compute(raw: float) -> float:
+        temperature = 1 + 20 / (1 + math.exp(-raw))
+        return create_loss("kd", {"temperature": temperature})(inputs).item()
+
+    loss(inputs).backward()
+    slope = (compute(1.01) - compute(0.99)) / 0.02
+    found = loss.raw_temperature.grad.item()
+    assert found == pytest.approx(-pressure * slope, rel=1e-3, abs=1e-9)
+    assert loss.calls.item() == calls + 1
+    with torch.no_grad():
+        loss(inputs)
+    assert loss.calls.item() == calls + 1
+
+
 # ---- several teachers, and wrappers
 
 

@@ -30,6 +30,8 @@ from utils.errors import UserError
         ("hard", {"label_smoothing": 1.0}, "give 0 <= value < 1"),
         ("lskd", {"loss": "dkdd"}, "did you mean 'dkd'"),
         ("lskd", {"loss": "dkd", "loss_args": {"betta": 1}}, "did you mean 'beta'"),
+        ("abkd", {"beta": -0.1}, "abkd.beta is -0.1; give a number of 0 or more"),
+        ("ctkd", {}, "ctkd needs args.curriculum_steps"),
         ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
     ],
 )
@@ -41,11 +43,13 @@ def test_bad_arguments_are_named(name, args, words):
 
 # Loss -> its arguments that are numbers above 0.
 ABOVE_ZERO = {
-    "at": "power", "bv_agree": "top_k", "bv_kl": "temperature", "cc_delta": "embed_dim",
-    "cckd": "gamma max_power", "crd": "num_examples negatives", "dist": "temperature eps",
-    "dkd": "temperature", "kd": "temperature", "lskd": "eps", "mlkd": "temperature",
-    "mlkd_bc": "temperature", "nkd": "temperature", "ofa": "temperature exponent", "pkt": "eps",
-    "rkd": "eps", "ttm": "temperature", "wsld": "temperature",
+    "abkd": "temperature", "at": "power", "bv_agree": "top_k", "bv_kl": "temperature",
+    "cc_delta": "embed_dim", "cckd": "gamma max_power", "crd": "num_examples negatives",
+    "ctkd": "curriculum_steps", "dist": "temperature eps", "dkd": "temperature",
+    "kd": "temperature", "lskd": "eps", "mlkd": "temperature", "mlkd_bc": "temperature",
+    "nkd": "temperature", "normkd": "scale", "ofa": "temperature exponent", "pkt": "eps",
+    "rkd": "eps", "rld": "temperature confidence_temperature", "ttm": "temperature",
+    "wsld": "temperature",
 }  # fmt: skip
 
 

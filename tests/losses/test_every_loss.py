@@ -40,6 +40,7 @@ def compute_with_gradients(name, inputs, **args):
 
 # What a configuration that names no argument means: a change of these changes old runs' results.
 DEFAULTS = {
+    "abkd": "temperature=4.0 alpha=0.9 beta=0.2",
     "at": "power=2",
     "at_paper": "power=2",
     "bkd": "reduction=batchmean",
@@ -53,6 +54,7 @@ DEFAULTS = {
     "cckd": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
     "cckd_paper": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
     "crd": "embed_dim=128 negatives=16384 contrast_temperature=0.07 momentum=0.5",
+    "ctkd": "",
     "deit_hard": "label_smoothing=0.0",
     "deit_soft": "temperature=4.0 reduction=batchmean form=kl",
     "dist": "temperature=1.0 beta=1.0 gamma=1.0 eps=1e-08 group_size=0",
@@ -76,6 +78,7 @@ DEFAULTS = {
     "multi_sum": "loss=kd loss_args=None weights=None temperature=None group_size=None",
     "multi_sum_bv": "temperature=1.0",
     "nkd": "temperature=1.0 gamma=1.5",
+    "normkd": "scale=2.0",
     "ofa": "temperature=1.0 exponent=1.0",
     "pkt": "eps=1e-07 group_size=0",
     "reverse_kl": "temperature=4.0",
@@ -84,6 +87,7 @@ DEFAULTS = {
     "prediction_mse": "",
     "rkd": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
     "rkd_unit": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
+    "rld": "temperature=4.0 alpha=1.0 beta=1.0 confidence_temperature=None",
     "soft": "temperature=4.0 reduction=batchmean form=kl",
     "sp": "group_size=0",
     "tinyvit_sparse": "",

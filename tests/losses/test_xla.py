@@ -16,6 +16,7 @@ FAMILIES = (
     ("kd", "hard", "deit_soft", "deit_hard", "dkd", "nkd", "wsld", "lskd", "tinyvit_sparse"),
     ("dist", "ttm", "wttm", "ofa", "bkd", "mlkd", "bv_hard", "bv_kl", "bv_euclidean", "bv_agree"),
     ("fitnet", "at", "at_paper", "hcl", "sp", "pkt", "cckd", "cc_delta", "crd", "rkd"),
+    ("abkd", "normkd", "ctkd", "rld", "reverse_kl", "jsd"),
     ("multi_avg_loss", "multi_avg_prob", "multi_avg_logit", "multi_sum_bv"),
 )
 

@@ -1,0 +1,112 @@
+"""Losses against their formulas in NumPy, and their gradients against finite differences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from losses import LOSSES, LossInputs
+from tests.losses.examples import (
+    ARGS,
+    create_example_loss,
+    create_inputs,
+    get_student_tensors,
+    map_examples,
+)
+from tests.losses.references import REFERENCES, Example
+from tests.losses.test_every_loss import ALIASES
+from tests.losses.test_fixtures import LOSSES as IN_THE_FILE
+
+ROOT = Path(__file__).resolve().parents[2]
+# Arguments beside those of the examples, where the formula has further branches.
+MORE = (
+    ("abkd", {"alpha": 1.0, "beta": 0.0}),
+    ("abkd", {"alpha": 0.0, "beta": 0.7}),
+    ("abkd", {"alpha": 0.0, "beta": 0.0}),
+    ("lskd", {"loss": "kd", "loss_args": {"temperature": 4.0}}),
+    ("rld", {"alpha": 0.5, "beta": 8.0}),
+)
+CASES = [(name, {}) for name in sorted(REFERENCES)] + list(MORE)
+
+
+def create_case(name: str, args: dict[str, Any]) -> tuple[torch.nn.Module, LossInputs]:
+    """A loss and its inputs in float64."""
+    inputs = create_inputs(name, batch=6)
+    inputs = map_examples(inputs, lambda x: x.detach().double() if x.is_floating_point() else x)
+    return create_example_loss(name, **args).double(), inputs
+
+
+def describe(name: str, args: dict[str, Any], loss: torch.nn.Module, inputs: LossInputs) -> Example:
+    """The same for NumPy."""
+    return Example(
+        logits=inputs.student_logits.detach().numpy(),
+        teachers=tuple(one.numpy() for one in inputs.teacher_logits),
+        classes=inputs.target_classes().numpy(),
+        targets=inputs.targets.numpy(),
+        student={key: value.detach().numpy() for key, value in inputs.student_features.items()},
+        teacher={key: value.numpy() for key, value in inputs.teacher_features.items()},
+        state={key: value.clone().numpy() for key, value in loss.state_dict().items()},
+        args=ARGS[name] | args,
+    )
+
+
+@pytest.mark.parametrize(("name", "args"), CASES)
+def test_a_value_is_that_of_the_formula(name, args):
+    loss, inputs = create_case(name, args)
+    wanted = REFERENCES[name](describe(name, args, loss, inputs))
+    assert loss(inputs).item() == pytest.approx(wanted, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(("name", "args"), CASES)
+def test_a_gradient_is_that_of_finite_differences(name, args):
+    """Along one random direction of all that the student gives."""
+    loss, inputs = create_case(name, args)
+    tensors = [tensor.requires_grad_() for tensor in get_student_tensors(inputs)]
+    numbers = torch.Generator().manual_seed(5)
+    steps = [torch.randn(x.shape, generator=numbers, dtype=x.dtype) for x in tensors]
+    grads = torch.autograd.grad(loss(inputs), tensors, allow_unused=True)
+    pairs = zip(grads, steps, strict=True)
+    slope = sum((grad * step).sum() for grad, step in pairs if grad is not None)
+
+    def compute(size: float) -> float:
+        with torch.no_grad():
+            for tensor, step in zip(tensors, steps, strict=True):
+                tensor.add_(size * step)
+            value = loss(inputs).item()
+            for tensor, step in zip(tensors, steps, strict=True):
+                tensor.sub_(size * step)
+        return value
+
+    wanted = (compute(1e-6) - compute(-1e-6)) / 2e-6
+    assert slope.item() == pytest.approx(wanted, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.xla
+def test_values_are_those_of_the_formulas_on_xla():
+    """All in one graph, in float32."""
+    torch_xla = pytest.importorskip("torch_xla")
+    device = torch_xla.device()
+    values, wanted = [], []
+    for name, args in CASES:
+        loss, inputs = create_case(name, args)
+        wanted.append(REFERENCES[name](describe(name, args, loss, inputs)))
+        moved = map_examples(
+            inputs, lambda x: (x.float() if x.is_floating_point() else x).to(device)
+        )
+        values.append(loss.float().to(device)(moved).detach())
+    found = torch.stack(values).cpu().tolist()
+    for case, value, formula in zip(CASES, found, wanted, strict=True):
+        assert value == pytest.approx(formula, rel=2e-4, abs=1e-6), case
+
+
+def test_every_loss_has_reference_values_or_is_an_alias_and_the_readme_counts_them():
+    """A value may lie in the file under the second name: `hard_kd`, `mlkd_total`."""
+    names = LOSSES.names()
+    counted = {ALIASES.get(name, name) for name in names}
+    assert {ALIASES.get(name, name) for name in (*IN_THE_FILE, *REFERENCES)} == counted
+    assert not set(IN_THE_FILE) & set(REFERENCES)
+    text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert f"by {len(counted)} losses ({len(names)} names), each checked against" in text
