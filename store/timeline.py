@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from store.catalogue import TRAIN, WAIT_S
 from store.record import RunRecord, describe
 from store.spans import COMPILE, EVALUATION, HELD, ROLLBACK, WINDOW, Span
-from utils.json_types import JsonObject
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 
 # What the time of a run is told as, in this order; they sum up to all of it.
 SHARES = ("step", "input_wait", "compile", "evaluation", "checkpoint", "redone", "other", "down")
@@ -126,6 +126,11 @@ def _guess_attempt(record: RunRecord) -> list[AttemptTime]:
     return [AttemptTime(1, 0, began, max(began, ended), is_whole=True)]
 
 
+def get_attempt(record: RunRecord, line: JsonMapping) -> JsonValue:
+    """Which program wrote a line; where no attempts are told, the one that `list_attempts` has."""
+    return line.get("attempt") if record.attempts else 1
+
+
 def list_downs(attempts: Sequence[AttemptTime]) -> list[tuple[float, float]]:
     """When nobody worked on the run, between its attempts."""
     pairs = ((one.ended, other.began) for one, other in itertools.pairwise(attempts))
@@ -143,7 +148,7 @@ def make_windows(record: RunRecord, attempts: Sequence[AttemptTime]) -> list[Spa
     began = {one.number: one.began for one in attempts}
     last_s = last_step = attempt_s = attempt = 0
     for line in record.lines:
-        number, time_s = line.get("attempt"), line.get("time_s")
+        number, time_s = get_attempt(record, line), line.get("time_s")
         if line["kind"] != TRAIN or not isinstance(time_s, int | float) or number not in began:
             continue
         if number != attempt:

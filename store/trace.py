@@ -10,7 +10,14 @@ from dataclasses import dataclass, field, replace
 from store.catalogue import LOSS, METRICS, TRAIN
 from store.record import RunRecord, get_finite_or_told
 from store.spans import INPUT, STEP, WINDOW, Span
-from store.timeline import AttemptTime, list_attempts, list_downs, make_windows, name_end
+from store.timeline import (
+    AttemptTime,
+    get_attempt,
+    list_attempts,
+    list_downs,
+    make_windows,
+    name_end,
+)
 from utils.json_types import JsonObject
 
 # What a viewer takes at ease: beyond it windows are joined, short steps left out, and of a
@@ -135,7 +142,7 @@ def _make_counters(record: RunRecord, windows: Sequence[Span]) -> list[Counter]:
     times = {(span.attempt, span.step): span.ended for span in windows}
     points: dict[str, list[tuple[float, float]]] = {}
     for line in record.lines:
-        time = times.get((line.get("attempt"), line["step"]))
+        time = times.get((get_attempt(record, line), line["step"]))
         if line["kind"] != TRAIN or time is None:
             continue
         for name, value in get_finite_or_told(line).items():

@@ -124,9 +124,10 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
         table.add_row(*row)
     table.show_header = False
     console.print(table)
-    if record.attempts:
+    time = compute_time(record)
+    if record.attempts or time.paid_s:
         console.print()
-        _print_time(compute_time(record))
+        _print_time(time)
     for part in (_make_numbers(record), _make_curves(record), _make_attempts(record)):
         if part.row_count:
             console.print()

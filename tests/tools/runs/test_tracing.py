@@ -121,6 +121,20 @@ def test_the_other_format_and_an_older_run(ask, root, tmp_path):
     assert {event["name"] for event in events if event["ph"] == "X"} == {"attempt 1", "window"}
 
 
+def test_a_run_of_version_1_is_drawn_with_its_numbers(ask, root, tmp_path):
+    lines = [{"step": step, "time_s": 2.0 * step, "total": 1.0 / step} for step in (1, 2, 3)]
+    began = {"started": 1.79e9, "ended": 1.79e9 + 10.0}
+    run = make_run(root, "first", lines=lines, final={"eval_top1": 1.0}, **began)
+    (run.path / "attempts.jsonl").unlink()
+    out = tmp_path / "first.perfetto-trace"
+    assert ask("trace", "first", "--out", str(out))[0] == 0
+    slices, counters = read(out)
+    assert counters["loss/total"] == [1.0, 0.5, 1.0 / 3]
+    (windows,) = (found for track, found in slices.items() if "window" in track)
+    assert [end - 1.79e9 for _, _, end in windows] == pytest.approx([2.0, 4.0, 6.0])
+    assert "goodput 60.0% of 10.0 s paid for" in ask("show", "first")[1]
+
+
 def test_wrong_use_is_one_line_and_writes_nothing(ask, root, tmp_path):
     (root / "digits" / "run0" / "attempts.jsonl").unlink()
     for run, out, word in (
