@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -169,6 +170,14 @@ def test_a_bucket_that_is_not_there_is_found_before_a_device_is_touched(gs, caps
         "error: run.output_dir ('gs://nobody/runs') cannot be written to: there"
     )
     assert main([*FLAGS, "--run.output_dir=gs://nobody/runs", "--run.resume=auto"]) == 2
+
+
+def test_a_client_that_fails_writes_no_traceback_of_its_own(gs, caplog):
+    client = logging.getLogger("gcsfs")
+    client.setLevel(logging.NOTSET)
+    open_folder(gs)
+    client.error("_request non-retriable exception")
+    assert caplog.records == []
 
 
 def test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming(gs, tmp_path, capsys):

@@ -34,8 +34,6 @@ def setup_logging(rank: int = 0, world_size: int = 1) -> None:
     prefix = f"rank {rank} " if world_size > 1 else ""
     handler = _StderrHandler()
     handler.setFormatter(logging.Formatter(f"%(asctime)s {prefix}%(message)s", "%H:%M:%S"))
-    # Its failures reach the program as exceptions; it writes each with a traceback of its own.
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
     logger = get_logger()
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -28,7 +29,10 @@ def open_folder(place: str | Path | Folder) -> Folder:
     if not is_remote(place):
         return LocalFolder(to_path(place))
     text = str(place)
-    options = {"requests_timeout": _TIMEOUT_S} if text.startswith(("gs://", "gcs://")) else {}
+    options = {}
+    if text.startswith(("gs://", "gcs://")):
+        options = {"requests_timeout": _TIMEOUT_S}
+        _silence_client()
     try:
         filesystem, path = fsspec.core.url_to_fs(text, **options)
     except (ImportError, ValueError) as error:
@@ -38,6 +42,13 @@ def open_folder(place: str | Path | Folder) -> Folder:
             "gs://), or give a directory"
         ) from error
     return RemoteFolder(filesystem, path)
+
+
+def _silence_client() -> None:
+    """gcsfs raises its failures; it would also write each to stderr, with its traceback."""
+    client = logging.getLogger("gcsfs")
+    if client.level == logging.NOTSET:  # else GCSFS_DEBUG has asked for more
+        client.setLevel(logging.CRITICAL)
 
 
 def is_remote(place: str | Path) -> bool:
