@@ -27,8 +27,12 @@ def main(argv: list[str] | None = None) -> int:
     """Answer; gives the exit code."""
     options = create_parser().parse_args(argv)
     # Only what is asked for is loaded: a list must not wait for what a comparison needs.
-    module, _, function = options.function.partition(":")
-    return run_program(getattr(importlib.import_module(f"tools.runs.{module}"), function), options)
+    module, _, name = options.function.partition(":")
+    function = getattr(importlib.import_module(f"tools.runs.{module}"), name)
+    from utils.storage import hurry
+
+    with hurry():
+        return run_program(function, options)
 
 
 def create_parser() -> ProgramParser:

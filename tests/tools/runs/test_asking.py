@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from store.models import MODELS
 from store.wording import format_duration, format_value
@@ -126,6 +130,23 @@ def test_a_store_that_is_not_there_and_one_that_is_empty_are_told_apart(ask, tmp
     (tmp_path / "empty").mkdir()
     code, out, _ = ask("list", "--filter", "eval.top1>3", store=tmp_path / "empty")
     assert code == 0 and "0 runs" in out
+
+
+def test_a_bucket_that_does_not_answer_keeps_nobody_waiting_for_minutes(ask, monkeypatch):
+    calls = []
+
+    def refuse(*arguments: object, **options: object) -> None:
+        calls.append(arguments)
+        raise OSError(errno.ENETUNREACH, "away")
+
+    for name in ("ls", "find", "info", "cat_file", "_open"):
+        monkeypatch.setattr(MemoryFileSystem, name, refuse)
+    # Each try takes three seconds; the trainer would make all of them.
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, 3.0).__next__, sleep=lambda _: None)
+    monkeypatch.setattr("utils.storage.retry.time", clock)
+    code, out, error = ask("list", store="memory://away")
+    assert (code, out, error.count("\n"), len(calls)) == (2, "", 1, 2)
+    assert "away" in error
 
 
 def test_a_name_that_fits_several_runs_is_refused(ask, root):
