@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store import read_environment
+from tools.proofs.timed_run import open_run
 from utils.config import load_config
 from utils.json_types import JsonObject
 from utils.log import setup_logging
@@ -86,27 +87,14 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 def measure(config: RunConfig, windows: int) -> JsonObject:
     """Times of steps and checkpoints of a run, in seconds."""
-    from utils.runtime import create_runtime
+    with open_run(config) as callbacks:
+        from engine import run_steps
 
-    runtime = create_runtime(config.runtime)
-    from engine import run_steps
-    from job.build import build_parts
-    from job.callbacks import RunCallbacks
-    from job.check import check
-    from store.session import RunSession
-
-    job = check(config)
-    session = RunSession(job.run)
-    session.take_new(overwrite=False)
-    parts = build_parts(runtime, job)
-    session.begin("", {}, from_step=0)
-    with RunCallbacks(runtime, job, parts, session) as callbacks:
+        runtime, parts = callbacks.runtime, callbacks.parts
         steps = run_steps(parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan)
         with contextlib.closing(steps):
             time_steps(runtime, steps, _WARM_UP)
             facts = _time_windows(callbacks, steps, windows)
-    parts.close()
-    session.close()
     return {
         **facts,
         "parameters": parts.count_parameters(),

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from store import read_environment
+from tools.proofs.timed_run import open_run
 from utils.config import load_config
 from utils.json_types import JsonObject
 from utils.log import setup_logging
@@ -99,31 +100,18 @@ def _tell(quartiles: list[float]) -> str:
 
 def measure(config: RunConfig, options: argparse.Namespace) -> JsonObject:
     """Ratios, and the recorder's own cost."""
-    from utils.runtime import create_runtime
+    with open_run(config) as callbacks:
+        from engine import run_steps
 
-    runtime = create_runtime(config.runtime)
-    from engine import run_steps
-    from job.build import build_parts
-    from job.callbacks import RunCallbacks
-    from job.check import check
-    from store.session import RunSession
-
-    job = check(config)
-    session = RunSession(job.run)
-    session.take_new(overwrite=False)
-    parts = build_parts(runtime, job)
-    session.begin("", {}, from_step=0)
-    with RunCallbacks(runtime, job, parts, session) as callbacks:
-        begin_step = callbacks.begin_step
+        runtime, parts = callbacks.runtime, callbacks.parts
         steps = run_steps(
-            parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan, begin_step
-        )
+            parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan,
+            callbacks.begin_step,
+        )  # fmt: skip
         with contextlib.closing(steps):
             time_steps(callbacks, steps, _WARM_UP)
             facts = _time_pairs(callbacks, steps, options)
         facts |= _time_recorder(callbacks)
-    parts.close()
-    session.close()
     return {**facts, "device": str(runtime.device), "config": config.model_dump(mode="json")}
 
 
