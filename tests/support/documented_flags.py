@@ -85,6 +85,8 @@ NOT_RUN = {
     "trackers: tests/tools/mirror/test_trackers.py",
     r"python -m tools\.(sweep|queue) ": "runs of their own: tests/service/test_sweeps.py",
     r"python -m tools\.predict ": "images of one's own: tests/tools/test_predict.py",
+    r"python -m tools\.(average|card) ": "runs of their own: tests/tools/test_average.py",
+    r"python -m tools\.parity ": "a device beside the CPU: tests/tools/test_parity_tool.py",
     r"(python -m tools\.|bash run_commands\.sh )export ": "minutes: tests/tools/test_export.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",
 }

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store import read_environment
+from store.record import RunRecord
+from tools.card import make_card
 from tools.weights_of import add_weights_flags, load_trained
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -27,10 +29,11 @@ from utils.programs import create_program_parser, prepare_folder, run_program
 from utils.storage import write_atomically
 
 if TYPE_CHECKING:
+    from models import TrainedModel
     from tools.export.servable import Handover
 
 EXIT_BEYOND = 1
-REPORT = "export.json"
+REPORT, CARD = "export.json", "README.md"
 # In this order: what each loads later must not come before the other.
 _NAMES = ("onnx", "torch_export", "timm", "stablehlo", "savedmodel")
 
@@ -87,7 +90,16 @@ def export(options: argparse.Namespace) -> int:
         report["forms"][name] = {"batch": batch, **found}
         print(f"{folder}: {show(found, options.bound)}")
     write_atomically(options.out / REPORT, json.dumps(report, indent=2) + "\n")
+    _write_card(trained, options.out / CARD)
     return 0 if all(one["within"] for one in report["forms"].values()) else EXIT_BEYOND
+
+
+def _write_card(trained: TrainedModel, path: Path) -> None:
+    """The card of the run that the weights lie in, if they do."""
+    from utils.weights import find_run_folder
+
+    if (folder := find_run_folder(trained.location)) is not None:
+        write_atomically(path, make_card(RunRecord(folder), trained.facts))
 
 
 def _check_flags(options: argparse.Namespace) -> None:

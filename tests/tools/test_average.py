@@ -1,0 +1,134 @@
+"""Means of models: their arithmetic, the greedy choice by exact evaluation, the card of a run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import main
+from models import export_model
+from tests.support.tiny_parts import create_argv
+from tools import card
+from tools.average import Member, get_ema_shares, mix, open_members, pick_greedily
+from tools.average import main as run_tool
+
+
+@pytest.fixture
+def damaged(teacher_run, tmp_path):
+    """The taught run, a copy of it that is a little off, and one that is far off."""
+    places = {"a": teacher_run}
+    for name, noise in (("near", 1e-3), ("far", 1.0)):
+        folder = tmp_path / name
+        folder.mkdir()
+        torch.manual_seed(0)
+        tensors = load_file(teacher_run / "student.safetensors")
+        facts = json.loads((teacher_run / "student.json").read_text())
+        noisy = {k: v + noise * torch.randn_like(v) for k, v in tensors.items()}
+        export_model(noisy, facts, folder)
+        places[name] = folder
+    return places
+
+
+def test_a_mean_is_by_share_and_whole_numbers_are_the_last_ones():
+    models = [{"w": torch.tensor([float(n)]), "count": torch.tensor(n)} for n in (1, 2, 6)]
+    found = mix(models, [1.0, 1.0, 1.0])
+    assert found["w"].item() == 3.0 and found["count"].item() == 6
+    assert found["w"].dtype == torch.float32
+    assert mix(models, [0.0, 1.0, 1.0])["w"].item() == 4.0
+    wanted = 1.0
+    for value in (2.0, 6.0):
+        wanted = 0.9 * wanted + 0.1 * value
+    shares = get_ema_shares(3, 0.9)
+    assert sum(shares) == pytest.approx(1.0)
+    assert mix(models, shares)["w"].item() == pytest.approx(wanted)
+
+
+def test_the_greedy_mean_leaves_out_what_makes_it_worse(
+    teacher_run, damaged, digits_root, tmp_path
+):
+    out = tmp_path / "out"
+    flags = ["--method", "greedy", "--out", str(out), f"--data.root={digits_root}"]
+    assert run_tool([*(str(place) for place in damaged.values()), *flags]) == 0
+    report = json.loads((out / "average.json").read_text())
+    first, near, far = report["members"]
+    # The judgement is the run's own: its last evaluation, to the last digit.
+    assert (
+        first["score"] == json.loads((teacher_run / "run.json").read_text())["final"]["eval_top1"]
+    )
+    assert not far["taken"] and far["score"] < 50 < report["score"]
+    assert report["score"] >= max(first["score"], near["score"])
+    assert (out / "student.json").read_text() == (teacher_run / "student.json").read_text()
+
+
+def test_the_greedy_choice_goes_from_the_best_one_on():
+    class Fake:
+        def __init__(self, value):
+            self.value, self.location = value, str(value)
+
+        def read_tensors(self):
+            return {"w": torch.tensor(self.value)}
+
+    members = [Member(Fake(value)) for value in (4.0, 1.0, -1.0, 9.0)]
+    # The best is 0.5: 1 is nearest, -1 makes it no worse, 4 and 9 pull the mean away.
+    tensors, score = pick_greedily(members, lambda found: -abs(float(found["w"]) - 0.5))
+    assert [member.is_taken for member in members] == [False, True, True, False]
+    assert (float(tensors["w"]), score) == (0.0, -0.5)
+
+
+def test_one_run_alone_stands_for_its_checkpoints(tmp_path, capsys):
+    flags = ("--train.steps=4", "--train.checkpoint_every_steps=1", "--train.keep_checkpoints=4")
+    assert main.main(create_argv(tmp_path, *flags, "--run.run_id=a")) == 0
+    run = tmp_path / "tiny" / "a"
+    places = [member.place.rpartition("/")[2] for member in open_members([str(run)])]
+    assert places == sorted(places) and len(places) >= 3
+    out = tmp_path / "mean"
+    assert run_tool([str(run), "--method", "ema", "--decay", "0.5", "--out", str(out)]) == 0
+    steps = [load_file(run / "checkpoints" / place / "model.safetensors") for place in places]
+    wanted = steps[0]["head.weight"].double()
+    for step in steps[1:]:
+        wanted = 0.5 * wanted + 0.5 * step["head.weight"].double()
+    found = load_file(out / "student.safetensors")["head.weight"]
+    torch.testing.assert_close(found, wanted.float())
+    for folder in (run / "checkpoints").glob("step_*"):
+        if folder.name != places[-1]:
+            shutil.rmtree(folder)
+    capsys.readouterr()
+    assert run_tool([str(run), "--out", str(out)]) == 2
+    assert "is one model alone" in capsys.readouterr().err
+
+
+BAD = [
+    (["RUN", "RUN", "--decay", "0.5"], "--decay means nothing to --method uniform"),
+    (["RUN", "RUN", "--method", "ema", "--decay", "1"], "--decay (1) must lie between 0 and 1"),
+    (["RUN", "RUN", "--data.root=x"], "--data.root=x means nothing to --method uniform"),
+    (["RUN", "nowhere"], "no such file or directory"),
+    (["FAR", "RUN", "--method", "greedy"], "lies in no run, whose split would judge it"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD)
+def test_bad_input_is_one_line(teacher_run, damaged, tmp_path, capsys, words, said):
+    places = {"RUN": str(teacher_run), "FAR": str(damaged["far"])}
+    flags = [*(places.get(word, word) for word in words), "--out", str(tmp_path / "out")]
+    assert run_tool(flags) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1
+
+
+def test_a_card_says_what_the_run_has_written_down(teacher_run, tmp_path, capsys):
+    path = tmp_path / "README.md"
+    assert card.main([str(teacher_run), "--out", str(path)]) == 0
+    text = path.read_text()
+    final = json.loads((teacher_run / "run.json").read_text())["final"]
+    assert f"| validation | top1 | {final['eval_top1']:.6g} |" in text
+    for said in ("# digits_student/taught", "10: 0, 1, 2, 3", "| `optim.lr` | `0.005` |",
+                 "decode(channels=1)\\|resize(8)", "## Not told by the run"):  # fmt: skip
+        assert said in text
+    assert "## Teachers" not in text
+    capsys.readouterr()
+    assert card.main([str(tmp_path / "none"), "--out", str(path)]) == 2
+    assert "no such file" in capsys.readouterr().err

@@ -1,0 +1,86 @@
+"""Two backends layer by layer: what agrees is told so, and what does not is named."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from models import open_trained
+from tools.export.servable import read_images
+from tools.parity import WatchedModel, create_side_runtime, find_differences, find_first, main, tell
+
+ARGS = {"img_size": 32, "patch_size": 8, "depth": 3, "embed_dim": 32, "num_heads": 2}
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    torch.manual_seed(0)
+    model = timm.create_model("vit_tiny_patch16_224", num_classes=5, **ARGS)
+    place = tmp_path_factory.mktemp("vit") / "m"
+    timm.models.save_for_hf(model, place, model_args=ARGS, safe_serialization=True)
+    return f"local-dir:{place}"
+
+
+def test_a_model_on_xla_agrees_layer_by_layer(weights, capsys):
+    assert main([weights, "--b", "xla", "--count", "2", "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("no layer deviates by more than 0.0001")
+    shown = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
+    # The patches of a run on XLA are what is compared.
+    assert shown["blocks.1.attn"] == "XlaAttention" and "patch_embed" in shown
+
+
+def test_the_layer_that_deviates_is_named_and_what_follows_it_is_not(weights):
+    """A fault that somebody makes in one layer shows in all later ones: as drift, not as own."""
+    trained = open_trained(weights, "WEIGHTS")
+    images = read_images(trained, "", 2, normalize=False)
+    runtime = create_side_runtime("cpu", "a")
+    a, b = (WatchedModel(runtime, trained.model) for _ in "ab")
+    assert find_first(find_differences(a, b, images), 1e-6) is None
+    with torch.no_grad():
+        b.model.blocks[1].mlp.fc2.weight[0, 0] += 0.5
+    found = {one.name: one for one in find_differences(a, b, images)}
+    first = find_first(list(found.values()), 1e-4)
+    assert first.name == "blocks.1.mlp.fc2"
+    assert found["blocks.0.mlp.fc2"].drift == 0.0
+    later = found["blocks.2.norm1"]
+    assert later.drift > 1e-3 and later.own == 0.0
+    text = tell(list(found.values()), 1e-4, everything=False)
+    assert text[-1].startswith("first deviation: blocks.1.mlp.fc2 (Linear), own ")
+    assert not any(line.startswith("blocks.2") for line in text)
+
+
+def test_half_precision_deviates_from_its_first_product_on(weights, capsys):
+    assert main([weights, "--a", "cpu", "--b", "cpu:bf16", "--count", "2"]) == 1
+    assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
+
+
+def test_a_module_that_is_called_twice_is_two_calls(weights):
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.inner(self.inner(x))
+
+    calls = WatchedModel(create_side_runtime("cpu", "a"), Twice()).watch(torch.ones(1, 3))
+    assert [call.name for call in calls] == ["inner", "inner#2"]
+
+
+BAD = [
+    (["--b", "tpu"], "--b ('tpu') is none of cpu, cuda, xla"),
+    (["--b", "cpu:fp8"], "--b ('cpu:fp8') is none of"),
+    (["--b", "cpu"], "--a and --b are both cpu"),
+    (["--b", "xla", "--count", "0"], "--count (0) must be 1 or more"),
+    (["--b", "xla", "--tolerance", "-1"], "--tolerance (-1) must be 0 or more"),
+]
+
+
+@pytest.mark.parametrize(("words", "said"), BAD)
+def test_bad_input_is_one_line(weights, capsys, words, said):
+    assert main([weights, *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err and len(err.splitlines()) == 1

@@ -1,0 +1,205 @@
+"""One model out of several: the mean of their weights.
+
+    python -m tools.average runs/digits_student/A runs/digits_student/B --out mean
+    python -m tools.average runs/digits_student/A runs/digits_student/B --method greedy --out mean
+    python -m tools.average runs/digits_student/A --method ema --decay 0.9 --out mean
+
+uniform takes all with equal weight. greedy (Wortsman et al. 2022, arXiv:2203.05482) judges each by
+itself on the run's data.eval_split, then takes them from the best one on as long as the mean does
+not get worse: every judgement goes over each example once. ema lets each later one count more. One
+RUN alone stands for its checkpoints, in the order of their steps. Keys of the configuration may
+follow for greedy: --data.root=DIR, --data.eval_split=SPLIT, --runtime.device=cpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, prepare_folder, run_program
+from utils.storage import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.weights import Weights
+
+_KEY = "RUN"
+REPORT = "average.json"
+Tensors = Mapping[str, "Tensor"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the mean; gives the exit code."""
+    setup_logging()
+    return run_program(average, *create_parser().parse_known_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's own flags; what is left over are keys of the run's configuration."""
+    parser = create_program_parser(
+        __doc__, prog="python -m tools.average",
+        epilog="All other flags are keys of the run's configuration, for --method greedy.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("runs", nargs="+", metavar=_KEY, help="runs, checkpoints or files of weights of one model")
+    add("--method", choices=("uniform", "greedy", "ema"), default="uniform")
+    add("--decay", type=float, help="of ema: what came before counts so much (0.9)")
+    add("--out", type=Path, required=True, help="directory for the export of the mean")
+    return parser
+
+
+@dataclass
+class Member:
+    """One of the models that are averaged."""
+
+    weights: Weights
+    score: float | None = None
+    is_taken: bool = True
+
+    @property
+    def place(self) -> str:
+        """Where its weights lie."""
+        return self.weights.location
+
+
+def average(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    """Average, and write an export that every program takes as WEIGHTS.
+
+    Raises:
+      UserError: models that are not alike, or a flag that cannot be used.
+    """
+    from models import export_model
+
+    decay = _check_flags(options, flags)
+    members = open_members(options.runs)
+    prepare_folder(options.out, "--out")
+    score = None
+    if options.method == "greedy":
+        from tools.judgement import RunJudge
+
+        with RunJudge(members[0].place, flags) as judge:
+            tensors, score = pick_greedily(members, judge.score)
+    else:
+        shares = [1.0] * len(members)
+        if options.method == "ema":
+            shares = get_ema_shares(len(members), decay)
+        tensors = mix([member.weights.read_tensors() for member in members], shares)
+    export_model(tensors, members[0].weights.facts, options.out)
+    report = {
+        "method": options.method,
+        "decay": decay if options.method == "ema" else None,
+        "members": [{"place": m.place, "score": m.score, "taken": m.is_taken} for m in members],
+        "score": score,
+    }
+    write_atomically(options.out / REPORT, json.dumps(report, indent=2) + "\n")
+    for member in members:
+        told = "" if member.score is None else f", score {member.score:.4f}"
+        print(f"{'taken' if member.is_taken else 'left out'}: {member.place}{told}")
+    told = "" if score is None else f", score {score:.4f}"
+    print(f"{options.out}: the mean of {sum(m.is_taken for m in members)} models{told}")
+    return 0
+
+
+def open_members(places: Sequence[str]) -> list[Member]:
+    """The models of several places, or of all checkpoints of a single one; all of one kind.
+
+    Raises:
+      UserError: fewer than two, or they are not alike.
+    """
+    from utils.checkpoint import iterate_checkpoints
+    from utils.weights import open_weights
+
+    if len(places) == 1:
+        found = [str(folder) for folder in iterate_checkpoints(places[0])]
+        places = found[::-1] or places
+    if len(places) < 2:
+        raise UserError(
+            f"{_KEY} ({places[0]!r}) is one model alone; give several, or a run that has kept "
+            "several checkpoints (train.keep_checkpoints)"
+        )
+    members = [Member(open_weights(place, _KEY)) for place in places]
+    first = members[0].weights
+    for other in (member.weights for member in members[1:]):
+        odd = [name for name in {**first.kinds, **other.kinds}
+               if first.kinds.get(name) != other.kinds.get(name)]  # fmt: skip
+        if odd:
+            raise UserError(
+                f"{_KEY} ({other.path!r}) is of another model than {first.path!r}: {odd[0]} "
+                "differs; average runs of one model"
+            )
+    return members
+
+
+def mix(models: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:
+    """The mean of tensors by share, summed in float64; whole numbers are those of the last model.
+
+    Args:
+      shares: of any sum but 0.
+    """
+    total = sum(shares)
+    found = {}
+    for name, value in models[-1].items():
+        found[name] = value
+        if value.is_floating_point():
+            parts = (share / total * model[name].double()
+                     for model, share in zip(models, shares, strict=True))  # fmt: skip
+            found[name] = sum(parts).to(value.dtype)
+    return found
+
+
+def get_ema_shares(count: int, decay: float) -> list[float]:
+    """What each counts where the mean begins as the first and moves by 1 - decay at each other."""
+    later = [(1 - decay) * decay ** (count - 1 - number) for number in range(1, count)]
+    return [decay ** (count - 1), *later]
+
+
+def pick_greedily(
+    members: Sequence[Member], judge: Callable[[Tensors], float]
+) -> tuple[dict[str, Tensor], float]:
+    """The mean of those that do not make it worse, and its score; members learn their own.
+
+    Args:
+      judge: gives a score, higher is better.
+
+    Source: Wortsman et al. 2022, arXiv:2203.05482, algorithm 1.
+    """
+    for member in members:
+        member.score, member.is_taken = judge(member.weights.read_tensors()), False
+    order = sorted(members, key=lambda member: -member.score)
+    order[0].is_taken = True
+    taken = [order[0].weights.read_tensors()]
+    best, score = dict(taken[0]), order[0].score
+    for member in order[1:]:
+        tried = [*taken, member.weights.read_tensors()]
+        mean = mix(tried, [1.0] * len(tried))
+        found = judge(mean)
+        if found >= score:
+            taken, best, score, member.is_taken = tried, mean, found, True
+    return best, score
+
+
+def _check_flags(options: argparse.Namespace, flags: Sequence[str]) -> float:
+    """Refuse what would do nothing; gives the decay."""
+    if flags and options.method != "greedy":
+        raise UserError(
+            f"{flags[0]} means nothing to --method {options.method}, which judges nothing; leave "
+            "it out"
+        )
+    if options.decay is not None and options.method != "ema":
+        raise UserError(f"--decay means nothing to --method {options.method}; leave it out")
+    decay = 0.9 if options.decay is None else options.decay
+    if not 0 < decay < 1:
+        raise UserError(f"--decay ({decay:g}) must lie between 0 and 1; change it")
+    return decay
+
+
+if __name__ == "__main__":
+    sys.exit(main())

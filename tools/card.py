@@ -1,0 +1,173 @@
+"""A model card out of what a run has written down: what it is, how it was made, what it reaches.
+
+    python -m tools.card runs/digits_student/RUN --out README.md
+
+Nothing is asked and nothing is guessed: licence and purpose are not in a run, and the card says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+from utils.json_types import JsonValue
+from utils.log import setup_logging
+from utils.programs import create_program_parser, prepare_file, run_program
+from utils.storage import write_atomically
+
+if TYPE_CHECKING:
+    from store.record import RunRecord
+    from utils.json_types import JsonObject
+
+# Keys that say how a model was trained, in the words of the configuration.
+_RECIPE = (
+    "optim.name", "optim.lr", "optim.base_lr", "optim.schedule", "optim.warmup_epochs",
+    "optim.weight_decay", "optim.max_grad_norm", "optim.freeze", "data.global_batch_size",
+    "data.repeats", "data.train_pp", "train.epochs", "train.steps", "train.task_loss",
+    "train.label_smoothing", "train.mixup_alpha", "train.cutmix_alpha", "train.ema",
+    "model.drop_rate", "model.drop_path_rate", "model.weights", "run.init_from",
+    "distill.loss", "distill.losses", "distill.temperature", "distill.alpha", "train.seed",
+    "runtime.precision",
+)  # fmt: skip
+_NAMES = 20  # of classes that a card lists
+_NOTHING = (None, "", [], {}, (), False)
+_SPLITS = {"eval_": "data.eval_split", "test_": "data.test_split"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the card; gives the exit code."""
+    setup_logging()
+    return run_program(write, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.card")
+    parser.add_argument("run", metavar="RUN", help="a run's directory, or weights in it")
+    parser.add_argument("--out", type=Path, required=True, help="the Markdown file")
+    return parser
+
+
+def write(options: argparse.Namespace) -> None:
+    """Write the card of a run.
+
+    Raises:
+      UserError: no run is there.
+    """
+    from store.record import RunRecord
+    from utils.weights import find_run_folder, open_weights
+
+    weights = open_weights(options.run, "RUN")
+    folder = find_run_folder(weights.location)
+    if folder is None:
+        raise UserError(f"RUN ({options.run!r}) lies in no run; give a run's directory")
+    prepare_file(options.out, "--out")
+    write_atomically(options.out, make_card(RunRecord(folder), weights.facts))
+    print(f"{options.out}: the card of {folder}")
+
+
+def make_card(record: RunRecord, facts: JsonObject) -> str:
+    """The card as Markdown, with the front matter that hubs read.
+
+    Args:
+      facts: what was written with the weights.
+    """
+    parts = [
+        "---", "library_name: timm", "pipeline_tag: image-classification", "tags:", "- timm",
+        "---", "", f"# {record.path}", "", _introduce(record, facts), "",
+        "## Results", "", *_make_table(("split", "metric", "value"), _list_results(record)), "",
+        "## Model", "", *_make_table(("what", "value"), _list_model(record, facts)), "",
+        "## Training", "", *_make_table(("key", "value"), _list_recipe(record)), "",
+        *_list_teachers(record),
+        "## Made on", "", *_make_table(("what", "value"), _list_origin(record)), "",
+        "## Not told by the run", "",
+        "Licence of weights and data, intended use, and behaviour outside of the splits above.", "",
+    ]  # fmt: skip
+    return "\n".join(parts)
+
+
+def _introduce(record: RunRecord, facts: JsonObject) -> str:
+    config = record.config
+    data = config.get("data.name") or config.get("data.source")
+    state = "" if record.is_complete else f" The run is not complete: {record.facts['status']}."
+    split = config.get("data.train_split")
+    return f"`{facts.get('model')}` trained on `{data}`, split `{split}`.{state}"
+
+
+def _list_results(record: RunRecord) -> list[tuple[str, ...]]:
+    final = record.facts.get("final") or {}
+    rows = []
+    for start, key in _SPLITS.items():
+        split = str(record.config.get(key))
+        found = {n.removeprefix(start): v for n, v in final.items() if n.startswith(start)}
+        rows += [(split, name, _show(value)) for name, value in found.items()]
+    return rows
+
+
+def _list_model(record: RunRecord, facts: JsonObject) -> list[tuple[str, ...]]:
+    shown = str(facts.get("num_classes", ""))
+    if names := facts.get("classes"):
+        shown += f": {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}"
+    rows = [
+        ("architecture", f"`{facts.get('model')}`"),
+        ("arguments", f"`{json.dumps(facts.get('args', {}))}`"),
+        ("parameters trained", _show((record.facts.get("final") or {}).get("parameters"))),
+        ("classes", shown),
+        ("preparation of images", f"`{facts.get('eval_pp') or record.config.get('data.eval_pp')}`"),
+        ("mean, std of pixels 0 to 255", f"{facts.get('mean')}, {facts.get('std')}"),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _list_recipe(record: RunRecord) -> list[tuple[str, ...]]:
+    found = {key: record.config.get(key) for key in _RECIPE}
+    return [(f"`{k}`", f"`{_show(v)}`") for k, v in found.items() if v not in _NOTHING]
+
+
+def _list_teachers(record: RunRecord) -> list[str]:
+    teachers = record.facts.get("teachers") or []
+    if not teachers:
+        return []
+    rows = [(str(number), ", ".join(f"{k} {_show(v)}" for k, v in one.items()))
+            for number, one in enumerate(teachers, start=1) if isinstance(one, dict)]  # fmt: skip
+    source = record.config.get("distill.teacher") or record.config.get("distill.teacher_weights")
+    told = f"The student was taught ({source or 'distill.teachers'}); the teachers reach:"
+    table = _make_table(("teacher", "on the evaluation split"), rows)
+    return ["## Teachers", "", told, "", *table, ""]
+
+
+def _list_origin(record: RunRecord) -> list[tuple[str, ...]]:
+    environment, final = record.facts.get("environment") or {}, record.facts.get("final") or {}
+    packages = environment.get("packages") or {}
+    rows = [
+        ("device", f"{environment.get('device', '')} x {environment.get('devices', 1)}"),
+        ("training time", f"{final['train_s']:.0f} s" if "train_s" in final else ""),
+        ("steps", _show(final.get("steps"))),
+        ("source", _show(environment.get("git_commit"))),
+        ("packages", ", ".join(f"{name} {version}" for name, version in packages.items())),
+        ("configuration", "`config_resolved.yaml` of the run"),
+    ]
+    return [row for row in rows if row[1]]
+
+
+def _make_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [" | ".join(head), " | ".join("---" for _ in head)]
+    lines += [" | ".join(cell.replace("|", "\\|") for cell in row) for row in rows]
+    return [f"| {line} |" for line in lines]
+
+
+def _show(value: JsonValue) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return "" if value is None else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

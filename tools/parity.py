@@ -1,0 +1,260 @@
+"""The same model on two backends, layer by layer: which layer is the first to differ?
+
+    python -m tools.parity runs/digits_student/RUN --a cpu --b xla
+    python -m tools.parity vit_small_patch16_224.augreg_in1k --a cpu --b cuda:bf16 --images photos
+
+Both sides see the same images. `drift` is how far a layer's output has come apart since the
+images, `own` what the layer alone adds: side B's layer is given the inputs of side A's. Both are
+the largest difference over the largest value. The first layer whose own difference exceeds
+--tolerance is named, and the exit code is 1. XLA means the TPU where there is one, with the patches
+that a run there has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tools.weights_of import add_weights_flags, load_trained
+from utils.errors import UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, run_program
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from utils.runtime.base import Runtime
+
+EXIT_DIFFERENT = 1
+_BACKENDS = ("cpu", "cuda", "xla")
+_PRECISIONS = ("fp32", "bf16")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare two sides; gives the exit code."""
+    setup_logging()
+    return run_program(compare, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.parity")
+    add_weights_flags(parser)
+    add = parser.add_argument
+    side = f"{', '.join(_BACKENDS)}, each perhaps with :bf16"
+    add("--a", default="cpu", metavar="BACKEND", help=f"what is held to be right: {side} (cpu)")
+    add("--b", required=True, metavar="BACKEND", help="what is looked at: the same words")
+    add("--tolerance", type=float, default=1e-4, help="largest own difference, relative (1e-4)")
+    add("--images", default="", metavar="FOLDER", help="to look at; none: two photographs")
+    add("--count", type=int, default=4, metavar="N", help="images (4)")
+    add("--no-patches", action="store_true", help="leave the model on XLA as timm wrote it")
+    add("--all", action="store_true", help="show every layer, not those beyond the tolerance")
+    return parser
+
+
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a module: what it was given and what it gave, on the host.
+
+    Attributes:
+      name: of the module, with `#2` behind it where it is called a second time.
+      kind: its class.
+    """
+
+    name: str
+    kind: str
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """How far two sides are apart at one call, relative to the largest value.
+
+    Attributes:
+      drift: none where one side computes a part of it alone, as patches do for a head's tokens.
+    """
+
+    name: str
+    kind: str
+    drift: float | None
+    own: float
+
+    def show(self) -> str:
+        """A line of a table."""
+        drift = "in part" if self.drift is None else f"{self.drift:.1e}"
+        return f"{self.name:<44} {self.kind:<24} {drift:>9} {self.own:>9.1e}"
+
+
+class WatchedModel:
+    """A model on a backend, whose calls can be watched.
+
+    Args:
+      model: is copied.
+      patched: whether it is rewritten for the backend's compiler.
+    """
+
+    def __init__(self, runtime: Runtime, model: nn.Module, *, patched: bool = True) -> None:
+        from models.patches import patch_for
+        from utils.config.sections import ModelSection
+
+        self.runtime = runtime
+        self.model = deepcopy(model)
+        patch_for(runtime, ModelSection(xla_patches=patched), self.model)
+        runtime.prepare(self.model)
+
+    def watch(self, images: Tensor) -> list[LayerCall]:
+        """Every call of a module with tensors, inner ones first. # host read: one in all"""
+        seen: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
+        names = {id(module): name for name, module in self.model.named_modules() if name}
+
+        def note(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            if is_plain(inputs) and is_plain((output,)):
+                # What comes later may work in place on either of them.
+                kept = tuple(one.clone() for one in inputs)
+                seen.append((names[id(module)], module, kept, output.clone()))
+
+        modules = [module for module in self.model.modules() if id(module) in names]
+        hooks = [module.register_forward_hook(note) for module in modules]
+        try:
+            self._call(self.model, (images,))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        tensors = {f"{n}.in{i}": one for n, s in enumerate(seen) for i, one in enumerate(s[2])}
+        tensors |= {f"{n}.out": s[3] for n, s in enumerate(seen)}
+        host = self.runtime.fetch_all(tensors)
+        times: dict[str, int] = {}
+        calls = []
+        for number, (name, module, inputs, _) in enumerate(seen):
+            times[name] = times.get(name, 0) + 1
+            shown = name if times[name] == 1 else f"{name}#{times[name]}"
+            given = tuple(host[f"{number}.in{i}"] for i in range(len(inputs)))
+            calls.append(LayerCall(shown, type(module).__name__, given, host[f"{number}.out"]))
+        return calls
+
+    def repeat(self, calls: Sequence[LayerCall]) -> dict[str, Tensor]:
+        """Outputs of these modules, each by itself, given the inputs of other calls."""
+        found = {}
+        for call in calls:
+            module = self.model.get_submodule(call.name.partition("#")[0])
+            found[call.name] = self._call(module, call.inputs)
+        return self.runtime.fetch_all(found)
+
+    def _call(self, module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
+        import torch
+
+        with torch.no_grad(), self.runtime.autocast():
+            return module(*(self.runtime.tensor_to_device(one) for one in inputs))
+
+
+def find_differences(a: WatchedModel, b: WatchedModel, images: Tensor) -> list[LayerDifference]:
+    """Every call that both sides make, in the order of side A."""
+    calls, others = a.watch(images), {call.name: call for call in b.watch(images)}
+    shared = [call for call in calls if call.name in others]
+    alone = b.repeat(shared)
+    return [
+        LayerDifference(
+            call.name, others[call.name].kind,
+            measure(call.output, others[call.name].output), measure(call.output, alone[call.name]),
+        )
+        for call in shared
+    ]  # fmt: skip
+
+
+def is_plain(values: Sequence[object]) -> bool:
+    """Whether all of them are tensors of floats."""
+    from torch import Tensor
+
+    return all(isinstance(one, Tensor) and one.is_floating_point() for one in values)
+
+
+def measure(wanted: Tensor, found: Tensor) -> float:
+    """Largest difference over the largest value; infinite where shapes differ or one is NaN."""
+    if wanted.shape != found.shape:
+        return float("inf")
+    distance = (wanted.double() - found.double()).abs().max()
+    scale = wanted.double().abs().max().clamp(min=1e-30)
+    return float((distance / scale).nan_to_num(nan=float("inf")))
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Show the differences and name the first; gives the exit code."""
+    import torch
+
+    from tools.export.servable import read_images
+
+    _check_flags(options)
+    runtimes = {name: create_side_runtime(getattr(options, name), name) for name in ("a", "b")}
+    trained = load_trained(options)
+    images = read_images(trained, options.images, options.count, normalize=False)
+    torch.manual_seed(0)
+    a, b = (
+        WatchedModel(runtimes[name], trained.model, patched=not options.no_patches)
+        for name in ("a", "b")
+    )
+    found = find_differences(a, b, images)
+    for line in tell(found, options.tolerance, everything=options.all):
+        print(line)
+    return EXIT_DIFFERENT if find_first(found, options.tolerance) else 0
+
+
+def find_first(found: Sequence[LayerDifference], tolerance: float) -> LayerDifference | None:
+    """The first call whose module differs by itself."""
+    return next((one for one in found if not one.own <= tolerance), None)
+
+
+def tell(found: Sequence[LayerDifference], tolerance: float, *, everything: bool) -> list[str]:
+    """The layers as a table, and the verdict."""
+    shown = [one for one in found if everything or not one.own <= tolerance]
+    lines = [f"{'layer':<44} {'class':<24} {'drift':>9} {'own':>9}"] if shown else []
+    lines += [one.show() for one in shown]
+    first = find_first(found, tolerance)
+    if first is not None:
+        beyond = sum(not one.own <= tolerance for one in found)
+        return [
+            *lines,
+            f"first deviation: {first.name} ({first.kind}), own {first.own:.1e} above "
+            f"{tolerance:g}; {beyond} of {len(found)} layers",
+        ]
+    drift = max(one.drift for one in found if one.drift is not None)
+    lines.append(
+        f"no layer deviates by more than {tolerance:g}: {len(found)} layers, the largest drift "
+        f"{drift:.1e}"
+    )
+    return lines
+
+
+def create_side_runtime(text: str, flag: str) -> Runtime:
+    """The runtime that `xla` or `cpu:bf16` means.
+
+    Raises:
+      UserError: no such backend or precision.
+    """
+    from utils.config.execution import RuntimeSection
+    from utils.runtime import create_runtime
+
+    name, _, precision = text.partition(":")
+    if name not in _BACKENDS or precision not in ("", *_PRECISIONS):
+        raise UserError(
+            f"--{flag} ({text!r}) is none of {', '.join(_BACKENDS)}, nor one of them with "
+            ":bf16; choose one"
+        )
+    return create_runtime(RuntimeSection(device=name, precision=precision or "fp32"))
+
+
+def _check_flags(options: argparse.Namespace) -> None:
+    if options.count < 1:
+        raise UserError(f"--count ({options.count}) must be 1 or more; change it")
+    if not options.tolerance >= 0:
+        raise UserError(f"--tolerance ({options.tolerance:g}) must be 0 or more; change it")
+    if options.a == options.b:
+        raise UserError(f"--a and --b are both {options.a}, which is no comparison; change one")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
