@@ -25,7 +25,7 @@ from tools.runs.places import check_store
 from utils.errors import UserError
 from utils.log import setup_logging
 from utils.programs import ProgramParser, create_program_parser, run_program
-from utils.storage import hurry, is_remote, open_folder
+from utils.storage import check_writable, hurry, is_remote, open_folder
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -118,8 +118,9 @@ def check_reachable(store: str) -> None:
       StorageError: the bucket does not answer, or not to us.
     """
     check_store(store)
-    if is_remote(store):
-        open_folder(store).list_names()
+    if is_remote(store) and not open_folder(store).list_names():
+        # The listing of a bucket that is not there is empty, too; a new store will be written to.
+        check_writable(store, "--store")
 
 
 def add_token(options: argparse.Namespace, settings: ServiceSettings) -> None:

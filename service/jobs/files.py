@@ -26,7 +26,7 @@ from store.history import append_line, parse_lines
 from store.record import RunRecord
 from store.runs import get_cache_folder
 from utils.config import dump_config, get_resume_rules
-from utils.errors import UserError, get_hint
+from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
 from utils.storage import (
     StorageError,
@@ -189,7 +189,11 @@ class JobQueue:
         """
         known = {folder.name: folder for folder in self.list_folders()}
         if job_id not in known:
-            hint = get_hint(job_id, known) if known else "the queue is empty"
+            hint = "`python -m tools.queue list` shows what is there" if known else (
+                "the queue is empty"
+            )  # fmt: skip
+            if get_near_names(job_id, known):  # else the hint would list thousands of jobs
+                hint = get_hint(job_id, known)
             raise UserError(f"job {job_id!r} is not in {self.folder}; {hint}")
         return known[job_id]
 

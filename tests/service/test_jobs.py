@@ -86,6 +86,9 @@ def test_unknown_jobs_and_ends_are_told(queue: JobQueue) -> None:
     view = queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "abc"}), "me")
     with pytest.raises(UserError, match=f"did you mean '{view.id}'"):
         queue.get(view.id[:-1])
+    with pytest.raises(UserError) as told:
+        queue.get("/" * 9)
+    assert "tools.queue list" in str(told.value) and view.id not in str(told.value)
     with pytest.raises(UserError, match="only one that failed or was stopped"):
         queue.reopen(view.id, "me")
     append_event(queue.find(view.id), "finished", state="failed", reason="")

@@ -23,7 +23,8 @@ from service.web import server
 from service.web.tokens import TokenBook
 from store.artifacts import publish_artifacts
 from tests.service.web.apps import make_store
-from tools.serve import main
+from tools.serve import check_reachable, main
+from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -161,6 +162,12 @@ def test_wrong_flags_are_one_line_and_code_2(tmp_path, capsys, monkeypatch, flag
     errors = capsys.readouterr().err
     assert errors.startswith("error: ") and errors.count("\n") == 1
     assert words in errors
+
+
+def test_a_bucket_that_is_not_there_is_refused_and_a_new_store_is_not(gs):
+    check_reachable(f"{gs}/new")
+    with pytest.raises(UserError, match="there is no such bucket"):
+        check_reachable("gs://nobucket/runs")
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path, capsys, monkeypatch):
