@@ -23,17 +23,21 @@ from utils.config.checks import check_warmup
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
+from utils.runtime.axes import mark_file_orders
 
 if TYPE_CHECKING:
     from utils.config.sections import OptimSection, RunConfig
 
 # Proven on XLA: one graph from step 0 (lamb and adafactor: from step 1, their first step's numbers
 # are special), no host read, and the same values with the state made beforehand as without.
-PROVEN = ("adamw", "sgd", "lamb", "lion", "adafactor")
+PROVEN = (
+    "adamw", "sgd", "lamb", "lion", "adafactor", "nadamw", "cadamw", "cnadamw", "adamc", "nadamc",
+    "muon", "nmuon", "adamuon", "nadamuon",
+)  # fmt: skip
 # State that is zero before step 0, so that it may be made beforehand (compared eagerly over five
 # steps with momentum and weight decay).
 PREPARABLE = (
-    *PROVEN, "adam", "nadamw", "sgdw", "lars", "adafactorbv", "adabelief", "mars", "adan", "cadamw",
+    *PROVEN, "adam", "sgdw", "lars", "adafactorbv", "adabelief", "mars", "adan",
 )  # fmt: skip
 # What cannot run on XLA, and why.
 REFUSED = {
@@ -42,7 +46,7 @@ REFUSED = {
 }
 # Weight decay as `p *= 1 - lr * weight_decay` with Python floats: where the product is below
 # 2^-24 the factor is exactly 1 in float32, a constant that costs another XLA graph.
-_FLOAT_DECOUPLED = ("lion", "adafactor", "sgdw", "nadamw", "cadamw", "adan", "mars", "adafactorbv")
+_FLOAT_DECOUPLED = ("lion", "adafactor", "sgdw", "adan", "mars", "adafactorbv")
 _DECAY_RESOLUTION = 6.0e-8
 # Tokens and tables that are no matrices of a linear map, whatever their number of dimensions.
 _NO_DECAY_PATTERNS = (
@@ -87,6 +91,7 @@ def create_optimizer(
     try:
         if section.betas is not None:
             _check_betas(name, section.betas)
+        mark_file_orders(model)
         return create_optimizer_v2(
             groups,
             opt=name,

@@ -381,9 +381,14 @@ def test_preparing_the_state_leaves_the_parameters_alone(name):
 # Their first step holds a number that is special there alone: Adafactor's beta2 is 0, and LAMB's
 # bias correction equals another of its numbers. That is one more graph, at step 0.
 SPECIAL_FIRST_STEP = ("lamb", "adafactor")
+# One of each kind of step in every run of the suite, their relatives in the long one.
+RELATIVES = ("muon", "nmuon", "adamuon", "cadamw", "cnadamw", "adamc", "nadamc")
 
 
-@pytest.mark.parametrize("name", PROVEN)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in RELATIVES else n for n in PROVEN],
+)
 def test_a_proven_optimizer_compiles_nothing_after_its_first_steps_and_reads_nothing(name):
     """Eight steps whose warm-up starts at a learning rate of 0 and whose schedule ends at 0."""
     runtime, steps, lines = create_xla_runtime(), 8, []

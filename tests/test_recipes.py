@@ -15,7 +15,7 @@ RECIPE = (
     "--train.task_loss=bce", "--train.bce_threshold=0.2", "--train.bce_sum", "--mixup=0.1",
     "--data.repeats=3", "--train.mix_mode=element", "--train.mix_off_epoch=3",
     "--optim.max_grad_norm=none", "--optim.max_grad_ratio=0.5", "--optim.base_lr=0.01",
-    "--optim.lr=1e-3",
+    "--optim.lr=1e-3", "--opt=nadamuon",
     "--train.mix_prob=0.5",
     "--cutmix=1", "--model.head_init_scale=0.01", "--model.head_init_bias=-2.2",
 )  # fmt: skip

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
+from utils.runtime.axes import view_as_in_files
+
 # Of the weights of a unit, below which they count as that: those that are zero must move, too.
 MIN_UNIT_NORM = 1e-3
 
@@ -49,7 +51,8 @@ def clip_gradients(
         if clipping.value is not None:
             gradient.clamp_(-clipping.value, clipping.value)
         elif clipping.ratio is not None and id(parameter) not in kept:
-            gradient.copy_(clip_to_weights(gradient, parameter, clipping.ratio))
+            seen, weights = (view_as_in_files(parameter, one) for one in (gradient, parameter))
+            seen.copy_(clip_to_weights(seen, weights, clipping.ratio))
     return norm
 
 

@@ -44,7 +44,7 @@ class Updates:
         saved = [p.detach().clone() for p in parameters]
         for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        optimizer.step()
+        self._step(optimizer)
         optimizer.zero_grad(set_to_none=True)
         with torch.no_grad():
             for parameter, value in zip(parameters, saved, strict=True):
@@ -68,11 +68,14 @@ class Updates:
     def apply(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients and drop them, so that they are no outputs of the step."""
         if self.scaler is None:
-            optimizer.step()
+            self._step(optimizer)
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
         optimizer.zero_grad(set_to_none=True)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
 
 
 def _reset_state(optimizer: torch.optim.Optimizer) -> None:
@@ -88,4 +91,5 @@ def _reset_state(optimizer: torch.optim.Optimizer) -> None:
 def _get_zero(value: T) -> T:
     if isinstance(value, Tensor):
         return value.zero_()
-    return type(value)(0) if isinstance(value, int | float) else value
+    is_choice = isinstance(value, bool)  # such as Muon's of what it moves
+    return type(value)(0) if isinstance(value, int | float) and not is_choice else value

@@ -24,23 +24,33 @@ from utils.runtime.peaks import name_hardware
 from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.updates import Updates
+from utils.runtime.xla_muon import lower_muon
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
 
+_MUONS = ("muon", "nmuon", "adamuon", "nadamuon")
 # Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
 # included, is then data of one graph. The others take Python floats.
-_DEVICE_LR = ("adamw", "adam", "nadam", "adamax")
+_DEVICE_LR = (
+    "adamw", "adam", "nadam", "adamax", "nadamw", "cadamw", "cnadamw", "adamc", "nadamc",
+    *_MUONS,
+)  # fmt: skip
+_ONE_BY_ONE = {"foreach": False}
 
 
 class XlaUpdates(Updates):
     """Hyperparameters are data of the graph, never constants."""
 
     def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
-        if optimizer_name in _DEVICE_LR:
-            return {"capturable": True, "foreach": False}
-        return {}
+        if optimizer_name not in _DEVICE_LR:
+            return {}
+        return {"capturable": True} | ({} if optimizer_name in _MUONS else _ONE_BY_ONE)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        with lower_muon(optimizer):
+            super()._step(optimizer)
 
     def set_hyperparameters(
         self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
