@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from store.catalogue import EVAL, LOSS, TRAIN
 from utils.clipping import Clipping, clip_gradients
-from utils.ema import get_ema_decay, update_ema
+from utils.ema import Averaging, update_ema
 from utils.endings import (
     EarlyStop,
     NonFiniteError,
@@ -74,7 +74,7 @@ class TrainState:
     Args:
       model: the student.
       loss_modules: trainable and stateful modules of the losses; may be empty.
-      ema: the average of the student's weights, where one is kept.
+      averages: of the student's weights, by the names of their parts of a checkpoint.
       scaler: of the loss, where the runtime computes in float16.
       step: optimizer steps done.
       best_score: of the best evaluation so far, higher is better; none before the first one.
@@ -86,7 +86,7 @@ class TrainState:
     model: nn.Module
     loss_modules: nn.Module
     optimizer: torch.optim.Optimizer
-    ema: nn.Module | None = None
+    averages: dict[str, nn.Module] = field(default_factory=dict)
     scaler: torch.amp.GradScaler | None = None
     step: int = 0
     best_score: float | None = None
@@ -95,9 +95,14 @@ class TrainState:
     skipped_steps: tuple[int, ...] = ()
 
     @property
+    def ema(self) -> nn.Module | None:
+        """The first average, where one is kept."""
+        return self.averages.get("ema")
+
+    @property
     def eval_model(self) -> nn.Module:
-        """The weights that are evaluated and exported: the average where there is one."""
-        return self.model if self.ema is None else self.ema
+        """The weights that are evaluated and exported: the first average where there is one."""
+        return self.averages.get("ema", self.model)
 
     def parameters(self) -> list[nn.Parameter]:
         """All that is trained: the student's parameters and the losses' projections."""
@@ -113,8 +118,8 @@ class TrainState:
         """What must be the same on every rank: weights, average and projections."""
         found = {f"model.{k}": v for k, v in self.model.state_dict().items()}
         found |= {f"extra.{k}": v for k, v in self.loss_modules.named_parameters()}
-        if self.ema is not None:
-            found |= {f"ema.{k}": v for k, v in self.ema.state_dict().items()}
+        for name, one in self.averages.items():
+            found |= {f"{name}.{k}": v for k, v in one.state_dict().items()}
         return found
 
 
@@ -125,7 +130,6 @@ class Plan:
     Args:
       schedule: learning rate and weight decay of each step.
       accumulate_steps: micro-batches of one optimizer step.
-      ema_decay: that the average reaches; its first steps forget faster.
       clipping: what keeps gradients small.
       global_batch_size: examples of one optimizer step over all ranks.
       early_stop: when a score that no longer rises ends the run.
@@ -142,7 +146,7 @@ class Plan:
     schedule: Schedule
     global_batch_size: int
     accumulate_steps: int = 1
-    ema_decay: float = 0.0
+    averaging: Averaging = field(default_factory=Averaging)
     clipping: Clipping = field(default_factory=Clipping)
     early_stop: EarlyStop = field(default_factory=EarlyStop)
     flops_per_example: float | None = None
@@ -218,9 +222,10 @@ def train_step(
     runtime.updates.unscale(state.optimizer)
     grad_norm = clip_gradients(state.parameters(), plan.clipping, state.get_head())
     runtime.updates.apply(state.optimizer)
-    if state.ema is not None:
-        weight = runtime.upload([1.0 - get_ema_decay(plan.ema_decay, state.step)])[0]
-        update_ema(state.ema, state.model, weight)
+    if state.averages:
+        weights = runtime.upload(plan.averaging.get_weights(state.step))
+        for number, average in enumerate(state.averages.values()):
+            update_ema(average, state.model, weights[number])
     return {**{LOSS + name: value for name, value in totals.items()}, "grad_norm": grad_norm}
 
 
@@ -491,6 +496,5 @@ class _Loop:
 
     def _average_buffers(self) -> None:
         """BatchNorm's running statistics are of each rank's examples: their mean is the state's."""
-        for model in (self.state.model, self.state.ema):
-            if model is not None:
-                self.runtime.ranks.average_buffers(model)
+        for model in (self.state.model, *self.state.averages.values()):
+            self.runtime.ranks.average_buffers(model)

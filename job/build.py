@@ -18,7 +18,7 @@ from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, create_schedule, scale_lr
 from tasks import TASKS, RunTask
 from utils.clipping import Clipping
-from utils.ema import create_ema
+from utils.ema import Averaging, create_averages
 from utils.endings import EarlyStop
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -114,15 +114,14 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
     config = job.config
     if config.train.scan_layers:
         scan_blocks(student, runtime.scan_blocks)
-    ema = create_ema(student) if config.train.ema else None
+    averages = create_averages(student, get_decays(config))
     if config.train.remat:
         recompute_blocks(student, runtime.checkpoint_block)
     if config.train.sync_batchnorm and runtime.ranks.size > 1:
         synchronise_batch_norm(student, runtime.ranks.sum_with_gradient)
     runtime.prepare(losses)
-    for model in (student, ema):
-        if model is not None:
-            runtime.accelerate(runtime.prepare(model))
+    for model in (student, *averages.values()):
+        runtime.accelerate(runtime.prepare(model))
     if config.train.accumulate_steps > 1:
         runtime.keep_gradients_apart(student)
     optimizer = create_optimizer(
@@ -137,9 +136,15 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
         model=student,
         loss_modules=losses,
         optimizer=optimizer,
-        ema=ema,
+        averages=averages,
         scaler=runtime.updates.scaler,
     )
+
+
+def get_decays(config: RunConfig) -> tuple[float, ...]:
+    """The decay of each average that is kept; the first is the one that is exported."""
+    train = config.train
+    return (train.ema_decay, *train.ema_more) if train.ema else ()
 
 
 def _create_plan(job: Job) -> Plan:
@@ -159,7 +164,7 @@ def _create_plan(job: Job) -> Plan:
         ),
         global_batch_size=config.data.global_batch_size,
         accumulate_steps=train.accumulate_steps,
-        ema_decay=train.ema_decay,
+        averaging=Averaging(get_decays(config), round(train.ema_start_epoch * steps_per_epoch)),
         clipping=Clipping(
             config.optim.max_grad_norm, config.optim.max_grad_value, config.optim.max_grad_ratio
         ),

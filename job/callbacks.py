@@ -31,6 +31,8 @@ from utils.stopping import StopRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from torch import nn
+
     from datasets import Batch
     from engine import TrainState
     from job.build import Parts
@@ -140,6 +142,9 @@ class RunCallbacks(Callbacks):
         batches = self._watch.follow(self.parts.eval_loader.batches())
         answers = Answers(self.parts.task, self.runtime, describe_split(self.job))
         evaluation = answers.evaluate(state.eval_model, batches)
+        for name, average in list(state.averages.items())[1:]:
+            more = self._evaluate_more(average).metrics
+            evaluation.metrics.update({f"{name}/{key}": value for key, value in more.items()})
         hits = answers.gather(state.step)
         if self._hits is not None and hits is not None:
             self._hits.note(hits, is_best=_is_best(state, evaluation))
@@ -152,6 +157,11 @@ class RunCallbacks(Callbacks):
             number,
         )
         return replace(evaluation, metrics={**evaluation.metrics, **found})
+
+    def _evaluate_more(self, model: nn.Module) -> Evaluation:
+        # Its answers are marked and not kept: so it is the same graph.
+        batches = self._watch.follow(self.parts.eval_loader.batches())
+        return Answers(self.parts.task, self.runtime).evaluate(model, batches)
 
     def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
         """A line of metrics, written and shown; what the checkpoint thread met is raised here."""

@@ -7,6 +7,7 @@ Every number has its entry here; a task of one's own adds what its evaluations g
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ TRAIN, EVAL = "train", "eval"
 HEAD = ("step", "kind", "attempt", "nonfinite")
 # The parts of a step's loss stand below this name.
 LOSS = "loss/"
+_AVERAGE = re.compile(r"ema\d+")
 # What quantiles are kept of: two are measured at each step, the last one at log points.
 STEP_S, WAIT_S, GRAD_NORM = "step_s", "input_wait_s", "grad_norm"
 
@@ -61,9 +63,15 @@ class Catalogue:
             self._metrics[metric.name] = metric
 
     def find(self, name: str) -> Metric | None:
-        """The entry of a number; none: it has no entry."""
+        """The entry of a number; none: it has no entry.
+
+        What is said of a further average, `ema2/top1`, is what is said of the first.
+        """
         if name in self._metrics:
             return self._metrics[name]
+        average, _, judged = name.partition("/")
+        if judged and _AVERAGE.fullmatch(average):
+            return self.find(judged)
         patterns = (one for one in self if "*" in one.name)
         return next((one for one in patterns if fnmatchcase(name, one.name)), None)
 

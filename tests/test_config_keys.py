@@ -49,7 +49,7 @@ train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollb
 train.stall_timeout_s train.early_stop_patience train.early_stop_min_delta train.deterministic
 train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_mode train.mix_off_epoch
 train.mix_prob train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
-train.sync_batchnorm train.ema train.ema_decay
+train.sync_batchnorm train.ema train.ema_decay train.ema_start_epoch train.ema_more
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
 distill.losses distill.group_size distill.allow_weak_teacher

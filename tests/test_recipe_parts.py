@@ -20,6 +20,7 @@ from tests.support.tiny_parts import TinyConvNet, create_config, create_cpu_runt
 from utils.clipping import Clipping, clip_gradients
 from utils.config import load_config
 from utils.config.sections import TrainSection
+from utils.ema import Averaging, create_averages, update_ema
 
 EXAMPLES, BATCH = 1024, 64
 
@@ -135,6 +136,19 @@ def test_clipping_by_value_is_pytorchs():
     nn.utils.clip_grad_value_(theirs.parameters(), 0.05)
     for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
+
+
+def test_averages_are_the_weights_until_they_begin():
+    averaging = Averaging((0.9, 0.5), start_step=3)
+    assert averaging.get_weights(2) == [1.0, 1.0]
+    for step in (3, 7, 200):
+        rise = (1 + step - 3) / (10 + step - 3)
+        assert averaging.get_weights(step) == pytest.approx([1 - min(0.9, rise), 1 - min(0.5, rise)])
+    model, runtime = TinyConvNet(), create_cpu_runtime()
+    one = create_averages(model, [0.9])["ema"]
+    nn.init.normal_(model.head.weight)
+    update_ema(one, model, runtime.upload(Averaging((0.9,), 5).get_weights(0))[0])
+    torch.testing.assert_close(one.head.weight, model.head.weight.detach())
 
 
 @pytest.mark.parametrize(

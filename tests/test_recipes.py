@@ -16,6 +16,7 @@ RECIPE = (
     "--data.repeats=3", "--train.mix_mode=element", "--train.mix_off_epoch=3",
     "--optim.max_grad_norm=none", "--optim.max_grad_ratio=0.5", "--optim.base_lr=0.01",
     "--optim.lr=1e-3", "--opt=nadamuon",
+    "--model_ema", "--model_ema_decay=0.9", "--train.ema_more=[0.5]", "--train.ema_start_epoch=1",
     "--train.mix_prob=0.5",
     "--cutmix=1", "--model.head_init_scale=0.01", "--model.head_init_bias=-2.2",
 )  # fmt: skip
@@ -59,9 +60,19 @@ def test_a_recipe_learns_real_digits_in_one_graph(runs):
     assert [line for line in runs["whole"] if line["kind"] == "train"][-1]["graphs_train"] == 1
 
 
+def test_each_average_is_judged_at_every_evaluation(runs):
+    """Of averages that are set apart by their memory alone, each has its own numbers."""
+    last = runs["whole"][-1]
+    assert last["ema2/examples"] == last["examples"]
+    assert last["ema2/top1"] > 20
+    assert last["ema2/loss"] != last["loss"]
+    assert last["graphs_eval"] <= 2
+
+
 def test_a_recipe_that_goes_on_gives_the_same_bits(runs):
     lines = [line for line in runs["parts"] if line["attempt"] == 2]
     whole, again = get_losses(runs["whole"]), get_losses(lines)
     assert list(again) == list(range(HALF + 1, STEPS + 1))
     assert all(again[step] == whole[step] for step in again)
-    assert lines[-1]["loss"] == runs["whole"][-1]["loss"]
+    for name in ("loss", "ema2/loss"):
+        assert lines[-1][name] == runs["whole"][-1][name]

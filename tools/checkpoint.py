@@ -58,9 +58,10 @@ def create_parser() -> argparse.ArgumentParser:
         help="FILE.safetensors, or FILE.pth: a dictionary with state_dict, arch and step",
     )
     export.add_argument(
-        "--weights", choices=("best", "model", "ema"), default="best",
-        help="of that checkpoint: best is the average of the weights where there is one, else the "
-        "model (default best); the checkpoint with the best evaluation is named by list",
+        "--weights", default="best", metavar="best|model|ema|ema2...",
+        help="of that checkpoint: best is the first average of the weights where there is one, "
+        "else the model (default best); ema2 is the first of train.ema_more; the checkpoint with "
+        "the best evaluation is named by list",
     )  # fmt: skip
     prune = commands.add_parser("prune", help="delete old checkpoints")
     prune.set_defaults(command=prune_checkpoints)
@@ -160,8 +161,9 @@ def export_weights(options: argparse.Namespace) -> int:
     part = options.weights
     if part == "best":
         part = "ema" if "ema" in parts else "model"
-    if part not in parts:
-        raise UserError(f"--weights {part}: {place} holds {', '.join(parts)}; choose one of them")
+    kinds = [name for name in parts if name == "model" or name.startswith("ema")]
+    if part not in kinds:
+        raise UserError(f"--weights {part}: {place} holds {', '.join(kinds)}; choose one of them")
     model = facts.get("model", {})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.out.suffix == ".safetensors":

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 
+@dataclass(frozen=True)
+class Averaging:
+    """How averages of the weights follow them.
+
+    Attributes:
+      decays: that each of them reaches; its first steps forget faster.
+      start_step: before which they are the weights themselves.
+    """
+
+    decays: tuple[float, ...] = ()
+    start_step: int = 0
+
+    def get_weights(self, step: int) -> list[float]:
+        """1 - decay of each average at a step: what it takes of the weights."""
+        averaged = step - self.start_step
+        if averaged < 0:
+            return [1.0] * len(self.decays)
+        return [1.0 - get_ema_decay(decay, averaged) for decay in self.decays]
+
+
 def create_ema(model: nn.Module) -> nn.Module:
     """A copy of a model that averages its weights; never trained, in eval mode."""
     return deepcopy(model).requires_grad_(False).eval()
+
+
+def create_averages(model: nn.Module, decays: Sequence[float]) -> dict[str, nn.Module]:
+    """An average for each decay, by the name of its part of a checkpoint: ema, ema2, ema3."""
+    return {f"ema{n + 1 if n else ''}": create_ema(model) for n in range(len(decays))}
 
 
 def get_ema_decay(decay: float, step: int) -> float:

@@ -20,7 +20,7 @@ from utils.clipping import Clipping
 from utils.config import RunConfig, load_config
 from utils.config.execution import RuntimeSection
 from utils.config.sections import ModelSection, OptimSection
-from utils.ema import create_ema
+from utils.ema import Averaging, create_averages
 from utils.metrics import Evaluation
 from utils.runtime import create_runtime
 from utils.runtime.base import Runtime
@@ -129,10 +129,9 @@ def create_state(
     runtime: Runtime, model: nn.Module, section: OptimSection, *, ema: bool = False
 ) -> TrainState:
     """A train state on the runtime's device, its optimizer state made beforehand."""
-    average = create_ema(model) if ema else None
-    for module in (model, average):
-        if module is not None:
-            runtime.prepare(module)
+    averages = create_averages(model, [0.9] if ema else [])
+    for module in (model, *averages.values()):
+        runtime.prepare(module)
     device_arguments = runtime.updates.get_arguments(section.name)
     optimizer = create_optimizer(section, model, device_arguments=device_arguments)
     runtime.updates.prepare(optimizer)
@@ -140,7 +139,7 @@ def create_state(
         model=model,
         loss_modules=nn.Module(),
         optimizer=optimizer,
-        ema=average,
+        averages=averages,
     )
 
 
@@ -154,6 +153,8 @@ def create_plan(total_steps: int, section: OptimSection, **changes: object) -> P
         "global_batch_size": 16,
         "clipping": Clipping(section.max_grad_norm),
     }
+    if "ema_decay" in changes:
+        values["averaging"] = Averaging((changes.pop("ema_decay"),))
     return Plan(
         total_steps=total_steps,
         steps_per_epoch=total_steps,

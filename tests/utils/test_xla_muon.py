@@ -17,7 +17,7 @@ from utils.runtime.xla_muon import lower_muon, orthogonalise
 @pytest.mark.parametrize("shape", [(12, 40), (40, 12), (5, 16, 16)])
 @pytest.mark.parametrize(
     ("preset", "arguments"),
-    [("quintic", {}), ("original", {"scale_eps": True}), ("polar_express", {"safety_factor": 1.01})],
+    [("quintic", {}), ("original", {"scale_eps": True}), ("polar_express", {"safety_factor": 1.1})],
 )
 def test_matrices_are_made_orthogonal_as_timm_does(shape, preset, arguments):
     torch.manual_seed(0)

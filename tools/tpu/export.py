@@ -282,9 +282,9 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
     found |= dict(state.model.named_buffers(prefix="model"))
     found |= dict(state.loss_modules.named_parameters(prefix="extra"))
     found |= dict(state.loss_modules.named_buffers(prefix="extra"))
-    if state.ema is not None:
-        found |= dict(state.ema.named_parameters(prefix="ema"))
-        found |= dict(state.ema.named_buffers(prefix="ema"))
+    for name, average in state.averages.items():
+        found |= dict(average.named_parameters(prefix=name))
+        found |= dict(average.named_buffers(prefix=name))
     names = {id(tensor): name for name, tensor in found.items()}
     for parameter, values in state.optimizer.state.items():
         for key, value in values.items():

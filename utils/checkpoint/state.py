@@ -22,7 +22,6 @@ class TrainStateLike(Protocol):
 
     model: nn.Module
     loss_modules: nn.Module
-    ema: nn.Module | None
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler | None
     step: int
@@ -30,6 +29,7 @@ class TrainStateLike(Protocol):
     waited: Waited
     input_processes: int
     skipped_steps: tuple[int, ...]
+    averages: dict[str, nn.Module]
 
 
 def collect_state(
@@ -42,8 +42,8 @@ def collect_state(
     """
     flat = {f"model/{k}": v for k, v in state.model.state_dict().items()}
     flat |= {f"extra/{k}": v for k, v in state.loss_modules.state_dict().items()}
-    if state.ema is not None:
-        flat |= {f"ema/{k}": v for k, v in state.ema.state_dict().items()}
+    for part, average in state.averages.items():
+        flat |= {f"{part}/{k}": v for k, v in average.state_dict().items()}
     tensors, scalars = _flatten_optimizer(state)
     flat |= {f"optimizer/{k}": v for k, v in tensors.items()}
     parts: Tensors = {}
@@ -80,10 +80,9 @@ def restore_state(
     Raises:
       UserError: the checkpoint is of another model, optimizer or EMA setting; names what differs.
     """
-    modules = {"model": state.model, "extra": state.loss_modules, "ema": state.ema}
-    own: Tensors = {
-        part: {} if module is None else module.state_dict() for part, module in modules.items()
-    }
+    modules = {"model": state.model, "extra": state.loss_modules, **state.averages}
+    own: Tensors = {part: {} for part in parts if part.startswith("ema")}
+    own |= {part: module.state_dict() for part, module in modules.items()}
     own["optimizer"], _ = _flatten_optimizer(state)
     _check_fit(own, parts, location)
     for part, tensors in own.items():

@@ -31,12 +31,34 @@ def check_config(config: RunConfig) -> None:
             f"train.early_stop_min_delta ({train.early_stop_min_delta:g}) has no effect without "
             "train.early_stop_patience; set it, or leave both out"
         )
+    _check_averages(config)
     if train.mix_off_epoch is not None:
         _check_mix_off(config, train.mix_off_epoch)
     if config.run.eval_only and not (config.run.resume or config.model.weights):
         raise UserError(
             "run.eval_only needs weights to evaluate; add --resume auto, --resume PATH or "
             "--model.weights PATH"
+        )
+
+
+def _check_averages(config: RunConfig) -> None:
+    train = config.train
+    for key in ("ema_start_epoch", "ema_more"):
+        if getattr(train, key) and not train.ema:
+            raise UserError(
+                f"train.{key} ({getattr(train, key)}) has no effect without train.ema; set it, or "
+                "leave both out"
+            )
+    if train.steps is None and train.ema_start_epoch >= train.epochs:
+        raise UserError(
+            f"train.ema_start_epoch ({train.ema_start_epoch:g}) is not before the end of the run's "
+            f"{train.epochs} epochs; lower it, or leave train.ema out"
+        )
+    decays = (train.ema_decay, *train.ema_more)
+    if len(set(decays)) < len(decays):
+        raise UserError(
+            f"train.ema_more ({', '.join(map(str, train.ema_more))}) names a decay twice, or that "
+            f"of train.ema_decay ({train.ema_decay}); give each once"
         )
 
 

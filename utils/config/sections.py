@@ -368,6 +368,16 @@ class TrainSection(ConfigSection):
         description="decay of the average per step; it rises to it as (1 + step) / (10 + step)",
         **about(aliases=("model_ema_decay",)),
     )
+    ema_start_epoch: float = Field(
+        0.0,
+        ge=0,
+        description="epochs in which averages are the weights themselves; the rise begins then",
+    )
+    ema_more: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(
+        (),
+        description="decays of further averages, each evaluated beside the first one, which is "
+        "exported",
+    )
 
 
 class RunConfig(ConfigSection):
