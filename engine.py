@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from store.catalogue import EVAL, LOSS, TRAIN
 from utils.clipping import Clipping, clip_gradients
-from utils.ema import Averaging, update_ema
+from utils.ema import Averaging, update_averages
 from utils.endings import (
     EarlyStop,
     NonFiniteError,
@@ -217,15 +217,14 @@ def train_step(
         runtime.backward(loss.total / plan.accumulate_steps, last=micro_batch.is_last)
         for name, value in loss.terms.items():
             totals[name] = totals.get(name, 0.0) + value / plan.accumulate_steps
-    # The mean over ranks comes before clipping, or the limit would be one for each rank.
+    # The mean over ranks comes before clipping, or each rank would have a limit.
     runtime.ranks.reduce_gradients(state.optimizer)
     runtime.updates.unscale(state.optimizer)
     grad_norm = clip_gradients(state.parameters(), plan.clipping, state.get_head())
     runtime.updates.apply(state.optimizer)
     if state.averages:
         weights = runtime.upload(plan.averaging.get_weights(state.step))
-        for number, average in enumerate(state.averages.values()):
-            update_ema(average, state.model, weights[number])
+        update_averages(state.averages.values(), state.model, weights)
     return {**{LOSS + name: value for name, value in totals.items()}, "grad_norm": grad_norm}
 
 
@@ -281,7 +280,7 @@ class _Stepper:
         if state.step in state.skipped_steps:
             return (), None
         with runtime.span("step"), runtime.step(self.plan.seed, state.step):
-            lrs, decays = self.plan.schedule.values(state.step, state.optimizer)
+            lrs, decays = self.plan.schedule.values(state.step, state.optimizer, state.waited.cuts)
             runtime.updates.set_hyperparameters(state.optimizer, lrs, decays)
             scalars = train_step(state, batch, self.task, runtime, self.plan)
             # One vector, made in every step: the same graph whether or not it is read.
@@ -444,7 +443,8 @@ class _Loop:
 
         A skipped step has no values: its line says nothing of the loss.
         """
-        facts = {"lr": self.plan.schedule.lr_at(result.step - 1), **self.meter.take(result.step)}
+        lr = self.plan.schedule.get_lr(result.step - 1, self.state.waited.cuts)
+        facts = {"lr": lr, **self.meter.take(result.step)}
         if result.values is None:
             self.callbacks.write(result.step, TRAIN, facts)
             return

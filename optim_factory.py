@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +22,7 @@ from torch import nn
 
 from utils.config import change
 from utils.config.checks import check_warmup
+from utils.endings import Plateau
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
@@ -235,6 +238,8 @@ class Schedule:
       decay_at: step -> weight decay of the groups that decay.
       lr_floor: smallest learning rate handed to the optimizer.
       steps_per_epoch: with which groups that begin later count.
+      cut: factor of each time that a score no longer rose.
+      least: learning rate that cuts do not go below.
     """
 
     lr_at: Callable[[int], float]
@@ -242,12 +247,19 @@ class Schedule:
     total_steps: int
     lr_floor: float = field(default=1e-12)
     steps_per_epoch: int = 1
+    cut: float = 1.0
+    least: float = 0.0
+
+    def get_lr(self, step: int, cuts: int = 0) -> float:
+        """The learning rate of a step after that many cuts."""
+        lr = self.lr_at(step)
+        return max(lr * self.cut**cuts, min(lr, self.least)) if cuts else lr
 
     def values(
-        self, step: int, optimizer: torch.optim.Optimizer
+        self, step: int, optimizer: torch.optim.Optimizer, cuts: int = 0
     ) -> tuple[list[float], list[float]]:
         """Learning rates and weight decays of all groups at a step, in group order."""
-        lr, decay = self.lr_at(step), self.decay_at(step)
+        lr, decay = self.get_lr(step, cuts), self.decay_at(step)
         groups = optimizer.param_groups
         begun = [step >= g.get("starts_epoch", 0) * self.steps_per_epoch for g in groups]
         scales = [g["lr_scale"] * has_begun for g, has_begun in zip(groups, begun, strict=True)]
@@ -280,7 +292,18 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
         progress = min(step / max(total_steps, 1), 1.0)
         return _cosine(section.weight_decay, section.weight_decay_end, progress)
 
-    return Schedule(lr_at, decay_at, total_steps, _get_lr_floor(section), steps_per_epoch)
+    return Schedule(
+        lr_at, decay_at, total_steps, _get_lr_floor(section), steps_per_epoch,
+        cut=section.decay_rate, least=section.min_lr,
+    )  # fmt: skip
+
+
+def create_plateau(section: OptimSection, steps_per_epoch: int) -> Plateau:
+    """When the learning rate is cut; never but by schedule=plateau."""
+    if section.schedule != "plateau":
+        return Plateau()
+    warmup = get_warmup_steps(section, steps_per_epoch)
+    return Plateau(section.plateau_patience, section.plateau_min_delta, warmup)
 
 
 def get_warmup_steps(section: OptimSection, steps_per_epoch: int) -> int:
@@ -295,9 +318,16 @@ def _create_shape(
 ) -> Callable[[int], float]:
     high, low = section.lr, section.min_lr
     length = max(total_steps - warmup, 1)
+    cycles = _Cycles.create(section)
 
-    def progress(step: int) -> float:
-        return min((step - warmup) / length, 1.0)
+    def in_cycles(get_lr: Callable[[float, float], float]) -> Callable[[int], float]:
+        """A shape of a cycle's peak and of the share of it that has passed."""
+
+        def shape(step: int) -> float:
+            number, passed = cycles.find(min((step - warmup) / length, 1.0))
+            return get_lr(max(high * section.cycle_decay**number, low), passed)
+
+        return shape
 
     def decay_in_steps(step: int) -> float:
         passed = sum(step >= epoch * steps_per_epoch for epoch in section.decay_epochs)
@@ -316,13 +346,37 @@ def _create_shape(
 
     shapes: dict[str, Callable[[int], float]] = {
         "constant": lambda step: high,
-        "cosine": lambda step: _cosine(high, low, progress(step)),
-        "linear": lambda step: high + (low - high) * progress(step),
-        "polynomial": lambda step: low + (high - low) * (1 - progress(step)) ** section.power,
+        "plateau": lambda step: high,
+        "cosine": in_cycles(lambda peak, passed: _cosine(peak, low, passed)),
+        "linear": in_cycles(lambda peak, passed: peak + (low - peak) * passed),
+        "polynomial": in_cycles(
+            lambda peak, passed: low + (peak - low) * (1 - passed) ** section.power
+        ),
         "step": decay_in_steps,
         "wsd": hold_then_decay,
     }
     return shapes[section.schedule]
+
+
+@dataclass(frozen=True)
+class _Cycles:
+    """A run's way after the warm-up in cycles, each by a factor longer than the one before."""
+
+    ends: tuple[float, ...]
+
+    @classmethod
+    def create(cls, section: OptimSection) -> _Cycles:
+        lengths = [section.cycle_length_factor**number for number in range(section.cycles)]
+        return cls(tuple(end / sum(lengths) for end in accumulate(lengths)))
+
+    def find(self, progress: float) -> tuple[int, float]:
+        """The number of the cycle that a share of the whole way lies in, and its own share."""
+        # The ends are rounded: a step that begins a cycle must not be held for the one before.
+        number = bisect_right(self.ends, progress + 1e-9)
+        if number == len(self.ends):
+            return number - 1, 1.0
+        start = self.ends[number - 1] if number else 0.0
+        return number, max(progress - start, 0.0) / (self.ends[number] - start)
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

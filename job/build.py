@@ -15,7 +15,13 @@ from job.resume import restore, start_weights
 from job.spec import count_steps, with_input_processes
 from models import create_model, freeze, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.patches import patch_for
-from optim_factory import PREPARABLE, create_optimizer, create_schedule, scale_lr
+from optim_factory import (
+    PREPARABLE,
+    create_optimizer,
+    create_plateau,
+    create_schedule,
+    scale_lr,
+)
 from tasks import TASKS, RunTask
 from utils.clipping import Clipping
 from utils.ema import Averaging, create_averages
@@ -168,7 +174,11 @@ def _create_plan(job: Job) -> Plan:
         clipping=Clipping(
             config.optim.max_grad_norm, config.optim.max_grad_value, config.optim.max_grad_ratio
         ),
-        early_stop=EarlyStop(train.early_stop_patience, train.early_stop_min_delta),
+        early_stop=EarlyStop(
+            train.early_stop_patience,
+            train.early_stop_min_delta,
+            create_plateau(config.optim, steps_per_epoch),
+        ),
     )
     get_logger().info(
         "%d steps, %d an epoch; graph budget %d",

@@ -322,7 +322,7 @@ def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:
         "schedule": {
             "total_steps": plan.total_steps,
             "steps_per_epoch": plan.steps_per_epoch,
-            "lr": plan.schedule.lr_at(state.step),
+            "lr": plan.schedule.get_lr(state.step, state.waited.cuts),
         },
         # Host and device are seeded from (seed, step, rank) before each step: no state of theirs.
         "rng": {"seed": plan.seed, "step": state.step, "device": {}},

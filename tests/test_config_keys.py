@@ -37,7 +37,9 @@ data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.re
 data.skip_corrupt data.random_erasing
 optim.name optim.lr optim.base_lr optim.base_batch_size optim.lr_scaling optim.min_lr
 optim.warmup_lr optim.warmup_epochs optim.warmup_steps
-optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.cooldown_fraction
+optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.plateau_patience
+optim.plateau_min_delta optim.cycles optim.cycle_decay optim.cycle_length_factor
+optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
 optim.freeze optim.unfreeze optim.lr_factors optim.decay_factors
 optim.max_grad_norm optim.max_grad_value optim.max_grad_ratio optim.args

@@ -8,13 +8,14 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import torch
 
 import main
 from store import keep_deterministic, read_metrics
 from tests.support.child_runs import run_main
 from tests.support.tiny_parts import create_argv
 from utils.checkpoint import load_checkpoint
-from utils.endings import EarlyStop, Waited
+from utils.endings import EarlyStop, Plateau, Waited
 
 NAN = float("nan")
 # An evaluation each 3 steps, of a model that learns nothing that lasts.
@@ -22,7 +23,8 @@ STOPPING = (
     "--train.epochs=60", "--train.eval_every_epochs=0.5", "--train.early_stop_patience=3",
     "--train.early_stop_min_delta=0.5", "--train.checkpoint_every_steps=2",
     "--train.keep_checkpoints=100", "--runtime.num_threads=1", "--run.run_id=a", "--lr=1e-2",
-    "--optim.schedule=constant",
+    # What decides the learning rate is a past that a checkpoint must hold, too.
+    "--optim.schedule=plateau", "--optim.plateau_patience=1", "--optim.decay_rate=0.9",
 )  # fmt: skip
 
 
@@ -51,6 +53,31 @@ def count_all(stop: EarlyStop, scores: list[float]) -> list[int]:
 )
 def test_a_score_counts_as_better_by_more_than_the_delta(min_delta, scores, waited):
     assert count_all(EarlyStop(2, min_delta), scores) == waited
+
+
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_the_rate_is_cut_where_pytorchs_scheduler_cuts_it(patience):
+    scores = [1, 2, 2, 1.5, 2.4, 2, 2, 2, 2.6, 2.5, 2.4, 2.3, 2.2, 3, 3, 3, 3, 3]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    # PyTorch waits for one more than its patience.
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, "max", 0.5, patience - 1, threshold=0.5, threshold_mode="abs"
+    )
+    stop, waited = EarlyStop(plateau=Plateau(patience, 0.5, first_step=0)), Waited()
+    for step, score in enumerate(scores, start=1):
+        theirs.step(score)
+        waited = stop.count(waited, step, score)
+        assert 0.5**waited.cuts == optimizer.param_groups[0]["lr"], step
+    assert 0 < waited.cuts < len(scores)
+
+
+def test_evaluations_of_the_warm_up_cut_nothing():
+    stop, waited = EarlyStop(plateau=Plateau(1, 0.0, first_step=8)), Waited()
+    for step in (4, 8, 12):
+        waited = stop.count(waited, step, 1.0)
+    assert (waited.cuts, waited.plateau_score) == (0, 1.0)
+    assert stop.count(waited, 16, 1.0).cuts == 1
 
 
 def test_an_evaluation_that_is_made_again_counts_once():
@@ -86,6 +113,20 @@ def test_the_run_ends_where_its_scores_say(unbroken):
         assert since < 3, line
     assert lines[-1]["top1"] <= best + 0.5 and since == 2
     assert lines[-1]["step"] == get_last_step(unbroken) < 360
+
+
+def test_the_rate_falls_where_the_scores_say(unbroken):
+    """After each evaluation that was no better, by a tenth; seen in the log lines behind it."""
+    lines, best, lr = read_metrics(unbroken), -1.0, 1e-2
+    cuts = 0
+    for line in lines:
+        if line["kind"] == "train":
+            assert line["lr"] == pytest.approx(lr)
+        elif line["top1"] > best:
+            best = line["top1"]
+        else:
+            lr, cuts = lr * 0.9, cuts + 1
+    assert cuts >= 3
 
 
 def test_the_run_says_why_it_ended(unbroken):

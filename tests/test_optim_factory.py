@@ -7,6 +7,7 @@ import math
 import pytest
 import timm
 import torch
+from timm.scheduler import CosineLRScheduler
 from torch import nn
 
 from engine import Callbacks, fit
@@ -162,6 +163,7 @@ def cosine(high: float, low: float, share: float) -> float:
 
 SHAPES = {
     "constant": lambda s, step: 0.8,
+    "plateau": lambda s, step: 0.8,
     "cosine": lambda s, step: cosine(0.8, 0.1, s),
     "linear": lambda s, step: 0.8 - 0.7 * s,
     "polynomial": lambda s, step: 0.1 + 0.7 * (1 - s) ** 3,
@@ -196,8 +198,44 @@ def test_a_schedule_starts_at_the_warm_up_rate_and_peaks_after_it(name):
     schedule = create_test_schedule(name)
     assert schedule.lr_at(0) == pytest.approx(0.2)
     assert schedule.lr_at(WARMUP) == pytest.approx(0.8)
-    ends = {"constant": 0.8, "step": 0.2}
+    ends = {"constant": 0.8, "plateau": 0.8, "step": 0.2}
     assert schedule.lr_at(TOTAL) == pytest.approx(ends.get(name, 0.1))
+
+
+@pytest.mark.parametrize(("factor", "count", "total"), [(1.0, 3, 12), (2.0, 3, 28)])
+def test_cycles_are_timms(factor, count, total):
+    """At every step, a cycle's first one among them, without a warm-up."""
+    weight = nn.Parameter(torch.zeros(1))
+    timms = CosineLRScheduler(
+        torch.optim.SGD([weight], lr=0.8), t_initial=4, lr_min=0.1, cycle_mul=factor,
+        cycle_decay=0.5, cycle_limit=count, t_in_epochs=False,
+    )  # fmt: skip
+    section = BASE.model_copy(update={
+        "cycles": count, "cycle_decay": 0.5, "cycle_length_factor": factor, "warmup_steps": 0,
+    })  # fmt: skip
+    ours = create_schedule(section, total_steps=total, steps_per_epoch=total)
+    for step in range(total):
+        assert ours.lr_at(step) == pytest.approx(timms._get_lr(step)[0]), step
+    assert ours.lr_at(total) == pytest.approx(0.1)
+
+
+def test_cycles_begin_behind_the_warm_up_in_every_shape_that_has_them():
+    for name in ("cosine", "linear", "polynomial"):
+        schedule = create_test_schedule(name, cycles=2, cycle_decay=0.25)
+        half = WARMUP + (TOTAL - WARMUP) // 2
+        assert schedule.lr_at(WARMUP) == pytest.approx(0.8)
+        assert schedule.lr_at(half - 1) < 0.18
+        assert schedule.lr_at(half) == pytest.approx(0.2)
+        assert schedule.lr_at(TOTAL) == pytest.approx(0.1)
+
+
+def test_cuts_lower_the_rate_down_to_the_least():
+    schedule = create_test_schedule("plateau")
+    assert [schedule.get_lr(9, cuts) for cuts in range(5)] == pytest.approx(
+        [0.8, 0.4, 0.2, 0.1, 0.1]
+    )
+    assert schedule.get_lr(0, 9) == pytest.approx(0.1)  # the warm-up's own rate is not raised
+    assert create_test_schedule("plateau", min_lr=0.5).get_lr(0, 9) == pytest.approx(0.2)
 
 
 def test_every_schedule_of_the_configuration_is_tested_here():

@@ -143,7 +143,8 @@ def test_averages_are_the_weights_until_they_begin():
     assert averaging.get_weights(2) == [1.0, 1.0]
     for step in (3, 7, 200):
         rise = (1 + step - 3) / (10 + step - 3)
-        assert averaging.get_weights(step) == pytest.approx([1 - min(0.9, rise), 1 - min(0.5, rise)])
+        wanted = [1 - min(0.9, rise), 1 - min(0.5, rise)]
+        assert averaging.get_weights(step) == pytest.approx(wanted)
     model, runtime = TinyConvNet(), create_cpu_runtime()
     one = create_averages(model, [0.9])["ema"]
     nn.init.normal_(model.head.weight)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -65,3 +65,9 @@ def update_ema(ema: nn.Module, model: nn.Module, weight: Tensor) -> None:
     for mine, theirs in pairs:
         if not mine.is_floating_point():
             mine.copy_(theirs)
+
+
+def update_averages(averages: Iterable[nn.Module], model: nn.Module, weights: Tensor) -> None:
+    """Each average by its own weight of a vector on the device; see `update_ema`."""
+    for number, average in enumerate(averages):
+        update_ema(average, model, weights[number])

@@ -1,9 +1,9 @@
-"""Why a run ends before its last step: faults, a request, or a score that no longer rises."""
+"""Why a run ends before its last step, and what a score that no longer rises leads to."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class NonFiniteError(RuntimeError):
@@ -37,11 +37,42 @@ class Waited:
       score: that a better one must exceed; none before the first evaluation that was finite.
       evaluations: in a row that were no better.
       step: of the last evaluation that was counted.
+      cuts: of the learning rate so far.
+      plateau_score: as `score`, for the next cut.
+      plateau_evaluations: in a row that were no better, since the last cut.
     """
 
     score: float | None = None
     evaluations: int = 0
     step: int = 0
+    cuts: int = 0
+    plateau_score: float | None = None
+    plateau_evaluations: int = 0
+
+
+@dataclass(frozen=True)
+class Plateau:
+    """Cuts the learning rate after `patience` evaluations in a row without a better score.
+
+    Args:
+      patience: 0: it is never cut.
+      min_delta: by how much a score must exceed the one before it to count as better.
+      first_step: of those whose evaluations count: the warm-up's do not.
+    """
+
+    patience: int = 0
+    min_delta: float = 0.0
+    first_step: int = 0
+
+    def count(self, waited: Waited, step: int, score: float) -> Waited:
+        """What an evaluation that is counted leaves behind."""
+        if not self.patience or step <= self.first_step:
+            return waited
+        if _is_better(score, waited.plateau_score, self.min_delta):
+            return replace(waited, plateau_score=score, plateau_evaluations=0)
+        if waited.plateau_evaluations + 1 < self.patience:
+            return replace(waited, plateau_evaluations=waited.plateau_evaluations + 1)
+        return replace(waited, cuts=waited.cuts + 1, plateau_evaluations=0)
 
 
 @dataclass(frozen=True)
@@ -50,10 +81,12 @@ class EarlyStop:
 
     Args:
       patience: 0: the run never ends early.
+      plateau: what fewer evaluations may lead to before.
     """
 
     patience: int = 0
     min_delta: float = 0.0
+    plateau: Plateau = Plateau()
 
     def count(self, waited: Waited, step: int, score: float) -> Waited:
         """What the evaluation after a step leaves behind.
@@ -63,10 +96,10 @@ class EarlyStop:
         """
         if step <= waited.step:
             return waited
-        limit = -math.inf if waited.score is None else waited.score + self.min_delta
-        if math.isfinite(score) and score > limit:
-            return Waited(score, 0, step)
-        return Waited(waited.score, waited.evaluations + 1, step)
+        waited = replace(self.plateau.count(waited, step, score), step=step)
+        if _is_better(score, waited.score, self.min_delta):
+            return replace(waited, score=score, evaluations=0)
+        return replace(waited, evaluations=waited.evaluations + 1)
 
     def is_over(self, waited: Waited) -> bool:
         """Whether patience is at its end."""
@@ -81,3 +114,8 @@ class EarlyStop:
             f"{f' by more than {self.min_delta:g}' if self.min_delta else ''} "
             f"(train.early_stop_patience={self.patience})"
         )
+
+
+def _is_better(score: float, best: float | None, min_delta: float) -> bool:
+    limit = -math.inf if best is None else best + min_delta
+    return math.isfinite(score) and score > limit

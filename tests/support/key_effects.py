@@ -330,6 +330,7 @@ def _rows(shared: str, section: str, changes: list[tuple[str, str, str]]) -> lis
             for name, value, part in changes]  # fmt: skip
 
 
+_PLATEAU = ("--optim.schedule=plateau",)
 _STEPPED = ("--optim.schedule=step", "--optim.decay_epochs=[1]")
 _BCE = "--train.task_loss=bce"
 _MESH = ("--runtime.device=xla", "--runtime.parallel=spmd")
@@ -370,6 +371,12 @@ _PLAIN_ROWS: list[Row] = [
     ("optim.decay_rate", _STEPPED, "--optim.decay_rate=0.5", "schedule"),
     ("optim.decay_epochs", _STEPPED, "--optim.decay_epochs=[2]", "schedule"),
     ("optim.power", ("--optim.schedule=polynomial",), "--optim.power=3", "schedule"),
+    ("optim.plateau_patience", _PLATEAU, "--optim.plateau_patience=2", "plan"),
+    ("optim.plateau_min_delta", _PLATEAU, "--optim.plateau_min_delta=0.5", "plan"),
+    ("optim.cycles", (), "--optim.cycles=2", "schedule"),
+    ("optim.cycle_decay", ("--optim.cycles=2",), "--optim.cycle_decay=0.5", "schedule"),
+    ("optim.cycle_length_factor", ("--optim.cycles=2",), "--optim.cycle_length_factor=2",
+     "schedule"),
     ("optim.cooldown_fraction", ("--optim.schedule=wsd",), "--optim.cooldown_fraction=0.5",
      "schedule"),
     ("optim.freeze", (), '--optim.freeze=["blocks.*"]', "optimizer"),

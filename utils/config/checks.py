@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from utils.config.sections import RunConfig
 
 
+# The schedules that keys of their own belong to.
+_PLATEAU, _CYCLED = ("plateau",), ("cosine", "linear", "polynomial")
 # What keeps gradients small, one way at a time.
 _LIMITS = ("max_grad_norm", "max_grad_value", "max_grad_ratio")
 
@@ -161,10 +163,31 @@ def _check_optimizer(config: RunConfig) -> None:
             )
     elif optim.warmup_steps is not None and config.train.steps is not None:
         check_warmup(optim.warmup_steps, config.train.steps)
+    _check_schedule(config)
     if optim.schedule == "step" and not optim.decay_epochs:
         raise UserError(
             "optim.schedule is 'step' but optim.decay_epochs is empty; name the epochs of the steps"
         )
+
+
+def _check_schedule(config: RunConfig) -> None:
+    """Refuse keys of another schedule than the run has: they would have no effect."""
+    optim, fields = config.optim, type(config.optim).model_fields
+    needs = {"plateau_patience": _PLATEAU, "plateau_min_delta": _PLATEAU, "cycles": _CYCLED}
+    for key, schedules in needs.items():
+        value = getattr(optim, key)
+        if value != fields[key].default and optim.schedule not in schedules:
+            raise UserError(
+                f"optim.{key} ({value:g}) has no effect on optim.schedule={optim.schedule}; set "
+                f"{' or '.join(schedules)}, or leave it out"
+            )
+    for key in ("cycle_decay", "cycle_length_factor"):
+        value = getattr(optim, key)
+        if value != fields[key].default and optim.cycles == 1:
+            raise UserError(
+                f"optim.{key} ({value:g}) has no effect on a single cycle; set optim.cycles, or "
+                "leave it out"
+            )
 
 
 def _check_runtime(config: RunConfig) -> None:

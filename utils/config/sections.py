@@ -110,12 +110,33 @@ class OptimSection(ConfigSection):
         **about(aliases=("warmup_epochs",)),
     )
     warmup_steps: int | None = Field(None, ge=0, description="the same in steps; wins over epochs")
-    schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "constant"] = Field(
-        "cosine", description="shape after the warm-up; wsd: warmup-stable-decay"
+    schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = (
+        Field(
+            "cosine",
+            description="shape after the warm-up; wsd: warmup-stable-decay; plateau: cut where the "
+            "score no longer rises",
+        )
     )
-    decay_rate: float = Field(0.1, gt=0, le=1, description="factor of each step of schedule=step")
+    decay_rate: float = Field(
+        0.1, gt=0, le=1, description="factor of each step of schedule=step, each cut of plateau"
+    )
     decay_epochs: tuple[float, ...] = Field((), description="epochs at which schedule=step decays")
     power: float = Field(2.0, gt=0, description="exponent of schedule=polynomial")
+    plateau_patience: int = Field(
+        5, ge=1, description="evaluations in a row without a better score that lead to a cut"
+    )
+    plateau_min_delta: float = Field(
+        0.0, ge=0, description="by how much a score must exceed the best one to count as better"
+    )
+    cycles: int = Field(
+        1, ge=1, description="how often cosine, linear and polynomial begin anew after the warm-up"
+    )
+    cycle_decay: float = Field(
+        1.0, gt=0, le=1, description="peak learning rate of a cycle over that of the one before"
+    )
+    cycle_length_factor: float = Field(
+        1.0, gt=0, description="length of a cycle over that of the one before"
+    )
     cooldown_fraction: float = Field(
         0.2, gt=0, le=1, description="share of the run, at its end, in which schedule=wsd decays"
     )
