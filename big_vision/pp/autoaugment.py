@@ -135,7 +135,7 @@ def color(image: Any, factor: Any) -> Any:
     """Saturation: 0 grey, 1 the image."""
     import tensorflow as tf
 
-    return _blend(tf.image.rgb_to_grayscale(image), image, factor)
+    return blend(tf.image.rgb_to_grayscale(image), image, factor)
 
 
 def contrast(image: Any, factor: Any) -> Any:
@@ -143,14 +143,14 @@ def contrast(image: Any, factor: Any) -> Any:
     import tensorflow as tf
 
     mean = tf.minimum(tf.cast(tf.size(image) // 3, tf.float32) / 256.0, 255.0)
-    return _blend(tf.cast(mean, tf.uint8), image, factor)
+    return blend(tf.cast(mean, tf.uint8), image, factor)
 
 
 def brightness(image: Any, factor: Any) -> Any:
     """0 black, 1 the image."""
     import tensorflow as tf
 
-    return _blend(tf.constant(0, tf.uint8), image, factor)
+    return blend(tf.constant(0, tf.uint8), image, factor)
 
 
 def sharpness(image: Any, factor: Any) -> Any:
@@ -163,7 +163,7 @@ def sharpness(image: Any, factor: Any) -> Any:
     smooth = tf.nn.depthwise_conv2d(pixels, kernel, [1, 1, 1, 1], "VALID")[0]
     smooth = tf.pad(tf.clip_by_value(smooth, 0.0, 255.0), [[1, 1], [1, 1], [0, 0]])
     inner = tf.pad(tf.ones(tf.shape(image)[:2] - 2, tf.bool), [[1, 1], [1, 1]])[..., None]
-    return _blend(tf.where(inner, tf.cast(smooth, tf.uint8), image), image, factor)
+    return blend(tf.where(inner, tf.cast(smooth, tf.uint8), image), image, factor)
 
 
 def rotate(image: Any, degrees: Any, replace: Sequence[int] = GREY) -> Any:
@@ -259,7 +259,7 @@ def apply_operation(image: Any, number: Any, argument: Any, randomness: Any) -> 
     return result
 
 
-def _blend(other: Any, image: Any, factor: Any) -> Any:
+def blend(other: Any, image: Any, factor: Any) -> Any:
     """other + factor * (image - other), clipped and truncated."""
     import tensorflow as tf
 

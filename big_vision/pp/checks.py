@@ -9,6 +9,7 @@ from typing import Any
 
 from big_vision.pp.builder import Section, build_op, parse_section, split_sections
 from big_vision.pp.ops_image import RESIZE_METHODS
+from big_vision.pp.ops_policies import INTERPOLATIONS
 from big_vision.pp.registry import OPS, PREFIX, get_op
 from utils.errors import UserError, get_hint
 
@@ -133,6 +134,11 @@ def _is_number_or_numbers(value: Any) -> bool:
     )
 
 
+def _is_level_or_levels(value: Any) -> bool:
+    numbers = value if isinstance(value, list | tuple) else [value] * 3
+    return len(numbers) == 3 and all(_is_number(one) and 0 <= one <= 255 for one in numbers)
+
+
 def _is_divisor(value: Any) -> bool:
     numbers = value if isinstance(value, list | tuple) else [value]
     return _is_number_or_numbers(value) and 0 not in numbers
@@ -167,6 +173,18 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "std": ("a number other than 0 or one per channel", _is_divisor),
     "num_layers": ("a whole number", lambda v: v == 0 or _is_side(v)),
     "magnitude": ("a number from 0 on", lambda v: _is_number(v) and v >= 0),
+    "mstd": ("a number from 0 on", lambda v: _is_number(v) and v >= 0),
+    "increasing": ("True or False", lambda v: v in (0, 1)),
+    "probability": ("a number, 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "max_magnitude": ("a number above 0", lambda v: _is_number(v) and v > 0),
+    "width": ("a positive whole number", _is_side),
+    "chain_length": ("a whole number from 0 on", lambda v: v == 0 or _is_side(v)),
+    "alpha": ("a number above 0", lambda v: _is_number(v) and v > 0),
+    "fill": ("a level of 0 to 255, or one per channel", _is_level_or_levels),
+    "interpolation": (
+        "one of " + ", ".join(INTERPOLATIONS),
+        lambda value: value in INTERPOLATIONS,
+    ),
     "n": (
         '"single", a positive whole number or [low, high]',
         lambda v: v == "single" or _is_size(v),

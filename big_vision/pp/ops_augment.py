@@ -27,7 +27,7 @@ def get_randaug(num_layers=2, magnitude=10):
     def randaug(image, randomness):
         import tensorflow as tf
 
-        _require_rgb(image, "randaug")
+        require_rgb(image, "randaug")
         levels = [autoaugment.get_level_argument(name, magnitude) or 0.0 for name in names]
         draws = randomness.uniform([num_layers, 2])
         for layer in range(num_layers):
@@ -56,7 +56,7 @@ def get_autoaugment(policy="v0"):
     def augment(image, randomness):
         import tensorflow as tf
 
-        _require_rgb(image, "autoaugment")
+        require_rgb(image, "autoaugment")
         draws = randomness.uniform([5])
         table = tf.constant(rows, tf.float32)  # [25, 2, (number, probability, argument, signed)]
         steps = table[tf.cast(draws[0] * len(rows), tf.int32)]
@@ -121,7 +121,7 @@ def jitter_colors(image: Any, strengths: tuple[float, ...], randomness: Randomne
     """
     import tensorflow as tf
 
-    _require_rgb(image, "color_jitter")
+    require_rgb(image, "color_jitter")
     steps = (_change_brightness, _change_contrast, _change_saturation, _turn_hue)
     used = [(step, x) for step, x in zip(steps, strengths, strict=True) if x]
     if not used:
@@ -145,7 +145,7 @@ def apply_gray_blur_or_solarize(
     """The image after one of the three, each as likely."""
     import tensorflow as tf
 
-    _require_rgb(image, "gray_blur_solarize")
+    require_rgb(image, "gray_blur_solarize")
     choice, share = tf.unstack(randomness.uniform([2]))
     sigma = sigmas[0] + share * (sigmas[1] - sigmas[0])
 
@@ -222,6 +222,6 @@ def _describe_steps(steps: Any) -> list[list[float]]:
     return rows
 
 
-def _require_rgb(image: Any, op: str) -> None:
+def require_rgb(image: Any, op: str) -> None:
     if image.dtype != "uint8" or image.shape.rank != 3 or image.shape[-1] not in (3, None):
         raise ValueError(f"{op} needs a uint8 image [H, W, 3], not {image.dtype} {image.shape}")

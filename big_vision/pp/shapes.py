@@ -165,7 +165,8 @@ _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "convert_to_video": lambda shape, arguments: (arguments["num_frames"], *shape),
     **dict.fromkeys(
         ("flip_lr", "value_range", "vgg_value_range", "clip_value_range", "randaug", "autoaugment",
-         "color_jitter", "gray_blur_solarize", "three_augment"),
+         "color_jitter", "gray_blur_solarize", "three_augment", "timm_randaug", "augmix",
+         "trivial_augment"),
         _keep,
     ),
 }  # fmt: skip
