@@ -84,7 +84,8 @@ def get_level_argument(name: str, level: Any, sign: Any, increasing: bool) -> An
     import tensorflow as tf
 
     if name in _ENHANCING:
-        return tf.maximum(0.1, 1.0 + sign * level * 0.9) if increasing else level * 1.8 + 0.1
+        least = tf.constant(0.1, level.dtype)
+        return tf.maximum(least, 1.0 + sign * level * 0.9) if increasing else level * 1.8 + 0.1
     if name in ("Posterize", "Solarize"):
         most = 4.0 if name == "Posterize" else 256.0
         whole = tf.minimum(tf.floor(level * most), 256.0)

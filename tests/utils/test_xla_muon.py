@@ -21,13 +21,14 @@ from utils.runtime.xla_muon import lower_muon, orthogonalise
 )
 def test_matrices_are_made_orthogonal_as_timm_does(shape, preset, arguments):
     torch.manual_seed(0)
-    matrices = torch.randn(shape)
-    rest = {"dtype": torch.float32, **arguments}
+    matrices = torch.randn(shape, dtype=torch.float64)
     coefficients = timms._COEFFICIENTS[preset]
     for steps in (3, 7):
-        ours = orthogonalise(matrices, steps, coefficients, **rest)
-        theirs = timms.zeropower_via_newtonschulz(matrices, steps, coefficients, **rest)
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        ours = orthogonalise(matrices, steps, coefficients, **arguments)
+        theirs = timms.zeropower_via_newtonschulz(
+            matrices, steps, coefficients, dtype=torch.float64, **arguments
+        )
+        torch.testing.assert_close(ours, theirs)
 
 
 def create_model() -> nn.Sequential:

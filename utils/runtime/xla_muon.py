@@ -47,10 +47,11 @@ def orthogonalise(
     coefficients: Coefficients,
     eps: float = _EPS,
     safety_factor: float = 1.0,
-    dtype: torch.dtype = torch.bfloat16,
     scale_eps: bool = False,
 ) -> Tensor:
     """[..., M, N] -> the nearest matrices with singular values of about 1, by Newton-Schulz.
+
+    It is computed in bfloat16, as by timm; float64 matrices stay what they are.
 
     Args:
       coefficients: of the quintic of each step; the last ones go on where there are more steps.
@@ -59,15 +60,20 @@ def orthogonalise(
     """
     rows, columns = matrices.shape[-2:]
     eps = eps * (columns / rows) ** 0.5 if scale_eps else eps
-    x = matrices.to(dtype)
+    dtype = matrices.dtype if matrices.dtype == torch.float64 else torch.bfloat16
+    # Rounded where timm's fused products round, so that the values are timm's.
+    wide = torch.promote_types(dtype, torch.float32)
+    x = matrices.to(dtype).to(wide)
     x = x.transpose(-2, -1) if rows > columns else x
-    norm = x.float().square().sum(dim=(-2, -1), keepdim=True).sqrt().to(dtype) * safety_factor
-    x = x / (norm + eps if scale_eps else norm.clamp(min=eps))
+    norm = x.square().sum(dim=(-2, -1), keepdim=True).sqrt().to(dtype) * safety_factor
+    norm = norm + eps if scale_eps else norm.clamp(min=eps)
+    x = (x.to(dtype) / norm).to(wide)
     for number in range(steps):
         a, b, c = coefficients[min(number, len(coefficients) - 1)]
-        square = x @ x.transpose(-2, -1)
-        mixed = b * square + c * (square @ square)
-        x = a * x + mixed @ x
+        square = (x @ x.transpose(-2, -1)).to(dtype).to(wide)
+        mixed = (b * square + c * (square @ square)).to(dtype).to(wide)
+        x = (a * x + mixed @ x).to(dtype).to(wide)
+    x = x.to(dtype)
     return x.transpose(-2, -1) if rows > columns else x
 
 
