@@ -81,8 +81,8 @@ def restore_state(
       UserError: the checkpoint is of another model, optimizer or EMA setting; names what differs.
     """
     modules = {"model": state.model, "extra": state.loss_modules, **state.averages}
-    own: Tensors = {part: {} for part in parts if part.startswith("ema")}
-    own |= {part: module.state_dict() for part, module in modules.items()}
+    own: Tensors = {part: module.state_dict() for part, module in modules.items()}
+    own |= {part: {} for part in parts if part.startswith("ema") and part not in own}
     own["optimizer"], _ = _flatten_optimizer(state)
     _check_fit(own, parts, location)
     for part, tensors in own.items():
