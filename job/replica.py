@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from engine import (
@@ -175,7 +176,7 @@ def _finish(runtime: Runtime, job: Job, parts: Parts) -> None:
 
 
 def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
-    """`--eval`: metrics of a checkpoint or of weights on data.eval_split."""
+    """`--eval`: metrics of a checkpoint or of weights on data.eval_split and on further sets."""
     config = job.config
     loader = open_loader(runtime, config, "eval")
     student = create_model(config.model, **job.facts.model_arguments)
@@ -189,9 +190,11 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
     model = runtime.prepare(student)
     try:
         evaluation = evaluate(model, loader.batches(), task, runtime)
+        further = task.judge(model, partial(sum_batches, runtime=runtime), None)
     finally:
         loader.close()
-    text = task.describe(evaluation.metrics)
+        task.close()
+    text = task.describe({**evaluation.metrics, **further})
     get_logger().info("%s on %s: %s", source, config.data.eval_split, text)
     if not evaluation.is_finite:
         raise NonFiniteEvaluationError(

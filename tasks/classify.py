@@ -181,13 +181,14 @@ class Classify(RunTask):
             student.set_distilled_training(self.losses.needs_distill_token())
 
     def to_device(self, runtime: Runtime) -> None:
-        """Put what turns pixels into the student's input on the device."""
+        """Put what turns pixels into the student's input on the device; sets are read for it."""
         self.transform.to(runtime.device)
+        facts = self.facts
+        self._judge = Judge(runtime, facts.sets, facts.num_classes, self.config.train.seed)
 
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         """Put the live teachers on the device, or open their stored answers; set the taps."""
         config = self.config
-        self._judge = Judge(runtime, self.facts.sets, self.facts.num_classes, config.train.seed)
         self.teaching.attach(state, plan)
         if config.distill.teacher_cache:
             shard = (runtime.ranks.index, runtime.ranks.size)

@@ -18,7 +18,7 @@ from models import create_input_transform
 from tasks.dry_run import find_fault
 from tasks.judge.corrupted import compute_corruption_errors, compute_mce
 from tasks.judge.counts import ALLOWED, count_set, restrict
-from tasks.judge.sets import JudgedSet, ModelClasses, look_at, plan_sets
+from tasks.judge.sets import JudgedSet, ModelClasses, SetSpec, look_at, plan_sets
 from tasks.judge.verdict import SetVerdict, summarise_set
 from utils.errors import UserError
 
@@ -154,26 +154,28 @@ def check_sets(
     specs = plan_sets(data, data.evals, "data.evals")
     sets = tuple(look_at(spec, classes, data.eval_pp) for spec in specs)
     for one in sets:
-        check_model_takes(one, student, data.eval_pp)
+        check_model_takes(one.spec, one.image_shape, student)
     return sets
 
 
-def check_model_takes(shown: JudgedSet, model: nn.Module, eval_pp: str) -> None:
+def check_model_takes(spec: SetSpec, shape: tuple[int, int, int] | None, model: nn.Module) -> None:
     """Refuse a set whose images a model on the meta device does not take.
+
+    Args:
+      shape: (H, W, C) of the images; none: only a loader can tell.
 
     Raises:
       UserError: with the model's reason.
     """
-    if shown.image_shape is None:
+    if shape is None:
         return
-    normalisation = require_range(eval_pp, "data.eval_pp").normalisation
-    transform = create_input_transform(*normalisation, channels=shown.image_shape[2]).to("meta")
-    reason = find_fault(model.eval(), transform, shown.image_shape)
+    normalisation = require_range(spec.data.eval_pp, "data.eval_pp").normalisation
+    transform = create_input_transform(*normalisation, channels=shape[2]).to("meta")
+    reason = find_fault(model.eval(), transform, shape)
     if reason:
-        shape = " x ".join(map(str, shown.image_shape))
         raise UserError(
-            f"{shown.spec.key} {shown.spec.name!r} gives images of {shape}, which the model does "
-            f"not take: {reason}; give it a pp that makes images of the model's size"
+            f"{spec.key} {spec.name!r} gives images of {' x '.join(map(str, shape))}, which the "
+            f"model does not take: {reason}; give it a pp that makes images of the model's size"
         )
 
 

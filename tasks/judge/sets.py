@@ -184,8 +184,8 @@ def _plan(data: DataSection, section: EvalSection, key: str) -> list[SetSpec]:
     known = KNOWN_SETS.get(section.name)
     if known is None and not (section.dataset or section.source or section.root or section.split):
         raise UserError(
-            f"{key}: {section.name!r} is no known set; {get_hint(section.name, KNOWN_SETS)} Give "
-            "another one its dataset, root or split"
+            f"{key}: {section.name!r} is no known set and has no dataset, root or split; "
+            f"{get_hint(section.name, KNOWN_SETS)}"
         )
     name = section.dataset or (known.dataset if known else data.name)
     values = {

@@ -213,7 +213,8 @@ def _parse_tool(words: Sequence[str], places: Places) -> str:
         assert error.code == 0, f"{name} does not take {flags}"
         return "help"
     if isinstance(parsed, tuple):
-        load_config(["--config", str(parsed[0].config), *parsed[1]])
+        named = ["--config", str(parsed[0].config)] if parsed[0].config else []
+        load_config([*named, *parsed[1], "--run.resume="])
     return f"parsed: by {name}"
 
 

@@ -84,6 +84,7 @@ NOT_RUN = {
     r"(python|\.venv-mirrors/bin/python) -m tools\.mirror |bash run_commands\.sh mirrors": "other "
     "trackers: tests/tools/mirror/test_trackers.py",
     r"python -m tools\.(sweep|queue) ": "runs of their own: tests/service/test_sweeps.py",
+    r"python -m tools\.evaluate ": "a run's weights: tests/tools/evaluate/test_evaluate.py",
     r"python -m tools\.predict ": "images of one's own: tests/tools/test_predict.py",
     r"python -m tools\.(average|card) ": "runs of their own: tests/tools/test_average.py",
     r"python -m tools\.parity ": "a device beside the CPU: tests/tools/test_parity_tool.py",

@@ -80,7 +80,7 @@ def answer(folder: Path, images: np.ndarray) -> np.ndarray:
         return model(pixels / 127.5 - 1).numpy()
 
 
-def test_a_run_judges_further_sets_by_their_own_rules(sets_root, tmp_path):
+def test_a_run_judges_further_sets_by_their_own_rules(sets_root, tmp_path, capsys):
     evals = (
         {"name": "imagenet_v2"}, {"name": "imagenet_real", "every": 2}, {"name": "imagenet_a"},
         {"name": "other", "dataset": "other", "split": "test"},
@@ -122,6 +122,9 @@ def test_a_run_judges_further_sets_by_their_own_rules(sets_root, tmp_path):
     told = {name for name in again if not name.startswith(("graphs", "attempt"))}
     assert {name for name in told if "/" in name} == {n for n in last if "imagenet_v2" in n}
     assert {name: again[name] for name in told} == {name: last[name] for name in told}
+    capsys.readouterr()
+    assert main.main([*flags, "--run.run_id=", "--eval", f"--run.resume={folder}"]) == 0
+    assert f"; imagenet_v2 {last['imagenet_v2/top1']:.2f}" in capsys.readouterr().err
 
 
 def test_a_set_may_lie_elsewhere_and_say_what_its_labels_mean(sets_root, digits_root, tmp_path):
@@ -172,7 +175,7 @@ def test_every_example_is_counted_once_on_any_number_of_shards(sets_root):
 def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
     (tmp_path / "map.json").write_text("[1, 2]")
     for section, words in (
-        ({"name": "imagnet_v2"}, "no known set; did you mean 'imagenet_v2' or"),
+        ({"name": "imagnet_v2"}, "has no dataset, root or split; did you mean 'imagenet_v2' or"),
         ({"name": "imagenet_r"}, "holds no such dataset; did you mean 'imagenet_a'"),
         ({"name": "x", "dataset": "other"}, "no split 'validation'; known: test"),
         ({"name": "other", "dataset": "other", "split": "test",

@@ -1,0 +1,79 @@
+"""Judges weights on one set of images or many, exactly, on any device and any number of ranks.
+
+    python -m tools.evaluate runs/digits_student/first
+    python -m tools.evaluate WEIGHTS --sets imagenet_v2 imagenet_real imagenet_a --data.root=/data
+    python -m tools.evaluate WEIGHTS --sets eval noisy=mine@test --teacher TEACHER --out report
+    python -m tools.evaluate WEIGHTS --probes knn fewshot linear --data.train_split=train[:10%]
+
+WEIGHTS is a run's directory, a checkpoint, a file of weights, a shared model or the name of a timm
+model. A set is `eval` or `test` (splits of the run's own dataset), a known one (imagenet,
+imagenet_v2, imagenet_real, imagenet_a, imagenet_r, imagenet_sketch, imagenet_c), NAME=DATASET@SPLIT
+of TFDS, or a mapping as in data.evals: '{name: x, source: folder, root: /data/x, split: test}'.
+Without --sets and --probes those of the run's data.evals are judged, and eval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.weights_of import add_weights_flags
+from utils.errors import UserError
+from utils.log import setup_logging
+from utils.programs import create_program_parser, prepare_folder, run_program
+
+PROBES = ("knn", "fewshot", "linear")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Judge the weights and report; gives the exit code."""
+    setup_logging()
+    return run_program(lambda: evaluate(*parse_arguments(argv)))
+
+
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's own flags, and the rest, which are keys of a configuration."""
+    parser = create_program_parser(
+        __doc__,
+        prog="python -m tools.evaluate",
+        epilog="All other flags are keys of a configuration, as for main.py: --data.root=DIR, "
+        "--data.eval_batch_size=N, --runtime.device=cpu.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add_weights_flags(parser)
+    add("--sets", nargs="+", metavar="SET", default=[], help="on what; see above")
+    add("--config", default="", help="YAML that says how data are read; none: the run's own")
+    add("--teacher", default="", metavar="WEIGHTS", help="judged beside it: agreement, and what "
+        "each keeps of its score on the first set")  # fmt: skip
+    add(
+        "--flip", action="store_true", help="mean of the probabilities of an image and its mirror's"
+    )
+    add("--per-class", type=int, default=0, metavar="N", help="show the N worst classes of a set")
+    add("--probes", nargs="+", choices=PROBES, default=[], metavar="PROBE",
+        help="read the features by knn, fewshot, linear: learnt on data.train_split, judged on "
+        "data.eval_split, whose classes need not be the model's")  # fmt: skip
+    add("--probe-epochs", type=int, default=30, metavar="N", help="of linear (default 30)")
+    add("--json", action="store_true", help="the report as JSON on stdout, in place of tables")
+    add("--out", type=Path, metavar="DIR", help="write report.json, tables (.csv) and pictures")
+    return parser.parse_known_args(argv)
+
+
+def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
+    """Look at everything on the host, then judge on the configured runtime."""
+    for flag, value, least in (("per-class", options.per_class, 0),
+                               ("probe-epochs", options.probe_epochs, 1)):  # fmt: skip
+        if value < least:
+            raise UserError(f"--{flag} ({value}) must be {least} or more; change it")
+    prepare_folder(options.out, "--out")
+    from tools.evaluate.judging import judge
+    from tools.evaluate.plan import make_plan
+    from utils.runtime import launch
+
+    plan = make_plan(options, rest)
+    return launch(plan.config.runtime, judge, plan, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Goes over the sets on one replica: what is counted of a model, and of a teacher beside it."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine import sum_batches
+from models import InputTransform, TrainedModel, open_trained
+from models.patches import patch_for
+from models.transforms import to_pixels
+from tasks.judge.counts import count_set, count_shared, count_sums, flip_mean, restrict
+from tasks.judge.judge import Judge
+from tasks.judge.sets import JudgedSet
+from tasks.judge.verdict import SetVerdict, summarise_set
+from tools.evaluate.plan import TEACHER, JudgePlan
+from tools.evaluate.probes.features import extract_features
+from tools.evaluate.probes.fewshot import judge_few_shots
+from tools.evaluate.probes.linear import judge_linear
+from tools.evaluate.probes.neighbours import judge_neighbours
+from tools.evaluate.report import SetFinding, Shared, write_report
+from tools.weights_of import load_trained
+from utils.json_types import JsonObject
+from utils.log import get_logger, setup_logging
+
+if TYPE_CHECKING:
+    from datasets import ImageBatch
+    from utils.runtime.base import Runtime
+
+# Above so many classes no matrix of answers is counted.
+_MOST_PAIRS = 2048
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on the device, as it is asked.
+
+    Attributes:
+      classes: [K] of the device, its class for each that is counted; none: the same.
+      flip: also asks about the mirrored image.
+    """
+
+    trained: TrainedModel
+    transform: InputTransform
+    classes: Tensor | None
+    flip: bool
+
+    def answer(self, images: Tensor) -> Tensor:
+        """Logits [B, K] of uint8 images [B, H, W, C]."""
+        logits = self._ask(images)
+        if self.flip:
+            logits = flip_mean(logits, self._ask(images.flip(2)))
+        return logits if self.classes is None else logits.index_select(1, self.classes)
+
+    def _ask(self, images: Tensor) -> Tensor:
+        return self.trained.answer(self.transform(to_pixels(images)))[1]
+
+
+def judge(runtime: Runtime, plan: JudgePlan, options: argparse.Namespace) -> None:
+    """On one replica: judge all sets; rank zero reports."""
+    setup_logging(runtime.ranks.index, runtime.ranks.size)
+    trained = load_trained(options)
+    subjects = [_place(runtime, plan, trained, options.flip)]
+    if options.teacher:
+        teacher = open_trained(options.teacher, TEACHER)
+        subjects.append(_place(runtime, plan, teacher, options.flip, plan.teacher_classes))
+    judged = Judge(runtime, plan.sets, plan.classes.count)
+    try:
+        findings = [
+            _judge_set(runtime, judged, one, subjects, plan.classes.count) for one in plan.sets
+        ]
+    finally:
+        judged.close()
+    probes = _probe(runtime, plan, options, trained) if options.probes else {}
+    if runtime.ranks.is_writer:
+        write_report(plan, options, trained, findings, probes)
+
+
+def _place(
+    runtime: Runtime,
+    plan: JudgePlan,
+    trained: TrainedModel,
+    flip: bool,
+    classes: list[int] | None = None,
+) -> Subject:
+    patch_for(runtime, plan.config.model, trained.model, frozen=True)
+    runtime.prepare(trained.model)
+    transform = trained.create_transform()
+    if classes is not None:
+        transform.size = trained.image_shape[0]
+    own = None if classes is None else torch.tensor(classes).to(runtime.device)
+    return Subject(trained, transform.to(runtime.device), own, flip)
+
+
+def _judge_set(
+    runtime: Runtime, judged: Judge, shown: JudgedSet, subjects: list[Subject], classes: int
+) -> SetFinding:
+    pairs = classes <= _MOST_PAIRS
+
+    def count(batch: ImageBatch) -> Tensor:
+        answers = [restrict(one.answer(batch.images), batch) for one in subjects]
+        found = [count_set(one, batch, pairs=pairs) for one in answers]
+        if len(answers) > 1:
+            found.append(count_shared(*answers, batch))
+        return torch.cat(found)
+
+    sums = sum_batches(count, judged.open(shown).batches(), runtime)
+    size = count_sums(classes, pairs=pairs)
+    verdicts: list[SetVerdict] = [
+        summarise_set(sums[i * size : (i + 1) * size], classes, several=shown.several)
+        for i in range(len(subjects))
+    ]
+    competing = judged.open(shown).num_competing
+    get_logger().info("%s: top-1 %.2f", shown.spec.name, verdicts[0].metrics["top1"])
+    if len(subjects) == 1:
+        return SetFinding(shown, competing, verdicts[0])
+    return SetFinding(shown, competing, *verdicts, Shared(*sums[2 * size :].tolist()))
+
+
+def _probe(
+    runtime: Runtime, plan: JudgePlan, options: argparse.Namespace, trained: TrainedModel
+) -> JsonObject:
+    """What simple readers make of the features; every rank has all of them."""
+    data = plan.config.data
+    train, test = (
+        extract_features(runtime, trained, data, split)
+        for split in (data.train_split, data.eval_split)
+    )
+    found: JsonObject = {
+        "dataset": data.name, "train": data.train_split, "test": data.eval_split,
+        "train_examples": len(train.labels), "test_examples": len(test.labels),
+        "features": train.values.shape[1],
+    }  # fmt: skip
+    if "knn" in options.probes:
+        found["knn"] = judge_neighbours(runtime, train, test)
+    if "fewshot" in options.probes:
+        shots = judge_few_shots(train, test)
+        found["fewshot"] = {
+            count: {"mean": sum(seeds) / len(seeds), "seeds": seeds}
+            for count, seeds in shots.items()
+        }
+    if "linear" in options.probes:
+        chosen, heads = judge_linear(runtime, train, test, options.probe_epochs)
+        found["linear"] = {"chosen": asdict(chosen), "heads": [asdict(head) for head in heads]}
+    return found

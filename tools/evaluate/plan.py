@@ -1,0 +1,185 @@
+"""What is judged on what: looked at on the host, before a device is touched."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+from copy import deepcopy
+from dataclasses import dataclass
+
+import timm
+import yaml
+from timm.data import ImageNetInfo, infer_imagenet_subset
+from torch import nn
+
+from datasets import create_source, require_images
+from models import TrainedModel, open_trained
+from store.mirror import CONFIG_FILE
+from tasks.judge.judge import check_model_takes
+from tasks.judge.sets import (
+    KNOWN_SETS,
+    JudgedSet,
+    ModelClasses,
+    SetSpec,
+    look_at,
+    match_classes,
+    plan_sets,
+)
+from tools.weights_of import load_trained
+from utils.config import RunConfig, change, load_config
+from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
+from utils.weights import find_run_folder
+
+TEACHER, SETS = "--teacher", "--sets"
+# Splits of the run's own dataset.
+_OWN = {"eval": "eval_split", "test": "test_split"}
+# Nothing goes on here, and nothing starts.
+_NEUTRAL = ("--run.resume=", "--run.init_from=", "--run.eval_only=false")
+_SHORT = re.compile(r"^(?P<name>[\w.-]+)=(?P<dataset>[^@]+)(@(?P<split>.+))?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgePlan:
+    """What every replica starts from.
+
+    Attributes:
+      config: how data are read, and where it runs.
+      classes: what its answers mean.
+      teacher_classes: [K], the teacher's class for each of the model's; none: no teacher.
+    """
+
+    config: RunConfig
+    classes: ModelClasses
+    sets: tuple[JudgedSet, ...]
+    teacher_classes: list[int] | None = None
+
+
+def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
+    """The plan that flags ask for.
+
+    Raises:
+      UserError: whatever of weights, sets and flags can be found wrong on the host.
+    """
+    options.pp = options.pp or _find_pp(options, rest)
+    trained = load_trained(options)
+    config = _load_config(options, trained, rest)
+    classes = ModelClasses(trained.num_classes, _find_names(trained, config))
+    sections = [_parse_set(text, config) for text in options.sets]
+    if not sections and not options.probes:
+        own = [one.model_dump() for one in config.data.evals]
+        sections = [_parse_set("eval", config), *own]
+    config = change(config, data={"evals": sections})
+    shadow = deepcopy(trained.model).to("meta")
+    sets = tuple(
+        look_at(spec, classes, trained.pp)
+        for spec in plan_sets(config.data, config.data.evals, SETS)
+    )
+    for shown in sets:
+        check_model_takes(shown.spec, shown.image_shape, shadow)
+    if options.probes:
+        _check_probes(config, shadow)
+    teacher = _match_teacher(options.teacher, classes) if options.teacher else None
+    return JudgePlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
+
+
+def get_label_names(trained: TrainedModel) -> tuple[str, ...] | None:
+    """What datasets call a model's classes; ImageNet's go by their WordNet numbers there."""
+    names = trained.class_names
+    subset = infer_imagenet_subset({"num_classes": trained.num_classes})
+    if names is None or subset is None:
+        return names
+    info = ImageNetInfo(subset)
+    return tuple(info.label_names()) if names == tuple(info.label_descriptions()) else names
+
+
+def _find_pp(options: argparse.Namespace, rest: list[str]) -> str:
+    """data.eval_pp where a flag or --config says it; empty: as the weights do."""
+    named = ["--config", options.config] if options.config else []
+    data = load_config([*named, *rest, *_NEUTRAL]).data
+    return data.eval_pp if "eval_pp" in data.model_fields_set else ""
+
+
+def _load_config(options: argparse.Namespace, trained: TrainedModel, rest: list[str]) -> RunConfig:
+    """The run's own configuration or the one that is named, the flags on top.
+
+    Nobody is taught here, and nothing goes on: what the file says of that is left out.
+    """
+    is_name = "/" not in trained.location and timm.is_model(trained.location.partition(".")[0])
+    folder = None if is_name else find_run_folder(trained.location)
+    flags = [*rest, *_NEUTRAL]
+    with contextlib.ExitStack() as stack:
+        if options.config:
+            flags = ["--config", options.config, *flags]
+        elif folder is not None:
+            path = stack.enter_context(folder.open_local(CONFIG_FILE))
+            flags = ["--config", str(path), *flags]
+        config = load_config(flags)
+    model = {"name": trained.name, "weights": "", "pretrained": False}
+    return change(config, model=model, data={"eval_pp": trained.pp})
+
+
+def _find_names(trained: TrainedModel, config: RunConfig) -> tuple[str, ...] | None:
+    """Names of the classes: as the weights tell, else of the dataset that the run learnt."""
+    names = get_label_names(trained)
+    if names is not None:
+        return names
+    with contextlib.suppress(UserError):
+        selection = create_source(config.data).select("eval")
+        found = getattr(selection, "class_names", None)
+        return found if found and len(found) == trained.num_classes else None
+    return None
+
+
+def _parse_set(text: str, config: RunConfig) -> JsonObject:
+    """A section of data.evals from what stands behind --sets."""
+    if text in _OWN:
+        split = getattr(config.data, _OWN[text])
+        if not split:
+            raise UserError(f"{SETS} {text}: data.{_OWN[text]} is empty; name a split")
+        return {"name": text, "split": split}
+    if text in KNOWN_SETS:
+        return {"name": text}
+    if text.startswith("{"):
+        with contextlib.suppress(yaml.YAMLError):
+            found = yaml.safe_load(text)
+            if isinstance(found, dict):
+                return found
+        raise UserError(f"{SETS} ({text!r}) is no mapping; write '{{name: x, dataset: y}}'")
+    match = _SHORT.match(text)
+    if match is None:
+        raise UserError(
+            f"{SETS} ({text!r}) is no known set and no NAME=DATASET@SPLIT; "
+            f"{get_hint(text, [*_OWN, *KNOWN_SETS])}"
+        )
+    found = {"name": match["name"], "dataset": match["dataset"], "source": "tfds"}
+    return {**found, "split": match["split"]} if match["split"] else found
+
+
+def _check_probes(config: RunConfig, shadow: nn.Module) -> None:
+    """Both splits are there, an example has one label, and the model takes the images."""
+    for split in (config.data.train_split, config.data.eval_split):
+        data = config.data.model_copy(update={"eval_split": split})
+        source = create_source(data)
+        selection = source.select("eval")
+        facts = require_images(source.describe(selection, "eval"), data.source)
+        if facts.several_labels:
+            raise UserError(
+                f"--probes: data.label_key ({data.label_key}) holds a list of labels, but a probe "
+                "learns one; name another"
+            )
+        spec = SetSpec(key="--probes", name=split, group=split, data=data, classes="all")
+        check_model_takes(spec, facts.image_shape, shadow)
+
+
+def _match_teacher(path: str, classes: ModelClasses) -> list[int]:
+    """The teacher's class for each of the model's."""
+    teacher = open_trained(path, TEACHER)
+    theirs = ModelClasses(teacher.num_classes, get_label_names(teacher))
+    if theirs.names is None and theirs.count == classes.count:
+        theirs = classes
+    try:
+        return match_classes(classes, theirs).tolist()
+    except UserError as error:
+        raise UserError(f"{TEACHER} ({path!r}) is of other classes: {error}") from error

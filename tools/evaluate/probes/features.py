@@ -1,0 +1,100 @@
+"""Features of every image of a split, exact over ranks and in the order of the split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets import VectorBatch, create_loader, require_images
+from engine import map_batches
+from models.transforms import to_pixels
+
+if TYPE_CHECKING:
+    from datasets import ImageBatch
+    from models import TrainedModel
+    from utils.config.data import DataSection
+    from utils.runtime.base import Runtime
+
+
+@dataclass(frozen=True)
+class Features:
+    """A split as a model sees it.
+
+    Attributes:
+      values: [N, D] float32, in front of the head.
+      labels: [N] int64.
+      num_classes: of the dataset.
+    """
+
+    values: np.ndarray
+    labels: np.ndarray
+    num_classes: int
+
+    def take(self, rows: np.ndarray) -> Features:
+        """Some of the examples."""
+        return Features(self.values[rows], self.labels[rows], self.num_classes)
+
+    def batches(
+        self, rows: np.ndarray, size: int, shard: tuple[int, int] = (0, 1)
+    ) -> Iterator[VectorBatch]:
+        """One shard's blocks of global batches of these rows; the last one padded and masked.
+
+        Every shard gets as many batches; a label is a target of one column.
+        """
+        own = size // shard[1]
+        for start in range(0, max(len(rows), 1), size):
+            block = rows[start + shard[0] * own : start + (shard[0] + 1) * own]
+            padded = np.zeros(own, np.int64)
+            padded[: len(block)] = block
+            mask = torch.arange(own) < len(block)
+            indices = torch.from_numpy(padded)
+            yield VectorBatch(
+                inputs=torch.from_numpy(self.values[padded]),
+                targets=torch.from_numpy(self.labels[padded, None].astype(np.float32)),
+                mask=mask,
+                indices=torch.where(mask, indices, -1),
+            )
+
+
+def extract_features(
+    runtime: Runtime, trained: TrainedModel, data: DataSection, split: str
+) -> Features:
+    """Ask a model, which stands on the device, once about every image of a split.
+
+    # host read: one a batch
+    """
+    section = data.model_copy(update={"eval_split": split, "evals": ()})
+    shard = (runtime.ranks.index, runtime.ranks.size)
+    loader = create_loader(section, "eval", seed=0, shard=shard)
+    classes = require_images(loader.facts, section.source).num_classes
+    transform = trained.create_transform().to(runtime.device)
+
+    @torch.no_grad()
+    def ask(batch: ImageBatch) -> Tensor:
+        return trained.answer(transform(to_pixels(batch.images)))[0].float()
+
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for batch, values in map_batches(ask, loader.batches(), runtime):
+        host = runtime.fetch_all(
+            {"values": values, "labels": batch.labels, "indices": batch.indices}
+        )
+        there = host["indices"].numpy() >= 0
+        found.append(tuple(host[name].numpy()[there] for name in ("indices", "labels", "values")))
+    loader.close()
+    parts = (np.concatenate(column) for column in zip(*found, strict=True))
+    return _merge(runtime, *parts, classes)
+
+
+def _merge(
+    runtime: Runtime, indices: np.ndarray, labels: np.ndarray, values: np.ndarray, classes: int
+) -> Features:
+    """All ranks' examples in the order of the split, each once."""
+    told = runtime.ranks.gather((indices, labels, values))
+    columns = [np.concatenate(column) for column in zip(*told, strict=True)]
+    _, order = np.unique(columns[0], return_index=True)
+    return Features(columns[2][order], columns[1][order].astype(np.int64), classes)
