@@ -68,7 +68,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 def _add_machines(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
-    add("--slots", default="1",
+    add("--slots",
         help="trials at once, or devices: cuda:0,cuda:1,tpu_vm:NAME@ZONE (1)")  # fmt: skip
     add("--on", choices=("slurm", "sky"), help="give the trials to the queue of other machines")
     add(
@@ -97,16 +97,17 @@ def plan(options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Begin a sweep, or go on with it, until every trial has ended."""
+    _check_machines(options)
     if options.on or options.dry_run:
         return _launch(options)
-    slots = parse_slots(options.slots)
+    slots = parse_slots(options.slots or "1")
     say = _say if not options.json else (lambda one: None)
     with hurry():
         control = _open(options, tell=say, width=len(slots))
         due = control.list_due()
     if control.spec.slots > len(slots):
         raise UserError(
-            f"slots ({control.spec.slots}) of a trial exceed those of --slots ({options.slots}); "
+            f"slots ({control.spec.slots}) of a trial exceed those of --slots ({len(slots)}); "
             "give more, or lower the trial's"
         )
     _check(control, due)
@@ -147,13 +148,39 @@ def _choose_store(options: argparse.Namespace, spec: SweepSpec) -> str:
     return options.store or resolve_base(spec).run.output_dir
 
 
+def _check_machines(options: argparse.Namespace) -> None:
+    """Refuse what would be ignored.
+
+    Raises:
+      UserError: a flag of other machines than the trials are given to.
+    """
+    if options.on and options.slots:
+        raise UserError(
+            f"--slots ({options.slots}) are of this machine's queue; leave them out with "
+            f"--on {options.on}, whose queue decides"
+        )
+    for flag, on in (("sbatch", "slurm"), ("accelerator", "sky"), ("region", "sky")):
+        told = getattr(options, flag)
+        if told and options.on != on:
+            raise UserError(f"--{flag} ({told!r}) is of --on {on}; add that, or leave it out")
+
+
+def _split_words(text: str) -> tuple[str, ...]:
+    """The words of --sbatch as a shell would split them."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        reason = str(error).lower()
+        raise UserError(f"--sbatch ({text!r}): {reason}; write it as in a shell") from error
+
+
 def _launch(options: argparse.Namespace) -> int:
     """Give the trials to other machines; `status` tells how they stand."""
     if not options.on:
         raise UserError("--dry-run shows what --on would run; add --on, or use `plan`")
     if options.on == "sky" and not options.accelerator:
         raise UserError("--accelerator is missing; --on sky needs one, such as v5litepod-8")
-    backend = SlurmBackend(tuple(shlex.split(options.sbatch))) if options.on == "slurm" else (
+    backend = SlurmBackend(_split_words(options.sbatch)) if options.on == "slurm" else (
         SkyBackend(options.accelerator.removeprefix("tpu-"), options.region)
     )  # fmt: skip
     executor = Executor(dry_run=options.dry_run)

@@ -104,10 +104,15 @@ class JobView:
 
 
 def fold_events(events: Iterable[JsonObject]) -> JobProgress:
-    """Where a job stands after its events, the oldest first; unknown ones are passed over."""
+    """Where a job stands after its events, the oldest first.
+
+    Unknown ones are passed over, and so are damaged ones: of a torn line nothing is left either.
+    """
     found = JobProgress()
     for event in events:
-        found.changed = float(event.get("time", 0.0))
+        if not _is_whole(event):
+            continue
+        found.changed = float(event["time"])
         handlers = _AFTER_END if found.is_over else _BEFORE_END
         handler = handlers.get(str(event.get("event")))
         if handler is not None:
@@ -115,8 +120,14 @@ def fold_events(events: Iterable[JsonObject]) -> JobProgress:
     return found
 
 
+def _is_whole(event: JsonObject) -> bool:
+    """Whether an event has the fields of its kind, each as it is written."""
+    fields = {"time": _NUMBER, **_FIELDS.get(str(event.get("event")), {})}
+    return all(isinstance(event.get(name), kind) for name, kind in fields.items())
+
+
 def _start(found: JobProgress, event: JsonObject) -> None:
-    slots = tuple(event.get("slots", ()))
+    slots = tuple(map(str, event["slots"]))
     found.attempts.append(Attempt(event["pid"], event["born"], event["time"], slots=slots))
     found.state = "stopping" if found.stop_by else "running"
     found.reason = ""
@@ -132,22 +143,23 @@ def _end(found: JobProgress, event: JsonObject) -> None:
     if found.attempts:
         last = found.attempts[-1]
         last.ended, last.code = event["time"], event.get("code")
-        last.saved_step = event.get("saved_step", 0)
+        last.saved_step = event["saved_step"]
 
 
 def _wait(found: JobProgress, event: JsonObject) -> None:
     found.state, found.not_before = "waiting", event["until"]
-    found.reason = event.get("reason", "")
+    found.reason = event["reason"]
 
 
 def _stop(found: JobProgress, event: JsonObject) -> None:
-    found.stop_by = event.get("who", "") or "somebody"
+    found.stop_by = event["who"] or "somebody"
     if found.state in ("queued", "running", "waiting"):
         found.state = "stopping"
 
 
 def _finish(found: JobProgress, event: JsonObject) -> None:
-    found.state, found.reason = event["state"], event.get("reason", "")
+    if event["state"] in ENDS:
+        found.state, found.reason = event["state"], event["reason"]
 
 
 def _reopen(found: JobProgress, event: JsonObject) -> None:
@@ -158,6 +170,15 @@ def _reopen(found: JobProgress, event: JsonObject) -> None:
         found.forgotten = len(found.attempts)
 
 
+_NUMBER = (int, float)
+_FIELDS = {
+    "started": {"pid": int, "born": _NUMBER, "slots": list},
+    "launched": {"pid": int, "born": _NUMBER},
+    "ended": {"code": (int, type(None)), "saved_step": int},
+    "waits": {"until": _NUMBER, "reason": str},
+    "stop": {"who": str},
+    "finished": {"state": str, "reason": str},
+}
 # What is noted when a job is over changes nothing, but that it was taken up again.
 _BEFORE_END = {
     "started": _start, "launched": _launch, "ended": _end, "waits": _wait, "stop": _stop,

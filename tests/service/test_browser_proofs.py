@@ -160,6 +160,8 @@ PLACES = (
     "/", "/?filter=nothing%3D1", "/runs/digits/seed0", "/compare",
     "/compare?run=digits/seed0&run=digits/seed1", "/sweeps", "/queue", "/trends",
     "/submit?config=configs/digits_student.yaml",
+    "/submit?config=configs/regression/diabetes_linear.yaml&runtime.device=cpu&estimate=1"
+    f"&run.run_id={'long' * 20}",
 )  # fmt: skip
 
 

@@ -79,6 +79,10 @@ def test_a_dry_run_shows_the_commands_and_runs_none(
         (["--dry-run"], "add --on"),
         (["--on", "ssh"], "invalid choice"),
         (["--slots", "tpu_vm:a"], "no slot"),
+        (["--slots", "2", "--on", "slurm"], "this machine's queue"),
+        (["--sbatch=--x 'a", "--on", "slurm"], "no closing quotation"),
+        (["--sbatch=--gpus=1"], "is of --on slurm"),
+        (["--region", "us-east1", "--on", "slurm"], "is of --on sky"),
     ],
 )
 def test_what_cannot_be_launched_is_told_in_a_line(

@@ -178,6 +178,25 @@ def test_an_end_is_noted_where_no_dispatcher_is_left(
     assert (found.state, found.exit_code, found.attempts) == (state, code, 1)
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"event": "started", "time": 1},
+        {"event": "started", "time": 1, "pid": "x", "born": [], "slots": 5},
+        {"event": "stop", "time": None, "who": "you"},
+        {"event": "ended", "time": "x", "code": 0, "saved_step": 0},
+        {"event": "finished", "time": 1, "state": "odd", "reason": ""},
+        {"event": "finished", "time": 1, "state": ["failed"], "reason": ""},
+        {"event": ["stop"], "time": 1},
+        {"event": "ended", "time": 1, "saved_step": 0},
+    ],
+)
+def test_a_damaged_event_is_passed_over(damaged: dict[str, object]) -> None:
+    events = attempt(75, 5.0)
+    found = fold_events([events[0], damaged, *events[1:]])
+    assert (found.state, found.attempts[-1].code, found.stop_by) == ("running", 75, "")
+
+
 def test_a_damaged_job_is_told_once_and_holds_up_nobody(
     queue: JobQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
