@@ -89,8 +89,10 @@ def check_run(
         faults += _check_end(texts, facts)
         faults += _check_artifacts(folder, texts, is_thorough=is_thorough)
     faults += _check_hits(folder)
-    if not is_alive and not is_thorough:  # whoever reads all tensors reads these, too
-        faults += _check_markers(folder)
+    if not is_alive:
+        # Whoever reads all tensors reads markers and tables, too.
+        faults += [] if is_thorough else _check_markers(folder.child(_CHECKPOINTS))
+        faults += _check_best(folder.child(_CHECKPOINTS))
     faults += _check_commit(folder, texts, facts)
     if is_thorough and not is_alive:
         faults += _check_source(folder, texts)
@@ -203,12 +205,11 @@ def _check_commit(folder: Folder, texts: dict[str, str], facts: JsonObject) -> I
             yield from check_bytes(folder, one)
 
 
-def _check_markers(folder: Folder) -> Iterator[RunFault]:
+def _check_markers(place: Folder) -> Iterator[RunFault]:
     """The small files of checkpoints in the run; tensors take a program that knows them."""
-    place = folder.child(_CHECKPOINTS)
     names = [name for name in place.list_names() if name.startswith("step_")]
     texts = place.read_texts(
-        [f"{name}/{file}" for name in names for file in (COMMIT_FILE, _STATE_FILE)] + [_BEST_FILE]
+        f"{name}/{file}" for name in names for file in (COMMIT_FILE, _STATE_FILE)
     )
     for name in names:
         marker = texts.get(f"{name}/{COMMIT_FILE}")
@@ -219,9 +220,39 @@ def _check_markers(folder: Folder) -> Iterator[RunFault]:
         if told != hashlib.sha256(text.encode()).hexdigest():
             words = f"{_STATE_FILE} and {COMMIT_FILE} do not fit each other"
             yield RunFault("damage", f"{_CHECKPOINTS}/{name}", words)
-    step = (_parse(texts.get(_BEST_FILE, "")) or {}).get("step")
-    if _BEST_FILE in texts and (type(step) is not int or f"step_{step:08d}" not in names):
+            continue
+        yield from _check_sizes(place.child(name), _parse(text) or {})
+
+
+def _check_sizes(checkpoint: Folder, state: JsonObject) -> Iterator[RunFault]:
+    """The files of tensors are as long as the state says; what is in them takes much longer."""
+    files = state.get("files")
+    for name, size in (files if isinstance(files, dict) else {}).items():
+        try:
+            found = checkpoint.get_size(name)
+        except OSError:
+            if COMMIT_FILE not in checkpoint.list_names():
+                return  # a program at work has deleted the checkpoint since
+            words = "is not there"
+        else:
+            if found == size:
+                continue
+            words = f"has {found} bytes, not {size}"
+        yield RunFault("damage", f"{_CHECKPOINTS}/{checkpoint.name}/{name}", words)
+
+
+def _check_best(place: Folder) -> Iterator[RunFault]:
+    """The file that names the best checkpoint has no checksum, but one text alone."""
+    text = place.read_texts([_BEST_FILE]).get(_BEST_FILE)
+    if text is None:
+        return
+    step = (_parse(text) or {}).get("step")
+    words = ""
+    if type(step) is not int or f"step_{step:08d}" not in place.list_names():
         words = "names no checkpoint that is there"
+    elif text not in (json.dumps({**head, "step": step}) for head in ({}, {"schema_version": 2})):
+        words = "has another text than a program writes"
+    if words:
         yield RunFault("damage", f"{_CHECKPOINTS}/{_BEST_FILE}", words)
 
 

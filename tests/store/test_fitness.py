@@ -127,3 +127,17 @@ def test_small_files_of_checkpoints_are_always_held_against_each_other(store, fi
     flip(place / file, b"2" if file != "COMMITTED" else digest.encode())
     (fault,) = check_run(open_folder(store / "digits" / "bad"))
     assert fault.grade == "damage" and fault.file.startswith("checkpoints/")
+
+
+@pytest.mark.parametrize("head", [{}, {"schema_version": 2}])
+def test_no_cut_or_turned_bit_of_the_file_that_names_the_best_checkpoint_is_accepted(store, head):
+    place = store / "digits" / "bad" / "checkpoints"
+    (place / "step_00000020").mkdir(parents=True)
+    whole = json.dumps({**head, "step": 20}).encode()
+    turned = [whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :]
+              for at in range(len(whole)) for bit in range(8)]  # fmt: skip
+    for content in (whole, *turned, *(whole[:at] for at in range(len(whole)))):
+        (place / "best.json").write_bytes(content)
+        for is_thorough in (False, True):
+            faults = check_run(open_folder(store / "digits" / "bad"), is_thorough=is_thorough)
+            assert [fault.grade for fault in faults] == ([] if content == whole else ["damage"])

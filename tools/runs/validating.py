@@ -109,11 +109,10 @@ def _check(folder: Folder, *, is_thorough: bool) -> list[RunFault]:
 
 def _check_checkpoints(folder: Folder) -> Iterator[RunFault]:
     """Every tensor of every checkpoint in the run's directory."""
-    from utils.checkpoint import CheckpointError, read_best_step, verify_checkpoint
+    from utils.checkpoint import CheckpointError, verify_checkpoint
 
     place = folder.child(CHECKPOINTS)
-    names = place.list_names()
-    for name in (name for name in names if name.startswith("step_")):
+    for name in (name for name in place.list_names() if name.startswith("step_")):
         try:
             verify_checkpoint(place.child(name))
         except CheckpointError as error:
@@ -121,14 +120,6 @@ def _check_checkpoints(folder: Folder) -> Iterator[RunFault]:
             is_whole = COMMIT_FILE in place.child(name).list_names()
             grade = "damage" if is_whole else "torn"
             yield RunFault(grade, f"{CHECKPOINTS}/{name}", str(error))
-    try:
-        best = read_best_step(place)
-    except CheckpointError as error:
-        yield RunFault("damage", f"{CHECKPOINTS}/best.json", str(error))
-    else:
-        if best is not None and f"step_{best:08d}" not in names:
-            text = f"names step {best}, of which no checkpoint is there"
-            yield RunFault("damage", f"{CHECKPOINTS}/best.json", text)
 
 
 def _move(folder: Folder, options: argparse.Namespace) -> str:

@@ -99,7 +99,8 @@ def test_strict_reads_every_tensor_of_the_checkpoints(ask, root):
     (fault,) = json.loads(out)["runs"][0]["faults"]
     assert code == 1 and fault["grade"] == "damage" and fault["file"] == "checkpoints/step_00000003"
     path.write_bytes(path.read_bytes()[:-1])
+    assert ask("validate", "run0")[0] == 1  # a cut is seen without reading a tensor
     best.write_text('{"step": 4}')
     code, out, _ = ask("validate", "run0", "--strict", "--json")
     files = [one["file"] for one in json.loads(out)["runs"][0]["faults"]]
-    assert files == ["checkpoints/step_00000003", "checkpoints/best.json"]
+    assert files == ["checkpoints/best.json", "checkpoints/step_00000003"]
