@@ -30,7 +30,8 @@ KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
 model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
 model.xla_patches model.skip_patches
-data.source data.name data.root data.train_split data.eval_split data.test_split data.evals
+data.source data.name data.root data.allow_download data.train_split data.eval_split
+data.test_split data.evals
 data.train_pp data.eval_pp data.image_key data.label_key data.input_columns data.target_columns
 data.split_seed data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
 data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
@@ -76,7 +77,8 @@ NO_PLACES = "model.drop_path_rate train.class_weights distill.cache_end runtime.
 MAY_CHANGE = {
     "free": """
 model.pretrained model.weights model.reset_head
-data.root data.test_split data.evals data.eval_batch_size data.threads data.prefetch_batches
+data.root data.allow_download data.test_split data.evals data.eval_batch_size data.threads
+data.prefetch_batches
 data.return_id data.skip_corrupt
 train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
 train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train.on_nonfinite
@@ -100,7 +102,7 @@ runtime.compile_cache_gib runtime.graph_budget runtime.num_threads
 # Runs of one configuration may differ in these, pinned likewise: places, limits of time, and how
 # much is told. What starts the weights, who teaches and what is read or measured is none of them.
 NEUTRAL = """
-data.threads data.prefetch_batches data.return_id
+data.allow_download data.threads data.prefetch_batches data.return_id
 train.log_every_steps train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.stall_timeout_s
 distill.allow_weak_teacher runtime.timeout_s runtime.compile_cache runtime.compile_cache_gib

@@ -89,6 +89,28 @@ def test_the_sharded_order_deals_out_every_example_once(roots, kind):
     assert sorted(torch.cat(seen).tolist()) == list(range(120))
 
 
+def test_what_datasets_itself_saved_is_read():
+    """Version 5.2.0 wrote it: 40 digits, shuffled, in two files; 20 more in their order."""
+    from sklearn.datasets import load_digits
+
+    root = Path(__file__).parent / "fixtures" / "hf_digits"
+    data = create_digits({"hf": root}, "hf", skip_corrupt=0)
+    facts = describe_dataset(data)
+    assert facts.num_examples == {"train": 40, "eval": 20}
+    assert facts.examples["train"].class_names == tuple("0123456789")
+    bunch = load_digits()
+    wanted = np.round(bunch.images[:60] * 255 / 16).astype(np.uint8)
+    batches = list(open_loader(data, "eval").batches())
+    images = torch.cat([b.images[b.mask] for b in batches]).numpy()[..., 0]
+    assert np.array_equal(images, wanted[40:])
+    one = open_loader(data, "train").load_examples(range(40))
+    found = {
+        image.tobytes(): label
+        for image, label in zip(one.images.numpy(), one.labels.tolist(), strict=True)
+    }
+    assert found == {wanted[i].tobytes(): int(bunch.target[i]) for i in range(40)}
+
+
 def create_argv(output: Path, kind: str, root: Path, *flags: str) -> list[str]:
     return [
         f"--data.source={kind}", f"--data.root={root}", "--data.eval_split=val",

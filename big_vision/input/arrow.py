@@ -215,7 +215,7 @@ def _list_cached(directory: Path) -> dict[str, tuple[Path, ...]]:
 
 def _explain_directory(directory: Path) -> str:
     """What a directory is that holds no dataset in Arrow."""
-    if any(directory.rglob("*.parquet")):
+    if any(next(directory.glob(where), None) for where in ("*.parquet", "*/*.parquet")):
         return (
             f"{directory} holds Parquet, whose rows lie in compressed groups and cannot be reached "
             f"one by one; load it with datasets.load_dataset and {_WAY_OUT}"

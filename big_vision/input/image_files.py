@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from big_vision.input.catalog import RecordSelection, TfdsCatalog, load_tfds_catalog
+from big_vision.input.fetching import fetch_catalog
 from big_vision.input.folder import FolderSelection, select_folder
 from big_vision.input.images import ImageSource, check_channels, get_pp_key
 from big_vision.input.selection import ImageSelection
@@ -123,7 +124,9 @@ class TfdsSource(ImageFiles):
 
     @cached_property
     def catalog(self) -> TfdsCatalog:
-        """The dataset's metadata, read once."""
+        """The dataset's metadata, read once; fetched before, if it is not there and may be."""
+        if self.data.allow_download:
+            return fetch_catalog(self.data.root, self.data.name)
         return load_tfds_catalog(self.data.root, self.data.name)
 
     def select_files(self, expression: str, key: str) -> RecordSelection:

@@ -28,6 +28,11 @@ def get_cache_directory() -> Path:
     return Path(base) / "vision_input" / "record_index"
 
 
+def get_entry(key: str) -> Path:
+    """The file of the cache that belongs to a key, without an ending."""
+    return get_cache_directory() / hashlib.sha256(key.encode()).hexdigest()[:32]
+
+
 def load_index(paths: Sequence[str], scan: Callable[[], Arrays], *words: str) -> Arrays:
     """What `scan` gives of the files, from the cache or by a call that fills it.
 
@@ -35,9 +40,8 @@ def load_index(paths: Sequence[str], scan: Callable[[], Arrays], *words: str) ->
       words: what else the arrays follow from.
     """
     key = [_get_signature(path) for path in paths]
-    text = repr([*key, *words]) if words else repr(key)
-    entry = get_cache_directory() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.npz"
-    with _lock(entry):
+    entry = get_entry(repr([*key, *words])).with_suffix(".npz")
+    with take_turn(entry):
         cached = _read_entry(entry)
         if cached is not None:
             return cached
@@ -56,8 +60,11 @@ def _get_signature(path: str) -> tuple[str, int, str]:
 
 
 @contextlib.contextmanager
-def _lock(entry: Path) -> Iterator[None]:
-    """Hold the entry's lock; without a writable cache there is nothing to share or lock."""
+def take_turn(entry: Path) -> Iterator[None]:
+    """Hold the entry's lock, one process of this machine at a time.
+
+    Without a writable cache there is nothing to share or lock.
+    """
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         file = entry.with_suffix(".lock").open("w")

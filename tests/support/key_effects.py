@@ -345,6 +345,7 @@ _PLAIN_ROWS: list[Row] = [
      "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
     ("data.source", (), "--data.source=folder", "refused:data.root"),
     ("data.name", (), TWO[0], "task"),
+    ("data.allow_download", (), "--data.allow_download=true", "invalid:data.allow_download"),
     *_rows(DIGITS, "data", [
         ("train_split", "train[:640]", "task"), ("eval_split", "train[:90]", "task"),
         ("test_split", "test", "task"), ("order", "sharded", "reader"),

@@ -27,6 +27,11 @@ def check_config(config: RunConfig) -> None:
     _check_optimizer(config)
     _check_runtime(config)
     _check_profile(config)
+    if config.data.allow_download and config.data.source != "tfds":
+        raise UserError(
+            "data.allow_download has TFDS fetch a dataset, and data.source is "
+            f"{config.data.source}; leave it out, or set data.source=tfds"
+        )
     train = config.train
     if train.early_stop_min_delta and not train.early_stop_patience:
         raise UserError(

@@ -30,6 +30,11 @@ class DataSection(ConfigSection):
         description="directory that holds the dataset (tfds data_dir)",
         **about(resume="free", aliases=("data_path", "tfds_data_dir"), is_place=True),
     )
+    allow_download: bool = Field(
+        False,
+        description="have TFDS fetch a dataset that is not below root; else nothing is fetched",
+        **about(resume="free", is_neutral=True),
+    )
     train_split: str = Field(
         "train",
         description="split to train on, TFDS slicing allowed",
