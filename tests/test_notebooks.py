@@ -1,0 +1,43 @@
+"""The notebooks: whole, without answers of an old run, and run from top to bottom."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
+FLAGS = "--train.epochs=3 --runtime.device=cpu --runtime.num_threads=1 --optim.warmup_epochs=1"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_whole_and_holds_no_answers(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert cells and not any(cell.outputs or cell.execution_count for cell in cells)
+    for cell in cells:
+        compile(cell.source, cell.id, "exec")
+
+
+@pytest.mark.slow
+def test_the_digits_are_learnt_from_top_to_bottom(tmp_path, monkeypatch):
+    """In a kernel of its own, with this environment in the place of the one that is set up."""
+    monkeypatch.setenv("TRAINER_PYTHON", sys.executable)
+    monkeypatch.setenv("TRAINER_OUT", str(tmp_path))
+    monkeypatch.setenv("TRAINER_FLAGS", FLAGS)
+    monkeypatch.setenv("PJRT_DEVICE", os.environ.get("PJRT_DEVICE", "CPU"))
+    path = ROOT / "docs" / "notebooks" / "digits.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": path.parent}})
+    client.execute()
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    assert outputs["resume"][-1]["data"]["text/plain"] == "'complete'"
+    text = "".join(one["text"] for one in outputs["look"])
+    assert text.count("top-1") == 1 and "graphs compiled: 0" in text
+    assert "image/png" in outputs["picture"][-1]["data"]
