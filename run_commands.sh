@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The commands of the README, runnable on a fresh machine with Python 3.11. Without arguments: a list.
+# The commands of the README, for a fresh machine with Python 3.11 to 3.13. Without arguments: a list.
 set -euo pipefail
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -33,25 +33,29 @@ environment: VENV (.venv), DATA_DIR (data), OUTPUT_DIR (runs), PYTHON (python3.1
 TEXT
 }
 
-is_python_311() {
-  "$1" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null
+# torch_xla's wheels and the pins of requirements.txt are there for these.
+is_fitting_python() {
+  "$1" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null
 }
 
 find_python() {
   local candidate
-  for candidate in "${PYTHON:-python3.11}" python3; do
-    if is_python_311 "$candidate"; then
+  for candidate in "${PYTHON:-python3.11}" python3.12 python3.13 python3; do
+    if is_fitting_python "$candidate"; then
       echo "$candidate"
       return
     fi
   done
-  echo "error: PYTHON (${PYTHON:-python3.11}) is no Python 3.11; install python3.11 or set PYTHON" >&2
+  echo "error: PYTHON (${PYTHON:-python3.11}) is no Python 3.11 to 3.13; install one or set PYTHON" >&2
   exit 2
 }
 
 # The images of TPU VMs have another Python; Ubuntu's packages bring this one.
 install_python() {
-  if is_python_311 "${PYTHON:-python3.11}" || ! command -v apt-get >/dev/null; then
+  if is_fitting_python "${PYTHON:-python3.11}" || ! command -v apt-get >/dev/null; then
+    return
+  fi
+  if [[ -z "${PYTHON:-}" ]] && (find_python) >/dev/null 2>&1; then
     return
   fi
   echo "installing python3.11"
@@ -204,7 +208,7 @@ run_pod() {
   run_launcher --tpu="$tpu" --venv=.venv -- "$@"
 }
 
-# The launcher itself needs no environment but Python 3.11.
+# The launcher itself needs no environment but Python 3.11 or later.
 run_launcher() {
   local python="$VENV/bin/python" place=()
   if [[ ! -x "$python" ]]; then

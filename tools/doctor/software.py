@@ -32,10 +32,10 @@ _HARMFUL = {
 
 
 def check_python(machine: Machine) -> Finding:
-    """Python 3.11, and not a release candidate of it."""
+    """Python 3.11 to 3.13, and not a release candidate of one."""
     version = ".".join(str(part) for part in machine.python_version[:3])
-    if tuple(machine.python_version[:2]) != (3, 11):
-        text = f"{version} at {machine.python}, not 3.11"
+    if not (3, 11) <= tuple(machine.python_version[:2]) <= (3, 13):
+        text = f"{version} at {machine.python}, not 3.11 to 3.13"
         return Finding("python", RED, text, f"install python3.11, then {_SETUP}", version)
     if machine.python_version[3] != "final":
         text = f"{version} is a pre-release ({machine.python_version[3]})"
