@@ -22,13 +22,22 @@ from losses import (
     features as features,
 )
 from losses import (
+    gaussians as gaussians,
+)
+from losses import (
     logits as logits,
+)
+from losses import (
+    maps as maps,
 )
 from losses import (
     matching as matching,
 )
 from losses import (
     multilevel as multilevel,
+)
+from losses import (
+    normalised as normalised,
 )
 from losses import (
     relations as relations,

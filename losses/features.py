@@ -134,15 +134,21 @@ class FeatureLoss(Loss):
         """The values of `layers`."""
         return tuple(dict.fromkeys(self.layers.values()))
 
-    def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
-        """Upcast activations of one pair, the student's through its projection."""
+    def get_raw_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
+        """Upcast activations of one pair."""
         teacher_path = self.layers[student_path]
         student = upcast(get_feature(inputs.student_features, student_path, "student"))
-        teacher = as_constant(get_feature(inputs.teacher_features, teacher_path, "teacher"))
-        key = _get_key(student_path)
-        if key in self.projections:
-            student = self.projections[key](student)
-        return student, teacher
+        return student, as_constant(get_feature(inputs.teacher_features, teacher_path, "teacher"))
+
+    def project(self, student_path: str, student: Tensor) -> Tensor:
+        """An activation of the student through its projection, if it has one."""
+        key = get_key(student_path)
+        return self.projections[key](student) if key in self.projections else student
+
+    def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
+        """The same, the student's through its projection."""
+        student, teacher = self.get_raw_pair(inputs, student_path)
+        return self.project(student_path, student), teacher
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
         """The scalar of one pair of activations."""
@@ -185,7 +191,7 @@ class ProjectedLoss(FeatureLoss):
                 shapes.append(tuple(found[path]))
             projection = create_projection(*shapes, self.regressor, **self.convolution)
             if projection is not None:
-                self.projections[_get_key(student_path)] = projection
+                self.projections[get_key(student_path)] = projection
 
 
 @LOSSES.register("fitnet")
@@ -245,6 +251,6 @@ class PaperAttentionTransfer(AttentionTransfer):
         return mean_valid(safe_sqrt(gaps.square().sum(dim=1)), mask)
 
 
-def _get_key(path: str) -> str:
+def get_key(path: str) -> str:
     """A module path as a key of nn.ModuleDict, which takes no dots."""
     return path.replace(".", "/")

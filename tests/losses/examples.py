@@ -13,8 +13,13 @@ from losses import Loss, LossInputs, SparseTeacher, create_loss
 CLASSES = 7
 EXAMPLES_IN_SPLIT = 12
 MAPS = {"layers": {"stage.1": "layer.2"}}
-SHAPES = ({"stage.1": (1, 5, 4, 4)}, {"layer.2": (1, 5, 4, 4)})
+FLOW = {"layers": {"stage.0": "layer.1", "stage.1": "layer.2"}}
+SHAPES = (
+    {"stage.0": (1, 3, 8, 4), "stage.1": (1, 5, 4, 4)},
+    {"layer.1": (1, 3, 8, 4), "layer.2": (1, 5, 4, 4)},
+)
 ARGS: dict[str, dict[str, Any]] = {
+    "ab": FLOW,
     "abkd": {"temperature": 2.0},
     "at": MAPS,
     "at_paper": MAPS,
@@ -30,14 +35,18 @@ ARGS: dict[str, dict[str, Any]] = {
     "cckd_paper": MAPS,
     "crd": MAPS | {"num_examples": EXAMPLES_IN_SPLIT, "embed_dim": 4, "negatives": 3},
     "ctkd": {"curriculum_steps": 10},
+    "cwd": FLOW | {"temperature": 2.0},
     "deit_hard": {},
     "deit_soft": {"temperature": 3.0},
     "dist": {"temperature": 2.0},
     "dkd": {},
     "fitnet": MAPS,
+    "fsp": FLOW,
     "hard": {"label_smoothing": 0.1},
     "hard_kd": {},
     "hcl": MAPS,
+    "ickd": FLOW,
+    "itrd": FLOW,
     "jsd": {"temperature": 2.0, "beta": 0.3},
     "kd": {},
     "lskd": {"loss": "nkd", "loss_args": {"gamma": 2.0}},
@@ -54,7 +63,9 @@ ARGS: dict[str, dict[str, Any]] = {
     "multi_sum_bv": {},
     "nkd": {},
     "normkd": {},
+    "nst": FLOW,
     "ofa": {"exponent": 1.5},
+    "pad": FLOW,
     "pkt": MAPS,
     "reverse_kl": {"temperature": 2.0},
     "prediction_huber": {"delta": 0.5},
@@ -65,14 +76,17 @@ ARGS: dict[str, dict[str, Any]] = {
     "rld": {"beta": 2.0, "confidence_temperature": 1.5},
     "soft": {},
     "sp": MAPS,
+    "srd": FLOW,
     "tinyvit_sparse": {},
     "ttm": {},
+    "vid": FLOW,
+    "wkd_f": FLOW | {"grid": 2, "mean_weight": 3.0},
     "wsld": {},
     "wttm": {},
 }
 BETWEEN_EXAMPLES = (
-    *("cc_delta", "cckd", "cckd_paper", "dist", "mlkd", "mlkd_bc", "mlkd_cc", "mlkd_total"),
-    *("pkt", "rkd", "rkd_unit", "sp"),
+    *("cc_delta", "cckd", "cckd_paper", "dist", "itrd", "mlkd", "mlkd_bc", "mlkd_cc"),
+    *("mlkd_total", "pkt", "rkd", "rkd_unit", "sp", "srd"),
 )
 NO_GRADIENT = ("bv_agree",)
 STUDENT_FIELDS = ("student_logits", "student_distill_logits", "strong_student_logits")
@@ -99,7 +113,7 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
     stored = SparseTeacher(top.values, top.indices, 1 - top.values.exp().sum(dim=-1))
     positions = torch.arange(batch) % EXAMPLES_IN_SPLIT
     negatives = (positions[:, None] + torch.arange(1, 4)) % EXAMPLES_IN_SPLIT
-    return LossInputs(
+    inputs = LossInputs(
         student_logits=draw(CLASSES).requires_grad_(),
         targets=targets,
         labels=targets.argmax(dim=-1),
@@ -113,6 +127,9 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
         example_indices=positions,
         contrast_indices=torch.cat([positions[:, None], negatives], dim=1),
     )
+    inputs.student_features["stage.0"] = draw(3, 8, 4).requires_grad_()
+    inputs.teacher_features["layer.1"] = draw(3, 8, 4)
+    return inputs
 
 
 def map_examples(inputs: LossInputs, change: Any) -> LossInputs:

@@ -1,7 +1,8 @@
 """The formulas of losses again, in plain NumPy and float64, from the papers and not from the code.
 
-`REFERENCES` has one function for each name that the file of reference values does not hold; it
-takes an `Example` and gives the value over examples that are all valid.
+`LOGIT_REFERENCES` here and `FEATURE_REFERENCES` next door have one function for each name that the
+file of reference values does not hold; it takes an `Example` and gives the value over examples that
+are all valid.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ def compute_prediction(example: Example, kind: str) -> float:
     return float(forms[kind].mean())
 
 
-REFERENCES: dict[str, Callable[[Example], float]] = {
+LOGIT_REFERENCES: dict[str, Callable[[Example], float]] = {
     "abkd": compute_abkd,
     "cckd_paper": compute_cckd_paper,
     "ctkd": compute_ctkd,

@@ -23,6 +23,7 @@ from utils.config import load_config
 ROOT = Path(__file__).resolve().parents[2]
 MAPS, BLOCK, POOLED = "patch_embed.proj", "blocks.0", "fc_norm"
 RELATIONS = ("rkd", "rkd_unit", "sp", "pkt", "cckd", "cckd_paper", "cc_delta", "crd")
+RELATIONS += ("pad", "srd", "itrd")
 ENSEMBLES = ("multi_avg_prob", "multi_avg_loss", "multi_avg_logit", "multi_sum", "multi_sum_bv")
 TOKEN = ("deit_soft", "deit_hard")
 # Stored answers instead of a teacher, or a second view: other tests train with them.
@@ -42,19 +43,22 @@ LAYERS = {
         "at_paper": [{BLOCK: BLOCK}, {MAPS: MAPS}],
         **{name: [{POOLED: POOLED}] for name in RELATIONS},
         "sp": [{POOLED: POOLED}, {BLOCK: BLOCK}],
+        **{name: [{BLOCK: BLOCK}] for name in ("nst", "cwd", "ickd", "vid", "wkd_f")},
+        "ab": [{MAPS: MAPS}],
         "cckd": [{POOLED: POOLED}, {"blocks.0.attn.q_norm": "blocks.0.attn.k_norm"}],
     },
     "convnet": {
         "fitnet": [{"layer1": "layer1"}, {"layer1": "layer2"}, {"global_pool": "global_pool"}],
         "hcl": [{"layer2": "layer2"}],
         "at": [{"layer1": "layer2"}],
+        "fsp": [{"layer3": "layer3", "layer4": "layer4"}],
         "rkd": [{"layer2": "layer2"}, {"global_pool": "global_pool"}],
         "pkt": [{"global_pool": "global_pool"}],
     },
 }
 CONVNET = (
     "--model=resnet18",
-    '--model.args={"in_chans": 1, "channels": [4, 4, 4, 8], "layers": [1, 1, 1, 1]}',
+    '--model.args={"in_chans": 1, "channels": [4, 4, 8, 8], "layers": [1, 1, 1, 1]}',
 )  # fmt: skip
 
 
@@ -77,7 +81,7 @@ def list_terms(kind: str) -> list[dict]:
     ]
     if kind != "vit":
         return featured
-    taken = {*LAYERS["vit"], *TOKEN, *ELSEWHERE}
+    taken = {*LAYERS["vit"], *LAYERS["convnet"], *TOKEN, *ELSEWHERE}
     on_logits = [name for name in list_documented() if name not in taken]
     return [*featured, *({"name": n, "args": ARGUMENTS.get(n, {})} for n in on_logits)]
 
@@ -116,7 +120,7 @@ def test_every_documented_loss_is_in_one_of_the_lists():
     tried = {term["name"] for kind in (*LAYERS, "token") for term in list_terms(kind)}
     assert documented == tried | set(ELSEWHERE)
     assert set(ENSEMBLES) <= tried
-    assert len(documented) == 54
+    assert len(documented) == 64
 
 
 @pytest.mark.parametrize("kind", [*LAYERS, "token"])

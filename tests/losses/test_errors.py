@@ -32,6 +32,7 @@ from utils.errors import UserError
         ("lskd", {"loss": "dkd", "loss_args": {"betta": 1}}, "did you mean 'beta'"),
         ("abkd", {"beta": -0.1}, "abkd.beta is -0.1; give a number of 0 or more"),
         ("ctkd", {}, "ctkd needs args.curriculum_steps"),
+        ("fsp", {"layers": {"a": "b"}}, "name two or more in args.layers"),
         ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
     ],
 )
@@ -43,13 +44,14 @@ def test_bad_arguments_are_named(name, args, words):
 
 # Loss -> its arguments that are numbers above 0.
 ABOVE_ZERO = {
-    "abkd": "temperature", "at": "power", "bv_agree": "top_k", "bv_kl": "temperature",
-    "cc_delta": "embed_dim", "cckd": "gamma max_power", "crd": "num_examples negatives",
-    "ctkd": "curriculum_steps", "dist": "temperature eps", "dkd": "temperature",
-    "kd": "temperature", "lskd": "eps", "mlkd": "temperature", "mlkd_bc": "temperature",
-    "nkd": "temperature", "normkd": "scale", "ofa": "temperature exponent", "pkt": "eps",
-    "rkd": "eps", "rld": "temperature confidence_temperature", "ttm": "temperature",
-    "wsld": "temperature",
+    "ab": "margin", "abkd": "temperature", "at": "power", "bv_agree": "top_k",
+    "bv_kl": "temperature", "cc_delta": "embed_dim", "cckd": "gamma max_power",
+    "crd": "num_examples negatives", "ctkd": "curriculum_steps", "cwd": "temperature",
+    "dist": "temperature eps", "dkd": "temperature", "itrd": "alpha", "kd": "temperature",
+    "lskd": "eps", "mlkd": "temperature", "mlkd_bc": "temperature", "nkd": "temperature",
+    "normkd": "scale", "ofa": "temperature exponent", "pad": "eps", "pkt": "eps", "rkd": "eps",
+    "rld": "temperature confidence_temperature", "srd": "exponent eps", "ttm": "temperature",
+    "wkd_f": "mean_weight grid eps", "wsld": "temperature",
 }  # fmt: skip
 
 
@@ -109,6 +111,25 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
 )
 def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
     inputs = replace(create_inputs(name), **change)
+    with pytest.raises(UserError) as raised:
+        create_example_loss(name)(inputs)
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "student", "teacher", "words"),
+    [
+        ("nst", (4, 5), (4, 5), "has no positions; name layers whose outputs are maps"),
+        ("nst", (4, 9, 5), (4, 8, 5), "the same number of tokens"),
+        ("fsp", (4, 5, 4, 4), (4, 6, 4, 4), "choose maps of equal widths"),
+        ("fsp", (4, 5, 3, 4), (4, 5, 4, 4), "fsp cannot pool maps of (8, 4) to (3, 4)"),
+        ("wkd_f", (4, 5, 2, 2), (4, 5, 2, 2), "finds one position in a cell"),
+    ],
+)
+def test_activations_that_a_loss_cannot_compare_are_named(name, student, teacher, words):
+    inputs = create_inputs(name)
+    inputs.student_features["stage.1"] = torch.zeros(student)
+    inputs.teacher_features["layer.2"] = torch.zeros(teacher)
     with pytest.raises(UserError) as raised:
         create_example_loss(name)(inputs)
     assert words in str(raised.value)

@@ -40,6 +40,7 @@ def compute_with_gradients(name, inputs, **args):
 
 # What a configuration that names no argument means: a change of these changes old runs' results.
 DEFAULTS = {
+    "ab": "margin=1.0 regressor=auto",
     "abkd": "temperature=4.0 alpha=0.9 beta=0.2",
     "at": "power=2",
     "at_paper": "power=2",
@@ -55,14 +56,18 @@ DEFAULTS = {
     "cckd_paper": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
     "crd": "embed_dim=128 negatives=16384 contrast_temperature=0.07 momentum=0.5",
     "ctkd": "",
+    "cwd": "temperature=4.0 regressor=auto",
     "deit_hard": "label_smoothing=0.0",
     "deit_soft": "temperature=4.0 reduction=batchmean form=kl",
     "dist": "temperature=1.0 beta=1.0 gamma=1.0 eps=1e-08 group_size=0",
     "dkd": "temperature=4.0 alpha=1.0 beta=8.0",
     "fitnet": "regressor=auto kernel=None stride=None padding=None",
+    "fsp": "",
     "hard": "label_smoothing=0.0",
     "hard_kd": "label_smoothing=0.0",
     "hcl": "regressor=auto kernel=None stride=None padding=None",
+    "ickd": "regressor=auto kernel=None stride=None padding=None",
+    "itrd": "alpha=1.5 correlation_weight=2.0 mutual_weight=0.05 group_size=0",
     "jsd": "temperature=4.0 beta=0.5",
     "kd": "temperature=4.0 reduction=batchmean form=kl",
     "lskd": "loss=kd loss_args=None eps=1e-07 temperature=None group_size=None",
@@ -79,7 +84,9 @@ DEFAULTS = {
     "multi_sum_bv": "temperature=1.0",
     "nkd": "temperature=1.0 gamma=1.5",
     "normkd": "scale=2.0",
+    "nst": "",
     "ofa": "temperature=1.0 exponent=1.0",
+    "pad": "eps=1e-06 regressor=auto",
     "pkt": "eps=1e-07 group_size=0",
     "reverse_kl": "temperature=4.0",
     "prediction_huber": "delta=1.0",
@@ -90,8 +97,11 @@ DEFAULTS = {
     "rld": "temperature=4.0 alpha=1.0 beta=1.0 confidence_temperature=None",
     "soft": "temperature=4.0 reduction=batchmean form=kl",
     "sp": "group_size=0",
+    "srd": "exponent=4.0 eps=0.0001 group_size=0",
     "tinyvit_sparse": "",
     "ttm": "temperature=4.0",
+    "vid": "",
+    "wkd_f": "mean_weight=1.0 grid=1 eps=1e-05 regressor=auto",
     "wsld": "temperature=2.0",
     "wttm": "temperature=4.0",
 }  # fmt: skip
@@ -203,7 +213,10 @@ def test_equal_student_and_teacher_have_finite_gradients(name):
     inputs = replace(
         inputs,
         teacher_logits=(same,) * len(inputs.teacher_logits),
-        teacher_features={"layer.2": inputs.student_features["stage.1"].detach()},
+        teacher_features={
+            "layer.2": inputs.student_features["stage.1"].detach(),
+            "layer.1": inputs.student_features["stage.0"].detach(),
+        },
     )
     value, grads = compute_with_gradients(name, inputs)
     assert value.isfinite() and all(g.isfinite().all() for g in grads)

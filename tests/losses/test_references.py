@@ -16,10 +16,12 @@ from tests.losses.examples import (
     get_student_tensors,
     map_examples,
 )
-from tests.losses.references import REFERENCES, Example
+from tests.losses.feature_references import FEATURE_REFERENCES
+from tests.losses.references import LOGIT_REFERENCES, Example
 from tests.losses.test_every_loss import ALIASES
 from tests.losses.test_fixtures import LOSSES as IN_THE_FILE
 
+REFERENCES = LOGIT_REFERENCES | FEATURE_REFERENCES
 ROOT = Path(__file__).resolve().parents[2]
 # Arguments beside those of the examples, where the formula has further branches.
 MORE = (
@@ -28,6 +30,7 @@ MORE = (
     ("abkd", {"alpha": 0.0, "beta": 0.0}),
     ("lskd", {"loss": "kd", "loss_args": {"temperature": 4.0}}),
     ("rld", {"alpha": 0.5, "beta": 8.0}),
+    ("wkd_f", {"grid": 1}),
 )
 CASES = [(name, {}) for name in sorted(REFERENCES)] + list(MORE)
 
@@ -36,7 +39,11 @@ def create_case(name: str, args: dict[str, Any]) -> tuple[torch.nn.Module, LossI
     """A loss and its inputs in float64."""
     inputs = create_inputs(name, batch=6)
     inputs = map_examples(inputs, lambda x: x.detach().double() if x.is_floating_point() else x)
-    return create_example_loss(name, **args).double(), inputs
+    loss = create_example_loss(name, **args).double()
+    for path, parameter in loss.named_parameters():
+        if path.startswith("variances"):  # which start at 0
+            torch.nn.init.normal_(parameter, std=0.3)
+    return loss, inputs
 
 
 def describe(name: str, args: dict[str, Any], loss: torch.nn.Module, inputs: LossInputs) -> Example:

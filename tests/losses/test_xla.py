@@ -17,6 +17,7 @@ FAMILIES = (
     ("dist", "ttm", "wttm", "ofa", "bkd", "mlkd", "bv_hard", "bv_kl", "bv_euclidean", "bv_agree"),
     ("fitnet", "at", "at_paper", "hcl", "sp", "pkt", "cckd", "cc_delta", "crd", "rkd"),
     ("abkd", "normkd", "ctkd", "rld", "reverse_kl", "jsd"),
+    ("nst", "cwd", "ab", "fsp", "ickd", "vid", "pad", "wkd_f", "srd", "itrd"),
     ("multi_avg_loss", "multi_avg_prob", "multi_avg_logit", "multi_sum_bv"),
 )
 

@@ -1,0 +1,188 @@
+"""`tests.losses.references` of losses on activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from tests.losses.references import Array, Example, softmax
+
+
+def list_pairs(example: Example) -> Iterator[tuple[Array, Array]]:
+    """Activations [B, C, H, W] of the student and the teacher, pair by pair."""
+    for student, teacher in example.args["layers"].items():
+        yield example.student[student], example.teacher[teacher]
+
+
+def average(example: Example, compute: Callable[[Array, Array], float]) -> float:
+    """The sum over pairs of the mean over examples of what two [C, H, W] give."""
+    sums = [
+        np.mean([compute(s, t) for s, t in zip(*pair, strict=True)]) for pair in list_pairs(example)
+    ]
+    return float(sum(sums))
+
+
+def compute_nst(example: Example) -> float:
+    """Kernel by kernel, as a double sum over channels."""
+
+    def compare(first: list[Array], second: list[Array]) -> float:
+        return float(np.mean([np.dot(a, b) ** 2 for a in first for b in second]))
+
+    def compute(student: Array, teacher: Array) -> float:
+        s, t = ([row.ravel() / np.linalg.norm(row) for row in side] for side in (student, teacher))
+        return compare(s, s) + compare(t, t) - 2 * compare(s, t)
+
+    return average(example, compute)
+
+
+def compute_cwd(example: Example) -> float:
+    """Channel by channel."""
+    temperature = example.get("temperature", 4.0)
+
+    def compute(student: Array, teacher: Array) -> float:
+        values = []
+        for s, t in zip(student, teacher, strict=True):
+            p, q = softmax(t.ravel() / temperature), softmax(s.ravel() / temperature)
+            values.append((p * np.log(p / q)).sum())
+        return temperature**2 * float(np.mean(values))
+
+    return average(example, compute)
+
+
+def compute_ab(example: Example) -> float:
+    """The two cases of the definition."""
+    margin = example.get("margin", 1.0)
+
+    def compute(student: Array, teacher: Array) -> float:
+        should_fire = (student < margin) * (student - margin) ** 2
+        should_rest = (student > -margin) * (student + margin) ** 2
+        return np.where(teacher > 0, should_fire, should_rest).sum()
+
+    return average(example, compute)
+
+
+def compute_fsp(example: Example) -> float:
+    """Entry by entry; the first map has twice the second's height."""
+    (first_s, first_t), (second_s, second_t) = list_pairs(example)
+
+    def get_matrices(first: Array, second: Array) -> Array:
+        small = np.maximum(first[:, :, ::2], first[:, :, 1::2])
+        return np.einsum("bihw,bjhw->bij", small, second) / 16
+
+    gap = get_matrices(first_s, second_s) - get_matrices(first_t, second_t)
+    return float((gap**2).sum(axis=(1, 2)).mean())
+
+
+def compute_ickd(example: Example) -> float:
+    """Rows of both Gram matrices at unit length."""
+
+    def compute(student: Array, teacher: Array) -> float:
+        grams = []
+        for side in (student, teacher):
+            rows = side.reshape(len(side), -1)
+            gram = rows @ rows.T
+            grams.append(gram / np.linalg.norm(gram, axis=1)[:, None])
+        return ((grams[0] - grams[1]) ** 2).sum() / len(student)
+
+    return average(example, compute)
+
+
+def compute_vid(example: Example) -> float:
+    """The density of a normal distribution, without its constant."""
+    total = 0.0
+    for index, (student, teacher) in enumerate(list_pairs(example)):
+        hidden = np.moveaxis(student, 1, -1)
+        for layer in (0, 2, 4):
+            if layer:
+                hidden = np.maximum(hidden, 0)
+            hidden = hidden @ example.state[f"gaussians.{index}.mean.{layer}.weight"].T
+        raw = example.state[f"gaussians.{index}.raw_variance"]
+        variance = np.log(1 + np.exp(raw)) + 1e-5
+        assert np.allclose(variance, 5.0)
+        target = np.moveaxis(teacher, 1, -1)
+        density = np.exp(-((hidden - target) ** 2) / (2 * variance)) / np.sqrt(variance)
+        total += -np.log(density).mean()
+    return float(total)
+
+
+def compute_pad(example: Example) -> float:
+    """Means over positions; the layers of variances stand at 0 but for what the test gave them."""
+    total = 0.0
+    for index, (student, teacher) in enumerate(list_pairs(example)):
+        s, t = student.mean(axis=(2, 3)), teacher.mean(axis=(2, 3))
+        weight, bias = (example.state[f"variances.{index}.{key}"] for key in ("weight", "bias"))
+        log_variance = s @ weight.T + bias
+        total += ((s - t) ** 2 / (np.exp(log_variance) + 1e-6) + log_variance).mean()
+    return float(total)
+
+
+def compute_wkd_f(example: Example) -> float:
+    """Cell by cell of a grid that divides the maps."""
+    grid, weight = example.get("grid", 1), example.get("mean_weight", 1.0)
+
+    def compute(student: Array, teacher: Array) -> float:
+        height, width = (size // grid for size in student.shape[1:])
+        values = []
+        for i in range(grid):
+            for j in range(grid):
+                rows = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
+                s, t = student[:, rows[0], rows[1]], teacher[:, rows[0], rows[1]]
+                means = s.mean(axis=(1, 2)) - t.mean(axis=(1, 2))
+                wide = [np.sqrt(x.var(axis=(1, 2), ddof=1) + 1e-5) for x in (s, t)]
+                values.append(weight * (means**2).sum() + ((wide[0] - wide[1]) ** 2).sum())
+        return float(np.mean(values))
+
+    return average(example, compute)
+
+
+def list_vectors(example: Example) -> Iterator[tuple[Array, Array]]:
+    """Projected vectors of the student, and the teacher's."""
+    for path, (student, teacher) in zip(example.args["layers"], list_pairs(example), strict=True):
+        vectors = student.mean(axis=(2, 3)) @ example.state[f"projections.{get_key(path)}.weight"].T
+        bias = example.state.get(f"projections.{get_key(path)}.bias", 0.0)
+        yield vectors + bias, teacher.mean(axis=(2, 3))
+
+
+def get_key(path: str) -> str:
+    """As a key of a module's state."""
+    return path.replace(".", "/")
+
+
+def compute_srd(example: Example) -> float:
+    """The logarithm of a sum over all numbers of the batch."""
+    total = 0.0
+    for pair in list_vectors(example):
+        s, t = ((x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-4) for x in pair)
+        total += np.log((np.abs(s - t) ** example.get("exponent", 4.0)).sum())
+    return float(total)
+
+
+def compute_itrd(example: Example) -> float:
+    """numpy's own correlations; Gram matrices one by one."""
+    total = 0.0
+    for s, t in list_vectors(example):
+        found = [np.corrcoef(s[:, d], t[:, d])[0, 1] for d in range(s.shape[1])]
+        correlation = np.log2(sum(abs(c - 1) ** (2 * example.get("alpha", 1.5)) for c in found))
+        grams = []
+        for side in (s, t):
+            rows = side / np.linalg.norm(side, axis=1, keepdims=True)
+            grams.append(rows @ rows.T)
+        own, both = grams[0], grams[0] * grams[1]
+        norms = [np.linalg.norm(gram / np.trace(gram)) ** 2 for gram in (own, both)]
+        total += 2.0 * correlation + 0.05 * (norms[0] - norms[1])
+    return float(total)
+
+
+FEATURE_REFERENCES: dict[str, Callable[[Example], float]] = {
+    "ab": compute_ab,
+    "cwd": compute_cwd,
+    "fsp": compute_fsp,
+    "ickd": compute_ickd,
+    "itrd": compute_itrd,
+    "nst": compute_nst,
+    "pad": compute_pad,
+    "srd": compute_srd,
+    "vid": compute_vid,
+    "wkd_f": compute_wkd_f,
+}
