@@ -154,10 +154,11 @@ def _check_blocks(config: RunConfig, student: nn.Module) -> None:
     """Whether the student has the blocks that train.remat and train.scan_layers work on."""
     if config.train.remat:
         recompute_blocks(deepcopy(student), lambda function, *args: function(*args))
-    if config.train.scan_layers and config.optim.freeze:
+    frozen = "optim.freeze" if config.optim.freeze else "model.lora" if config.model.lora else ""
+    if config.train.scan_layers and frozen:
         raise UserError(
-            "train.scan_layers and optim.freeze are both set, but one compiled block stands for "
-            "all of them; leave one out"
+            f"train.scan_layers and {frozen} are both set, but one compiled block stands for all "
+            "of them; leave one out"
         )
     if config.train.scan_layers:
         scan_blocks(deepcopy(student), lambda blocks, inputs: inputs)

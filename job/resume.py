@@ -27,7 +27,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
-from utils.weights import FitRules, load_weights, open_weights
+from utils.weights import FitRules, is_adapter, load_weights, open_weights
 
 if TYPE_CHECKING:
     from torch import nn
@@ -145,7 +145,9 @@ def start_weights(job: Job, student: nn.Module) -> None:
     """
     section = job.config.run
     if section.init_from and job.checkpoint is None:
-        rules = FitRules(section.init_skip, section.init_rename, job.config.model.reset_head)
+        # Adapters are the run's own: they keep their start whatever weights come.
+        skip = (*section.init_skip, *filter(is_adapter, student.state_dict()))
+        rules = FitRules(skip, section.init_rename, job.config.model.reset_head)
         load_weights(student, open_weights(section.init_from, "run.init_from"), rules)
 
 

@@ -9,6 +9,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from models.lora import adapt
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonObject
 from utils.registry import Registry
@@ -17,6 +18,7 @@ from utils.weights import (
     FitRules,
     is_shared,
     load_weights,
+    merge_adapters,
     open_weights,
     write_weights,
 )
@@ -96,6 +98,8 @@ def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) 
     if section.weights:
         rules = FitRules(reset_head=section.reset_head)
         load_weights(model, open_weights(section.weights, "model.weights"), rules)
+    if section.lora:
+        adapt(model, section.lora, section.lora_rank, section.lora_alpha)
     return model
 
 
@@ -159,7 +163,10 @@ def build_model(
 
 
 def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path) -> Path:
-    """Write weights that load into a plain `timm.create_model`, and the facts to create it by."""
+    """Write weights that load into a plain `timm.create_model`, and the facts to create it by.
+
+    Adapters are merged.
+    """
     path = folder / EXPORT_FILE
-    write_weights(path, tensors, facts)
+    write_weights(path, merge_adapters(tensors), facts)
     return path

@@ -29,7 +29,7 @@ PREFIXES = {
 KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
 model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
-model.xla_patches model.skip_patches
+model.lora model.lora_rank model.lora_alpha model.xla_patches model.skip_patches
 data.source data.name data.root data.allow_download data.train_split data.eval_split
 data.test_split data.evals
 data.train_pp data.eval_pp data.image_key data.label_key data.input_columns data.target_columns

@@ -155,7 +155,7 @@ def export_weights(options: argparse.Namespace) -> int:
     import torch
 
     from utils.checkpoint import find_checkpoint, load_newest
-    from utils.weights import write_weights
+    from utils.weights import merge_adapters, write_weights
 
     place, parts, facts = load_newest(find_checkpoint(options.place))
     part = options.weights
@@ -164,16 +164,16 @@ def export_weights(options: argparse.Namespace) -> int:
     kinds = [name for name in parts if name == "model" or name.startswith("ema")]
     if part not in kinds:
         raise UserError(f"--weights {part}: {place} holds {', '.join(kinds)}; choose one of them")
-    model = facts.get("model", {})
+    tensors, model = merge_adapters(parts[part]), facts.get("model", {})
     options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.out.suffix == ".safetensors":
-        write_weights(options.out, parts[part], {**model, "step": facts["step"]})
+        write_weights(options.out, tensors, {**model, "step": facts["step"]})
     elif options.out.suffix == ".pth":
-        content = {"state_dict": parts[part], "arch": model.get("model", ""), "step": facts["step"]}
+        content = {"state_dict": tensors, "arch": model.get("model", ""), "step": facts["step"]}
         torch.save(content, options.out)
     else:
         raise UserError(f"--out {options.out}: end it with .safetensors or .pth")
-    print(f"{options.out}: {part} of {place}, {len(parts[part])} tensors")
+    print(f"{options.out}: {part} of {place}, {len(tensors)} tensors")
     return 0
 
 

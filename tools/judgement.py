@@ -68,5 +68,6 @@ def _read_config(place: str, flags: Sequence[str]) -> RunConfig:
     with folder.open_local(CONFIG_FILE) as path:
         config = load_config(["--config", str(path), *flags])
     of_run = {"eval_only": True, "resume": "", "init_from": "", "init_skip": (), "init_rename": {}}
-    of_model = {"weights": place, "pretrained": False}
+    # Weights come merged: the model is the plain one.
+    of_model = {"weights": place, "pretrained": False, "lora": ()}
     return change(config, run=of_run, model=of_model, distill=DistillSection().model_dump())

@@ -207,7 +207,7 @@ def _describe_parts(runtime: Any, job: Job) -> dict[str, Any]:
         "layers": [(name, type(layer).__name__, sorted(layer.__dict__))
                    for name, layer in state.model.named_modules()],
         "layout": [p.stride() for p in state.model.parameters()],
-        "weights": [p.double().sum().item() for p in state.model.parameters()],
+        "weights": [v.double().sum().item() for v in state.model.state_dict().values()],
         "optimizer": _describe_optimizer(state.optimizer),
         "schedule": [(schedule.lr_at(step), schedule.decay_at(step)) for step in steps],
         "plan": repr(dataclasses.replace(parts.plan, schedule=None)),
@@ -333,6 +333,7 @@ def _rows(shared: str, section: str, changes: list[tuple[str, str, str]]) -> lis
 _PLATEAU = ("--optim.schedule=plateau",)
 _STEPPED = ("--optim.schedule=step", "--optim.decay_epochs=[1]")
 _BCE = "--train.task_loss=bce"
+_LORA = '--model.lora=["blocks.*.attn.qkv"]'
 _MESH = ("--runtime.device=xla", "--runtime.parallel=spmd")
 _PLAIN_ROWS: list[Row] = [
     *_rows("", "model", [("name", "resnet10t", "refused:resnet10t"),
@@ -343,6 +344,8 @@ _PLAIN_ROWS: list[Row] = [
     ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
     ("model.skip_patches", ("--runtime.device=xla",),
      "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
+    ("model.lora", (), _LORA, "optimizer"),
+    *_rows(_LORA, "model", [("lora_rank", "2", "model"), ("lora_alpha", "3", "weights")]),
     ("data.source", (), "--data.source=folder", "refused:data.root"),
     ("data.name", (), TWO[0], "task"),
     ("data.allow_download", (), "--data.allow_download=true", "invalid:data.allow_download"),

@@ -50,8 +50,8 @@ def read_report(folder):
     "name",
     [
         "vit_tiny_patch16_224",
-        "deit_tiny_distilled_patch16_224",
-        pytest.param("resnet10t", marks=pytest.mark.slow),  # 10 s of compiling convolutions
+        pytest.param("deit_tiny_distilled_patch16_224", marks=pytest.mark.slow),
+        pytest.param("resnet10t", marks=pytest.mark.slow),
     ],
 )
 def test_every_form_gives_the_same_answers(tmp_path, name, capsys):

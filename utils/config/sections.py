@@ -65,6 +65,15 @@ class ModelSection(ConfigSection):
     args: dict[str, Any] = Field(
         default_factory=dict, description="further keyword arguments of timm.create_model"
     )
+    lora: tuple[str, ...] = Field(
+        (),
+        description="linear layers that learn by low-rank adapters, by patterns of their names, as "
+        "blocks.*.attn.qkv; all else but the head is frozen, and an export has them merged",
+    )
+    lora_rank: int = Field(8, ge=1, description="rank of the adapters of model.lora")
+    lora_alpha: float = Field(
+        16.0, gt=0, description="what adapters learn is scaled by lora_alpha / lora_rank"
+    )
     xla_patches: bool = Field(
         True, description="rewrite layers for the TPU compiler on XLA; same weights"
     )

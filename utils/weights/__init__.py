@@ -2,9 +2,17 @@
 
 `opening` tells what a path means, `source`, `archives` and `hub` are its forms, `files` reads and
 writes files of weights, `fitting` makes them fit a model, `load` brings them in, `beside` finds the
-run that they belong to.
+run that they belong to, `adapters` makes low-rank ones part of the weights.
 """
 
+from utils.weights.adapters import (
+    DOWN,
+    SCALE,
+    UP,
+    drop_adapters,
+    is_adapter,
+    merge_adapters,
+)
 from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.files import EXPORT_FILE, write_weights
 from utils.weights.fitting import FitRules, list_head_names
@@ -14,13 +22,19 @@ from utils.weights.opening import open_weights
 from utils.weights.source import Weights
 
 __all__ = [
+    "DOWN",
     "EXPORT_FILE",
+    "SCALE",
+    "UP",
     "FitRules",
     "Weights",
+    "drop_adapters",
     "find_run_folder",
+    "is_adapter",
     "is_shared",
     "list_head_names",
     "load_weights",
+    "merge_adapters",
     "open_weights",
     "read_run_config",
     "write_weights",

@@ -63,6 +63,9 @@ def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
         )
     is_meta = any(value.is_meta for value in model.state_dict().values())
     scratch = deepcopy(model).to_empty(device="cpu") if is_meta else deepcopy(model)
+    for module in scratch.modules():
+        if hasattr(module, "forget_adapter"):  # timm's loader writes into `weight`
+            module.forget_adapter()
     own = {name: value.detach() for name, value in scratch.named_parameters()}
     for value in own.values():
         value.fill_(torch.nan)

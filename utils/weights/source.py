@@ -24,6 +24,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage import Folder, join_place
+from utils.weights.adapters import drop_adapters, merge_adapters
 from utils.weights.files import (
     WeightsError,
     get_known_facts,
@@ -176,7 +177,7 @@ class PickledWeights(FileWeights):
 
 
 class CheckpointWeights(Weights):
-    """The evaluated weights of the newest whole checkpoint below a place."""
+    """The evaluated weights of the newest whole checkpoint below a place, adapters merged."""
 
     def __init__(self, path: str, key: str, place: Folder) -> None:
         super().__init__(path, key)
@@ -185,7 +186,8 @@ class CheckpointWeights(Weights):
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        return {name: get_kind(entry) for name, entry in self._table.items()}
+        kinds = {name: get_kind(entry) for name, entry in self._table.items()}
+        return drop_adapters(kinds)
 
     @property
     def facts(self) -> JsonObject:
@@ -193,7 +195,7 @@ class CheckpointWeights(Weights):
 
     def read_tensors(self) -> dict[str, Tensor]:
         with self._explain():
-            return load_part(self._folder, self._part)
+            return merge_adapters(load_part(self._folder, self._part))
 
     def update_hash(self, digest: hashlib._Hash) -> None:
         # The table holds a checksum of each tensor, and reading them compares.

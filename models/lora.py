@@ -1,0 +1,97 @@
+"""Low-rank adapters: a linear layer's weights stay, a product of two thin matrices is learnt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.freezing import freeze
+from utils.errors import UserError
+from utils.log import get_logger
+from utils.patterns import check_patterns, matches
+from utils.weights import DOWN, SCALE, UP, is_adapter, list_head_names
+
+
+class LowRankLinear(nn.Linear):
+    """A linear layer whose weights are `weight + lora_scale * lora_up @ lora_down`.
+
+    `weight` reads as the sum, for whoever looks at it instead of calling the layer; names and
+    shapes in the state stay. `adapt` makes it of a linear layer.
+
+    Source: Hu et al. 2021, arXiv:2106.09685, section 4.1.
+    """
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], adapted."""
+        return self._parameters["weight"] + self.lora_scale * (self.lora_up @ self.lora_down)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """As `inputs @ weight.T + bias`, without a product of the size of `weight`."""
+        found = functional.linear(inputs, self._parameters["weight"], self.bias)
+        low = functional.linear(inputs, self.lora_down)
+        return found + self.lora_scale * functional.linear(low, self.lora_up)
+
+    def extra_repr(self) -> str:
+        """The sides of the layer, and the rank."""
+        return f"{super().extra_repr()}, rank={len(self.lora_down)}"
+
+    def forget_adapter(self) -> None:
+        """Become the plain layer again, without what was learnt."""
+        for name in (DOWN, UP, SCALE):
+            delattr(self, name)
+        self.__class__ = nn.Linear
+
+
+def adapt(model: nn.Module, patterns: Sequence[str], rank: int, alpha: float) -> None:
+    """Give linear layers adapters that change nothing yet, and freeze all else but the head.
+
+    Initial values come from PyTorch's generator: `lora_down` is drawn as a linear layer's weights
+    are, `lora_up` is zero.
+
+    Args:
+      patterns: of whole names of layers, such as `blocks.*.attn.qkv`.
+      rank: columns of `lora_up`.
+      alpha: what is learnt is scaled by alpha / rank.
+
+    Raises:
+      UserError: a pattern matches no linear layer, or the head, which is trained whole, or the
+        rank is no less than a side of a layer.
+    """
+    linear = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
+    check_patterns("model.lora", patterns, linear)
+    names = [name for name in linear if matches(name, patterns)]
+    heads = set(list_head_names(model))
+    for name in names:
+        if f"{name}.weight" in heads:
+            raise UserError(
+                f"model.lora ({list(patterns)}) matches {name}, the head, which is trained whole; "
+                "leave it out"
+            )
+        side = min(linear[name].weight.shape)
+        if rank >= side:
+            raise UserError(
+                f"model.lora_rank ({rank}) is no less than the smaller side of {name}, {side}, "
+                "which would be cheaper to train whole; lower it"
+            )
+        _attach(linear[name], rank, alpha)
+    own = [name for name, _ in model.named_parameters()]
+    frozen = freeze(model, [name for name in own if name not in heads and not is_adapter(name)])
+    get_logger().info(
+        "model.lora: %d layers have adapters of rank %d; %d numbers are frozen",
+        len(names), rank, frozen,
+    )  # fmt: skip
+
+
+def _attach(layer: nn.Linear, rank: int, alpha: float) -> None:
+    weight = layer.weight
+    down = nn.Parameter(weight.new_empty(rank, layer.in_features))
+    nn.init.kaiming_uniform_(down, a=math.sqrt(5))
+    layer.register_parameter(DOWN, down)
+    layer.register_parameter(UP, nn.Parameter(weight.new_zeros(layer.out_features, rank)))
+    layer.register_buffer(SCALE, torch.tensor(alpha / rank, device=weight.device))
+    layer.__class__ = LowRankLinear
