@@ -130,6 +130,11 @@ def describe_dataset(data: DataSection, known: Known | None = None) -> DatasetFa
       UserError: the dataset, a version, a split or a file is missing, or classes do not agree.
     """
     source = create_source(data, known)
+    if data.labels_file and data.source != "folder":
+        raise UserError(
+            f"data.labels_file ({data.labels_file}) has no effect on data.source={data.source}; "
+            "set data.source=folder, or leave it out"
+        )
     roles = [role for role in SPLIT_KEYS if role != "test" or data.test_split]
     found = {role: source.select(role) for role in roles}
     choices = [

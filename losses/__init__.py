@@ -49,22 +49,27 @@ from losses import (
     temperatures as temperatures,
 )
 from losses.base import LOSSES, Loss, LossInputs, LossOutput
-from losses.classes import create_class_loss
+from losses.classes import CLASS_LOSSES, ClassLoss, create_class_loss
 from losses.ensembles import combine_answers
 from losses.factory import create_loss
 from losses.regression import GAUSSIAN, compute_gaussian_nll, get_regression_loss
 from losses.sparse import SparseTeacher
 from losses.weighted import WeightedLoss, create_weighted_loss
+from losses.yes_or_no import YES_OR_NO, compute_bce
 
 __all__ = [
+    "CLASS_LOSSES",
     "GAUSSIAN",
     "LOSSES",
+    "YES_OR_NO",
+    "ClassLoss",
     "Loss",
     "LossInputs",
     "LossOutput",
     "SparseTeacher",
     "WeightedLoss",
     "combine_answers",
+    "compute_bce",
     "compute_gaussian_nll",
     "create_class_loss",
     "create_loss",

@@ -23,8 +23,9 @@ class LossInputs:
 
     Attributes:
       student_logits: [B, K], carries the gradient; of a regression its predictions [B, O].
-      targets: float [B, K], rows sum to 1, after mixup and label smoothing; of a regression the
-        numbers [B, O], in the units of the predictions; none: `labels` alone are.
+      targets: float [B, K], rows sum to 1, after mixup and label smoothing; of sets of classes each
+        0 to 1; of a regression the numbers [B, O], in the units of the predictions; none: `labels`
+        alone are.
       labels: int [B], hard labels of the examples before mixing; none where there are no classes.
       mask: bool [B], valid examples; none: all are valid.
       teacher_logits: one [B, K] per live teacher.

@@ -3,6 +3,7 @@
 from tasks.classify import Classify
 from tasks.facts import TaskFacts
 from tasks.language import Language
+from tasks.multilabel import Multilabel
 from tasks.protocol import RunTask, TaskCheck, Twin
 from tasks.regress import Regress
 from utils.registry import Registry
@@ -10,6 +11,17 @@ from utils.registry import Registry
 TASKS = Registry("train.task")
 TASKS.register("classify")(Classify)
 TASKS.register("language")(Language)
+TASKS.register("multilabel")(Multilabel)
 TASKS.register("regress")(Regress)
 
-__all__ = ["TASKS", "Classify", "Language", "Regress", "RunTask", "TaskCheck", "TaskFacts", "Twin"]
+__all__ = [
+    "TASKS",
+    "Classify",
+    "Language",
+    "Multilabel",
+    "Regress",
+    "RunTask",
+    "TaskCheck",
+    "TaskFacts",
+    "Twin",
+]

@@ -79,12 +79,14 @@ class Classify(RunTask):
     score_name = "top-1"
     check = ClassifyCheck
     twin = ClassifyTwin
+    create_loss = staticmethod(create_class_loss)
     reads = frozenset({
         "distill", "data.train_pp", "data.eval_pp", "data.evals", "data.image_key",
         "data.label_key", "data.random_erasing",
         "model.num_classes", "model.image_size", "train.mixup_alpha",
         "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
-        "train.task_loss", "train.mix_mode", "train.mix_off_epoch", "data.repeats",
+        "train.task_loss", "train.task_loss_args", "train.mix_mode", "train.mix_off_epoch",
+        "data.repeats",
         "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
         "model.head_init_scale", "model.head_init_bias",
     })  # fmt: skip
@@ -103,7 +105,7 @@ class Classify(RunTask):
         self.mixing = Mixing(config.train, steps_per_epoch)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
         self.losses = create_weighted_loss(
-            config.distill, create_class_loss(config.train, facts.num_classes)
+            config.distill, self.create_loss(config.train, facts.num_classes)
         )
         self.teaching = Teaching(config, self.losses)
         self._cache: TeacherCache | None = None
@@ -133,7 +135,9 @@ class Classify(RunTask):
         logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
         inputs = LossInputs(
             student_logits=logits,
-            targets=self.mixing.mix_targets(batch.labels, self.facts.num_classes, batch.draws),
+            targets=self.mixing.mix_targets(
+                self.get_labels(batch), self.facts.num_classes, batch.draws
+            ),
             labels=batch.labels,
             mask=batch.mask,
             teacher_logits=self.ask_teachers(pixels, batch),
@@ -143,6 +147,10 @@ class Classify(RunTask):
             **self.teaching.take_seen(batch),
         )
         return self.losses(inputs)
+
+    def get_labels(self, batch: ImageBatch) -> Tensor:
+        """[B] classes, or [B, K] with a 1 for each of several."""
+        return batch.labels
 
     def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         """What `count_batch` sums of a model's answers to normalised images."""

@@ -70,16 +70,18 @@ class ClassifyCheck(TaskCheck):
       UserError: the first thing that is wrong.
     """
 
+    create_loss = staticmethod(create_class_loss)
+
     def __init__(self, config: RunConfig) -> None:
         self.config = config
         require_valid_spec(config.data.train_pp, "data.train_pp")
         require_valid_spec(config.data.eval_pp, "data.eval_pp")
         _check_ranges(config)
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
-        self.num_classes = _choose_classes(config, self.dataset)
+        self.num_classes = self._choose_classes()
         self.model_arguments = {"num_classes": self.num_classes}
         self.losses = create_weighted_loss(
-            config.distill, create_class_loss(config.train, self.num_classes)
+            config.distill, self.create_loss(config.train, self.num_classes)
         )
         self._shapes: ImageShapes = {}
         self._feature_shapes: FeatureShapes | None = None
@@ -94,6 +96,10 @@ class ClassifyCheck(TaskCheck):
     def teachers(self) -> list[str]:
         """Hashes of the teachers, whose weights are read for them, and how several become one."""
         return list_hashes(self.config.distill)
+
+    def _choose_classes(self) -> int:
+        """Classes of the student, from what the labels are."""
+        return _choose_classes(self.config, self.dataset)
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a number of examples that pairs or groups do not divide; see the function."""
@@ -185,8 +191,9 @@ def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
     images = require_images(dataset.examples["train"], config.data.source)
     if images.several_labels or dataset.examples["eval"].several_labels:
         raise UserError(
-            f"data.label_key ({config.data.label_key}) holds a list of labels, but a run learns "
-            "one; name another, and judge by such lists in data.evals or python -m tools.evaluate"
+            f"data.label_key ({config.data.label_key}) holds a list of labels, but train.task="
+            "classify learns one; name another, set train.task=multilabel, or judge by such lists "
+            "in data.evals or python -m tools.evaluate"
         )
     dataset_classes = images.num_classes
     classes = config.model.num_classes or dataset_classes

@@ -80,12 +80,14 @@ class Mixing:
     def mix_targets(self, labels: Tensor, num_classes: int, draws: Mapping[str, Tensor]) -> Tensor:
         """Float32 [B, K] targets that sum to 1: smoothed, then mixed like the pixels.
 
-        Smoothing spreads `label_smoothing` over all K classes (as timm and PyTorch do).
+        Labels [B, K], a 1 for each of several, sum to anything. Smoothing spreads `label_smoothing`
+        over all K classes (as timm and PyTorch do).
         """
         smoothing = self.section.label_smoothing
-        classes = torch.arange(num_classes, device=labels.device, dtype=labels.dtype)
-        one_hot = (labels.unsqueeze(1) == classes).to(torch.float32)
-        targets = one_hot * (1.0 - smoothing) + smoothing / num_classes
+        if labels.dim() == 1:
+            classes = torch.arange(num_classes, device=labels.device, dtype=labels.dtype)
+            labels = labels.unsqueeze(1) == classes
+        targets = labels.to(torch.float32) * (1.0 - smoothing) + smoothing / num_classes
         if not self.active:
             return targets
         lam = draws[LAM].unsqueeze(1)

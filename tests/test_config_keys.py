@@ -32,7 +32,8 @@ model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias 
 model.lora model.lora_rank model.lora_alpha model.xla_patches model.skip_patches
 data.source data.name data.root data.allow_download data.train_split data.eval_split
 data.test_split data.evals
-data.train_pp data.eval_pp data.image_key data.label_key data.input_columns data.target_columns
+data.train_pp data.eval_pp data.image_key data.label_key data.labels_file
+data.input_columns data.target_columns
 data.split_seed data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
 data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
 data.skip_corrupt data.random_erasing
@@ -44,7 +45,8 @@ optim.cooldown_fraction
 optim.weight_decay optim.weight_decay_end optim.momentum optim.betas optim.eps optim.layer_decay
 optim.freeze optim.unfreeze optim.lr_factors optim.decay_factors
 optim.max_grad_norm optim.max_grad_value optim.max_grad_ratio optim.args
-train.task train.task_loss train.bce_threshold train.bce_sum train.bce_positive_weight
+train.task train.task_loss train.task_loss_args train.bce_threshold train.bce_sum
+train.bce_positive_weight
 train.class_weights train.l2_penalty train.epochs train.steps train.accumulate_steps
 train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
@@ -72,7 +74,10 @@ distill.teacher_weights distill.teachers[].weights
 distill.teachers[].label_map distill.teacher_cache runtime.compile_cache
 run.output_dir run.cache_dir run.checkpoint_root run.init_from run.resume
 """
-NO_PLACES = "model.drop_path_rate train.class_weights distill.cache_end runtime.compile_cache_gib"
+NO_PLACES = """
+data.labels_file model.drop_path_rate
+train.class_weights distill.cache_end runtime.compile_cache_gib
+"""
 # What may differ when a run goes on, pinned likewise; anything else would be another run.
 MAY_CHANGE = {
     "free": """

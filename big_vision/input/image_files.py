@@ -10,6 +10,7 @@ from big_vision.input.catalog import RecordSelection, TfdsCatalog, load_tfds_cat
 from big_vision.input.fetching import fetch_catalog
 from big_vision.input.folder import FolderSelection, select_folder
 from big_vision.input.images import ImageSource, check_channels, get_pp_key
+from big_vision.input.label_file import select_listed
 from big_vision.input.selection import ImageSelection
 from big_vision.input.source import SPLIT_KEYS, Reading, Role
 from big_vision.pp.device_ops import split_device_ops
@@ -104,14 +105,12 @@ class ImageFiles(ImageSource):
             prefetch_batches=data.prefetch_batches,
             tolerant=data.skip_corrupt > 0,
             window=max(1, window),
-            several=self._count_several(selection, reading.role),
+            several=self._count_several(selection),
         )
 
-    def _count_several(self, selection: ImageSelection, role: Role) -> int | None:
-        """Classes where an example has a list of labels; training takes one alone."""
-        if role == "train" or not selection.several_labels:
-            return None
-        return self._get_num_classes(selection)
+    def _count_several(self, selection: ImageSelection) -> int | None:
+        """Classes where an example has a list of labels."""
+        return self._get_num_classes(selection) if selection.several_labels else None
 
 
 class TfdsSource(ImageFiles):
@@ -149,10 +148,12 @@ class TfdsSource(ImageFiles):
 
 
 class FolderSource(ImageFiles):
-    """Class folders of image files: data.root / split / class / image."""
+    """Image files: data.root / split / class / image, or as data.labels_file lists them."""
 
     def select_files(self, expression: str, key: str) -> FolderSelection:
-        """The images of a split's folder."""
+        """The images of a split's folder, or of a list of labels."""
+        if self.data.labels_file:
+            return select_listed(self.data.root, expression, key, self.data.labels_file)
         return select_folder(self.data.root, expression, key)
 
     def get_sides(self) -> Sides:

@@ -225,7 +225,7 @@ class ArrayRecordFiles(TfdsRecords):
 
 
 class FolderFiles:
-    """Image files in one folder per class, read by TensorFlow."""
+    """Image files, read by TensorFlow."""
 
     can_stream = False
 
@@ -242,7 +242,7 @@ class FolderFiles:
         import tensorflow as tf
 
         paths = tf.constant([str(p) for p in self.selection.paths])
-        labels = tf.constant(self.selection.labels, tf.int64)
+        labels = tf.constant(self.selection.labels)
 
         def locate(element: dict[str, Any]) -> dict[str, Any]:
             index = element["index"]
@@ -251,11 +251,14 @@ class FolderFiles:
         return elements.batch(_LOOKUP_CHUNK).map(locate).unbatch()
 
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
-        """The encoded image and the class's number."""
+        """The encoded image and the class's number, or a list of numbers."""
         import tensorflow as tf
 
         image_key, label_key = self._keys
-        return {image_key: tf.io.read_file(element["path"]), label_key: element["label"]}
+        label = element["label"]
+        if label.dtype == tf.string:
+            label = tf.strings.to_number(tf.strings.split(label), tf.int64)
+        return {image_key: tf.io.read_file(element["path"]), label_key: label}
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         """Paths below the split's directory: `class/file.jpg`."""

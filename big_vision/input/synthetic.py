@@ -24,17 +24,22 @@ from big_vision.input.source import Reader, Reading, Role
 from utils.errors import UserError
 
 _PATTERNS = 64
-_TERM = re.compile(r"^(image_size|channels|num_classes|num_examples)=(\d+)$")
+_TERM = re.compile(r"^(image_size|channels|num_classes|num_examples|labels)=(\d+)$")
 
 
 @dataclass(frozen=True)
 class SyntheticShape:
-    """What is made up; data.name holds it as `image_size=224,num_classes=10`."""
+    """What is made up; data.name holds it as `image_size=224,num_classes=10`.
+
+    Attributes:
+      labels: of an example; more than one: a list of so many classes, or fewer.
+    """
 
     image_size: int = 224
     channels: int = 3
     num_classes: int = 1000
     num_examples: int = 50_000
+    labels: int = 1
 
 
 def parse_synthetic_name(name: str, **defaults: int) -> SyntheticShape:
@@ -57,9 +62,11 @@ class SyntheticSelection(ImageSelection):
 
     Attributes:
       image_shape: (H, W, C).
+      labels: of an example.
     """
 
     image_shape: tuple[int, int, int]
+    labels: int = 1
 
 
 class SyntheticSource(ImageSource):
@@ -77,6 +84,8 @@ class SyntheticSource(ImageSource):
             num_examples=shape.num_examples,
             num_classes=shape.num_classes,
             image_shape=(shape.image_size, shape.image_size, shape.channels),
+            several_labels=shape.labels > 1,
+            labels=shape.labels,
         )
 
     def find_image_shape(self, selection: SyntheticSelection, role: Role) -> tuple[int, int, int]:
@@ -88,16 +97,17 @@ class SyntheticSource(ImageSource):
         facts = self.describe(selection, reading.role)
         check_channels(facts, reading.role)
         labels = self.create_label_rule(facts, _describe)
-        return SyntheticReader(selection.num_examples, facts, labels, reading)
+        return SyntheticReader(selection, facts, labels, reading)
 
 
 class SyntheticReader(Reader):
     """Reads the fixed pattern: image and label are functions of the example's index."""
 
     def __init__(
-        self, num_examples: int, facts: ImageFacts, labels: LabelRule, reading: Reading
+        self, selection: SyntheticSelection, facts: ImageFacts, labels: LabelRule, reading: Reading
     ) -> None:
-        self.num_examples, self.facts = num_examples, facts
+        self.num_examples, self.facts = selection.num_examples, facts
+        self._labels_each = selection.labels
         self._labels, self._shard, self._seed = labels, reading.shard, reading.seed
         patterns = np.random.RandomState(0).randint(0, 256, (_PATTERNS, *facts.image_shape))
         self._patterns = torch.from_numpy(patterns.astype(np.uint8))
@@ -119,7 +129,9 @@ class SyntheticReader(Reader):
 
     def create_blank(self, size: int) -> ImageBatch:
         """Black images that the mask leaves out."""
-        return create_blank_images(size, self.facts.image_shape)
+        return create_blank_images(
+            size, self.facts.image_shape, self.facts.num_classes if self._labels_each > 1 else None
+        )
 
     def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
         """`synthetic__42`."""
@@ -137,10 +149,21 @@ class SyntheticReader(Reader):
     def _load(self, indices: np.ndarray) -> ImageBatch:
         raw = {
             "image": self._patterns[torch.from_numpy(indices % _PATTERNS)],
-            "label": (indices % self.facts.num_classes).astype(np.int32),
+            "label": self._make_labels(indices),
             "index": indices,
         }
         return create_image_batch(raw, self._labels)
+
+    def _make_labels(self, indices: np.ndarray) -> np.ndarray:
+        classes = self.facts.num_classes
+        if self._labels_each == 1:
+            return (indices % classes).astype(np.int32)
+        several = np.zeros((len(indices), classes), np.int64)
+        for number in range(self._labels_each):
+            # Examples of one first class differ in the others.
+            chosen = (indices + number * (indices // 7 + 3)) % classes
+            several[np.arange(len(indices)), chosen] = 1
+        return several
 
 
 def _describe(index: int) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from timm.loss import BinaryCrossEntropy
+from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
+from timm.loss.poly_loss import PolyBinaryCrossEntropy
 from torch.nn import functional as F
 
 from losses import LossInputs, WeightedLoss, create_class_loss
@@ -53,6 +54,43 @@ def test_value_and_gradient_equal_timms(kind):
     found.backward()
     wanted.backward()
     torch.testing.assert_close(logits.grad, same.grad, rtol=1e-5, atol=1e-7)
+
+
+SETS = {
+    "asl": ("asl", {}, AsymmetricLossMultiLabel()),
+    "asl_all": (
+        "asl", {"gamma_negative": 2, "gamma_positive": 0, "clip": 0},
+        AsymmetricLossMultiLabel(gamma_neg=2, gamma_pos=0, clip=None),
+    ),
+    "poly": ("poly", {}, PolyBinaryCrossEntropy()),
+    "poly_focal": (
+        "poly", {"epsilon": -1, "gamma": 2, "alpha": 0.25},
+        PolyBinaryCrossEntropy(epsilon=-1, gamma=2, alpha=0.25),
+    ),
+    "focal": (
+        "focal", {}, PolyBinaryCrossEntropy(epsilon=0, gamma=2, alpha=0.25, reduction="batchmean"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_losses_of_several_classes_have_timms_values_and_gradients(kind):
+    name, arguments, theirs = SETS[kind]
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for mine in (True, False):
+        generator.manual_seed(3)
+        logits = (4 * torch.randn(8, CLASSES, generator=generator)).requires_grad_()
+        targets = (torch.rand(8, CLASSES, generator=generator) < 0.4).float()
+        targets[0] = torch.rand(CLASSES, generator=generator)  # as mixing leaves them
+        if mine:
+            value = compute(logits, targets, task_loss=name, task_loss_args=arguments)
+        else:
+            value = theirs(logits, targets)
+        value.backward()
+        found.append((value.detach(), logits.grad))
+    for ours, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

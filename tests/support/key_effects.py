@@ -99,6 +99,10 @@ ELSEWHERE = {
         "train.logits_mib":
             "test_logits_of_no_chunk_exceed_the_limit",
     },
+    "tests/tasks/test_multilabel.py": {
+        "data.labels_file":
+            "test_batches_hold_the_lists_of_the_file",
+    },
     "tests/tasks/test_regress.py": {
         "data.input_columns":
             "test_columns_are_chosen_by_name",
@@ -409,6 +413,8 @@ _PLAIN_ROWS: list[Row] = [
     ("train.ema_decay", ("--model_ema",), "--train.ema_decay=0.5", "state"),
     ("train.ema_start_epoch", ("--model_ema",), "--train.ema_start_epoch=1", "state"),
     ("train.ema_more", ("--model_ema",), "--train.ema_more=[0.5]", "state"),
+    ("train.task_loss_args", ("--train.task_loss=focal",), "--train.task_loss_args={gamma: 3}",
+     "loss"),
     ("train.bce_threshold", (_BCE, "--smoothing=0.5"), "--train.bce_threshold=0.2", "loss"),
     *_rows(_BCE, "train", [("bce_sum", "true", "loss"), ("bce_positive_weight", "3", "loss")]),
     ("train.class_weights", (), "--train.class_weights=[0, 1, 1, 1, 1, 1, 1, 1, 1, 1]", "loss"),

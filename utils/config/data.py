@@ -70,6 +70,11 @@ class DataSection(ConfigSection):
     label_key: str = Field(
         "label", description="the integer label among the examples' features; in a group: group/key"
     )
+    labels_file: str = Field(
+        "",
+        description="below data.root of source=folder: a CSV with the columns file and labels, "
+        "these separated by |; an example then has a set of classes",
+    )
     input_columns: tuple[str, ...] = Field(
         (), description="columns to predict from; none: `inputs`, or all that are no targets"
     )

@@ -216,8 +216,14 @@ class TrainSection(ConfigSection):
     task: str = Field("classify", description="what is learnt: a name in tasks/")
     task_loss: str = Field(
         "",
-        description="what is learnt from the targets (classify: softmax, bce; regress: mse, mae, "
-        "huber, gaussian_nll); empty: the task's first",
+        description="what is learnt from the targets (classify: softmax, bce, focal, asl, poly; "
+        "multilabel: the same without softmax; regress: mse, mae, huber, gaussian_nll); empty: the "
+        "task's first",
+    )
+    task_loss_args: dict[str, float] = Field(
+        default_factory=dict,
+        description="numbers of task_loss=focal (gamma, alpha), asl (gamma_negative, "
+        "gamma_positive, clip) and poly (epsilon, gamma, alpha)",
     )
     bce_threshold: float | None = Field(
         None,

@@ -1,0 +1,78 @@
+"""Losses of K independent yes-or-no answers, each as [B, K] values before any mean."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def compute_bce(logits: Tensor, targets: Tensor, *, positive_weight: float = 1.0) -> Tensor:
+    """Binary cross-entropy, the part of a yes times `positive_weight`."""
+    yes, no = F.logsigmoid(logits), F.logsigmoid(-logits)
+    return -(positive_weight * targets * yes + (1.0 - targets) * no)
+
+
+def compute_poly(
+    logits: Tensor, targets: Tensor, *, epsilon: float = 2.0, gamma: float = 0.0, alpha: float = -1
+) -> Tensor:
+    """Poly-1 on top of the focal loss: FL + epsilon * (1 - p_t)^(gamma + 1).
+
+    Args:
+      gamma: 0, or at least 1: how fast sure answers lose their weight.
+      alpha: weight of a yes, 1 - alpha that of a no; negative: none.
+
+    Source: Leng et al. 2022, arXiv:2204.12511, as timm 1.0.31 has it.
+    """
+    share = torch.sigmoid(logits)
+    missing = 1.0 - (targets * share + (1.0 - targets) * (1.0 - share))
+    focus = missing**gamma if gamma else torch.ones_like(missing)
+    value = compute_bce(logits, targets) * focus + epsilon * missing * focus
+    if alpha < 0:
+        return value
+    return value * (targets * alpha + (1.0 - targets) * (1.0 - alpha))
+
+
+def compute_focal(
+    logits: Tensor, targets: Tensor, *, gamma: float = 2.0, alpha: float = 0.25
+) -> Tensor:
+    """The focal loss; see `compute_poly`.
+
+    Source: Lin et al. 2017, arXiv:1708.02002, section 3.
+    """
+    return compute_poly(logits, targets, epsilon=0.0, gamma=gamma, alpha=alpha)
+
+
+def compute_asymmetric(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    gamma_negative: float = 4.0,
+    gamma_positive: float = 1.0,
+    clip: float = 0.05,
+) -> Tensor:
+    """The asymmetric loss: easy noes lose their weight sooner than easy yeses.
+
+    Args:
+      clip: probability below which a no costs nothing.
+
+    Source: Ridnik et al. 2021, arXiv:2009.14119, as timm 1.0.31 has it.
+    """
+    yes = torch.sigmoid(logits)
+    no = (1.0 - yes + clip).clamp(max=1.0)
+    value = targets * yes.clamp(min=1e-8).log() + (1.0 - targets) * no.clamp(min=1e-8).log()
+    right = yes * targets + no * (1.0 - targets)
+    gamma = gamma_positive * targets + gamma_negative * (1.0 - targets)
+    return -value * torch.pow(1.0 - right, gamma)
+
+
+# The names of train.task_loss that take train.task_loss_args.
+YES_OR_NO: dict[str, Callable[..., Tensor]] = {
+    "focal": compute_focal,
+    "asl": compute_asymmetric,
+    "poly": compute_poly,
+}
+# Which of them are sums over the classes, as their authors and timm have them; else means.
+SUMMED = ("focal", "asl")
