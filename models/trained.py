@@ -97,8 +97,9 @@ class TrainedModel:
         return self.answer(torch.zeros(1, channels, height, width))[0].shape[1]
 
     def compute_scores(self, logits: Tensor) -> Tensor:
-        """[B, K] from 0 to 1: a law over classes, or each class by itself where bce taught so."""
-        return logits.sigmoid() if self.facts.get("task_loss") == "bce" else logits.softmax(dim=-1)
+        """[B, K] from 0 to 1: a law over classes, or each class by itself where it learnt so."""
+        is_each = self.facts.get("scores") == "each"
+        return logits.sigmoid() if is_each else logits.softmax(dim=-1)
 
     def get_class_name(self, number: int) -> str:
         """A class as people call it: its number where nobody tells."""

@@ -212,6 +212,8 @@ def _describe_export(config: RunConfig, classes: int, dataset: DatasetFacts) -> 
         arguments["img_size"] = config.model.image_size
     mean, std = split_device_ops(config.data.eval_pp)[1]
     names = dataset.examples["eval"].class_names
+    # Whether a sigmoid says how likely each class is by itself, or a softmax over all of them.
+    is_each = config.train.task == "multilabel" or config.train.task_loss not in ("", "softmax")
     return {
         "model": config.model.name,
         "args": arguments,
@@ -219,6 +221,6 @@ def _describe_export(config: RunConfig, classes: int, dataset: DatasetFacts) -> 
         "mean": list(mean),
         "std": list(std),
         "eval_pp": config.data.eval_pp,
-        **({"task_loss": config.train.task_loss} if config.train.task_loss else {}),
+        **({"scores": "each"} if is_each else {}),
         **({"classes": list(names)} if names and len(names) == classes else {}),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 
 import numpy as np
@@ -12,8 +13,10 @@ import torch
 from pyarrow import parquet
 from safetensors.torch import load_file
 
+import main as training
 from models import open_trained
 from tests.support.photographs import write_digits, write_photographs
+from tests.support.tiny_parts import create_argv
 from tools.predict import main
 
 CPU = ["--device", "cpu", "--batch-size", "5"]
@@ -97,6 +100,37 @@ def test_classes_of_a_shared_model_have_names(tmp_path):
     timm.models.save_for_hf(model, tmp_path / "imagenet", safe_serialization=True)
     names = open_trained(f"local-dir:{tmp_path / 'imagenet'}", "WEIGHTS").class_names
     assert "goldfish" in names[1]
+
+
+def test_classes_that_were_learnt_one_by_one_are_scored_so(tmp_path, capsys):
+    """A run by the sigmoid loss says so beside its weights."""
+    flags = ("--train.task_loss=bce", "--train.steps=2", "--run.run_id=a")
+    assert training.main(create_argv(tmp_path, *flags)) == 0
+    trained = open_trained(str(tmp_path / "tiny" / "a"), "WEIGHTS")
+    assert trained.compute_scores(torch.zeros(1, 3)).tolist() == [[0.5, 0.5, 0.5]]
+    plain = dataclasses.replace(trained, facts={})
+    assert plain.compute_scores(torch.zeros(1, 2)).tolist() == [[0.5, 0.5]]
+
+
+def test_a_run_of_an_earlier_program_tells_its_images_by_its_configuration():
+    trained = open_trained("tests/fixtures/old_runs/plain", "WEIGHTS")
+    assert "eval_pp" not in trained.facts and trained.class_names is None
+    assert trained.pp == "value_range(-1, 1)" and trained.num_classes == 10
+
+
+@pytest.mark.slow
+def test_xla_answers_as_the_cpu_does(teacher_run, digits, tmp_path):
+    tables = []
+    for device in ("cpu", "xla"):
+        path = tmp_path / f"{device}.json"
+        flags = [str(teacher_run), str(digits[0]), "--out", str(path), "--batch-size", "5"]
+        assert main([*flags, "--device", device, "--embed"]) == 0
+        tables.append(json.loads(path.read_text()))
+    for here, there in zip(*tables, strict=True):
+        assert here["file"] == there["file"] and ("error" in here) == ("error" in there)
+        names, others = ([one["class"] for one in row["best"]] for row in (here, there))
+        assert names == others
+        np.testing.assert_allclose(here.get("features", []), there.get("features", []), atol=1e-4)
 
 
 BAD = [

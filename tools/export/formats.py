@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -72,7 +74,9 @@ class TorchExport(Form):
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
         path = folder / "model.pt2"
         torch.export.save(handover.program, path)
-        module = torch.export.load(path).module()
+        with warnings.catch_warnings():  # it warns that what it has mapped is read-only
+            warnings.simplefilter("ignore", UserWarning)
+            module = torch.export.load(path).module()
         return [_ask(module, part) for part in parts]
 
 
@@ -86,10 +90,15 @@ class Onnx(Form):
 
         path = folder / "model.onnx"
         weights = sum(v.nbytes for v in handover.program.state_dict.values())
-        torch.onnx.export(
-            handover.program, (), path, input_names=[INPUT], output_names=[OUTPUT],
-            external_data=weights > _PROTOBUF_LIMIT, verbose=False,
-        )  # fmt: skip
+        # It tells at length of operators of torchvision that no model here has.
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        try:
+            torch.onnx.export(
+                handover.program, (), path, input_names=[INPUT], output_names=[OUTPUT],
+                external_data=weights > _PROTOBUF_LIMIT, verbose=False,
+            )  # fmt: skip
+        except torch.onnx.OnnxExporterError as error:
+            raise _explain("onnx", "ONNX", handover, error) from error
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return [session.run([OUTPUT], {INPUT: part})[0] for part in parts]
 
@@ -181,8 +190,12 @@ def _lower(handover: Handover, form: str) -> StableHLOGraphModule:
     try:
         return lower(program)
     except (RuntimeError, AssertionError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UserError(
-            f"--to {form}: torch_xla cannot turn {handover.trained.name} into StableHLO "
-            f"({reason}); choose another form"
-        ) from error
+        raise _explain(form, "StableHLO", handover, error) from error
+
+
+def _explain(form: str, language: str, handover: Handover, error: Exception) -> UserError:
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return UserError(
+        f"--to {form}: {handover.trained.name} cannot be turned into {language} ({reason}); choose "
+        "another form"
+    )
