@@ -213,6 +213,7 @@ def describe_twin_data(
         "train_split": "train",
         "eval_split": "validation",
         "test_split": "",
+        "evals": (),
         "order": "auto",
     }
 

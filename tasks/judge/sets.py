@@ -115,6 +115,11 @@ def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> l
     return [spec for one in sections for spec in _plan(data, one, key)]
 
 
+def change_data(data: DataSection, **values: object) -> DataSection:
+    """The section with other values, checked again, and without sets of its own."""
+    return DataSection.model_validate({**data.model_dump(), **values, "evals": ()})
+
+
 def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
     """What a set's metadata tell of it.
 
@@ -206,7 +211,7 @@ def _plan(data: DataSection, section: EvalSection, key: str) -> list[SetSpec]:
     }
 
     def plan(name: str, dataset: str, corruption: tuple[str, int] | None = None) -> SetSpec:
-        own = data.model_copy(update={**values, "name": dataset, "evals": ()})
+        own = change_data(data, **{**values, "name": dataset})
         return SetSpec(name=name, data=own, corruption=corruption, **given)
 
     if name != _CORRUPTED:

@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from timm.data import ImageNetInfo
 
 import main
 from job.check import check
 from models import create_model
 from tasks.judge.judge import OpenSet
-from tasks.judge.sets import ModelClasses, look_at, plan_sets
+from tasks.judge.sets import KNOWN_SETS, ModelClasses, look_at, plan_sets
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
 from tests.support.tiny_parts import VIT_ARGS, create_cpu_runtime
 from utils.config import load_config
@@ -198,9 +199,34 @@ def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
         check(load_config([*get_flags(sets_root, *same), "--runtime.device=cpu"]))
 
 
+@pytest.mark.parametrize("name", KNOWN_SETS)
+def test_known_sets_are_read_as_tfds_writes_them(name, tmp_path):
+    """Their features, label keys and class names are those of the builders that TFDS ships."""
+    import tensorflow_datasets as tfds
+
+    known = KNOWN_SETS[name]
+    dataset = known.dataset + ("/fog_3" if name == "imagenet_c" else "")
+    builder = tfds.builder(dataset, data_dir=str(tmp_path))
+    folder = Path(builder.data_dir)
+    folder.mkdir(parents=True)
+    builder.info.features.save_config(str(folder))
+    info = {"name": builder.name, "fileFormat": "tfrecord", "splits": [
+        {"name": known.split, "shardLengths": ["3"], "numBytes": "30"}]}  # fmt: skip
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    (folder / f"{builder.name}-{known.split}.tfrecord-00000-of-00001").write_bytes(b"")
+    flags = get_flags(tmp_path, {"name": name, "pp": "decode|resize(8)|value_range(-1, 1)"})
+    config = load_config(flags)
+    (spec,) = plan_sets(config.data, config.data.evals, "data.evals")
+    wnids = tuple(ImageNetInfo("imagenet-1k").label_names())
+    shown = look_at(spec, ModelClasses(1000, wnids), config.data.eval_pp)
+    # As timm's models of ImageNet number them.
+    assert shown.to_model.tolist() == list(range(1000))
+    assert shown.several == (name == "imagenet_real") and shown.image_shape == (8, 8, 3)
+
+
 def test_a_run_does_not_learn_lists_of_labels(sets_root):
     flags = get_flags(sets_root)
     flags += ["--data.name=imagenet2012_real", "--data.train_split=validation",
               "--data.label_key=real_label", "--runtime.device=cpu", "--batch_size=16"]  # fmt: skip
-    with pytest.raises(UserError, match="list of labels, but a run learns one"):
+    with pytest.raises(UserError, match="list of labels, but"):
         check(load_config(flags))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from tasks.judge.sets import (
     JudgedSet,
     ModelClasses,
     SetSpec,
+    change_data,
     look_at,
     match_classes,
     plan_sets,
@@ -80,7 +82,7 @@ def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
         check_model_takes(shown.spec, shown.image_shape, shadow)
     if options.probes:
         _check_probes(config, shadow)
-    teacher = _match_teacher(options.teacher, classes) if options.teacher else None
+    teacher = _match_teacher(options.teacher, classes, sets) if options.teacher else None
     return JudgePlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
 
 
@@ -160,7 +162,7 @@ def _parse_set(text: str, config: RunConfig) -> JsonObject:
 def _check_probes(config: RunConfig, shadow: nn.Module) -> None:
     """Both splits are there, an example has one label, and the model takes the images."""
     for split in (config.data.train_split, config.data.eval_split):
-        data = config.data.model_copy(update={"eval_split": split})
+        data = change_data(config.data, eval_split=split)
         source = create_source(data)
         selection = source.select("eval")
         facts = require_images(source.describe(selection, "eval"), data.source)
@@ -173,13 +175,18 @@ def _check_probes(config: RunConfig, shadow: nn.Module) -> None:
         check_model_takes(spec, facts.image_shape, shadow)
 
 
-def _match_teacher(path: str, classes: ModelClasses) -> list[int]:
-    """The teacher's class for each of the model's."""
+def _match_teacher(path: str, classes: ModelClasses, sets: Sequence[JudgedSet]) -> list[int]:
+    """The teacher's class for each of the model's, once it takes the sets' images."""
     teacher = open_trained(path, TEACHER)
     theirs = ModelClasses(teacher.num_classes, get_label_names(teacher))
     if theirs.names is None and theirs.count == classes.count:
         theirs = classes
+    shadow, side = teacher.model.to("meta"), teacher.image_shape[0]
     try:
+        for shown in sets:
+            channels = None if shown.image_shape is None else shown.image_shape[2]
+            shape = None if channels is None else (side, side, channels)
+            check_model_takes(shown.spec, shape, shadow)
         return match_classes(classes, theirs).tolist()
     except UserError as error:
-        raise UserError(f"{TEACHER} ({path!r}) is of other classes: {error}") from error
+        raise UserError(f"{TEACHER} ({path!r}) does not fit: {error}") from error

@@ -13,6 +13,7 @@ from torch import Tensor
 from datasets import VectorBatch, create_loader, require_images
 from engine import map_batches
 from models.transforms import to_pixels
+from tasks.judge.sets import change_data
 
 if TYPE_CHECKING:
     from datasets import ImageBatch
@@ -68,7 +69,7 @@ def extract_features(
 
     # host read: one a batch
     """
-    section = data.model_copy(update={"eval_split": split, "evals": ()})
+    section = change_data(data, eval_split=split)
     shard = (runtime.ranks.index, runtime.ranks.size)
     loader = create_loader(section, "eval", seed=0, shard=shard)
     classes = require_images(loader.facts, section.source).num_classes
