@@ -158,7 +158,8 @@ def build_model(
             raise
         raise UserError(
             f"{key} {name!r}: its weights cannot be fetched ({type(error).__name__}); give a local "
-            "file by model.weights or distill.teacher_weights"
+            "file by model.weights or distill.teacher_weights, or to a program by its path and "
+            "--model NAME"
         ) from error
 
 

@@ -15,8 +15,9 @@ from big_vision.pp.device_ops import require_range
 from big_vision.pp.shapes import find_image_shape
 from models.factory import MODELS, build_model, find_model_name
 from models.transforms import InputTransform, create_input_transform
-from utils.errors import UserError
+from utils.errors import UserError, get_near_names
 from utils.json_types import JsonMapping, JsonObject
+from utils.storage import is_there
 from utils.weights import (
     Weights,
     find_run_folder,
@@ -118,6 +119,7 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     Raises:
       UserError: no weights there, no name of their model, or a model of another task.
     """
+    _refuse_near_name(path, key)
     weights = None if _is_model_name(path) else open_weights(path, key)
     told = weights.facts if weights is not None else {"model": path}
     facts = _settle(told, given or {}, path, key)
@@ -142,6 +144,18 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
 def _is_model_name(path: str) -> bool:
     """Whether it is a name of timm's; a file or folder of that name would say `./NAME`."""
     return not is_shared(path) and "/" not in path and timm.is_model(path.partition(".")[0])
+
+
+def _refuse_near_name(path: str, key: str) -> None:
+    """Say which model a misspelt name may mean, where no file has it."""
+    name = path.partition(".")[0]
+    if is_shared(path) or "/" in path or timm.is_model(name) or is_there(path):
+        return
+    if near := get_near_names(name, timm.list_models()):
+        raise UserError(
+            f"{key} ({path!r}) is neither a path nor a model of timm; did you mean "
+            f"{' or '.join(near)}?"
+        )
 
 
 def _settle(told: JsonMapping, given: JsonMapping, path: str, key: str) -> JsonObject:

@@ -134,7 +134,8 @@ def test_xla_answers_as_the_cpu_does(teacher_run, digits, tmp_path):
 
 
 BAD = [
-    (["nowhere", "IMAGES"], "no such file or directory"),
+    (["nowhere/run", "IMAGES"], "no such file or directory"),
+    (["resnte18", "IMAGES"], "is neither a path nor a model of timm; did you mean resnet18"),
     (["RUN", "nowhere"], "FOLDER ('nowhere'): no such file or directory; name a folder"),
     (["RUN", "EMPTY"], "holds no image; its files must end with"),
     (["RUN", "gs://bucket/images"], "is a URL, but images one by one are read from local"),
