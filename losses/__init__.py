@@ -25,6 +25,12 @@ from losses import (
     gaussians as gaussians,
 )
 from losses import (
+    generative as generative,
+)
+from losses import (
+    heads as heads,
+)
+from losses import (
     logits as logits,
 )
 from losses import (

@@ -14,28 +14,35 @@ class FeatureTap:
     """Keeps the outputs of named submodules of a model from its last forward.
 
     Args:
-      paths: module paths such as `blocks.3`.
+      paths: module paths such as `blocks.3`, or of parameters such as `fc.weight`, which are kept
+        as they are.
       side: `student` or `teacher`, for messages.
 
     Raises:
-      UserError: no such module; names the near ones.
+      UserError: no such module or parameter; names the near ones.
     """
 
     def __init__(self, model: nn.Module, paths: Sequence[str], side: str) -> None:
         self._kept: dict[str, Tensor] = {}
+        self._model = model
         modules = dict(model.named_modules())
+        parameters = dict(model.named_parameters())
+        self._parameters = [path for path in paths if path in parameters]
         for path in paths:
+            if path in parameters:
+                continue
             if path not in modules or not path:
-                known = [name for name in modules if name]
+                known = [name for name in (*modules, *parameters) if name]
                 raise UserError(
                     f"distill.losses: the {side} has no layer {path!r}; {_get_near(path, known)}"
                 )
             modules[path].register_forward_hook(self._create_hook(path))
 
     def take(self) -> dict[str, Tensor]:
-        """Outputs by path since the last call; they are forgotten here."""
+        """Outputs by path since the last call, which are forgotten here, and parameters."""
         kept, self._kept = self._kept, {}
-        return kept
+        # Looked up anew: a move to another device may have replaced them.
+        return kept | {path: self._model.get_parameter(path) for path in self._parameters}
 
     def _create_hook(self, path: str) -> Callable[..., None]:
         def keep(_module: nn.Module, _inputs: tuple, output: Tensor | Sequence[Tensor]) -> None:

@@ -136,7 +136,7 @@ def dry_run_losses(
         student_distill_logits=logits if has_token else None,
     )
     for loss in losses.losses:
-        if not loss.student_layers():
+        if not loss.student_layers() and not loss.teacher_layers():
             # A copy: what a loss counts and trains belongs to the run. Autocast does not know meta.
             deepcopy(loss).to("meta").compute(inputs)
 

@@ -18,6 +18,7 @@ SHAPES = (
     {"stage.0": (1, 3, 8, 4), "stage.1": (1, 5, 4, 4)},
     {"layer.1": (1, 3, 8, 4), "layer.2": (1, 5, 4, 4)},
 )
+HEAD = {"teacher_head": "fc"}
 ARGS: dict[str, dict[str, Any]] = {
     "ab": FLOW,
     "abkd": {"temperature": 2.0},
@@ -30,6 +31,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "bv_kl": {"temperature": 2.0},
     "bv_l2": {},
     "bv_logsoftmax_euclidean": {},
+    "cat_kd": MAPS | HEAD | {"student_head": "head"},
     "cc_delta": MAPS | {"embed_dim": 3},
     "cckd": MAPS | {"kernel": "unit_gaussian"},
     "cckd_paper": MAPS,
@@ -52,6 +54,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "lskd": {"loss": "nkd", "loss_args": {"gamma": 2.0}},
     "lskd_dkd": {},
     "lskd_kd": {},
+    "mgd": FLOW | {"mask_ratio": 0.0},
     "mlkd": {"standardise": True},
     "mlkd_bc": {},
     "mlkd_cc": {},
@@ -77,10 +80,12 @@ ARGS: dict[str, dict[str, Any]] = {
     "soft": {},
     "sp": MAPS,
     "srd": FLOW,
+    "srrl": MAPS | HEAD | {"head_weight": 2.0},
     "tinyvit_sparse": {},
     "ttm": {},
     "vid": FLOW,
     "wkd_f": FLOW | {"grid": 2, "mean_weight": 3.0},
+    "wkd_l": HEAD | {"gamma": 3.0},
     "wsld": {},
     "wttm": {},
 }
@@ -129,27 +134,46 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
     )
     inputs.student_features["stage.0"] = draw(3, 8, 4).requires_grad_()
     inputs.teacher_features["layer.1"] = draw(3, 8, 4)
+    heads = torch.randn(2, CLASSES, 5, generator=numbers)
+    inputs.student_features["head.weight"] = heads[0].requires_grad_()
+    inputs.teacher_features["fc.weight"] = heads[1]
+    inputs.teacher_features["fc.bias"] = torch.randn(CLASSES, generator=numbers)
     return inputs
 
 
+def is_parameter(path: str) -> bool:
+    """Whether a path of `features` names a parameter, which has no row for each example."""
+    return path.endswith((".weight", ".bias"))
+
+
 def map_examples(inputs: LossInputs, change: Any) -> LossInputs:
-    """The inputs with `change` applied to every tensor that has one row an example."""
+    """The inputs with `change` applied to every tensor that has one row an example.
+
+    To the classifiers' parameters only changes of place and type apply, which keep the shape.
+    """
     values: dict[str, Any] = {}
+
+    def change_named(name: str, value: Tensor) -> Tensor:
+        changed = change(value)
+        return value if is_parameter(name) and changed.shape != value.shape else changed
+
     for name, value in vars(inputs).items():
         if isinstance(value, Tensor):
             values[name] = change(value)
         elif isinstance(value, tuple):
             values[name] = tuple(change(v) for v in value)
         elif isinstance(value, dict):
-            values[name] = {k: change(v) for k, v in value.items()}
+            values[name] = {k: change_named(k, v) for k, v in value.items()}
         elif isinstance(value, SparseTeacher):
             values[name] = SparseTeacher(*(change(v) for v in vars(value).values()))
     return replace(inputs, **values)
 
 
 def get_student_tensors(inputs: LossInputs) -> list[Tensor]:
-    """All tensors that may get a gradient."""
-    return [getattr(inputs, name) for name in STUDENT_FIELDS] + [*inputs.student_features.values()]
+    """All tensors of examples that may get a gradient."""
+    features = inputs.student_features.items()
+    activations = [value for path, value in features if not is_parameter(path)]
+    return [getattr(inputs, name) for name in STUDENT_FIELDS] + activations
 
 
 def get_teacher_tensors(inputs: LossInputs) -> list[Tensor]:

@@ -174,15 +174,93 @@ def compute_itrd(example: Example) -> float:
     return float(total)
 
 
+def compute_wkd_l(example: Example) -> float:
+    """Example by example, the target class taken out of everything."""
+    weight = example.teacher["fc.weight"]
+    rows = weight / np.linalg.norm(weight, axis=1, keepdims=True)
+    costs = 1 - np.exp(-example.get("sharpness", 1.0) * (1 - rows @ rows.T))
+    values = []
+    for s, t, y in zip(example.logits, example.teachers[0], example.classes, strict=True):
+        left = np.arange(len(s)) != y
+        cost = costs[left][:, left]
+        kernel = np.exp(-cost / example.get("entropy", 0.05))
+        a, b = softmax(s[left] / 2), softmax(t[left] / 2)
+        u = np.full(len(a), 1 / len(a))
+        for _ in range(example.get("iterations", 10)):
+            v = b / (kernel.T @ u)
+            u = a / (kernel @ v)
+        plan = np.diag(u) @ kernel @ np.diag(v)
+        target = -softmax(t)[y] * np.log(softmax(s)[y])
+        values.append(target + example.args["gamma"] * (plan * cost).sum())
+    return float(np.mean(values))
+
+
+def compute_srrl(example: Example) -> float:
+    """Both classifiers' answers are the teacher's."""
+    ((student, teacher),) = list_pairs(example)
+    weight, bias = example.teacher["fc.weight"], example.teacher["fc.bias"]
+    answers = [side.mean(axis=(2, 3)) @ weight.T + bias for side in (student, teacher)]
+    gaps = ((student - teacher) ** 2).mean(), ((answers[0] - answers[1]) ** 2).mean()
+    return float(gaps[0] + example.args["head_weight"] * gaps[1])
+
+
+def compute_cat_kd(example: Example) -> float:
+    """Maps of all classes at full size, pooled after the classifier; windows may overlap."""
+    size = example.get("size", 2)
+
+    def get_maps(features: Array, weight: Array) -> Array:
+        maps = np.einsum("kc,chw->khw", weight, features)
+        edges = [(i * 4 // size, -(-(i + 1) * 4 // size)) for i in range(size)]
+        pooled = np.array(
+            [[maps[:, a:b, c:d].mean(axis=(1, 2)) for c, d in edges] for a, b in edges]
+        )
+        return pooled / np.linalg.norm(pooled, axis=(0, 1))
+
+    def compute(student: Array, teacher: Array) -> float:
+        heads = example.student["head.weight"], example.teacher["fc.weight"]
+        return ((get_maps(student, heads[0]) - get_maps(teacher, heads[1])) ** 2).mean()
+
+    return average(example, compute)
+
+
+def convolve(maps: Array, weight: Array, bias: Array) -> Array:
+    """A 3x3 convolution of [C, H, W] with a border of 0, window by window."""
+    padded = np.pad(maps, ((0, 0), (1, 1), (1, 1)))
+    height, width = maps.shape[1:]
+    found = np.zeros((len(weight), height, width))
+    for i in range(height):
+        for j in range(width):
+            window = padded[:, i : i + 3, j : j + 3]
+            found[:, i, j] = np.tensordot(weight, window, axes=3) + bias
+    return found
+
+
+def compute_mgd(example: Example) -> float:
+    """Nothing masked: two convolutions and a sum of squares."""
+    total = 0.0
+    for index, (student, teacher) in enumerate(list_pairs(example)):
+        first, second = (
+            [example.state[f"generations.{index}.{layer}.{key}"] for key in ("weight", "bias")]
+            for layer in (0, 2)
+        )
+        rebuilt = [convolve(np.maximum(convolve(x, *first), 0), *second) for x in student]
+        total += ((np.array(rebuilt) - teacher) ** 2).sum(axis=(1, 2, 3)).mean()
+    return float(total)
+
+
 FEATURE_REFERENCES: dict[str, Callable[[Example], float]] = {
     "ab": compute_ab,
+    "cat_kd": compute_cat_kd,
     "cwd": compute_cwd,
     "fsp": compute_fsp,
     "ickd": compute_ickd,
     "itrd": compute_itrd,
+    "mgd": compute_mgd,
     "nst": compute_nst,
     "pad": compute_pad,
     "srd": compute_srd,
+    "srrl": compute_srrl,
     "vid": compute_vid,
     "wkd_f": compute_wkd_f,
+    "wkd_l": compute_wkd_l,
 }

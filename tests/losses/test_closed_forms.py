@@ -13,6 +13,7 @@ from torch import Tensor
 
 from losses import create_loss
 from losses.contrastive import UnitEmbedding
+from losses.heads import compute_transport
 from losses.reductions import mean_groups
 from losses.relations import compute_kernel
 from losses.standardise import standardise_logits
@@ -135,6 +136,37 @@ def test_a_memory_keeps_the_share_that_momentum_says(momentum):
         wanted = momentum * rows[:4] + (1 - momentum) * mine
         torch.testing.assert_close(moved[:4], torch.nn.functional.normalize(wanted, dim=1))
         assert torch.equal(moved[4:], rows[4:])
+
+
+@pytest.mark.parametrize("ratio", [0.25, 0.9])
+def test_a_mask_hides_whole_positions_as_often_as_it_is_told(ratio):
+    loss = create_loss("mgd", LAYERS | {"mask_ratio": ratio})
+    shape = (2, 3, 64, 64)
+    loss.build({"stage.1": shape}, {"layer.2": shape})
+    loss.generations[0] = torch.nn.Identity()
+    inputs = replace(
+        create_inputs("mgd", batch=2),
+        student_features={"stage.1": torch.ones(shape)},
+        teacher_features={"layer.2": torch.zeros(shape)},
+    )
+    torch.manual_seed(0)
+    first, second = loss(inputs).item(), loss(inputs).item()
+    assert first != second
+    assert first % 3 == pytest.approx(0, abs=2)  # all channels of a position at once
+    assert first / (3 * 64 * 64) == pytest.approx(1 - ratio, abs=0.02)
+
+
+# ---- transport
+
+
+def test_among_strangers_transport_costs_the_mass_that_must_move():
+    """All costs but the diagonal are 1: the Wasserstein distance is the total variation."""
+    first, second = (torch.softmax(draw(seed, 5, 6), dim=-1) for seed in (0, 1))
+    costs = 1 - torch.eye(6, dtype=torch.float64)
+    found = compute_transport(first, second, costs, entropy=0.05, iterations=400)
+    torch.testing.assert_close(found, (first - second).abs().sum(dim=1) / 2, rtol=2e-3, atol=0)
+    same = compute_transport(first, first, costs, entropy=0.05, iterations=400)
+    assert same.abs().max() < 1e-6
 
 
 # ---- a temperature that learns against the student

@@ -33,6 +33,13 @@ from utils.errors import UserError
         ("abkd", {"beta": -0.1}, "abkd.beta is -0.1; give a number of 0 or more"),
         ("ctkd", {}, "ctkd needs args.curriculum_steps"),
         ("fsp", {"layers": {"a": "b"}}, "name two or more in args.layers"),
+        (
+            "mgd",
+            {"layers": {"a": "b"}, "mask_ratio": 1.0},
+            "mgd.mask_ratio is 1.0; give 0 <= value",
+        ),
+        ("srrl", {"layers": {"a": "b", "c": "d"}, "teacher_head": "fc"}, "one pair of layers"),
+        ("wkd_l", {}, "wkd_l needs args.teacher_head"),
         ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
     ],
 )
@@ -45,13 +52,14 @@ def test_bad_arguments_are_named(name, args, words):
 # Loss -> its arguments that are numbers above 0.
 ABOVE_ZERO = {
     "ab": "margin", "abkd": "temperature", "at": "power", "bv_agree": "top_k",
-    "bv_kl": "temperature", "cc_delta": "embed_dim", "cckd": "gamma max_power",
+    "bv_kl": "temperature", "cat_kd": "size", "cc_delta": "embed_dim", "cckd": "gamma max_power",
     "crd": "num_examples negatives", "ctkd": "curriculum_steps", "cwd": "temperature",
     "dist": "temperature eps", "dkd": "temperature", "itrd": "alpha", "kd": "temperature",
     "lskd": "eps", "mlkd": "temperature", "mlkd_bc": "temperature", "nkd": "temperature",
     "normkd": "scale", "ofa": "temperature exponent", "pad": "eps", "pkt": "eps", "rkd": "eps",
     "rld": "temperature confidence_temperature", "srd": "exponent eps", "ttm": "temperature",
-    "wkd_f": "mean_weight grid eps", "wsld": "temperature",
+    "wkd_f": "mean_weight grid eps", "wkd_l": "temperature sharpness entropy iterations",
+    "wsld": "temperature",
 }  # fmt: skip
 
 
@@ -104,6 +112,12 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
         ("tinyvit_sparse", {"sparse_teacher": None}, "distill.teacher_cache"),
         ("multi_avg_prob", {"teacher_logits": ()}, "need live teachers"),
         ("multi_avg_loss", {"teacher_logits": (torch.zeros(4, 7),)}, "2 weights for 1 teachers"),
+        (
+            "wkd_l",
+            {"teacher_features": {"fc.weight": torch.ones(9, 5)}},
+            "has 9 rows for 7 classes",
+        ),
+        ("wkd_l", {"teacher_features": {}}, "'fc.weight' was not collected"),
         ("bv_l2", {"teacher_logits": ()}, "bv_logsoftmax_euclidean"),
         ("crd", {"example_indices": None}, "needs the examples' indices"),
         ("fitnet", {"student_features": {"stage.2": torch.zeros(1)}}, "did you mean 'stage.2'"),
@@ -123,6 +137,7 @@ def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
         ("nst", (4, 9, 5), (4, 8, 5), "the same number of tokens"),
         ("fsp", (4, 5, 4, 4), (4, 6, 4, 4), "choose maps of equal widths"),
         ("fsp", (4, 5, 3, 4), (4, 5, 4, 4), "fsp cannot pool maps of (8, 4) to (3, 4)"),
+        ("cat_kd", (4, 6, 4, 4), (4, 5, 4, 4), "name the maps that are pooled before it"),
         ("wkd_f", (4, 5, 2, 2), (4, 5, 2, 2), "finds one position in a cell"),
     ],
 )
@@ -154,6 +169,14 @@ def test_a_projection_that_cannot_be_made_says_what_can(regressor, student, teac
     with pytest.raises(UserError) as raised:
         loss.build({"a": student}, {"b": teacher})
     assert words in str(raised.value)
+
+
+def test_what_is_no_map_cannot_be_rebuilt():
+    loss = create_loss("mgd", {"layers": {"a": "b"}})
+    with pytest.raises(
+        UserError, match=r"mgd rebuilds maps and teacher layer 'b' gives \(1, 9, 4\)"
+    ):
+        loss.build({"a": (1, 9, 4)}, {"b": (1, 9, 4)})
 
 
 def test_a_wrong_layer_lists_the_near_ones():

@@ -51,6 +51,7 @@ DEFAULTS = {
     "bv_kl": "temperature=1.0",
     "bv_l2": "",
     "bv_logsoftmax_euclidean": "",
+    "cat_kd": "size=2",
     "cc_delta": "scale=0.02 embed_dim=128 group_size=0",
     "cckd": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
     "cckd_paper": "kernel=bilinear gamma=0.4 max_power=2 group_size=0",
@@ -73,6 +74,7 @@ DEFAULTS = {
     "lskd": "loss=kd loss_args=None eps=1e-07 temperature=None group_size=None",
     "lskd_dkd": "temperature=4.0 alpha=1.0 beta=8.0 eps=1e-07",
     "lskd_kd": "temperature=2.0 eps=1e-07",
+    "mgd": "mask_ratio=0.5 regressor=auto",
     "mlkd": "temperature=4.0 standardise=False weight=1.0 group_size=0",
     "mlkd_bc": "temperature=4.0 group_size=0",
     "mlkd_cc": "temperature=4.0 group_size=0",
@@ -98,10 +100,12 @@ DEFAULTS = {
     "soft": "temperature=4.0 reduction=batchmean form=kl",
     "sp": "group_size=0",
     "srd": "exponent=4.0 eps=0.0001 group_size=0",
+    "srrl": "feature_weight=1.0 head_weight=1.0 regressor=auto",
     "tinyvit_sparse": "",
     "ttm": "temperature=4.0",
     "vid": "",
     "wkd_f": "mean_weight=1.0 grid=1 eps=1e-05 regressor=auto",
+    "wkd_l": "temperature=2.0 gamma=1.0 sharpness=1.0 entropy=0.05 iterations=10",
     "wsld": "temperature=2.0",
     "wttm": "temperature=4.0",
 }  # fmt: skip
@@ -213,7 +217,8 @@ def test_equal_student_and_teacher_have_finite_gradients(name):
     inputs = replace(
         inputs,
         teacher_logits=(same,) * len(inputs.teacher_logits),
-        teacher_features={
+        teacher_features=inputs.teacher_features
+        | {
             "layer.2": inputs.student_features["stage.1"].detach(),
             "layer.1": inputs.student_features["stage.0"].detach(),
         },

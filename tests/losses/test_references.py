@@ -30,7 +30,9 @@ MORE = (
     ("abkd", {"alpha": 0.0, "beta": 0.0}),
     ("lskd", {"loss": "kd", "loss_args": {"temperature": 4.0}}),
     ("rld", {"alpha": 0.5, "beta": 8.0}),
+    ("cat_kd", {"size": 3}),
     ("wkd_f", {"grid": 1}),
+    ("wkd_l", {"sharpness": 4.0, "entropy": 0.2, "iterations": 3}),
 )
 CASES = [(name, {}) for name in sorted(REFERENCES)] + list(MORE)
 
@@ -69,9 +71,10 @@ def test_a_value_is_that_of_the_formula(name, args):
 
 @pytest.mark.parametrize(("name", "args"), CASES)
 def test_a_gradient_is_that_of_finite_differences(name, args):
-    """Along one random direction of all that the student gives."""
+    """Along one random direction of all that the student gives, its classifier with it."""
     loss, inputs = create_case(name, args)
-    tensors = [tensor.requires_grad_() for tensor in get_student_tensors(inputs)]
+    given = [*get_student_tensors(inputs), inputs.student_features["head.weight"]]
+    tensors = [tensor.requires_grad_() for tensor in given]
     numbers = torch.Generator().manual_seed(5)
     steps = [torch.randn(x.shape, generator=numbers, dtype=x.dtype) for x in tensors]
     grads = torch.autograd.grad(loss(inputs), tensors, allow_unused=True)

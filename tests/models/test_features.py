@@ -25,6 +25,18 @@ def test_a_tap_gives_the_outputs_of_the_last_forward_and_forgets_them():
     assert tap.take() == {}
 
 
+def test_a_tap_gives_parameters_as_they_are():
+    model = create_vit()
+    tap = FeatureTap(model, ("head.weight", "fc_norm"), "teacher")
+    model = model.double()
+    logits = model(torch.rand(3, 1, 8, 8).double())
+    taken = tap.take()
+    assert taken["head.weight"] is model.head.weight
+    torch.testing.assert_close(taken["fc_norm"] @ taken["head.weight"].T + model.head.bias, logits)
+    with pytest.raises(UserError, match=r"no layer 'head.wait'.*head.weight"):
+        FeatureTap(model, ("head.wait",), "teacher")
+
+
 def test_a_tap_does_not_change_what_the_model_computes():
     images = torch.rand(2, 1, 8, 8)
     plain, tapped = create_vit(), create_vit()
