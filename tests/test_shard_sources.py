@@ -124,7 +124,7 @@ def create_argv(output: Path, kind: str, root: Path, *flags: str) -> list[str]:
     ]  # fmt: skip
 
 
-def test_runs_on_both_layouts_and_a_resumed_one_have_the_same_weights(roots, tmp_path):
+def test_runs_on_both_layouts_and_a_resumed_one_have_the_same_weights(roots, tmp_path, capsys):
     """The same digits in the same order: 9 steps, and from step 5 on again."""
     found = {}
     for kind in KINDS:
@@ -134,6 +134,10 @@ def test_runs_on_both_layouts_and_a_resumed_one_have_the_same_weights(roots, tmp
         (step,) = (tmp_path / "digits" / kind).rglob("step_00000005")
         assert main.main([*argv, f"--resume={step}"]) == 0
         again = load_file(tmp_path / "digits" / kind / "student.safetensors")
+        capsys.readouterr()
+        assert main.main([*argv, "--data.train_split=trian"]) == 2
+        error = "error: data.train_split (trian): the dataset has no split 'trian'; did you mean"
+        assert capsys.readouterr().err.splitlines()[-1].startswith(error)
         assert all(torch.equal(again[name], value) for name, value in found[kind].items())
     assert all(torch.equal(found["hf"][name], value) for name, value in found["webdataset"].items())
 
@@ -255,6 +259,10 @@ def spoil(kind: str, root: Path) -> None:
         file.write_bytes(file.read_bytes()[:5000])
     elif kind == "missing":
         file.unlink()
+    elif kind in ("splits", "state", "list"):
+        texts = {"splits": "{}", "state": '{"_data_files": [1]}', "list": "[]"}
+        folder = root / "train" if kind == "state" else root
+        (folder / f"{'state' if kind == 'state' else 'dataset_dict'}.json").write_text(texts[kind])
     elif kind == "paths":
         write_arrow(root / "train", [[one._replace(image=None) for one in get_digits(0, 20)]])
     elif kind == "no label":
@@ -271,6 +279,9 @@ def spoil(kind: str, root: Path) -> None:
 WRONG_ARROW = {
     "cut": r"data\.root: .*\.arrow cannot be read as Arrow \(it is cut short\); copy it again",
     "missing": r"data\.root: .*\.arrow is missing; copy the dataset again",
+    "splits": r"dataset_dict\.json lists no splits; copy or write",
+    "state": r"train/None is missing; copy the dataset again",
+    "list": r"dataset_dict\.json is no description of a dataset; copy or write",
     "paths": r"data\.image_key \(image\): 20 rows hold no image, .*save_to_disk",
     "no label": r"data\.label_key \(label\): 20 rows have none; leave them out",
     "parquet": r"holds Parquet, whose rows .*load_dataset and write it with its save_to_disk",

@@ -179,8 +179,8 @@ def _find_splits(data: DataSection) -> tuple[Path, dict[str, tuple[Path, ...]]]:
         raise UserError(f"data.name ({data.name}): {root} holds no such directory; {near}")
     splits: dict[str, tuple[Path, ...]] = {}
     if (directory / _DICT_FILE).is_file():
-        for name in _read_json(directory / _DICT_FILE)["splits"]:
-            splits[name] = _list_saved(directory / name)
+        for name in _read_names(directory / _DICT_FILE, "splits"):
+            splits[str(name)] = _list_saved(directory / str(name))
     elif (directory / _STATE_FILE).is_file():
         name = _read_json(directory / _STATE_FILE).get("_split") or "train"
         splits[name] = _list_saved(directory)
@@ -193,14 +193,21 @@ def _find_splits(data: DataSection) -> tuple[Path, dict[str, tuple[Path, ...]]]:
 
 def _list_saved(directory: Path) -> tuple[Path, ...]:
     """The files of what save_to_disk wrote, which names them."""
-    found = _read_json(directory / _STATE_FILE).get("_data_files", [])
-    paths = tuple(directory / entry["filename"] for entry in found)
+    found = _read_names(directory / _STATE_FILE, "_data_files")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in found]
+    paths = tuple(directory / str(name) for name in names)
     for path in paths:
         if not path.is_file():
             raise UserError(f"data.root: {path} is missing; copy the dataset again")
-    if not paths:
-        raise UserError(f"data.root: {directory / _STATE_FILE} names no file; write it again")
     return paths
+
+
+def _read_names(path: Path, key: str) -> list[Any]:
+    """A list that one of the library's files holds; it is never empty."""
+    found = _read_json(path).get(key)
+    if not isinstance(found, list) or not found:
+        raise UserError(f"data.root: {path} lists no {key}; copy or write the dataset again")
+    return found
 
 
 def _list_cached(directory: Path) -> dict[str, tuple[Path, ...]]:
@@ -231,8 +238,11 @@ def _explain_directory(directory: Path) -> str:
 
 
 def _read_json(path: Path) -> JsonObject:
+    reason = "is no description of a dataset"
     try:
-        return json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
+        if isinstance(found, dict):
+            return found
     except FileNotFoundError:
         reason = "is missing"
     except ValueError:

@@ -274,4 +274,8 @@ def _read_class_names(base: Path) -> tuple[str, ...] | None:
     path = base / _NAMES_FILE
     if not path.is_file():
         return None
-    return tuple(line.strip() for line in path.read_text("utf-8").splitlines() if line.strip())
+    return tuple(
+        line.strip()
+        for line in path.read_text("utf-8", errors="replace").splitlines()
+        if line.strip()
+    )
