@@ -180,7 +180,10 @@ def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) ->
     current = config.model.image_size or "unset"
     if by_name:
         return f"make image_size there and model.image_size (now {current}) agree"
-    return f"change its resize or crop, or set model.image_size (now {current}) to the same side"
+    way = f"change its resize or crop, or set model.image_size (now {current}) to the same side"
+    if "doesn't match model" in reason:  # timm's vision transformers
+        way += ", or let a ViT see any size by model.args.dynamic_img_size=true"
+    return way
 
 
 def _show(shape: tuple[int, int, int]) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from timm.layers import Attention, LayerScale, PatchEmbed
+from timm.layers import Attention, Format, LayerScale, PatchEmbed
 from timm.layers.attention import resolve_self_attn_mask
 from timm.models.beit import Attention as BeitAttention
 from torch import Tensor, nn
+from torch.nn import functional
 
 from models.patches.dense import (
     XlaLayerNorm,
@@ -216,20 +217,23 @@ class XlaPatchEmbed(PatchEmbed):
     fp32_weight_gradient = False
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.flatten or self.dynamic_img_pad or self.proj.groups != 1:
+        is_grid = not self.flatten and self.output_fmt == Format.NHWC
+        if not (self.flatten or is_grid) or self.dynamic_img_pad or self.proj.groups != 1:
             return super().forward(x)
         if has_output_hooks(self.proj):
             return super().forward(x)
         rows, columns = self.patch_size
         height, width = x.shape[2] // rows, x.shape[3] // columns
-        if self.img_size is None or x.shape[2:] != tuple(self.img_size):
+        is_whole = x.shape[2:] == (height * rows, width * columns)
+        is_own = self.img_size is not None and x.shape[2:] == tuple(self.img_size)
+        if not is_own and (self.strict_img_size or not is_whole):
             return super().forward(x)
         dtype, fp32_result = get_compute_dtype(x), self.fp32_weight_gradient
         with without_autocast(x):
             x = x[:, :, : height * rows, : width * columns].to(dtype)
             patches = x.unflatten(2, (height, rows)).unflatten(4, (width, columns))
             tokens = einsum_linear(self.proj, patches, "bchpwq,ocpq->bhwo", fp32_result=fp32_result)
-            return self.norm(tokens.flatten(1, 2))
+            return self.norm(tokens if is_grid else tokens.flatten(1, 2))
 
 
 class XlaLayerScale(LayerScale):
@@ -240,21 +244,67 @@ class XlaLayerScale(LayerScale):
 
 
 class StreamInComputeType:
-    """Mixed into timm's vision transformers: the residual stream has the compute type."""
+    """Mixed into timm's vision transformers: the residual stream has the compute type.
+
+    Positions for images of another size are resampled by products: the operator for it has no
+    lowering to XLA and would run on the host.
+    """
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        dtype = get_compute_dtype(x)
-        whole = {name: self._parameters[name] for name in _TOKENS if name in self._parameters}
-        if getattr(self, "dynamic_img_size", False):
-            whole.pop("pos_embed", None)  # it is resampled there
+        dtype, own = get_compute_dtype(x), dict(self._parameters)
+        is_grid = getattr(self, "dynamic_img_size", False) and x.dim() == 4
+        whole = {name: own[name] for name in _TOKENS if name in own}
         try:
             # For the length of the call: timm reads them as attributes. A second thread, or
             # torch.compile, would see the change as well.
+            if is_grid:
+                if self.pos_embed is not None:
+                    whole["pos_embed"] = self._get_positions(tuple(x.shape[1:3]))
+                x, self.dynamic_img_size = x.flatten(1, 2), False
             for name, value in whole.items():
                 self._parameters[name] = spread(value, x.shape[0])
             return super()._pos_embed(x).to(dtype)
         finally:
-            self._parameters.update(whole)
+            self._parameters.clear()
+            self._parameters.update(own)
+            if is_grid:
+                self.dynamic_img_size = True
+
+    def _get_positions(self, grid: tuple[int, ...]) -> Tensor:
+        """The positions of a grid of patches, those of the class and other tokens before them."""
+        before = tuple(self.patch_embed.grid_size)
+        if grid == before:
+            return self.pos_embed
+        held = self.__dict__.setdefault("_resamplers", {})
+        key = (grid, self.pos_embed.device)
+        if key not in held:
+            held[key] = get_resamplers(before, grid, self.pos_embed.device)
+        tokens = 0 if self.no_embed_class else self.num_prefix_tokens
+        return resample_positions(self.pos_embed, before, held[key], tokens)
+
+
+def get_resamplers(
+    before: tuple[int, ...], after: tuple[int, ...], device: torch.device
+) -> tuple[Tensor, ...]:
+    """[new, old] float32 for each axis: PyTorch's own weights, bicubic with antialiasing."""
+    found = []
+    for old, new in zip(before, after, strict=True):
+        unit = torch.eye(old, device="cpu").view(1, 1, old, old)
+        weights = functional.interpolate(unit, size=(new, old), mode="bicubic", antialias=True)
+        found.append(weights[0, 0].to(device))
+    return tuple(found)
+
+
+def resample_positions(
+    positions: Tensor, before: tuple[int, ...], resamplers: tuple[Tensor, ...], tokens: int
+) -> Tensor:
+    """[1, tokens + H W, C] -> the same of another grid, as timm's `resample_abs_pos_embed`."""
+    rows, columns = resamplers
+    with without_autocast(positions):
+        grid = positions[:, tokens:].float().unflatten(1, before)
+        grid = torch.einsum("ih,bhwc->biwc", rows, grid)
+        grid = torch.einsum("jw,biwc->bijc", columns, grid).flatten(1, 2).to(positions.dtype)
+    return torch.cat([positions[:, :tokens], grid], dim=1) if tokens else grid
 
 
 class HeadTokens:
