@@ -118,7 +118,7 @@ def create_class_loss(
             f"train.task_loss ({name!r}) is no loss of train.task={section.task}; "
             f"{get_hint(name, known)}"
         )
-    section = section.model_copy(update={"task_loss": name})
+    section = type(section).model_validate({**section.model_dump(), "task_loss": name})
     _check_arguments(name, section.task_loss_args)
     for key in _OF_BCE if name != BCE else ():
         value = getattr(section, key)
