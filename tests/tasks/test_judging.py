@@ -81,16 +81,25 @@ def answer(folder: Path, images: np.ndarray) -> np.ndarray:
         return model(pixels / 127.5 - 1).numpy()
 
 
-def test_a_run_judges_further_sets_by_their_own_rules(sets_root, tmp_path, capsys):
-    evals = (
-        {"name": "imagenet_v2"}, {"name": "imagenet_real", "every": 2}, {"name": "imagenet_a"},
-        {"name": "other", "dataset": "other", "split": "test"},
-        {"name": "all", "dataset": "other", "split": "test", "classes": "all"},
-        {"name": "imagenet_c"},
-    )  # fmt: skip
-    flags = [*get_flags(sets_root, *evals), f"--run.output_dir={tmp_path}"]
-    assert main.main(flags) == 0
-    folder = tmp_path / "digits_student" / "a"
+# Of a whole run: sets of other sizes, of some classes, of lists of labels, and corrupted ones.
+EVALS = (
+    {"name": "imagenet_v2"}, {"name": "imagenet_real", "every": 2}, {"name": "imagenet_a"},
+    {"name": "other", "dataset": "other", "split": "test"},
+    {"name": "all", "dataset": "other", "split": "test", "classes": "all"},
+    {"name": "imagenet_c"},
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def judged_run(sets_root, tmp_path_factory) -> Path:
+    """The directory of a run that has judged them."""
+    place = tmp_path_factory.mktemp("judged")
+    assert main.main([*get_flags(sets_root, *EVALS), f"--run.output_dir={place}"]) == 0
+    return place / "digits_student" / "a"
+
+
+def test_a_run_judges_further_sets_by_their_own_rules(judged_run):
+    folder = judged_run
     first, last = read_evaluations(folder)
     # All sets together are one program, whatever their sizes and classes.
     assert last["graphs_eval"] == 2
@@ -116,8 +125,12 @@ def test_a_run_judges_further_sets_by_their_own_rules(sets_root, tmp_path, capsy
     hits = [np.mean(logits[:, :k].argmax(1) == OTHER.labels) for k in (5, 10)]
     assert [last["other/top1"], last["all/top1"]] == pytest.approx([100 * one for one in hits])
 
-    # A run that goes on from half-way says the same, and may be judged on other sets.
-    flags = [*get_flags(sets_root, evals[0]), f"--run.output_dir={tmp_path}"]
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_judged_as_the_unbroken_one(sets_root, judged_run, capsys):
+    """And may be judged on other sets; `--eval` judges them, too."""
+    folder, last = judged_run, read_evaluations(judged_run)[-1]
+    flags = [*get_flags(sets_root, EVALS[0]), f"--run.output_dir={folder.parents[1]}"]
     assert main.main([*flags, f"--run.resume={folder}/checkpoints/step_00000004"]) == 0
     again = read_evaluations(folder)[-1]
     told = {name for name in again if not name.startswith(("graphs", "attempt"))}
