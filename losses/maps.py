@@ -1,21 +1,25 @@
-"""Losses on what channels and positions of an activation say together: NST, CWD, AB, FSP, ICKD.
+"""Losses on maps: what channels and positions say together. NST, CWD, AB, OFD, FSP, ICKD.
 
 Activations are maps [B, C, H, W] or tokens [B, N, C]; `get_channels` makes both [B, C, positions].
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from losses.base import LOSSES, LossInputs
+from losses.base import LOSSES, LossInputs, get_feature
 from losses.factory import check_positive
 from losses.features import FeatureLoss, ProjectedLoss, pool_adaptive
-from losses.reductions import mean_valid, unit_rows
+from losses.reductions import as_constant, mean_valid, unit_rows
 from utils.errors import UserError
+
+RARE = 1e-3  # share below 0 under which the margin is -3 deviations
+MIN_SIGMA = 1e-6  # of a BatchNorm whose weight has gone
 
 
 def get_channels(features: Tensor) -> Tensor:
@@ -128,6 +132,48 @@ def compute_ab(
     return mean_valid(missing.flatten(1).sum(dim=1), mask)
 
 
+def compute_margins(weight: Tensor, bias: Tensor) -> Tensor:
+    """[C] E[x | x < 0] of N(bias, weight^2), what a BatchNorm gives below its ReLU.
+
+    -3 |weight| where less than a thousandth lies below 0, as in the authors' code.
+    """
+    sigma = weight.abs().clamp(min=MIN_SIGMA)
+    below = (1 - torch.erf(bias / (sigma * math.sqrt(2)))) / 2
+    density = torch.exp(-((bias / sigma) ** 2) / 2) / math.sqrt(2 * math.pi)
+    mean = bias - sigma * density / below.clamp(min=RARE)
+    return torch.where(below > RARE, mean, -3 * sigma)
+
+
+def compute_ofd(
+    student_features: Tensor,
+    teacher_features: Tensor,
+    margins: Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Partial squared distance to the teacher's margin ReLU.
+
+    The teacher's activation is max(t, margin of its channel); where that is at most 0 and the
+    student's lies below it, nothing is asked.
+
+    Args:
+      student_features: [B, C, ...], before its ReLU; receives the gradient.
+      teacher_features: the same shape, before its ReLU.
+      margins: [C], below 0.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: summed over an example, averaged over valid examples.
+
+    Source: Heo et al. 2019 (Overhaul of Feature Distillation), arXiv:1904.01866, section 3.
+    """
+    shape = (-1,) + (1,) * (teacher_features.ndim - 2)
+    target = torch.maximum(teacher_features, margins.reshape(shape))
+    is_asked = (student_features > target) | (target > 0)
+    gap = (student_features - target).square() * is_asked.to(target.dtype)
+    return mean_valid(gap.flatten(1).sum(dim=1), mask)
+
+
 def compute_fsp_matrix(first: Tensor, second: Tensor) -> Tensor:
     """[B, C_1, C_2] inner products of the channels of two maps over positions, divided by them.
 
@@ -214,6 +260,43 @@ class ActivationBoundaries(ProjectedLoss):
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
         """The scalar of one pair."""
         return compute_ab(student, teacher, self.margin, mask=mask)
+
+
+@LOSSES.register("ofd")
+class FeatureOverhaul(ProjectedLoss):
+    """`compute_ofd` of each pair, the student's side projected where shapes differ.
+
+    The teacher's layers are its BatchNorms, or other norms with a weight and a bias for each
+    channel: their parameters tell the margins. The paper's connector has BatchNorm besides.
+    """
+
+    why_not_tokens = "reads margins from norms over the channels of maps"
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The norms and their parameters."""
+        layers = super().teacher_layers()
+        parameters = [f"{layer}.{key}" for layer in layers for key in ("weight", "bias")]
+        return (*layers, *parameters)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over the pairs."""
+        total = 0
+        for path, teacher_path in self.layers.items():
+            student, teacher = self.get_pair(inputs, path)
+            weight, bias = (
+                as_constant(
+                    get_feature(inputs.teacher_features, f"{teacher_path}.{key}", "teacher")
+                )
+                for key in ("weight", "bias")
+            )
+            margins = compute_margins(weight, bias)
+            if teacher.ndim != 4 or len(margins) != teacher.shape[1]:
+                raise UserError(
+                    f"distill.losses: ofd finds {len(margins)} margins for activations "
+                    f"{tuple(teacher.shape)} of {teacher_path}; name the teacher's BatchNorms"
+                )
+            total = total + compute_ofd(student, teacher, margins, mask=inputs.mask)
+        return total
 
 
 @LOSSES.register("fsp")

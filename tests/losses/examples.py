@@ -68,6 +68,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "normkd": {},
     "nst": FLOW,
     "ofa": {"exponent": 1.5},
+    "ofd": FLOW,
     "pad": FLOW,
     "pkt": MAPS,
     "reverse_kl": {"temperature": 2.0},
@@ -138,6 +139,10 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
     inputs.student_features["head.weight"] = heads[0].requires_grad_()
     inputs.teacher_features["fc.weight"] = heads[1]
     inputs.teacher_features["fc.bias"] = torch.randn(CLASSES, generator=numbers)
+    for path, width in (("layer.1", 3), ("layer.2", 5)):
+        inputs.teacher_features[f"{path}.weight"] = torch.randn(width, generator=numbers)
+        inputs.teacher_features[f"{path}.bias"] = torch.randn(width, generator=numbers)
+    inputs.teacher_features["layer.1.bias"][0] = 9.0  # nearly nothing of it lies below 0
     return inputs
 
 

@@ -62,6 +62,23 @@ def compute_ab(example: Example) -> float:
     return average(example, compute)
 
 
+def compute_ofd(example: Example) -> float:
+    """Margins by integrating the normal density below 0, channel by channel."""
+    total = 0.0
+    for (student, teacher), path in zip(
+        list_pairs(example), example.args["layers"].values(), strict=True
+    ):
+        weight, bias = (example.teacher[f"{path}.{key}"] for key in ("weight", "bias"))
+        for channel, (sigma, mean) in enumerate(zip(np.abs(weight), bias, strict=True)):
+            grid = np.linspace(min(0, mean) - 12 * sigma, 0, 200_001)
+            density = np.exp(-(((grid - mean) / sigma) ** 2) / 2) / (sigma * np.sqrt(2 * np.pi))
+            below = np.trapezoid(density, grid)
+            margin = np.trapezoid(grid * density, grid) / below if below > 1e-3 else -3 * sigma
+            s, t = student[:, channel], np.maximum(teacher[:, channel], margin)
+            total += np.where((s <= t) & (t <= 0), 0.0, (s - t) ** 2).sum() / len(s)
+    return float(total)
+
+
 def compute_fsp(example: Example) -> float:
     """Entry by entry; the first map has twice the second's height."""
     (first_s, first_t), (second_s, second_t) = list_pairs(example)
@@ -257,6 +274,7 @@ FEATURE_REFERENCES: dict[str, Callable[[Example], float]] = {
     "itrd": compute_itrd,
     "mgd": compute_mgd,
     "nst": compute_nst,
+    "ofd": compute_ofd,
     "pad": compute_pad,
     "srd": compute_srd,
     "srrl": compute_srrl,

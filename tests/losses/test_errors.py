@@ -138,6 +138,7 @@ def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
         ("fsp", (4, 5, 4, 4), (4, 6, 4, 4), "choose maps of equal widths"),
         ("fsp", (4, 5, 3, 4), (4, 5, 4, 4), "fsp cannot pool maps of (8, 4) to (3, 4)"),
         ("cat_kd", (4, 6, 4, 4), (4, 5, 4, 4), "name the maps that are pooled before it"),
+        ("ofd", (4, 6, 4, 4), (4, 6, 4, 4), "5 margins for activations (4, 6, 4, 4) of layer.2"),
         ("wkd_f", (4, 5, 2, 2), (4, 5, 2, 2), "finds one position in a cell"),
     ],
 )

@@ -88,6 +88,7 @@ DEFAULTS = {
     "normkd": "scale=2.0",
     "nst": "",
     "ofa": "temperature=1.0 exponent=1.0",
+    "ofd": "regressor=auto kernel=None stride=None padding=None",
     "pad": "eps=1e-06 regressor=auto",
     "pkt": "eps=1e-07 group_size=0",
     "reverse_kl": "temperature=4.0",

@@ -14,7 +14,7 @@ from utils.errors import UserError
 
 ROWS = 12
 # Their reason is not that they look at other rows, which the numbers below would show.
-OTHER_REASONS = {"cat_kd", "ctkd", "deit_hard", "deit_soft", "fsp", "hcl", "mgd", "wkd_l"}
+OTHER_REASONS = {"cat_kd", "ctkd", "deit_hard", "deit_soft", "fsp", "hcl", "mgd", "ofd", "wkd_l"}
 
 
 def compute_in_chunks(name, size, **changes):
