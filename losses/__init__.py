@@ -49,6 +49,9 @@ from losses import (
     relations as relations,
 )
 from losses import (
+    review as review,
+)
+from losses import (
     standardise as standardise,
 )
 from losses import (

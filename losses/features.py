@@ -97,8 +97,8 @@ def compute_hcl(
       Scalar: weighted mean of the levels' mean squared differences; weights 1, then 1/2, 1/4, ..
       for the levels below h that are used.
 
-    Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, section 3.3; the fusion modules (ABF) are
-    not part of it.
+    Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, section 3.3; with the fusion modules
+    (ABF) it is `reviewkd`.
     """
     student, teacher = upcast(student_features), as_constant(teacher_features)
     total = compute_feature_mse(student, teacher, mask=mask)

@@ -75,6 +75,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "prediction_huber": {"delta": 0.5},
     "prediction_mae": {},
     "prediction_mse": {},
+    "reviewkd": FLOW | {"width": 4},
     "rkd": MAPS,
     "rkd_unit": MAPS,
     "rld": {"beta": 2.0, "confidence_temperature": 1.5},
@@ -92,7 +93,7 @@ ARGS: dict[str, dict[str, Any]] = {
 }
 BETWEEN_EXAMPLES = (
     *("cc_delta", "cckd", "cckd_paper", "dist", "itrd", "mlkd", "mlkd_bc", "mlkd_cc"),
-    *("mlkd_total", "pkt", "rkd", "rkd_unit", "sp", "srd"),
+    *("mlkd_total", "pkt", "reviewkd", "rkd", "rkd_unit", "sp", "srd"),
 )
 NO_GRADIENT = ("bv_agree",)
 STUDENT_FIELDS = ("student_logits", "student_distill_logits", "strong_student_logits")

@@ -265,6 +265,55 @@ def compute_mgd(example: Example) -> float:
     return float(total)
 
 
+def pool(maps: Array, level: int) -> Array:
+    """[C, level, level] averages; windows overlap where the level does not divide."""
+    sides = [
+        [(i * size // level, -(-(i + 1) * size // level)) for i in range(level)]
+        for size in maps.shape[1:]
+    ]
+    cells = [[maps[:, a:b, c:d].mean(axis=(1, 2)) for c, d in sides[1]] for a, b in sides[0]]
+    return np.moveaxis(np.array(cells), -1, 0)
+
+
+def compute_context(student: Array, teacher: Array) -> float:
+    """The squares at full size and at 4, 2 and 1, where these are smaller."""
+    weights, values = [1.0], [((student - teacher) ** 2).mean()]
+    for level in (level for level in (4, 2, 1) if level < student.shape[1]):
+        weights.append(weights[-1] / 2)
+        values.append(((pool(student, level) - pool(teacher, level)) ** 2).mean())
+    return float(np.average(values, weights=weights))
+
+
+def compute_reviewkd(example: Example) -> float:
+    """The deepest stage first; the norms have weight 1 and bias 0 at the start."""
+
+    def normalise(maps: Array) -> Array:
+        axes = (0, 2, 3)
+        return (maps - maps.mean(axes, keepdims=True)) / np.sqrt(
+            maps.var(axes, keepdims=True) + 1e-5
+        )
+
+    total, residual = 0.0, None
+    for index, (student, teacher) in reversed(list(enumerate(list_pairs(example)))):
+        state = {
+            key.removeprefix(f"fusions.{index}."): value for key, value in example.state.items()
+        }
+        fused = normalise(np.einsum("oc,bchw->bohw", state["inward.weight"][..., 0, 0], student))
+        if residual is not None:
+            deeper = residual[:, :, np.arange(8) // 2]  # twice the height, the same width
+            both = np.concatenate([fused, deeper], axis=1)
+            raw = np.einsum("oc,bchw->bohw", state["attention.weight"][..., 0, 0], both)
+            shares = 1 / (1 + np.exp(-raw - state["attention.bias"][:, None, None]))
+            fused = shares[:, :1] * fused + shares[:, 1:] * deeper
+        residual = fused
+        wide = [
+            convolve(maps, state["outward.weight"], np.zeros(teacher.shape[1])) for maps in fused
+        ]
+        values = zip(normalise(np.array(wide)), teacher, strict=True)
+        total += np.mean([compute_context(s, t) for s, t in values])
+    return float(total)
+
+
 FEATURE_REFERENCES: dict[str, Callable[[Example], float]] = {
     "ab": compute_ab,
     "cat_kd": compute_cat_kd,
@@ -276,6 +325,7 @@ FEATURE_REFERENCES: dict[str, Callable[[Example], float]] = {
     "nst": compute_nst,
     "ofd": compute_ofd,
     "pad": compute_pad,
+    "reviewkd": compute_reviewkd,
     "srd": compute_srd,
     "srrl": compute_srrl,
     "vid": compute_vid,

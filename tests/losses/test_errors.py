@@ -40,6 +40,7 @@ from utils.errors import UserError
         ),
         ("srrl", {"layers": {"a": "b", "c": "d"}, "teacher_head": "fc"}, "one pair of layers"),
         ("wkd_l", {}, "wkd_l needs args.teacher_head"),
+        ("reviewkd", {"layers": {"a": "b"}}, "name two or more in args.layers, or use hcl"),
         ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
     ],
 )
@@ -56,7 +57,8 @@ ABOVE_ZERO = {
     "crd": "num_examples negatives", "ctkd": "curriculum_steps", "cwd": "temperature",
     "dist": "temperature eps", "dkd": "temperature", "itrd": "alpha", "kd": "temperature",
     "lskd": "eps", "mlkd": "temperature", "mlkd_bc": "temperature", "nkd": "temperature",
-    "normkd": "scale", "ofa": "temperature exponent", "pad": "eps", "pkt": "eps", "rkd": "eps",
+    "normkd": "scale", "ofa": "temperature exponent", "pad": "eps", "pkt": "eps",
+    "reviewkd": "width", "rkd": "eps",
     "rld": "temperature confidence_temperature", "srd": "exponent eps", "ttm": "temperature",
     "wkd_f": "mean_weight grid eps", "wkd_l": "temperature sharpness entropy iterations",
     "wsld": "temperature",
@@ -139,6 +141,7 @@ def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
         ("fsp", (4, 5, 3, 4), (4, 5, 4, 4), "fsp cannot pool maps of (8, 4) to (3, 4)"),
         ("cat_kd", (4, 6, 4, 4), (4, 5, 4, 4), "name the maps that are pooled before it"),
         ("ofd", (4, 6, 4, 4), (4, 6, 4, 4), "5 margins for activations (4, 6, 4, 4) of layer.2"),
+        ("reviewkd", (4, 5, 3, 4), (4, 5, 3, 4), "cannot enlarge maps of (3, 4) to (8, 4)"),
         ("wkd_f", (4, 5, 2, 2), (4, 5, 2, 2), "finds one position in a cell"),
     ],
 )
@@ -178,6 +181,13 @@ def test_what_is_no_map_cannot_be_rebuilt():
         UserError, match=r"mgd rebuilds maps and teacher layer 'b' gives \(1, 9, 4\)"
     ):
         loss.build({"a": (1, 9, 4)}, {"b": (1, 9, 4)})
+
+
+def test_stages_of_different_sizes_are_not_reviewed():
+    loss = create_loss("reviewkd", {"layers": {"a": "a", "b": "b"}})
+    shapes = {"a": (1, 3, 8, 8), "b": (1, 5, 4, 4)}
+    with pytest.raises(UserError, match="name maps of equal height and width"):
+        loss.build(shapes, shapes | {"b": (1, 5, 2, 2)})
 
 
 def test_a_wrong_layer_lists_the_near_ones():

@@ -95,6 +95,7 @@ DEFAULTS = {
     "prediction_huber": "delta=1.0",
     "prediction_mae": "",
     "prediction_mse": "",
+    "reviewkd": "width=64 group_size=0",
     "rkd": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
     "rkd_unit": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
     "rld": "temperature=4.0 alpha=1.0 beta=1.0 confidence_temperature=None",

@@ -18,7 +18,7 @@ FAMILIES = (
     ("fitnet", "at", "at_paper", "hcl", "sp", "pkt", "cckd", "cc_delta", "crd", "rkd"),
     ("abkd", "normkd", "ctkd", "rld", "reverse_kl", "jsd"),
     ("nst", "cwd", "ab", "fsp", "ickd", "vid", "pad", "wkd_f", "srd", "itrd"),
-    ("wkd_l", "srrl", "cat_kd", "mgd", "ofd"),
+    ("wkd_l", "srrl", "cat_kd", "mgd", "ofd", "reviewkd"),
     ("multi_avg_loss", "multi_avg_prob", "multi_avg_logit", "multi_sum_bv"),
 )
 
