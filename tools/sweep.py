@@ -1,9 +1,9 @@
 """Many runs from one file: all combinations of its axes, random draws, or what Optuna asks for.
 
-    python -m tools.sweep plan sweeps/depth.yaml
-    python -m tools.sweep run sweeps/depth.yaml --slots 2
-    python -m tools.sweep status sweeps/depth.yaml
-    python -m tools.sweep resume sweeps/depth.yaml
+    python -m tools.sweep plan docs/depth.yaml
+    python -m tools.sweep run docs/depth.yaml --slots 2
+    python -m tools.sweep status docs/depth.yaml
+    python -m tools.sweep resume docs/depth.yaml
 
 `plan` lists the trials and asks of each what `main.py --check` would say. `run` puts what is
 missing into the queue of the store and works on it until every trial has ended; Ctrl-C asks them to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -308,3 +309,17 @@ def test_a_sweep_is_watched_by_who_does_not_dispatch(tmp_path: Path) -> None:
     assert {job.state for job in queue.list()} == {"stopping"}
     assert {one.state for one in control.run(parse_slots("1"))} == {"stopped"}
     assert [one.state for one in told].count("stopped") == 4
+
+
+def test_the_documented_sweep_is_the_one_that_is_there() -> None:
+    text = Path("docs/sweeps.md").read_text(encoding="utf-8")
+    shown = text.split("```yaml\n# docs/depth.yaml\n")[1].split("```")[0]
+    spec = read_spec(Path("docs/depth.yaml"))
+    assert yaml.safe_load(shown) == yaml.safe_load(Path("docs/depth.yaml").read_text())
+    assert len(plan_trials(spec)) == 12 and resolve_base(spec).train.epochs == 5
+    for page in ("README.md", "docs/sweeps.md"):
+        words = Path(page).read_text(encoding="utf-8").split()
+        commands = ("plan", "run", "status", "resume")
+        pairs = itertools.pairwise(words)
+        named = [after for word, after in pairs if word in commands and after.endswith(".yaml")]
+        assert named and all(Path(one).is_file() for one in named), page
