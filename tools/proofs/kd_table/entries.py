@@ -1,7 +1,8 @@
 """The rows of the digits table: every loss and every kind of teacher, as changes to a config.
 
 Weights bring each term to about the size of the task loss early in a run and were not searched
-for; alpha is the config's 0.9 for losses that can stand alone, 0.5 for those beside the labels.
+for; alpha is the config's 0.9 for losses that can stand alone, 0.5 for those beside the labels. The
+weights of rows that docs/distillation.md does not show yet are guesses that no run has tried.
 """
 
 from __future__ import annotations
@@ -105,10 +106,15 @@ _LOGITS = (
     _create_logit("kd"),
     _create_logit("reverse_kl"),
     _create_logit("jsd", weight=4.0, beta=0.5),
+    _create_logit("abkd", weight=32.0),
+    _create_logit("normkd"),
+    _create_logit("ctkd", curriculum_steps=500),
     _create_logit("hard", alpha=0.5),
     _create_logit("dkd", alpha=0.5, beta=2.0),
     _create_logit("nkd", alpha=0.5, gamma=1.5, temperature=1.0),
     _create_logit("wsld", weight=0.3, temperature=2.0),
+    _create_logit("rld", alpha=0.5),
+    _create_logit("wkd_l", alpha=0.5, teacher_head="head"),
     _create_logit("dist", weight=0.1, alpha=0.5),
     _create_logit("ttm", weight=16.0),
     _create_logit("wttm", weight=4.0),
@@ -141,6 +147,17 @@ _FEATURES = (
     _create_feature("cckd_paper", 20.0, kernel="unit_gaussian"),
     _create_feature("cc_delta", 10.0),
     _create_feature("crd", 0.1, num_examples=1197, negatives=256),
+    _create_feature("nst", 10.0, MAPS),
+    _create_feature("cwd", 1.0, MAPS),
+    _create_feature("ab", 0.001, MAPS),
+    _create_feature("ickd", 1.0, MAPS),
+    _create_feature("vid", 1.0, MAPS),
+    _create_feature("wkd_f", 0.1, MAPS),
+    _create_feature("mgd", 0.001, MAPS),
+    _create_feature("srrl", 1.0, teacher_head="head"),
+    _create_feature("pad", 1.0),
+    _create_feature("srd", 0.1),
+    _create_feature("itrd", 0.1),
 )
 
 _OTHERS = (
