@@ -126,7 +126,7 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     model = _build(facts, weights, key)
     input_config = resolve_model_data_config(model) | dict(facts.get("input", {}))
     pp = facts.get("eval_pp") or _read_pp(weights, key)
-    pp = pp or _derive_pp(input_config, facts.get("mean"), facts.get("std"))
+    pp = pp or _derive_pp(input_config, facts.get("mean"), facts.get("std"), f"{key} ({path!r})")
     require_valid_spec(pp, "--pp")
     require_range(pp, "--pp")
     classes = int(facts.get("num_classes") or model.num_classes)
@@ -172,6 +172,12 @@ def _settle(told: JsonMapping, given: JsonMapping, path: str, key: str) -> JsonO
             f"--model ({given['model']!r}) is not the model in {key} ({path!r}), which is "
             f"{told['model']!r}; drop --model"
         )
+    for name, value in given.get("args", {}).items():
+        if told.get("args", {}).get(name, value) != value:
+            raise UserError(
+                f"--model-args ({name}: {value!r}) contradicts {key} ({path!r}), which is of "
+                f"{name}: {told['args'][name]!r}; leave it out"
+            )
     args = {**told.get("args", {}), **given.get("args", {})}
     return {**told, **given, "args": args}
 
@@ -197,21 +203,37 @@ def _read_pp(weights: Weights | None, key: str) -> str:
 
 
 def _derive_pp(
-    told: Mapping[str, object], mean: Sequence[float] | None, std: Sequence[float] | None
+    told: Mapping[str, object],
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    where: str,
 ) -> str:
     """The evaluation of timm's input configuration, as a string.
 
     Args:
       mean, std: on the scale of 0..255 where the weights tell them, which count.
+      where: names the weights, for errors.
+
+    Raises:
+      UserError: images are prepared in a way that no string of ours says.
     """
     channels, height, width = told["input_size"]
     mean = mean or [255.0 * value for value in told["mean"]]
     std = std or [255.0 * value for value in told["std"]]
-    side = int(min(height, width) / float(told.get("crop_pct") or 1.0))
+    part = float(told.get("crop_pct") or 1.0)
+    sides = (int(height / part), int(width / part))
+    mode = told.get("crop_mode") or "center"
+    # timm's squash resizes each side by itself, and crops where less than all is wanted.
+    resizes = {"center": f"resize_small({min(sides)}", "squash": f"resize({sides}"}
+    if mode not in resizes:
+        raise UserError(
+            f"{where} was trained with timm's crop_mode {mode!r}, which pads; say by --pp how its "
+            "images are prepared"
+        )
     method = told.get("interpolation") or "bicubic"
     method = method if method in ("bilinear", "bicubic") else "bicubic"
     ops = [f"decode(channels={channels}, precise=True)"]
-    ops += [f"resize_small({side}, method={method!r}, antialias=True)"]
+    ops += [f"{resizes[mode]}, method={method!r}, antialias=True)"]
     ops += [f"central_crop(({height}, {width}))", f"vgg_value_range({list(mean)}, {list(std)})"]
     return "|".join(ops)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
+from utils.json_types import JsonValue
 from utils.log import setup_logging
 from utils.programs import create_program_parser, prepare_folder, run_program
 from utils.storage import write_atomically
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _KEY = "RUN"
 REPORT = "average.json"
+# What weights tell of their model; numbers of heads, say, show in no tensor's shape.
+_ALIKE = ("model", "args", "num_classes", "classes", "mean", "std", "scores")
 Tensors = Mapping[str, "Tensor"]
 
 
@@ -135,7 +138,30 @@ def open_members(places: Sequence[str]) -> list[Member]:
                 f"{_KEY} ({other.path!r}) is of another model than {first.path!r}: {odd[0]} "
                 "differs; average runs of one model"
             )
+        check_facts(first, other)
     return members
+
+
+def check_facts(first: Weights, other: Weights) -> None:
+    """Refuse models whose tensors fit each other, but which do not mean the same.
+
+    Raises:
+      UserError: another architecture, head, input or order of classes, where both tell it.
+    """
+    for fact in _ALIKE:
+        mine, its = (_drop_rates(one.facts.get(fact)) for one in (first, other))
+        if mine is not None and its is not None and mine != its:
+            raise UserError(
+                f"{_KEY} ({other.path!r}) is of another {fact} than {first.path!r}: {its!r}, not "
+                f"{mine!r}; average runs of one model"
+            )
+
+
+def _drop_rates(fact: JsonValue) -> JsonValue:
+    """A fact without rates of dropout, which concern training alone and may differ in a mean."""
+    if not isinstance(fact, dict):
+        return fact
+    return {name: value for name, value in fact.items() if not name.endswith("_rate")}
 
 
 def mix(models: Sequence[Tensors], shares: Sequence[float]) -> dict[str, Tensor]:

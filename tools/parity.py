@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 EXIT_DIFFERENT = 1
+WHOLE = "(whole model)"  # what it does outside of its modules shows nowhere else
 _BACKENDS = ("cpu", "cuda", "xla")
 _PRECISIONS = ("fp32", "bf16")
 
@@ -108,9 +109,12 @@ class WatchedModel:
         runtime.prepare(self.model)
 
     def watch(self, images: Tensor) -> list[LayerCall]:
-        """Every call of a module with tensors, inner ones first. # host read: one in all"""
+        """Every call of a module with tensors, inner ones first, the whole model last.
+
+        # host read: one in all
+        """
         seen: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
-        names = {id(module): name for name, module in self.model.named_modules() if name}
+        names = {id(module): name or WHOLE for name, module in self.model.named_modules()}
 
         def note(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
             if is_plain(inputs) and is_plain((output,)):
@@ -118,8 +122,7 @@ class WatchedModel:
                 kept = tuple(one.clone() for one in inputs)
                 seen.append((names[id(module)], module, kept, output.clone()))
 
-        modules = [module for module in self.model.modules() if id(module) in names]
-        hooks = [module.register_forward_hook(note) for module in modules]
+        hooks = [module.register_forward_hook(note) for module in self.model.modules()]
         try:
             self._call(self.model, (images,))
         finally:
@@ -141,7 +144,8 @@ class WatchedModel:
         """Outputs of these modules, each by itself, given the inputs of other calls."""
         found = {}
         for call in calls:
-            module = self.model.get_submodule(call.name.partition("#")[0])
+            name = call.name.partition("#")[0]
+            module = self.model if name == WHOLE else self.model.get_submodule(name)
             found[call.name] = self._call(module, call.inputs)
         return self.runtime.fetch_all(found)
 

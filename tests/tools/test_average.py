@@ -15,6 +15,7 @@ from tests.support.tiny_parts import create_argv
 from tools import card
 from tools.average import Member, get_ema_shares, mix, open_members, pick_greedily
 from tools.average import main as run_tool
+from utils.weights import write_weights
 
 
 @pytest.fixture
@@ -99,6 +100,17 @@ def test_one_run_alone_stands_for_its_checkpoints(tmp_path, capsys):
     capsys.readouterr()
     assert run_tool([str(run), "--out", str(out)]) == 2
     assert "is one model alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fact", [{"args": {"num_heads": 2}}, {"classes": ["b", "a"]}])
+def test_models_that_mean_another_thing_by_the_same_shapes_are_refused(tmp_path, capsys, fact):
+    """The number of heads shows in no shape, nor does the order of classes."""
+    facts = {"model": "vit", "args": {"num_heads": 1}, "classes": ["a", "b"]}
+    places = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for place, more in zip(places, ({}, fact), strict=True):
+        write_weights(place, {"w": torch.zeros(2)}, facts | more)
+    assert run_tool([*map(str, places), "--out", str(tmp_path / "out")]) == 2
+    assert f"is of another {next(iter(fact))} than" in capsys.readouterr().err
 
 
 BAD = [

@@ -138,6 +138,10 @@ def test_a_string_is_told_in_timms_words():
     assert describe_crop("decode|resize(224)|value_range(-1, 1)")["crop_mode"] == "squash"
     found = describe_crop('decode|resize_small(256, "bicubic")|central_crop(224)')
     assert found == {"crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic"}
+    found = describe_crop("decode|resize(40)|central_crop(32)")
+    assert (found["crop_pct"], found["crop_mode"]) == (0.8, "squash")
+    found = describe_crop("decode|central_crop|resize(32)")
+    assert (found["crop_pct"], found["crop_mode"]) == (1.0, "center")
 
 
 BAD = [

@@ -52,6 +52,17 @@ def test_the_layer_that_deviates_is_named_and_what_follows_it_is_not(weights):
     assert not any(line.startswith("blocks.2") for line in text)
 
 
+def test_what_a_model_does_outside_of_its_layers_is_seen(weights):
+    trained = open_trained(weights, "WEIGHTS")
+    images = read_images(trained, "", 2, normalize=False)
+    runtime = create_side_runtime("cpu", "a")
+    a, b = (WatchedModel(runtime, trained.model) for _ in "ab")
+    usual = b.model.forward_head
+    b.model.forward_head = lambda maps: usual(maps) + 0.5
+    first = find_first(find_differences(a, b, images), 1e-4)
+    assert (first.name, first.kind) == ("(whole model)", "VisionTransformer")
+
+
 def test_half_precision_deviates_from_its_first_product_on(weights, capsys):
     assert main([weights, "--a", "cpu", "--b", "cpu:bf16", "--count", "2"]) == 1
     assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
@@ -67,7 +78,7 @@ def test_a_module_that_is_called_twice_is_two_calls(weights):
             return self.inner(self.inner(x))
 
     calls = WatchedModel(create_side_runtime("cpu", "a"), Twice()).watch(torch.ones(1, 3))
-    assert [call.name for call in calls] == ["inner", "inner#2"]
+    assert [call.name for call in calls] == ["inner", "inner#2", "(whole model)"]
 
 
 BAD = [

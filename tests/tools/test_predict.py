@@ -18,6 +18,7 @@ from models import open_trained
 from tests.support.photographs import write_digits, write_photographs
 from tests.support.tiny_parts import create_argv
 from tools.predict import main
+from utils.errors import UserError
 
 CPU = ["--device", "cpu", "--batch-size", "5"]
 
@@ -102,6 +103,31 @@ def test_classes_of_a_shared_model_have_names(tmp_path):
     assert "goldfish" in names[1]
 
 
+@pytest.mark.parametrize(
+    ("crop", "op"),
+    [
+        ({"crop_mode": "squash", "crop_pct": 0.5}, "resize((352, 352), method='bicubic'"),
+        ({"crop_mode": "center", "crop_pct": 0.5}, "resize_small(352, method='bicubic'"),
+    ],
+)
+def test_images_of_a_shared_model_are_cropped_as_it_says(tmp_path, crop, op):
+    model = timm.create_model("resnet10t", num_classes=3)
+    timm.models.save_for_hf(model, tmp_path / "m", data_config=crop, safe_serialization=True)
+    pp = open_trained(f"local-dir:{tmp_path / 'm'}", "WEIGHTS").pp
+    assert f"|{op}, antialias=True)|central_crop((176, 176))|" in pp
+
+
+def test_a_crop_that_no_string_says_is_asked_for(tmp_path):
+    model = timm.create_model("resnet10t", num_classes=3)
+    crop = {"crop_mode": "border"}
+    timm.models.save_for_hf(model, tmp_path / "m", data_config=crop, safe_serialization=True)
+    place = f"local-dir:{tmp_path / 'm'}"
+    with pytest.raises(UserError, match="crop_mode 'border', which pads; say by --pp"):
+        open_trained(place, "WEIGHTS")
+    pp = "decode|resize(176)|value_range(-1, 1)"
+    assert open_trained(place, "WEIGHTS", {"eval_pp": pp}).pp == pp
+
+
 def test_classes_that_were_learnt_one_by_one_are_scored_so(tmp_path, capsys):
     """A run by the sigmoid loss says so beside its weights."""
     flags = ("--train.task_loss=bce", "--train.steps=2", "--run.run_id=a")
@@ -146,6 +172,7 @@ BAD = [
     (["RUN", "IMAGES", "--pp", "decode|value_range(-1, 1)"], "is not a fixed [H, W, C]"),
     (["RUN", "IMAGES", "--model", "resnet18"], "is not the model in WEIGHTS"),
     (["RUN", "IMAGES", "--model-args", "[1]"], "--model-args ('[1]') is no object"),
+    (["RUN", "IMAGES", "--model-args", '{"num_heads": 1}'], "(num_heads: 1) contradicts WEIGHTS"),
     (["RUN", "IMAGES", "--classes", "7"], "is of another model"),
 ]
 

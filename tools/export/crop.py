@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 
 from big_vision.pp.builder import parse_section, split_sections
 from big_vision.pp.registry import get_op
@@ -24,12 +25,19 @@ def describe_crop(spec: str) -> JsonObject:
         arguments.apply_defaults()
         values = arguments.arguments
         if call.name == "resize_small":
-            resized = values["smaller_size"]
+            resized, found["crop_mode"] = values["smaller_size"], "center"
+        if call.name == "resize" and found["crop_mode"] == "squash":
+            resized = values["size"]
         if call.name == "central_crop":
             cropped = values["crop_size"]
+            if cropped is None:  # the largest square, before it is resized
+                found["crop_mode"] = "center"
         if values.get("method") in _METHODS:
             found["interpolation"] = values["method"]
     if resized and cropped:
-        side = max(cropped) if isinstance(cropped, list | tuple) else cropped
-        found |= {"crop_pct": side / resized, "crop_mode": "center"}
+        found["crop_pct"] = _get_longest(cropped) / _get_longest(resized)
     return found
+
+
+def _get_longest(size: int | Sequence[int]) -> int:
+    return size if isinstance(size, int) else max(size)

@@ -98,7 +98,7 @@ def _tell_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
         names = [names.get(str(n), str(n)) for n in range(1 + max(map(int, names), default=-1))]
     spoken = said.get("label_descriptions") or {}
     told = {"classes": [spoken.get(name, name) for name in names]} if names else {}
-    keys = ("input_size", "crop_pct", "interpolation")
+    keys = ("input_size", "crop_pct", "crop_mode", "interpolation")
     found = {key: own[key] for key in keys if own.get(key) is not None}
     return {**told, "input": found} if found else told
 
