@@ -75,7 +75,8 @@ class OpenSet:
             return labels.clamp(min=0).int(), right
         there = to_model >= 0
         right = torch.zeros(len(batch), self._classes)
-        right[:, to_model[there]] = batch.draws[RIGHT][:, there]
+        # Several of the set's classes may be one of the model's.
+        right.index_add_(1, to_model[there], batch.draws[RIGHT][:, there]).clamp_(max=1.0)
         return right.argmax(dim=1).int(), right
 
     def _find_allowed(self, runtime: Runtime) -> Tensor:

@@ -156,7 +156,13 @@ def map_classes(spec: SetSpec, mine: ModelClasses, model: ModelClasses) -> np.nd
       UserError: a class that the model does not have, or nobody can tell.
     """
     if spec.class_map:
-        return _read_map(spec.class_map, mine.count, model.count)
+        to_model = _read_map(spec.class_map, mine.count, model.count)
+        if (to_model < 0).all():
+            raise UserError(
+                f"class_map ({spec.class_map!r}) leaves out every class, so that there is nothing "
+                "to judge; mend it"
+            )
+        return to_model
     return match_classes(mine, model)
 
 
@@ -175,6 +181,12 @@ def match_classes(mine: ModelClasses, model: ModelClasses) -> np.ndarray:
             raise UserError(
                 f"{len(missing)} of its {mine.count} classes are none of the model's, first "
                 f"{missing[0]!r} ({get_hint(missing[0], model.names[:20])}); give a class_map"
+            )
+        twice = next((name for name in mine.names if model.names.count(name) > 1), None)
+        if twice is not None:
+            raise UserError(
+                f"its class {twice!r} is the name of several of the model's classes; give a "
+                "class_map"
             )
         return np.array([numbers[name] for name in mine.names], np.int64)
     if mine.count != model.count:

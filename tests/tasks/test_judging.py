@@ -14,7 +14,7 @@ import main
 from job.check import check
 from models import create_model
 from tasks.judge.judge import OpenSet
-from tasks.judge.sets import KNOWN_SETS, ModelClasses, look_at, plan_sets
+from tasks.judge.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
 from tests.support.tiny_parts import VIT_ARGS, create_cpu_runtime
 from utils.config import load_config
@@ -186,14 +186,38 @@ def test_every_example_is_counted_once_on_any_number_of_shards(sets_root):
     assert counts[0].tolist() == [sum(k in one for one in REAL_LABELS) for k in range(10)]
 
 
+def test_several_classes_of_a_set_may_be_one_of_the_models(sets_root, tmp_path):
+    place = tmp_path / "halves.json"
+    place.write_text(json.dumps([k // 2 for k in range(10)]))
+    section = {"name": "imagenet_real", "class_map": str(place)}
+    config = load_config([*get_flags(sets_root, section), "--batch_size=64"])
+    (spec,) = plan_sets(config.data, config.data.evals, "data.evals")
+    shown = look_at(spec, ModelClasses(5), config.data.eval_pp)
+    (batch,) = OpenSet(create_cpu_runtime(), shown, 5, 0).batches()
+    right = [[float(k in {one // 2 for one in labels}) for k in range(5)] for labels in REAL_LABELS]
+    assert batch.draws["right"][: len(right)].tolist() == right
+    assert batch.mask[: len(right)].tolist() == [bool(labels) for labels in REAL_LABELS]
+
+
+def test_a_name_of_several_classes_tells_none_of_them():
+    cranes = ModelClasses(3, ("crane", "maillot", "crane"))
+    with pytest.raises(UserError, match="'crane' is the name of several of the model's classes"):
+        match_classes(ModelClasses(2, ("maillot", "crane")), cranes)
+    assert match_classes(ModelClasses(1, ("maillot",)), cranes).tolist() == [1]
+    assert match_classes(cranes, cranes).tolist() == [0, 1, 2]
+
+
 def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
     (tmp_path / "map.json").write_text("[1, 2]")
+    (tmp_path / "none.json").write_text("[-1, -1, -1, -1, -1]")
     for section, words in (
         ({"name": "imagnet_v2"}, "has no dataset, root or split; did you mean 'imagenet_v2' or"),
         ({"name": "imagenet_r"}, "holds no such dataset; did you mean 'imagenet_a'"),
         ({"name": "x", "dataset": "other"}, "no split 'validation'; known: test"),
         ({"name": "other", "dataset": "other", "split": "test",
           "class_map": str(tmp_path / "map.json")}, "must be a list of 5 whole numbers"),
+        ({"name": "other", "dataset": "other", "split": "test",
+          "class_map": str(tmp_path / "none.json")}, "leaves out every class"),
         ({"name": "other", "dataset": "other", "split": "test", "class_map": "nowhere.json"},
          "class_map ('nowhere.json') cannot be read"),
         ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(9)|value_range(-1, 1)"},

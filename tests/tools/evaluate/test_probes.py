@@ -9,10 +9,11 @@ from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
-from tools.evaluate.probes.features import Features
+from tools.evaluate.probes.features import Features, merge
 from tools.evaluate.probes.fewshot import fit_regression, judge_few_shots
 from tools.evaluate.probes.linear import LinearHeads, LinearProbe, judge_linear
 from tools.evaluate.probes.neighbours import judge_neighbours
+from utils.errors import UserError
 
 
 def create_features(count: int, seed: int, dim: int = 12, classes: int = 4) -> Features:
@@ -101,3 +102,14 @@ def test_batches_of_shards_are_those_of_one():
             joined = torch.cat([getattr(part, name)[part.mask] for part in parts])
             assert torch.equal(joined, getattr(batch, name)[batch.mask])
     assert sum(int(one.mask.sum()) for one in whole) == 101
+
+
+def test_features_that_are_no_numbers_are_refused():
+    """NaN is behind nothing: neighbours whose votes are NaN would always be right."""
+    values = TEST.values.copy()
+    values[7, 3] = np.nan
+    indices = np.arange(len(values))
+    with pytest.raises(UserError, match="not finite"):
+        merge(create_cpu_runtime(), indices, TEST.labels, values, TEST.num_classes)
+    found = merge(create_cpu_runtime(), indices[::-1], TEST.labels, TEST.values, TEST.num_classes)
+    assert np.array_equal(found.values, TEST.values[::-1])

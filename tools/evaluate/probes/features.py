@@ -14,6 +14,7 @@ from datasets import VectorBatch, create_loader, require_images
 from engine import map_batches
 from models.transforms import to_pixels
 from tasks.judge.sets import change_data
+from utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import ImageBatch
@@ -88,14 +89,24 @@ def extract_features(
         found.append(tuple(host[name].numpy()[there] for name in ("indices", "labels", "values")))
     loader.close()
     parts = (np.concatenate(column) for column in zip(*found, strict=True))
-    return _merge(runtime, *parts, classes)
+    return merge(runtime, *parts, classes)
 
 
-def _merge(
+def merge(
     runtime: Runtime, indices: np.ndarray, labels: np.ndarray, values: np.ndarray, classes: int
 ) -> Features:
-    """All ranks' examples in the order of the split, each once."""
+    """All ranks' examples in the order of the split, each once.
+
+    Raises:
+      UserError: a feature is no finite number.
+    """
     told = runtime.ranks.gather((indices, labels, values))
     columns = [np.concatenate(column) for column in zip(*told, strict=True)]
     _, order = np.unique(columns[0], return_index=True)
+    if not np.isfinite(columns[2]).all():
+        # No number is larger than NaN: every vote of such neighbours would be right.
+        raise UserError(
+            "--probes: the model's features hold numbers that are not finite, of which nothing "
+            "can be read; take other weights"
+        )
     return Features(columns[2][order], columns[1][order].astype(np.int64), classes)
