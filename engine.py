@@ -475,7 +475,7 @@ class _Loop:
             self._require_finite()
             state.best_score = evaluation.score
             self.callbacks.save(state, True)
-        line = {**evaluation.metrics, **self.meter.get_graphs()}
+        line = {**evaluation.all_metrics, **self.meter.get_graphs()}
         self.callbacks.write(state.step, EVAL, line)
         return evaluation
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from dataclasses import replace
 from functools import partial
@@ -156,7 +157,10 @@ class RunCallbacks(Callbacks):
             lambda count, batches: sum_batches(count, follow(batches), self.runtime),
             number,
         )
-        return replace(evaluation, metrics={**evaluation.metrics, **found})
+        strange = next((name for name, value in found.items() if not math.isfinite(value)), None)
+        if strange is not None:
+            get_logger().warning("step %d: %s of data.evals is not finite", state.step, strange)
+        return replace(evaluation, beside=found)
 
     def _evaluate_more(self, model: nn.Module) -> Evaluation:
         # Its answers are marked and not kept: so it is the same graph.

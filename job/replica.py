@@ -141,7 +141,7 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
         evaluation = fit(state, parts.plan, callbacks, task, runtime)
     outcome = {"train_s": time.perf_counter() - began, "steps": state.step}
     outcome |= {"score": evaluation.score}
-    outcome |= {f"eval_{name}": value for name, value in evaluation.metrics.items()}
+    outcome |= {f"eval_{name}": value for name, value in evaluation.all_metrics.items()}
     outcome |= parts.task.compare(state.eval_model.eval(), _sum_over(runtime, parts))
     if job.config.data.test_split:
         outcome |= _evaluate_test(runtime, job, parts)

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -41,14 +41,21 @@ class Evaluation:
     Args:
       metrics: numbers by name, as they are logged.
       score: higher is better; decides which checkpoint is the best one.
+      beside: what further sets say, as it is logged; it decides nothing.
     """
 
     metrics: dict[str, float]
     score: float
+    beside: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def all_metrics(self) -> dict[str, float]:
+        """Its own numbers and those of further sets."""
+        return {**self.metrics, **self.beside}
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number is one."""
+        """Whether every number of its own is one: a further set ends no run."""
         return all(math.isfinite(value) for value in self.metrics.values())
 
 

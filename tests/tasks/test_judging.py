@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +17,9 @@ from job.check import check
 from models import create_model
 from tasks.judge.judge import OpenSet
 from tasks.judge.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
+from tasks.judge.verdict import summarise_set
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
-from tests.support.tiny_parts import VIT_ARGS, create_cpu_runtime
+from tests.support.tiny_parts import SYNTHETIC, VIT_ARGS, create_cpu_runtime
 from utils.config import load_config
 from utils.config.sections import ModelSection
 from utils.errors import UserError
@@ -184,6 +187,22 @@ def test_every_example_is_counted_once_on_any_number_of_shards(sets_root):
         assert len(set(batches)) == 1  # every rank makes as many steps
     assert torch.equal(*counts)
     assert counts[0].tolist() == [sum(k in one for one in REAL_LABELS) for k in range(10)]
+
+
+def test_a_set_that_has_no_finite_loss_ends_no_run(tmp_path, monkeypatch, capsys):
+    def spoil(*args, **kwargs):
+        verdict = summarise_set(*args, **kwargs)
+        return replace(verdict, metrics={**verdict.metrics, "loss": math.nan})
+
+    monkeypatch.setattr("tasks.judge.judge.summarise_set", spoil)
+    of_set = {"name": "x", "dataset": "image_size=8,channels=1,num_classes=10,num_examples=40"}
+    flags = [*SYNTHETIC, "--train.epochs=1", "--runtime.device=cpu", "--run.run_id=a",
+             f"--run.output_dir={tmp_path}", f"--data.evals={json.dumps([of_set])}"]  # fmt: skip
+    assert main.main(flags) == 0
+    assert "x/loss of data.evals is not finite" in capsys.readouterr().err
+    (line,) = read_evaluations(tmp_path / "tiny" / "a")
+    assert line["x/examples"] == 40 and math.isfinite(line["loss"])
+    assert (tmp_path / "tiny" / "a" / "student.safetensors").is_file()
 
 
 def test_several_classes_of_a_set_may_be_one_of_the_models(sets_root, tmp_path):
