@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tqdm import tqdm
 
-from tools.answer_table import ENDINGS, FileAnswer, TableForm, open_table
+from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, open_table
 from tools.weights_of import add_weights_flags, load_trained, open_images
 from utils.errors import EXIT_FAILED, UserError
 from utils.log import setup_logging
@@ -72,19 +72,25 @@ def predict(options: argparse.Namespace) -> int:
     wanted = Wanted(min(options.top_k, trained.num_classes), options.embed)
     loader = open_images(options.folder, _FOLDER_KEY, trained.pp, options.batch_size)
     form = TableForm(wanted.top_k, trained.count_features() if wanted.embed else 0)
-    seen: set[int] = set()
+    seen = expected = 0
     with open_table(options.out, form) as table:
         for row, index in _answer(runtime, trained, loader, wanted):
-            seen.add(index)
+            _write_broken(table, loader, range(expected, index))
             table.write(row)
-        for index in sorted(set(range(loader.num_examples)) - seen):
-            name, reason = loader.explain(index)
-            table.write(FileAnswer(name, error=reason))
+            seen, expected = seen + 1, index + 1
+        _write_broken(table, loader, range(expected, loader.num_examples))
     loader.close()
-    broken = loader.num_examples - len(seen)
+    broken = loader.num_examples - seen
     words = f", {broken} could not be read" if broken else ""
-    print(f"{options.out}: {len(seen)} images answered by {trained.location}{words}")
+    print(f"{options.out}: {seen} images answered by {trained.location}{words}")
     return 0 if seen else EXIT_FAILED
+
+
+def _write_broken(table: AnswerWriter, loader: Loader, indices: Iterable[int]) -> None:
+    """Rows of files that gave no answer, where they belong: rows are in the order of files."""
+    for index in indices:
+        name, reason = loader.explain(index)
+        table.write(FileAnswer(name, error=reason))
 
 
 class Wanted(NamedTuple):

@@ -44,7 +44,12 @@ class FolderSelection(ImageSelection):
 
     def get_name(self, index: int) -> str:
         """The file's path below the root."""
-        return self.paths[index].relative_to(self.directory).as_posix()
+        return show_path(self.paths[index].relative_to(self.directory))
+
+
+def show_path(path: Path) -> str:
+    r"""A path as text that can be written everywhere: bytes that are no UTF-8 as `\xff`."""
+    return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
 
 
 def select_folder(root: str, expression: str, key: str) -> FolderSelection:

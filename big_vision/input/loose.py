@@ -59,13 +59,14 @@ class LooseImages(FolderSource):
     def select_files(self, expression: str, key: str) -> FolderSelection:
         """All of them, whatever the expression says."""
         root, paths, left_out = list_images(self.data.root, key)
-        sampled = sum(path.stat().st_size for path in paths[:100]) / len(paths[:100])
+        # A link to nothing has no size: it is told as a file that cannot be read, like others.
+        sizes = [path.stat().st_size for path in paths[:100] if path.exists()] or [0]
         return FolderSelection(
             num_examples=len(paths),
             num_classes=1,
             directory=root,
             paths=tuple(paths),
             labels=np.zeros(len(paths), np.int64),
-            mean_record_bytes=sampled,
+            mean_record_bytes=sum(sizes) / len(sizes),
             left_out=left_out,
         )

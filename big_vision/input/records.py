@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from big_vision.input.catalog import RecordSelection
 from big_vision.input.encoded import attach_fetched
-from big_vision.input.folder import FolderSelection
+from big_vision.input.folder import FolderSelection, show_path
 from big_vision.input.record_index import load_record_index
 from utils.errors import UserError
 
@@ -241,7 +242,7 @@ class FolderFiles:
         """Elements with path and label."""
         import tensorflow as tf
 
-        paths = tf.constant([str(p) for p in self.selection.paths])
+        paths = tf.constant([os.fsencode(p) for p in self.selection.paths])
         labels = tf.constant(self.selection.labels)
 
         def locate(element: dict[str, Any]) -> dict[str, Any]:
@@ -266,4 +267,4 @@ class FolderFiles:
 
     def describe(self, index: int) -> str:
         """The example's file, for messages."""
-        return str(self.selection.paths[index])
+        return show_path(self.selection.paths[index])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
 
 import numpy as np
 import pytest
@@ -56,7 +57,8 @@ def test_every_form_says_what_the_model_says(teacher_run, digits, tmp_path, caps
         assert "digit_05.png" in out.err
     probs, features = ask_by_hand(teacher_run, images)
     rows = {row["file"]: row for row in csv.DictReader(tables["csv"].open())}
-    assert len(rows) == 12 and rows["inner/digit_05.png"]["class_1"] == ""
+    assert list(rows) == [f"inner/digit_{number:02d}.png" for number in range(12)]
+    assert rows["inner/digit_05.png"]["class_1"] == ""
     assert "digit_05.png" in rows["inner/digit_05.png"]["error"]
     whole = {row["file"]: row for row in json.loads(tables["json"].read_text())}
     columns = {row["file"]: row for row in parquet.read_table(tables["parquet"]).to_pylist()}
@@ -186,6 +188,22 @@ def test_bad_input_is_one_line(teacher_run, digits, tmp_path, capsys, words, sai
     err = capsys.readouterr().err
     assert said in err and len(err.splitlines()) == 1
     assert not (tmp_path / "a.csv").exists()
+
+
+def test_a_link_to_nothing_and_a_name_that_is_no_text_are_told(teacher_run, tmp_path, capsys):
+    folder = tmp_path / "odd"
+    write_digits(folder)
+    for path in sorted(folder.iterdir())[1:]:
+        path.unlink()
+    (only,) = folder.iterdir()
+    only.rename(os.fsdecode(os.fsencode(folder) + b"/a\xff.png"))
+    (folder / "gone.png").symlink_to(tmp_path / "nowhere")
+    out = tmp_path / "a.json"
+    assert main([str(teacher_run), str(folder), "--out", str(out), *CPU]) == 0
+    assert "1 images answered" in capsys.readouterr().out
+    first, second = json.loads(out.read_text())
+    assert first["file"] == "a\\xff.png" and first["best"]
+    assert second["file"] == "gone.png" and "No such file" in second["error"]
 
 
 def test_nothing_that_can_be_read_is_code_1(teacher_run, tmp_path, capsys):
