@@ -103,7 +103,13 @@ def _read_rows(path: Path, name: str) -> dict[str, frozenset[str]]:
         )
     rows: dict[str, frozenset[str]] = {}
     for line in lines:
+        if None in line or line["file"] is None:
+            raise UserError(
+                f"data.labels_file ({name}) has more or fewer cells than columns in line "
+                f"{lines.line_num}; join classes by {_SEPARATOR}, and quote what holds a comma"
+            )
         file = line["file"].strip()
+        file = PurePosixPath(file).as_posix() if file else file
         if not _is_below(file):
             raise UserError(
                 f"data.labels_file ({name}) lists {file}, which is not below data.root; name it as "
