@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 from bisect import bisect_right
@@ -18,6 +19,7 @@ from timm.optim import (
     param_groups_layer_decay,
     param_groups_weight_decay,
 )
+from timm.optim.muon import Muon
 from torch import nn
 
 from utils.config import change
@@ -94,6 +96,8 @@ def create_optimizer(
     try:
         if section.betas is not None:
             _check_betas(name, section.betas)
+        if section.args:
+            _try_muon(name, section.args)
         mark_file_orders(model)
         return create_optimizer_v2(
             groups,
@@ -153,6 +157,14 @@ def _check_betas(name: str, betas: tuple[float, ...]) -> None:
             f"optim.betas ({list(betas)}): {name!r} has {len(known.default)} of them, by default "
             f"{list(known.default)}; give as many"
         )
+
+
+def _try_muon(name: str, arguments: Mapping[str, Any]) -> None:
+    """A step on a small matrix: the Muon family looks at its arguments no sooner."""
+    if issubclass(get_optimizer_class(name, bind_defaults=False), Muon):
+        weight = nn.Parameter(torch.eye(8))
+        weight.grad = torch.eye(8)
+        create_optimizer_v2([{"params": [weight]}], opt=name, lr=0.1, **arguments).step()
 
 
 def check_optimizer_name(name: str) -> None:
@@ -318,7 +330,7 @@ def _create_shape(
 ) -> Callable[[int], float]:
     high, low = section.lr, section.min_lr
     length = max(total_steps - warmup, 1)
-    cycles = _Cycles.create(section)
+    cycles = _Cycles.create(section, length)
 
     def in_cycles(get_lr: Callable[[float, float], float]) -> Callable[[int], float]:
         """A shape of a cycle's peak and of the share of it that has passed."""
@@ -365,8 +377,21 @@ class _Cycles:
     ends: tuple[float, ...]
 
     @classmethod
-    def create(cls, section: OptimSection) -> _Cycles:
-        lengths = [section.cycle_length_factor**number for number in range(section.cycles)]
+    def create(cls, section: OptimSection, steps: int) -> _Cycles:
+        """Cycles over that many steps.
+
+        Raises:
+          UserError: one would be shorter than a step, which may then never lie in it.
+        """
+        lengths: list[float] = []
+        with contextlib.suppress(OverflowError):
+            lengths += [section.cycle_length_factor**n for n in range(section.cycles)]
+        if section.cycles > 1 and not _has_room(lengths, steps):
+            raise UserError(
+                f"optim.cycles ({section.cycles}), each {section.cycle_length_factor:g} times as "
+                f"long as the one before, leave the shortest less than one of {steps} steps; lower "
+                "optim.cycles, or bring optim.cycle_length_factor nearer to 1"
+            )
         return cls(tuple(end / sum(lengths) for end in accumulate(lengths)))
 
     def find(self, progress: float) -> tuple[int, float]:
@@ -377,6 +402,11 @@ class _Cycles:
             return number - 1, 1.0
         start = self.ends[number - 1] if number else 0.0
         return number, max(progress - start, 0.0) / (self.ends[number] - start)
+
+
+def _has_room(lengths: list[float], steps: int) -> bool:
+    """Whether each of some lengths is at least a step of that many; none: they are too long."""
+    return bool(lengths) and steps * min(lengths) >= sum(lengths)
 
 
 def _cosine(start: float, end: float, progress: float) -> float:

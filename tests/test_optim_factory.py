@@ -219,6 +219,22 @@ def test_cycles_are_timms(factor, count, total):
     assert ours.lr_at(total) == pytest.approx(0.1)
 
 
+@pytest.mark.parametrize(("count", "factor"), [(13, 1.0), (3, 40.0), (2000, 3.0)])
+def test_a_cycle_shorter_than_a_step_is_refused(count, factor):
+    changes = {"cycles": count, "cycle_length_factor": factor, "warmup_steps": 0}
+    section = BASE.model_copy(update=changes)
+    with pytest.raises(UserError, match=rf"optim\.cycles \({count}\), .* of 12 steps; lower"):
+        create_schedule(section, total_steps=12, steps_per_epoch=12)
+
+
+@pytest.mark.parametrize(
+    "args", [{"adjust_lr_fn": "foo"}, {"ns_coefficients": [1, 2]}, {"nothing": 1}]
+)
+def test_arguments_that_muon_refuses_at_its_first_step_are_told_before(args):
+    with pytest.raises(UserError, match=r"optim\.name 'nadamuon' refuses its arguments"):
+        create_optimizer(OptimSection(name="nadamuon", args=args), nn.Linear(4, 4))
+
+
 def test_cycles_begin_behind_the_warm_up_in_every_shape_that_has_them():
     for name in ("cosine", "linear", "polynomial"):
         schedule = create_test_schedule(name, cycles=2, cycle_decay=0.25)
