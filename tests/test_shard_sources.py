@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import io
 import itertools
 import json
 import shutil
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from big_vision.input.webdataset import expand_braces
+from big_vision.input.arrow import select_rows
+from big_vision.input.webdataset import expand_braces, select_tars
 from datasets import Position, describe_dataset
 from tests.support.input_data import create_section, open_loader, use_private_cache
 from tests.support.shard_sets import (
@@ -168,6 +171,48 @@ def test_photographs_in_tars_of_json_and_in_arrow_look_alike(tmp_path):
 def test_braces_are_spread_as_a_shell_does():
     assert expand_braces("a-{008..011}.tar") == [f"a-{n:03d}.tar" for n in range(8, 12)]
     assert expand_braces("{a,b}/{1..2}") == ["a/1", "a/2", "b/1", "b/2"]
+    assert expand_braces("{2..0}") == ["2", "1", "0"]
+
+
+def test_names_that_are_not_utf8_are_read(tmp_path):
+    digits = get_digits(0, 4)
+    with tarfile.open(
+        tmp_path / "train-0.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1"
+    ) as tar:
+        for one in digits:
+            for ending, content in (("cls", b"%d" % one.label), ("png", one.image)):
+                info = tarfile.TarInfo(f"\xe9{one.name}.{ending}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    data = create_section(tmp_path, source="webdataset")
+    found = select_tars(data, "train", "data.train_split")
+    assert found.labels.tolist() == [one.label for one in digits]
+    assert found.names[0].decode() == f"\ufffd{digits[0].name}"
+
+
+@pytest.mark.parametrize("label", [b"dog", b"9" * 30])
+def test_the_example_with_a_wrong_label_is_named(tmp_path, label):
+    first, second = get_digits(0, 5), get_digits(5, 5)
+    write_examples(tmp_path / "train-0.tar", first)
+    write_tar(tmp_path / "train-1.tar", [
+        pair for one in second for pair in (
+            (f"{one.name}.cls", label if one is second[3] else b"%d" % one.label),
+            (f"{one.name}.png", one.image))])  # fmt: skip
+    data = create_section(tmp_path, source="webdataset")
+    with pytest.raises(UserError, match=rf"train-1\.tar, 0008 has the label '{label.decode()}'"):
+        select_tars(data, "train", "data.train_split")
+
+
+def test_splits_whose_classes_differ_are_not_joined(tmp_path):
+    """A number would mean another class in each."""
+    names = [str(digit) for digit in range(10)]
+    write_arrow(tmp_path / "train", [get_digits(0, 20)], names)
+    write_arrow(tmp_path / "val", [get_digits(20, 20)], names[::-1])
+    (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "val"]}))
+    data = create_section(tmp_path, source="hf", name="")
+    assert select_rows(data, "val", "data.eval_split").class_names == tuple(names[::-1])
+    with pytest.raises(UserError, match=r"train_split joins train and val, .* other classes"):
+        select_rows(data, "train+val[:10]", "data.train_split")
 
 
 @pytest.mark.parametrize(

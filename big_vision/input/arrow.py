@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,7 @@ def select_rows(data: DataSection, expression: str, key: str) -> EncodedSelectio
         ]
         size = sum(Path(path).stat().st_size for path in split.paths)
         num_bytes += size * len(found) / max(1, sum(split.lengths))
-    class_names = _get_class_names(splits.open(ranges[0].name), data.label_key)
+    class_names = _share_class_names(splits, [part.name for part in ranges], data.label_key, key)
     num_examples = sum(len(found) for found in labels)
     return EncodedSelection(
         num_examples=num_examples,
@@ -326,6 +326,21 @@ def _get_class_names(split: _Split, label_key: str) -> tuple[str, ...] | None:
     feature: Any = split.features.get(label_key)
     names = feature.get("names") if isinstance(feature, dict) else None
     return tuple(names) if names else None
+
+
+def _share_class_names(
+    splits: _Splits, names: Sequence[str], label_key: str, key: str
+) -> tuple[str, ...] | None:
+    """The names of the classes, which all splits of an expression must have in the same order."""
+    first, *others = [_get_class_names(splits.open(name), label_key) for name in names]
+    for name, other in zip(names[1:], others, strict=True):
+        if other != first:
+            raise UserError(
+                f"{key} joins {names[0]} and {name}, whose {label_key} has other classes, so that "
+                "a number means another class in each; cast one of them by cast_column and save it "
+                "again"
+            )
+    return first
 
 
 def _name_type(kind: pa.DataType) -> str:

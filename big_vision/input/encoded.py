@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from utils.errors import UserError, get_hint
 
 # Records that one call fetches: amortises the call, keeps memory small.
 _READ_AHEAD = 32
+_NUMBER = re.compile(r"^[+-]?\d{1,18}$")
+# A label that is no class may be a whole file.
+_SHOWN_CHARACTERS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,29 +113,33 @@ def attach_fetched(
 
 
 def number_labels(
-    labels: np.ndarray, class_names: tuple[str, ...] | None, label_key: str, example: str
+    labels: np.ndarray,
+    class_names: tuple[str, ...] | None,
+    label_key: str,
+    describe: Callable[[int], str],
 ) -> np.ndarray:
     """[n] int64: labels written as numbers, or as names of classes.
 
     Args:
       labels: [n] bytes, UTF-8.
-      example: where they stand, for messages.
+      describe: where one of them stands, for messages.
 
     Raises:
       UserError: one of them is neither.
     """
     try:
         return labels.astype(np.int64)
-    except ValueError:
+    except (ValueError, OverflowError):
         pass
     numbers = {name: number for number, name in enumerate(class_names or ())}
     numbers |= {str(number): number for number in range(len(numbers))}
     texts = [label.decode() for label in labels.tolist()]
-    for label in dict.fromkeys(texts):
-        if label not in numbers:
-            hint = get_hint(label, class_names) if class_names else "write the class's number there"
-            raise UserError(
-                f"data.label_key ({label_key}): {example} has the label {label!r}, which is no "
-                f"class; {hint}"
-            )
+    for index, label in enumerate(texts):
+        if label in numbers or (not class_names and _NUMBER.match(label)):
+            continue
+        hint = get_hint(label, class_names) if class_names else "write the class's number there"
+        raise UserError(
+            f"data.label_key ({label_key}): {describe(index)} has the label "
+            f"{label[:_SHOWN_CHARACTERS]!r}, which is no class; {hint}"
+        )
     return np.array([numbers[label] for label in texts], np.int64)

@@ -59,4 +59,4 @@ class ImageSelection(Selection):
         """Labels mean the same where classes are as many and have the same names."""
         if (self.class_names, self.num_classes) == (other.class_names, other.num_classes):
             return ""
-        return f"has other classes than {name}; their class folders must carry the same names"
+        return f"has other classes than {name}; both must have the same, in the same order"

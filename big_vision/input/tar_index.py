@@ -75,13 +75,18 @@ class _Found:
     def get_arrays(self) -> Arrays:
         """As they are cached; bytes of one width, which need no pickle and a quarter of text's."""
         return {
-            "names": np.array([name.encode() for name in self.names], np.bytes_),
+            "names": np.array([_encode(name) for name in self.names], np.bytes_),
             "offsets": np.array(self.offsets, np.int64),
             "sizes": np.array(self.sizes, np.int64),
             "labels": np.array([label.encode() for label in self.labels], np.bytes_),
             "endings": np.array(sorted(self.endings), np.str_),
             "without_image": np.array(self.without_image, np.int64),
         }
+
+
+def _encode(name: str) -> bytes:
+    """A member's name in UTF-8; of names in another encoding what can be read of them."""
+    return name.encode(errors="surrogateescape").decode(errors="replace").encode()
 
 
 def scan_tar(path: Path, keys: MemberKeys) -> Arrays:

@@ -119,7 +119,12 @@ def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
     }
     left_out = sum(int(shards.indexes[path]["without_image"]) for path, _, _ in pieces)
     class_names = _read_class_names(base)
-    place = f"{pieces[0][0]}, {arrays['names'][0].decode()}"
+    starts = np.cumsum([0, *(stop - first for _, first, stop in pieces[:-1])])
+
+    def describe(index: int) -> str:
+        tar = pieces[int(np.searchsorted(starts, index, side="right")) - 1][0]
+        return f"{tar}, {arrays['names'][index].decode()}"
+
     return TarSelection(
         num_examples=len(arrays["sizes"]),
         num_classes=None if class_names is None else len(class_names),
@@ -129,7 +134,7 @@ def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
         segments=tuple(Segment(str(path), first, stop - first) for path, first, stop in pieces),
         mean_record_bytes=float(arrays["sizes"].mean()),
         left_out=(f"{left_out} examples without an image",) if left_out else (),
-        labels=number_labels(arrays["labels"], class_names, data.label_key, place),
+        labels=number_labels(arrays["labels"], class_names, data.label_key, describe),
         offsets=arrays["offsets"],
         sizes=arrays["sizes"],
         names=arrays["names"],
@@ -260,7 +265,9 @@ def expand_braces(pattern: str) -> list[str]:
         inner = match["inside"].split(",")
     else:
         width = len(span["first"])
-        inner = [f"{n:0{width}d}" for n in range(int(span["first"]), int(span["last"]) + 1)]
+        first, last = int(span["first"]), int(span["last"])
+        way = 1 if first <= last else -1
+        inner = [f"{n:0{width}d}" for n in range(first, last + way, way)]
     head, tail = pattern[: match.start()], pattern[match.end() :]
     return [*itertools.chain.from_iterable(expand_braces(head + one + tail) for one in inner)]
 
