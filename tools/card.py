@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.json_types import JsonValue
 from utils.log import setup_logging
 from utils.programs import create_program_parser, prepare_file, run_program
-from utils.storage import write_atomically
+from utils.storage import join_place, write_atomically
 
 if TYPE_CHECKING:
     from store.record import RunRecord
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # Keys that say how a model was trained, in the words of the configuration.
 _RECIPE = (
     "optim.name", "optim.lr", "optim.base_lr", "optim.schedule", "optim.warmup_epochs",
-    "optim.weight_decay", "optim.max_grad_norm", "optim.freeze", "data.global_batch_size",
+    "optim.weight_decay", "optim.max_grad_norm", "optim.freeze", "optim.unfreeze",
+    "optim.lr_factors", "optim.decay_factors", "model.lora", "data.global_batch_size",
     "data.repeats", "data.train_pp", "train.epochs", "train.steps", "train.task_loss",
     "train.label_smoothing", "train.mixup_alpha", "train.cutmix_alpha", "train.ema",
     "model.drop_rate", "model.drop_path_rate", "model.weights", "run.init_from",
@@ -67,20 +68,22 @@ def write(options: argparse.Namespace) -> None:
     if folder is None:
         raise UserError(f"RUN ({options.run!r}) lies in no run; give a run's directory")
     prepare_file(options.out, "--out")
-    write_atomically(options.out, make_card(RunRecord(folder), weights.facts))
+    write_atomically(options.out, make_card(RunRecord(folder), weights.facts, weights.location))
     print(f"{options.out}: the card of {folder}")
 
 
-def make_card(record: RunRecord, facts: JsonObject) -> str:
+def make_card(record: RunRecord, facts: JsonObject, location: str) -> str:
     """The card as Markdown, with the front matter that hubs read.
 
     Args:
       facts: what was written with the weights.
+      location: where they lie.
     """
     parts = [
         "---", "library_name: timm", "pipeline_tag: image-classification", "tags:", "- timm",
         "---", "", f"# {record.path}", "", _introduce(record, facts), "",
-        "## Results", "", *_make_table(("split", "metric", "value"), _list_results(record)), "",
+        "## Results", "", *_doubt_results(record, location),
+        *_make_table(("split", "metric", "value"), _list_results(record)), "",
         "## Model", "", *_make_table(("what", "value"), _list_model(record, facts)), "",
         "## Training", "", *_make_table(("key", "value"), _list_recipe(record)), "",
         *_list_teachers(record),
@@ -97,6 +100,17 @@ def _introduce(record: RunRecord, facts: JsonObject) -> str:
     state = "" if record.is_complete else f" The run is not complete: {record.facts['status']}."
     split = config.get("data.train_split")
     return f"`{facts.get('model')}` trained on `{data}`, split `{split}`.{state}"
+
+
+def _doubt_results(record: RunRecord, location: str) -> list[str]:
+    """A word where the weights are not those that the run has judged at its end."""
+    from utils.weights import EXPORT_FILE
+
+    place = str(record.folder)
+    if location == str(join_place(place, EXPORT_FILE)):
+        return []
+    shown = location.removeprefix(place).strip("/")
+    return [f"Of the run at its end; these weights, `{shown}`, were not judged by it.", ""]
 
 
 def _list_results(record: RunRecord) -> list[tuple[str, ...]]:

@@ -140,7 +140,10 @@ def test_a_card_says_what_the_run_has_written_down(teacher_run, tmp_path, capsys
     for said in ("# digits_student/taught", "10: 0, 1, 2, 3", "| `optim.lr` | `0.005` |",
                  "decode(channels=1)\\|resize(8)", "## Not told by the run"):  # fmt: skip
         assert said in text
-    assert "## Teachers" not in text
+    assert "## Teachers" not in text and "were not judged" not in text
+    (step,) = list((teacher_run / "checkpoints").glob("step_*"))[-1:]
+    assert card.main([str(step), "--out", str(path)]) == 0
+    assert f"these weights, `checkpoints/{step.name}`, were not judged by it" in path.read_text()
     capsys.readouterr()
     assert card.main([str(tmp_path / "none"), "--out", str(path)]) == 2
     assert "no such file" in capsys.readouterr().err

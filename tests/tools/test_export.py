@@ -113,6 +113,13 @@ def test_pixels_are_what_a_program_with_its_normalisation_takes(tmp_path):
     weights, out = write_model(tmp_path / "run", "vit_tiny_patch16_224"), tmp_path / "out"
     flags = [str(weights), "--out", str(out), "--normalize", "--count", "3", "--batch-size", "2"]
     assert main([*flags, "--to", "torch_export"]) == 0
+    report = read_report(out)
+    # A later command leaves the word on this form's input where the form lies.
+    flags = [str(weights), "--out", str(out), "--count", "1", "--to", "timm"]
+    assert main(flags) == 0
+    assert read_report(out)["input"]["range"] != "pixels of 0 to 255"
+    assert read_report(out / "torch_export") == report
+    assert report["input"]["range"] == "pixels of 0 to 255"
     trained = open_trained(str(weights), "WEIGHTS")
     pixels = torch.randint(0, 256, (2, 3, 32, 32)).float()
     with torch.no_grad():
@@ -120,7 +127,7 @@ def test_pixels_are_what_a_program_with_its_normalisation_takes(tmp_path):
                                trained.create_transform().std)  # fmt: skip
         found = torch.export.load(out / "torch_export" / "model.pt2").module()(pixels)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-    assert read_report(out)["input"]["shape"] == [2, 3, 32, 32]
+    assert report["input"]["shape"] == [2, 3, 32, 32]
 
 
 def test_differences_are_measured():

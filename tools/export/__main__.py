@@ -88,8 +88,11 @@ def export(options: argparse.Namespace) -> int:
         batch = form.choose_batch(options.batch_size)
         found = compare(wanted, form.write(handover, folder, handover.cut(batch)), options.bound)
         report["forms"][name] = {"batch": batch, **found}
+        # A later command for the same OUT, or a form that fails, leaves the others' as they are.
+        alone = {**report, "forms": {name: report["forms"][name]}}
+        for place, told in ((folder, alone), (options.out, report)):
+            write_atomically(place / REPORT, json.dumps(told, indent=2) + "\n")
         print(f"{folder}: {show(found, options.bound)}")
-    write_atomically(options.out / REPORT, json.dumps(report, indent=2) + "\n")
     _write_card(trained, options.out / CARD)
     return 0 if all(one["within"] for one in report["forms"].values()) else EXIT_BEYOND
 
@@ -99,7 +102,7 @@ def _write_card(trained: TrainedModel, path: Path) -> None:
     from utils.weights import find_run_folder
 
     if (folder := find_run_folder(trained.location)) is not None:
-        write_atomically(path, make_card(RunRecord(folder), trained.facts))
+        write_atomically(path, make_card(RunRecord(folder), trained.facts, trained.location))
 
 
 def _check_flags(options: argparse.Namespace) -> None:
