@@ -23,7 +23,6 @@ from tasks.judge.sets import (
     JudgedSet,
     ModelClasses,
     SetSpec,
-    change_data,
     look_at,
     match_classes,
     plan_sets,
@@ -80,8 +79,14 @@ def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
     )
     for shown in sets:
         check_model_takes(shown.spec, shown.image_shape, shadow)
+        if shown.several and config.train.task == "multilabel":
+            raise UserError(
+                f"{SETS} {shown.spec.name!r}: here one of an example's right labels suffices, but "
+                "train.task=multilabel learns to name them all; judge its mAP and F1 by "
+                "python main.py --eval"
+            )
     if options.probes:
-        _check_probes(config, shadow)
+        _check_probes(config, shadow, options.probes)
     teacher = _match_teacher(options.teacher, classes, sets) if options.teacher else None
     return JudgePlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
 
@@ -159,19 +164,24 @@ def _parse_set(text: str, config: RunConfig) -> JsonObject:
     return {**found, "split": match["split"]} if match["split"] else found
 
 
-def _check_probes(config: RunConfig, shadow: nn.Module) -> None:
-    """Both splits are there, an example has one label, and the model takes the images."""
-    for split in (config.data.train_split, config.data.eval_split):
-        data = change_data(config.data, eval_split=split)
-        source = create_source(data)
-        selection = source.select("eval")
-        facts = require_images(source.describe(selection, "eval"), data.source)
+def _check_probes(config: RunConfig, shadow: nn.Module, probes: Sequence[str]) -> None:
+    """Both splits suffice, an example has one label, and the model takes the images."""
+    source = create_source(config.data)
+    for role in ("train", "eval"):
+        selection = source.select(role)
+        facts = require_images(source.describe(selection, "eval"), config.data.source)
         if facts.several_labels:
             raise UserError(
-                f"--probes: data.label_key ({data.label_key}) holds a list of labels, but a probe "
-                "learns one; name another"
+                f"--probes: data.label_key ({config.data.label_key}) holds a list of labels, but a "
+                "probe learns one; name another"
             )
-        spec = SetSpec(key="--probes", name=split, group=split, data=data, classes="all")
+        if role == "train" and "linear" in probes and selection.num_examples < 2:
+            raise UserError(
+                f"--probes linear: data.train_split ({config.data.train_split}) holds one example, "
+                "but heads learn from some and are chosen by others; name a larger split"
+            )
+        split = getattr(config.data, f"{role}_split")
+        spec = SetSpec(key="--probes", name=split, group=split, data=config.data, classes="all")
         check_model_takes(spec, facts.image_shape, shadow)
 
 

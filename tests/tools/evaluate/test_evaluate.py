@@ -122,7 +122,7 @@ def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_p
     model = timm.create_model(facts["model"], num_classes=10, **args)
     export_model(model.state_dict(), facts, tmp_path / "teacher")
     for flags, words in (
-        (["nowhere"], "no such file or directory"),
+        (["nowhere"], "is neither a path nor a model of timm"),
         ([run, root, "--sets", "imagenet_real2"], "did you mean 'imagenet_real'"),
         ([run, root, "--sets", "{name: x"], "is no mapping"),
         ([run, root, "--sets", "{name: x, datset: y}"], "did you mean"),
@@ -132,7 +132,10 @@ def test_what_cannot_be_judged_is_said_in_one_line(teacher_run, sets_root, tmp_p
         ([run, root, "--sets", "eval", "eval"], "is given twice"),
         ([run, root, "--teacher", "nowhere"], "--teacher ('nowhere')"),
         ([run, root, "--teacher", str(tmp_path / "teacher")], "it takes 3 channels and sees 1"),
+        ([run, root, "--sets", "imagenet_real", "--train.task=multilabel"], "learns to name them"),
         ([run, root, "--probes", "knn", "--data.eval_split=nosplit"], "no split 'nosplit'"),
+        ([run, root, "--probes", "knn", "--data.train_split=no"], "data.train_split (no)"),
+        ([run, root, "--probes", "linear", "--data.train_split=train[:1]"], "holds one example"),
         (
             [run, root, "--probes", "knn", "--pp=decode(channels=1)|resize(9)|value_range(-1, 1)"],
             "gives images of 9 x 9 x 1, which the model does not take",
