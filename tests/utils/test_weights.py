@@ -8,6 +8,7 @@ import uuid
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -172,3 +173,29 @@ def test_the_same_weights_are_the_same_bytes_each_time(tmp_path):
     path.with_suffix(".json").unlink()
     assert open_weights(str(path), "key").facts == {"schema_version": 2, **facts}
     assert load_file(path)["a"].dtype == torch.bfloat16
+
+
+def write_odd_weights(folder):
+    """Files that are no weights, each odd in another way."""
+    folder.mkdir()
+    (folder / "text.pth").write_text("hello world, this is no weights\n")
+    (folder / "bytes.pth").write_bytes(b"\x80\x02]]]](((sss")
+    np.savez(folder / "void.npz", a=np.zeros((2, 2), "V2"))
+    entries = {
+        "shapeless": {"a": {"dtype": "F32", "data_offsets": [0, 0]}},
+        "offsets": {"a": {"dtype": "F32", "shape": [0], "data_offsets": ["0", "x"]}},
+        "metadata": {"__metadata__": [1], "a": {"dtype": "F32", "shape": [0],
+                                                "data_offsets": [0, 0]}},
+    }  # fmt: skip
+    for name, entry in entries.items():
+        text = json.dumps(entry).encode()
+        (folder / f"{name}.safetensors").write_bytes(len(text).to_bytes(8, "little") + text)
+    return sorted(folder.iterdir())
+
+
+def test_files_that_are_no_weights_are_told_as_such(tmp_path):
+    places = write_odd_weights(tmp_path / "odd")
+    assert len(places) == 6
+    for place in places:
+        with pytest.raises(UserError, match=rf"^{KEY} \('.*'\) cannot be read: "):
+            _ = open_weights(str(place), KEY).kinds

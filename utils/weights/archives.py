@@ -30,7 +30,7 @@ class ArchiveWeights(FileWeights):
         """As they lie in the archive, under its own names."""
         local = self._folder.open_local(self._name)
         with self._explain(), local as file, _open(file) as archive:
-            return {name: torch.from_numpy(archive[name]) for name in archive.files}
+            return {name: _read(archive, name) for name in archive.files}
 
     def get_kinds(self, model: nn.Module) -> dict[str, Kind]:
         return {name: get_kind(value) for name, value in self.get_tensors(model).items()}
@@ -54,6 +54,14 @@ def _open(file: Path) -> np.lib.npyio.NpzFile:
         raise WeightsError(f"it is no archive of NumPy: {error}") from error
 
 
+def _read(archive: np.lib.npyio.NpzFile, name: str) -> Tensor:
+    try:
+        return torch.from_numpy(archive[name])
+    except TypeError as error:  # bfloat16 of JAX is a type without a name to NumPy
+        kind = archive[name].dtype
+        raise WeightsError(f"{name} is of the type {kind}", "write it as float32") from error
+
+
 def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
     """What timm's loader writes into a copy of the model, told from what it leaves by NaN."""
     if not hasattr(model, _LOADER):
@@ -71,7 +79,7 @@ def _convert(model: nn.Module, file: Path) -> dict[str, Tensor]:
         value.fill_(torch.nan)
     try:
         getattr(scratch, _LOADER)(str(file))
-    except (KeyError, AttributeError, RuntimeError, ValueError, IndexError) as error:
+    except (KeyError, AttributeError, RuntimeError, ValueError, IndexError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
             f"timm's reader of {type(model).__name__} says {reason}", _WAY

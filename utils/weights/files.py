@@ -54,13 +54,20 @@ def read_header(folder: Folder, name: str) -> JsonObject:
         raise WeightsError(f"its header cannot be {length} bytes long")
     try:
         header = json.loads(folder.read_bytes(name, 8, length))
-        ends = [entry["data_offsets"][1] for entry in list_entries(header).values()]
+        ends = [_read_end(entry) for entry in list_entries(header).values()]
+        dict(header.get("__metadata__") or {})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError("it does not begin with a header of safetensors") from error
     wanted, found = 8 + length + max(ends, default=0), folder.get_size(name)
     if found != wanted:
         raise WeightsError(f"it has {found} of {wanted} bytes")
     return header
+
+
+def _read_end(entry: JsonMapping) -> int:
+    """Where a tensor's bytes end; an error where the entry does not say all that is read later."""
+    tuple(entry["shape"]), str(entry["dtype"])
+    return int(entry["data_offsets"][1])
 
 
 def list_entries(header: JsonMapping) -> JsonObject:
@@ -166,6 +173,9 @@ def _unpickle(file: Path, *, mmap: bool) -> object:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         raise WeightsError(_get_reason(error)) from error
+    except (LookupError, TypeError, AttributeError, AssertionError) as error:
+        # What the reader runs into where the bytes are no pickle, as of a text.
+        raise WeightsError("it is no file that PyTorch has written") from error
     except Exception as error:
         if type(error).__name__ != "UnpicklingError":
             raise
