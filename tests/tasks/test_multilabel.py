@@ -19,6 +19,7 @@ from store import read_metrics
 from tasks.ranking import count_sets, summarise_sets
 from tests.support.judged_sets import Examples, load_examples, write_set
 from tests.support.tiny_parts import create_argv, create_batch, create_config
+from tools.evaluate.__main__ import main as evaluate
 from utils.config.data import DataSection
 
 CLASSES = ("even", "large", "round")
@@ -96,7 +97,7 @@ def test_batches_hold_the_lists_of_the_file(listed):
     assert (found.sum(axis=1) == 0).any()
 
 
-def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path):
+def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path, capsys):
     digits = load_examples(96, seed=0)
     lists = [[CLASSES.index(name) for name in name_classes(one)] for one in digits.labels]
     write_set(tmp_path, "sets", "train", Examples(digits.images, lists), names=CLASSES)
@@ -106,6 +107,9 @@ def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path):
                          "--train.steps=2", "--runtime.device=cpu")  # fmt: skip
     assert main.main(flags) == 0
     assert read_metrics(tmp_path / "runs" / "sets" / "tfds")[-1]["examples"] == 32
+    # Its sets would tell a top-1 of what has none.
+    assert evaluate([str(tmp_path / "runs" / "sets" / "tfds")]) == 2
+    assert "main.py --eval gives a run's mAP and F1" in capsys.readouterr().err
     data = DataSection(source="tfds", root=str(tmp_path), name="sets", label_key="real_label",
                        eval_split="train", eval_pp=PP, global_batch_size=96)  # fmt: skip
     loader = create_loader(data, "eval", seed=0)

@@ -66,6 +66,11 @@ def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
     options.pp = options.pp or _find_pp(options, rest)
     trained = load_trained(options)
     config = _load_config(options, trained, rest)
+    if config.train.task == "multilabel":
+        raise UserError(
+            f"WEIGHTS ({options.weights}) answer for train.task=multilabel, but sets are judged by "
+            "one answer for an image; python main.py --eval gives a run's mAP and F1"
+        )
     classes = ModelClasses(trained.num_classes, _find_names(trained, config))
     sections = [_parse_set(text, config) for text in options.sets]
     if not sections and not options.probes:
