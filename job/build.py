@@ -153,6 +153,15 @@ def get_decays(config: RunConfig) -> tuple[float, ...]:
     return (train.ema_decay, *train.ema_more) if train.ema else ()
 
 
+def _count_declared(config: RunConfig) -> int:
+    """Graphs beyond those of a run whose steps have one shape: what is declared is no surprise.
+
+    One for each further shape, and one that brings the state back after it was tried.
+    """
+    shapes = TASKS.get(config.train.task).count_graphs(config)
+    return shapes if shapes > 1 else 0
+
+
 def _create_plan(job: Job) -> Plan:
     config = job.config
     train, steps_per_epoch = config.train, job.steps_per_epoch
@@ -164,7 +173,7 @@ def _create_plan(job: Job) -> Plan:
         checkpoint_every=train.checkpoint_every_steps
         or count_steps(train.checkpoint_every_epochs, steps_per_epoch),
         seed=train.seed,
-        graph_budget=config.runtime.graph_budget,
+        graph_budget=config.runtime.graph_budget + _count_declared(config),
         schedule=create_schedule(
             scale_lr(config), total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
         ),

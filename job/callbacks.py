@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from datasets import Batch
     from engine import TrainState
+    from job.ahead import StepsAhead
     from job.build import Parts
     from job.spec import Job
     from store.session import RunSession
@@ -54,13 +55,22 @@ class RunCallbacks(Callbacks):
     """Metrics, checkpoints, requests to end, going back and the stall watch of one replica.
 
     As a context it makes sure that a checkpoint that is being written ends whole.
+
+    Args:
+      ahead: makes steps of shapes to come before the first step; none: nobody does.
     """
 
     def __init__(
-        self, runtime: Runtime, job: Job, parts: Parts, session: RunSession | None
+        self,
+        runtime: Runtime,
+        job: Job,
+        parts: Parts,
+        session: RunSession | None,
+        ahead: StepsAhead | None = None,
     ) -> None:
         config, step = job.config, parts.state.step
         self.runtime, self.job, self.parts, self.session = runtime, job, parts, session
+        self.ahead = ahead
         self.max_rollbacks = config.train.max_rollbacks
         self.stop = StopRequest()
         self.manager = CheckpointManager(
@@ -127,10 +137,13 @@ class RunCallbacks(Callbacks):
         begun_with = state.input_processes
         # From here on positions count on this run's processes.
         state.input_processes = self.parts.train_loader.shard[1]
-        return iterate_batches(self.parts, step, begun_with)
+        batches = iterate_batches(self.parts, step, begun_with)
+        return batches if self.ahead is None else self.ahead.watch(batches)
 
     def begin_step(self, step: int) -> None:
         """A sign of life, and a trace that may start or end."""
+        if self.ahead is not None:
+            self.ahead.run(self._watch.beat)
         self._watch.beat()
         self._tracer.begin_step(step)
         self.recorder.begin_step(step)

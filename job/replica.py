@@ -12,6 +12,7 @@ from engine import (
     fit,
     sum_batches,
 )
+from job.ahead import StepsAhead
 from job.answers import Answers
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
@@ -137,7 +138,9 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
     state = parts.state
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     began = time.perf_counter()
-    with RunCallbacks(runtime, job, parts, session) as callbacks:
+    has_shapes = parts.task.count_graphs(job.config) > 1
+    ahead = StepsAhead(runtime, parts, task) if has_shapes else None
+    with RunCallbacks(runtime, job, parts, session, ahead) as callbacks:
         evaluation = fit(state, parts.plan, callbacks, task, runtime)
     outcome = {"train_s": time.perf_counter() - began, "steps": state.step}
     outcome |= {"score": evaluation.score}

@@ -34,20 +34,28 @@ class InputTransform(nn.Module):
         """Float32 [B, C, size, size], (pixels - mean) / std."""
         if self.size is not None and pixels.shape[-2:] != (self.size, self.size):
             rows, columns = (self._get_resampler(side, pixels) for side in pixels.shape[-2:])
-            with torch.autocast(pixels.device.type, enabled=False):
-                pixels = rows @ pixels @ columns.transpose(0, 1)
+            pixels = resample(pixels, rows, columns)
         return (pixels - self.mean) / self.std
 
     def _get_resampler(self, side: int, pixels: Tensor) -> Tensor:
         """[size, side] weights that resample one axis, made once for each side and device."""
         key = (side, pixels.device)
         if key not in self._resamplers:
-            unit = torch.eye(side, device="cpu").view(1, 1, side, side)
-            weights = functional.interpolate(
-                unit, size=(self.size, side), mode="bilinear", antialias=True
-            )
-            self._resamplers[key] = weights[0, 0].to(pixels.device)
+            self._resamplers[key] = create_resampler(side, self.size).to(pixels.device)
         return self._resamplers[key]
+
+
+def create_resampler(side: int, size: int) -> Tensor:
+    """[size, side] float32 on the host: torch's own weights, bilinear with antialiasing."""
+    unit = torch.eye(side, device="cpu").view(1, 1, side, side)
+    weights = functional.interpolate(unit, size=(size, side), mode="bilinear", antialias=True)
+    return weights[0, 0]
+
+
+def resample(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Pixels [..., H, W] of another size, by two products with `create_resampler`'s weights."""
+    with torch.autocast(pixels.device.type, enabled=False):
+        return rows @ pixels @ columns.transpose(0, 1)
 
 
 def create_input_transform(

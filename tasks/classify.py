@@ -40,6 +40,7 @@ from tasks.flops import count_flops
 from tasks.judge.judge import Judge
 from tasks.mixing import Mixing
 from tasks.protocol import RunTask, SumBatches, SumOver
+from tasks.resizing import Resizing, check_sizes, resize_pixels
 from tasks.teacher_cache import (
     CacheShape,
     TeacherCache,
@@ -86,6 +87,7 @@ class Classify(RunTask):
         "model.num_classes", "model.image_size", "train.mixup_alpha",
         "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
         "train.task_loss", "train.task_loss_args", "train.mix_mode", "train.mix_off_epoch",
+        "train.image_sizes",
         "data.repeats",
         "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
         "model.head_init_scale", "model.head_init_bias",
@@ -103,6 +105,7 @@ class Classify(RunTask):
         self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
         steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
         self.mixing = Mixing(config.train, steps_per_epoch)
+        self.resizing = Resizing(config.train, seen.image_shape[0], steps_per_epoch)
         self.erasing = Erasing(config.data.random_erasing, config.train.seed)
         self.losses = create_weighted_loss(
             config.distill, self.create_loss(config.train, facts.num_classes)
@@ -126,12 +129,17 @@ class Classify(RunTask):
         """How many augmentations of the same examples a step needs."""
         return 2 if config.distill.views == "independent" else 1
 
+    @staticmethod
+    def count_graphs(config: RunConfig) -> int:
+        """One for each side of the training images."""
+        return max(1, len(set(config.train.image_sizes.values())))
+
     # The engine's protocol.
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
         """The weighted loss of student and teachers on mixed images."""
         pixels = self.augment(batch.images, batch.draws)
-        outputs = model(self.transform(pixels))
+        outputs = model(self.transform(resize_pixels(pixels, batch.values)))
         logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
         inputs = LossInputs(
             student_logits=logits,
@@ -237,7 +245,9 @@ class Classify(RunTask):
         return found
 
     def count_flops(self, model: nn.Module) -> float | None:
-        """As they are counted op by op, without the device."""
+        """As they are counted op by op, without the device; none where steps are of many sizes."""
+        if self.count_graphs(self.config) > 1:
+            return None
         counted = count_flops(self.config, self.facts, self)
         return None if counted is None else counted["total"]
 
@@ -275,7 +285,11 @@ class Classify(RunTask):
 
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole."""
-        return self.teaching.get_values(step)
+        return self.teaching.get_values(step) | self.resizing.get_values(step)
+
+    def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
+        """The batch for each other side that is still to come."""
+        return self.resizing.list_later_forms(step, total_steps, batch)
 
     def close(self) -> None:
         """Let the stored answers and the sets go."""
@@ -407,6 +421,7 @@ class Classify(RunTask):
         if not is_known:
             live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
             check_images(config, student, list(live), shapes)
+            check_sizes(config, student, self.losses, shapes["train"])
         return find_feature_shapes(student, teachers, self.losses, shapes["train"])
 
 

@@ -27,6 +27,7 @@ from tasks.facts import TaskFacts
 from tasks.judge.judge import check_sets
 from tasks.judge.sets import JudgedSet, ModelClasses
 from tasks.protocol import TaskCheck
+from tasks.resizing import check_sizes
 from tasks.teacher_cache import open_cache
 from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
@@ -115,6 +116,7 @@ class ClassifyCheck(TaskCheck):
         dry_run_losses(config.distill, self.losses, self.num_classes, has_token=has_token)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
+        check_sizes(config, student, self.losses, self._shapes["train"])
         names = self.dataset.examples["eval"].class_names
         names = names if names and len(names) == self.num_classes else None
         self._sets = check_sets(config.data, ModelClasses(self.num_classes, names), student)

@@ -188,6 +188,11 @@ class RunTask(Protocol):
         """How many augmentations of the same examples a step needs."""
         return 1
 
+    @staticmethod
+    def count_graphs(config: RunConfig) -> int:
+        """How many graphs the steps of a run are, one for each shape that they work on."""
+        return 1
+
     def count_flops(self, model: nn.Module) -> float | None:
         """FLOPs of an example's matrix products in a step, nothing counted twice; none: unknown.
 
@@ -246,6 +251,10 @@ class RunTask(Protocol):
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole."""
         return {}
+
+    def list_later_forms(self, step: int, total_steps: int, batch: Batch) -> list[Batch]:
+        """A host batch of a step in each other shape that steps to come will work on."""
+        return []
 
     def ask_to_store(self, batch: Batch, top_k: int) -> Tensor:
         """What a cache wants to know of the teachers' answers to a device batch, on the device."""

@@ -53,6 +53,7 @@ train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_ste
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
 train.stall_timeout_s train.early_stop_patience train.early_stop_min_delta train.deterministic
 train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_mode train.mix_off_epoch
+train.image_sizes
 train.mix_prob train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
 train.sync_batchnorm train.ema train.ema_decay train.ema_start_epoch train.ema_more
 distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views

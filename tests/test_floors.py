@@ -49,6 +49,7 @@ FLOORS = {
     "job.check": 5.3,
     "job.build": 5.4,
     "job.stream": 5.5,
+    "job.ahead": 5.52,
     "job.recorder": 5.55,
     "job.answers": 5.56,
     "job.callbacks": 5.6,

@@ -408,6 +408,8 @@ _PLAIN_ROWS: list[Row] = [
     ("train.mix_prob", ("--mixup=0.8",), "--train.mix_prob=0", "batch"),
     *_rows("--mixup=0.8", "train", [("mix_mode", "element", "batch"),
                                     ("mix_off_epoch", "0", "batch")]),
+    ("train.image_sizes", ("--model.args.dynamic_img_size=true",),
+     "--train.image_sizes={0: 4, 1: 8}", "batch"),
     ("data.repeats", (), "--data.repeats=3", "batch"),
     ("train.cutmix_prob", ("--mixup=0.8", "--cutmix=1"), "--train.cutmix_prob=1", "batch"),
     ("train.ema_decay", ("--model_ema",), "--train.ema_decay=0.5", "state"),

@@ -41,6 +41,8 @@ def check_config(config: RunConfig) -> None:
     _check_averages(config)
     if train.mix_off_epoch is not None:
         _check_mix_off(config, train.mix_off_epoch)
+    if train.image_sizes:
+        _check_image_sizes(config)
     if config.run.eval_only and not (config.run.resume or config.model.weights):
         raise UserError(
             "run.eval_only needs weights to evaluate; add --resume auto, --resume PATH or "
@@ -80,6 +82,32 @@ def _check_mix_off(config: RunConfig, epoch: float) -> None:
         raise UserError(
             f"train.mix_off_epoch ({epoch:g}) is not before the end of the run's {train.epochs} "
             "epochs; lower it, or leave it out"
+        )
+
+
+def _check_image_sizes(config: RunConfig) -> None:
+    train, largest = config.train, config.model.image_size
+    if 0 not in train.image_sizes:
+        raise UserError(
+            f"train.image_sizes begins at epoch {min(train.image_sizes):g}, so nothing says what "
+            "the run begins with; give a side for epoch 0"
+        )
+    last = max(train.image_sizes)
+    if train.steps is None and last >= train.epochs:
+        raise UserError(
+            f"train.image_sizes names epoch {last:g}, which is not before the end of the run's "
+            f"{train.epochs} epochs; lower it, or leave it out"
+        )
+    for epoch, side in train.image_sizes.items():
+        if largest is not None and side > largest:
+            raise UserError(
+                f"train.image_sizes ({side} from epoch {epoch:g}) exceeds model.image_size "
+                f"({largest}); lower it, or raise model.image_size"
+            )
+    if train.scan_layers:
+        raise UserError(
+            "train.image_sizes and train.scan_layers are both set, but one compiled block stands "
+            "for images of one size; leave one out"
         )
 
 

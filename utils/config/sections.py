@@ -357,6 +357,11 @@ class TrainSection(ConfigSection):
         description="epoch from which nothing is mixed any more; none: all are mixed",
         **about(stream="mix_off_epoch"),
     )
+    image_sizes: dict[Annotated[float, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description="epoch -> side that the student sees its training images at from then on; each "
+        "side is a graph; empty: as they come",
+    )
     mix_prob: float = Field(
         1.0, ge=0, le=1, description="share of pairs that are mixed", **about(stream="mixing")
     )
