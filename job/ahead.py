@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class StepsAhead:
     """Has later shapes compiled, and their memory tried, at the start and not after hours.
 
-    A graph is compiled by running it: what is lowered without being run is another graph to
-    torch_xla. So each step is made in earnest, and the state is brought back bit for bit.
+    A graph is compiled by running it, so that what a later step asks for is the very same. Each
+    step is made in earnest, and the state is brought back bit for bit.
 
     Args:
       task: as the loop calls it.
