@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +48,17 @@ class FolderSelection(ImageSelection):
         return show_path(self.paths[index].relative_to(self.directory))
 
 
+def measure_mean_bytes(paths: Sequence[Path]) -> float:
+    """Mean size in bytes, of a thousand or two of them where they are more."""
+    sampled = paths[:: max(1, len(paths) // _SIZED_FILES)]
+    return sum(path.stat().st_size for path in sampled) / max(1, len(sampled))
+
+
+def hash_name(name: str) -> bytes:
+    """What images are ordered by: so neighbours are of no one class, wherever they lie."""
+    return hashlib.blake2b(name.encode(), digest_size=8).digest()
+
+
 def show_path(path: Path) -> str:
     r"""A path as text that can be written everywhere: bytes that are no UTF-8 as `\xff`."""
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
@@ -76,8 +88,6 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
     numbers = {name: number for number, name in enumerate(class_names)}
     paths = tuple(p for r in ranges for p in lists.files[r.name][r.start : r.stop])
     labels = np.array([numbers[p.parent.name] for p in paths], np.int64)
-    sampled = paths[:: max(1, len(paths) // _SIZED_FILES)]
-    mean = sum(p.stat().st_size for p in sampled) / len(sampled)
     counts = sum((lists.left_out[name] for name in names), Counter())
     left_out = tuple(f"{count} {what}" for what, count in sorted(counts.items()))
     return FolderSelection(
@@ -87,7 +97,7 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
         directory=base,
         paths=paths,
         labels=labels,
-        mean_record_bytes=mean,
+        mean_record_bytes=measure_mean_bytes(paths),
         left_out=left_out,
     )
 
@@ -137,8 +147,4 @@ def _list_classes(directory: Path, key: str) -> tuple[tuple[str, ...], list[Path
     if not files:
         hint = get_hint(directory.name, names) if names else "it has no class folders"
         raise UserError(f"{key}: {directory} holds no images in class folders; {hint}")
-    return names, sorted(files, key=_get_hash), others
-
-
-def _get_hash(path: Path) -> bytes:
-    return hashlib.blake2b(f"{path.parent.name}/{path.name}".encode(), digest_size=8).digest()
+    return names, sorted(files, key=lambda one: hash_name(f"{one.parent.name}/{one.name}")), others

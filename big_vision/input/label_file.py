@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 
 from big_vision.input.catalog import hash_files, open_root
-from big_vision.input.folder import FolderSelection
+from big_vision.input.folder import FolderSelection, hash_name, measure_mean_bytes
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
 from utils.storage import is_remote, to_path
 
 _COLUMNS = ("file", "labels")
 _SEPARATOR = "|"
-_SIZED_FILES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +50,7 @@ def select_listed(root: str, expression: str, key: str, name: str) -> ListedSele
     classes = tuple(sorted(set().union(*rows.values())))
     if not classes:
         raise UserError(f"data.labels_file ({name}) names no class; fill its column labels")
-    splits: dict[str, list[str]] = {ALL: sorted(rows, key=_get_hash)}
+    splits: dict[str, list[str]] = {ALL: sorted(rows, key=hash_name)}
     for file in splits[ALL]:
         if "/" in file:
             splits.setdefault(file.partition("/")[0], []).append(file)
@@ -68,7 +66,6 @@ def select_listed(root: str, expression: str, key: str, name: str) -> ListedSele
         )
     numbers = {one: number for number, one in enumerate(classes)}
     labels = [" ".join(str(numbers[one]) for one in sorted(rows[file])) for file in files]
-    sampled = paths[:: max(1, len(paths) // _SIZED_FILES)]
     return ListedSelection(
         num_examples=len(files),
         num_classes=len(classes),
@@ -77,7 +74,7 @@ def select_listed(root: str, expression: str, key: str, name: str) -> ListedSele
         directory=base,
         paths=paths,
         labels=np.array(labels, str),
-        mean_record_bytes=sum(path.stat().st_size for path in sampled) / max(1, len(sampled)),
+        mean_record_bytes=measure_mean_bytes(paths),
     )
 
 
@@ -125,7 +122,3 @@ def _read_rows(path: Path, name: str) -> dict[str, frozenset[str]]:
 def _is_below(name: str) -> bool:
     path = PurePosixPath(name)
     return not path.is_absolute() and ".." not in path.parts
-
-
-def _get_hash(file: str) -> bytes:
-    return hashlib.blake2b(file.encode(), digest_size=8).digest()
