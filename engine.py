@@ -30,12 +30,6 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 
-_NOT_FINITE = (
-    "the weights or running statistics hold NaN, or the answers overflow; lower optim.lr, or look "
-    "at runtime.precision"
-)
-
-
 class TaskLoss(Protocol):
     """What a micro-batch costs.
 
@@ -374,9 +368,7 @@ def fit(
             if not callbacks.roll_back(state, error.step):
                 raise
     if not evaluation.is_finite:
-        raise NonFiniteEvaluationError(
-            f"the evaluation after step {state.step} was not finite: {_NOT_FINITE}"
-        )
+        raise NonFiniteEvaluationError(evaluation.describe_fault(state.step))
     loop.save()
     runtime.ranks.check_replicas(state.get_replicated(), "at the end")
     runtime.ranks.barrier("end of training")
@@ -468,9 +460,7 @@ class _Loop:
         state.model.train()
         state.waited = self.plan.early_stop.count(state.waited, state.step, evaluation.score)
         if not evaluation.is_finite:
-            get_logger().warning(
-                "the evaluation after step %d was not finite: %s", state.step, _NOT_FINITE
-            )
+            get_logger().warning("%s", evaluation.describe_fault(state.step))
         elif evaluation.score > (-math.inf if state.best_score is None else state.best_score):
             self._require_finite()
             state.best_score = evaluation.score
@@ -498,3 +488,5 @@ class _Loop:
         """BatchNorm's running statistics are of each rank's examples: their mean is the state's."""
         for model in (self.state.model, *self.state.averages.values()):
             self.runtime.ranks.average_buffers(model)
+        # A loss's other buffers, such as a memory, take the examples of all ranks in each step.
+        self.runtime.ranks.average_buffers(self.state.loss_modules, "running_")

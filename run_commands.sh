@@ -16,6 +16,7 @@ usage: bash run_commands.sh COMMAND [ARGUMENTS]
   setup            make .venv and install requirements.txt; nothing to do if it is up to date
   setup --tpu      the same with libtpu, on a TPU VM
   setup --tpu-compiler  the same with the TPU compiler, for tools that need no TPU
+  setup --jax-export    the same with what makes StableHLO that takes any number of images
   doctor           is this machine fit? --data-dir DIR, --output URL, --tpu NAME for a whole pod
   smoke            20 training steps of batch 8 on whatever device is here
   demo             distil a teacher into a student on handwritten digits and show the result
@@ -109,7 +110,7 @@ setup_extra() {
   get_wanted >"$stamp"
 }
 
-# What one part needs beside the trainer, which needs none of it: service, export.
+# What one part needs beside the trainer, which needs none of it: service, export, jax-export.
 setup_part() {
   local name="$1" list="$ROOT/requirements-$1.txt" stamp="$VENV/.extra-$1" wanted
   setup
@@ -138,8 +139,9 @@ run_setup() {
       setup_extra tpu tpu
       ;;
     --tpu-compiler) setup_extra tpu-compiler tpu,pallas ;;
+    --jax-export) setup_part jax-export ;;
     *)
-      echo "error: setup knows --tpu and --tpu-compiler, not '$1'" >&2
+      echo "error: setup knows --tpu, --tpu-compiler and --jax-export, not '$1'" >&2
       exit 2
       ;;
   esac
@@ -259,6 +261,7 @@ main() {
       setup_extra tpu-compiler tpu,pallas
       setup_part service
       setup_part export
+      setup_part jax-export
       run_tests -m "not cuda" "$@"
       ;;
     "" | help | -h | --help) usage ;;

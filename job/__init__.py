@@ -1,7 +1,7 @@
 """The life of one run, from its configuration to its exit code.
 
-In the order in which a run meets them: spec, resume, check, build, stream, callbacks, summary,
-replica, entry. Each imports only those before it.
+In the order in which a run meets them: spec, micro_batches, resume, check, build, stream,
+callbacks, summary, lineage, replica, entry. Each imports only those before it.
 """
 
 from __future__ import annotations

@@ -11,9 +11,18 @@ from torch import nn
 from datasets import Loader, Role, create_loader
 from engine import Plan, TrainState
 from job.check import check_split
+from job.micro_batches import settle_micro_batches
 from job.resume import restore, start_weights
 from job.spec import count_steps, with_input_processes
-from models import create_model, freeze, recompute_blocks, scan_blocks, synchronise_batch_norm
+from models import (
+    PAST,
+    create_model,
+    freeze,
+    get_teacher_sections,
+    recompute_blocks,
+    scan_blocks,
+    synchronise_batch_norm,
+)
 from models.patches import patch_for
 from optim_factory import (
     PREPARABLE,
@@ -24,11 +33,12 @@ from optim_factory import (
 )
 from tasks import TASKS, RunTask
 from utils.clipping import Clipping
-from utils.ema import Averaging, create_averages
+from utils.config import change
+from utils.ema import Averaging, create_averages, create_ema
 from utils.endings import EarlyStop
 from utils.json_types import JsonObject
 from utils.log import get_logger
-from utils.runtime.peaks import find_peak_tflops
+from utils.runtime.peaks import find_peak_tflops, name_chip_of
 
 if TYPE_CHECKING:
     from job.spec import Job
@@ -71,11 +81,12 @@ class Parts:
 
 def build_parts(runtime: Runtime, job: Job) -> Parts:
     """Loaders, student, task and train state of this replica, restored if asked."""
+    job = settle_micro_batches(job, name_chip_of(runtime), runtime.device_count)
     config = job.config
     kind = TASKS.get(config.train.task)
     train_loaders = [
-        open_loader(runtime, config, "train", augmentation=number)
-        for number in range(kind.count_streams(config))
+        open_loader(runtime, change(config, data=data.model_dump()), "train", augmentation=number)
+        for number, data in enumerate(kind.list_streams(config))
     ]
     eval_loader = open_loader(runtime, config, "eval")
     plan = _create_plan(job)
@@ -89,6 +100,9 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     task = kind(config, job.facts, {"train": train_loaders[0], "eval": eval_loader})
     check_split(config, task, runtime.device_count)
     task.prepare(student)
+    peer = getattr(task.losses, "peer", None)
+    if peer is not None:
+        patch_for(runtime, config.model, peer)
     state = _create_state(runtime, job, student, task.losses)
     stream = with_input_processes(job.stream, runtime.ranks.size)
     task.to_device(runtime)
@@ -121,10 +135,13 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
     if config.train.scan_layers:
         scan_blocks(student, runtime.scan_blocks)
     averages = create_averages(student, get_decays(config))
+    if _has_past(config):
+        averages[PAST] = create_ema(student)
     if config.train.remat:
         recompute_blocks(student, runtime.checkpoint_block)
     if config.train.sync_batchnorm and runtime.ranks.size > 1:
-        synchronise_batch_norm(student, runtime.ranks.sum_with_gradient)
+        for one in filter(None, (student, getattr(losses, "peer", None))):
+            synchronise_batch_norm(one, runtime.ranks.sum_with_gradient)
     runtime.prepare(losses)
     for model in (student, *averages.values()):
         runtime.accelerate(runtime.prepare(model))
@@ -153,13 +170,20 @@ def get_decays(config: RunConfig) -> tuple[float, ...]:
     return (train.ema_decay, *train.ema_more) if train.ema else ()
 
 
+def _has_past(config: RunConfig) -> bool:
+    """Whether the student's last epoch teaches, and is kept for it."""
+    return PAST in (one.model for one in get_teacher_sections(config.distill))
+
+
 def _count_declared(config: RunConfig) -> int:
     """Graphs beyond those of a run whose steps have one shape: what is declared is no surprise.
 
-    One for each further shape, and one that brings the state back after it was tried.
+    One for each further shape, and one that brings the state back after it was tried; and those
+    that further sets are judged by, as far as the task knows them.
     """
-    shapes = TASKS.get(config.train.task).count_graphs(config)
-    return shapes if shapes > 1 else 0
+    kind = TASKS.get(config.train.task)
+    shapes = kind.count_graphs(config)
+    return (shapes if shapes > 1 else 0) + kind.count_judging_graphs(config)
 
 
 def _create_plan(job: Job) -> Plan:
@@ -179,7 +203,11 @@ def _create_plan(job: Job) -> Plan:
         ),
         global_batch_size=config.data.global_batch_size,
         accumulate_steps=train.accumulate_steps,
-        averaging=Averaging(get_decays(config), round(train.ema_start_epoch * steps_per_epoch)),
+        averaging=Averaging(
+            get_decays(config),
+            round(train.ema_start_epoch * steps_per_epoch),
+            steps_per_epoch if _has_past(config) else 0,
+        ),
         clipping=Clipping(
             config.optim.max_grad_norm, config.optim.max_grad_value, config.optim.max_grad_ratio
         ),

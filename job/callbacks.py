@@ -14,6 +14,7 @@ from job.answers import Answers, describe_split
 from job.recorder import LoopRecorder
 from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
+from models import PAST
 from store.catalogue import GRAD_NORM, TRAIN
 from store.changes import hash_config
 from store.hits import HitsFile
@@ -156,7 +157,9 @@ class RunCallbacks(Callbacks):
         batches = self._watch.follow(self.parts.eval_loader.batches())
         answers = Answers(self.parts.task, self.runtime, describe_split(self.job))
         evaluation = answers.evaluate(state.eval_model, batches)
-        for name, average in list(state.averages.items())[1:]:
+        for name, average in state.averages.items():
+            if name in ("ema", PAST):
+                continue  # the first one is evaluated above, and the past is no average
             more = self._evaluate_more(average).metrics
             evaluation.metrics.update({f"{name}/{key}": value for key, value in more.items()})
         hits = answers.gather(state.step)
@@ -173,7 +176,8 @@ class RunCallbacks(Callbacks):
         strange = next((name for name, value in found.items() if not math.isfinite(value)), None)
         if strange is not None:
             get_logger().warning("step %d: %s of data.evals is not finite", state.step, strange)
-        return replace(evaluation, beside=found)
+        score = self.parts.task.choose_score(evaluation, found)
+        return replace(evaluation, beside=found, score=score)
 
     def _evaluate_more(self, model: nn.Module) -> Evaluation:
         # Its answers are marked and not kept: so it is the same graph.

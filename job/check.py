@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run
 from job.spec import Job, count_steps, describe_stream
 from models import (
@@ -25,6 +26,7 @@ from utils.config.checks import check_patience, check_profiled_steps
 from utils.config.keys import check_devices
 from utils.errors import UserError
 from utils.runtime import choose_device, count_planned_ranks, find_planned_ranks
+from utils.runtime.peaks import name_planned_chip
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,6 +47,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     check_devices(device, **dict(config))
     kind = TASKS.get(config.train.task)
     _refuse_unread_keys(config, kind)
+    step = compute_step_hash(config)
     config = _settle_model(config)
     find_model_name(config.model.name)
     check_patch_names(config.model.skip_patches)
@@ -59,6 +62,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     _check_ranks(config, task, device)
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
+    check_automatic_parts(config, student, name_planned_chip(device))
     task.dry_run(student)
     freeze(student, config.optim.freeze)
     create_optimizer(scale_lr(config), student, loss_modules=task.losses)
@@ -77,6 +81,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
         total_steps=total_steps,
         steps_per_epoch=steps_per_epoch,
         num_parameters=sum(parameter.numel() for parameter in student.parameters()),
+        step=step,
     )
     check_resume(job, student)
     return job
@@ -88,7 +93,7 @@ def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> N
     Args:
       devices: that the global batch is dealt to.
     """
-    batch, parts = config.data.global_batch_size, config.train.accumulate_steps
+    batch, parts = config.data.global_batch_size, config.train.known_parts
     if batch % (parts * devices):
         raise UserError(
             f"data.global_batch_size ({batch}) does not divide into {parts} micro-batches "

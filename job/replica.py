@@ -16,10 +16,12 @@ from job.ahead import StepsAhead
 from job.answers import Answers
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
+from job.lineage import find_lineage
 from job.resume import open_store, take_run
 from job.summary import describe_end, describe_job, describe_reason
 from models import create_model, export_model
 from store import read_environment
+from store.lineage import LINEAGE, join_lineages, read_lineage, tell_lineage
 from store.session import RunSession
 from tasks import TASKS
 from utils.checkpoint import load_checkpoint
@@ -62,7 +64,7 @@ def run(runtime: Runtime, job: Job) -> int:
         job = _take_run(runtime, job, session)
         _log_job(runtime, job)
         parts = build_parts(runtime, job)
-        parts.teacher_metrics = parts.task.judge_teachers(_sum_over(runtime, parts))
+        parts.teacher_metrics = parts.task.judge_teachers(sum_over(runtime, parts))
         if session is not None:
             _begin_run(runtime, job, parts, session)
         return _train_with_status(runtime, job, parts, session)
@@ -126,6 +128,10 @@ def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession) ->
         "environment": {**read_environment(), **runtime.describe()},
         "teachers": parts.teacher_metrics,
     }
+    # What was known when the run began stays, and a later attempt may bring another teacher.
+    lineage = join_lineages(read_lineage(job.run.read()), find_lineage(job, parts.teacher_metrics))
+    if lineage:
+        facts[LINEAGE] = tell_lineage(lineage)
     is_new = not job.config.run.resume
     session.begin(
         dump_config(job.config), facts, from_step=parts.state.step,
@@ -145,14 +151,14 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
     outcome = {"train_s": time.perf_counter() - began, "steps": state.step}
     outcome |= {"score": evaluation.score}
     outcome |= {f"eval_{name}": value for name, value in evaluation.all_metrics.items()}
-    outcome |= parts.task.compare(state.eval_model.eval(), _sum_over(runtime, parts))
+    outcome |= parts.task.compare(state.eval_model.eval(), sum_over(runtime, parts))
     if job.config.data.test_split:
         outcome |= _evaluate_test(runtime, job, parts)
     _finish(runtime, job, parts)
     return {**outcome, **runtime.counters(), "parameters": parts.count_parameters()}
 
 
-def _sum_over(runtime: Runtime, parts: Parts) -> SumOver:
+def sum_over(runtime: Runtime, parts: Parts) -> SumOver:
     """Goes over the evaluation split for whatever the task wants to count."""
     return lambda count: sum_batches(count, parts.eval_loader.batches(), runtime)
 

@@ -166,6 +166,7 @@ def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
     if job.checkpoint is None:
         return {}
     location, facts = _restore_from(runtime, job, state, job.checkpoint)
+    runtime.finish_step()
     # Another host may not see the run's directory.
     known = runtime.ranks.broadcast_value(job.run.read().get("skipped_steps", ()))
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *known}))
@@ -228,6 +229,7 @@ def roll_back_state(runtime: Runtime, job: Job, state: TrainState, bad_step: int
     skipped = {*state.skipped_steps, bad_step}
     _, parts, facts = load_newest(location)
     restore_state(state, parts, facts, location)
+    runtime.finish_step()
     state.skipped_steps = tuple(sorted({*state.skipped_steps, *skipped}))
     return True
 

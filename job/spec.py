@@ -28,6 +28,7 @@ class Job:
       facts: of the task.
       stream: what decides which training examples come when, in which form.
       num_parameters: of the student.
+      step: hash of what decides a step's program, but for the batch and how it is split.
     """
 
     config: RunConfig
@@ -39,6 +40,7 @@ class Job:
     total_steps: int
     steps_per_epoch: int
     num_parameters: int
+    step: str = ""
 
 
 # Entries that have come since descriptions were first written, and the value that says nothing: at

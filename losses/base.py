@@ -18,6 +18,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
+class Turned:
+    """What both sides answer to n turned copies of each image of a batch (`sskd`).
+
+    Attributes:
+      student_logits: [B, n, K], carries the gradient.
+      teacher_logits: one [B, n, K] per live teacher.
+      student_features: activations [B, n, ...] by module path of the student; no parameters.
+      teacher_features: the same of the teacher.
+    """
+
+    student_logits: Tensor
+    teacher_logits: tuple[Tensor, ...]
+    student_features: Mapping[str, Tensor]
+    teacher_features: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
 class LossInputs:
     """Everything that a loss may look at, on the device of the step.
 
@@ -33,12 +50,17 @@ class LossInputs:
       student_distill_logits: [B, K] of a distillation-token head, in training mode.
       student_features: activations by module path of the student.
       teacher_features: activations by module path of the teacher.
-      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`); a run has none.
+      strong_student_logits: [B, K] of a second, strongly augmented view (`mlkd`, `crld`); none
+        without distill.views: weak_strong.
       strong_teacher_logits: one [B, K] per teacher of that view.
+      turned: of the images' turned copies; none without distill.views: rotations.
       example_indices: int [B], positions in the training split (`crd`).
       contrast_indices: int [B, 1 + N], `example_indices` followed by N negatives, where they are
-        given with reference values; in a run `crd` draws them on the device.
+        given with reference values; in a run `crd` draws them by `noise_key`.
+      noise_key: int64 [1], a function of (seed, step) that losses draw by; none: 0, where a
+        step is tried outside a run.
       term_scales: float [terms], scheduled factors on the weights of the terms, as data.
+      alpha: float scalar, share of distillation at this step, as data; none: as configured.
       log_variances: [B, O], of the predictions of a regression that answers them.
     """
 
@@ -53,9 +75,12 @@ class LossInputs:
     teacher_features: Mapping[str, Tensor] = field(default_factory=dict)
     strong_student_logits: Tensor | None = None
     strong_teacher_logits: tuple[Tensor, ...] = ()
+    turned: Turned | None = None
     example_indices: Tensor | None = None
     contrast_indices: Tensor | None = None
+    noise_key: Tensor | None = None
     term_scales: Tensor | None = None
+    alpha: Tensor | None = None
     log_variances: Tensor | None = None
 
     def target_classes(self) -> Tensor:
@@ -85,10 +110,16 @@ class Loss(nn.Module):
     Attributes:
       why_not_tokens: the end of the sentence that refuses it to a language model; empty: its value
         is a mean over rows of logits, or over windows of hidden states, whatever these are.
+      needs_noise: whether it draws by `noise_key`.
+      needs_strong_view: whether it compares a second, strongly augmented view, too.
+      needs_turned: whether it compares images with their turned copies.
       takes_numbers: whether answers may be any numbers; else they are logits of classes.
     """
 
     why_not_tokens: str = ""
+    needs_strong_view: bool = False
+    needs_turned: bool = False
+    needs_noise: bool = False
     takes_numbers: bool = False
 
     def __init__(self) -> None:  # without it, create_loss would see nn.Module's *args
@@ -182,6 +213,29 @@ def get_teacher_logits(inputs: LossInputs) -> Tensor:
         )
     check_classes(inputs.student_logits, inputs.teacher_logits[0])
     return inputs.teacher_logits[0]
+
+
+def get_strong_logits(inputs: LossInputs, name: str) -> tuple[Tensor, Tensor]:
+    """[B, K] of the student and of the only teacher for the strong view.
+
+    Args:
+      name: of the loss.
+
+    Raises:
+      UserError: there is no such view, or several teachers or none answered it.
+    """
+    if inputs.strong_student_logits is None:
+        raise UserError(
+            f"distill.losses: {name} compares two views of a batch, and this run has no second, "
+            "strongly augmented one; set distill.views=weak_strong and data.strong_pp"
+        )
+    if len(inputs.strong_teacher_logits) != 1:
+        raise UserError(
+            f"distill.losses: {name} got a strong view of the student and "
+            f"{len(inputs.strong_teacher_logits)} of teachers; give exactly one"
+        )
+    check_classes(inputs.strong_student_logits, inputs.strong_teacher_logits[0])
+    return inputs.strong_student_logits, inputs.strong_teacher_logits[0]
 
 
 def check_classes(student_logits: Tensor, teacher_logits: Tensor) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from losses.base import LOSSES, LossInputs, Shapes
 from losses.factory import check_positive
 from losses.features import FeatureLoss
+from losses.memories import RankMemory
+from losses.noise import draw_words, get_noise_key
 from losses.reductions import mean_valid, unit_rows
 from utils.errors import UserError
 
@@ -51,7 +54,7 @@ def compute_contrast(
 
 
 @LOSSES.register("crd")
-class CRD(FeatureLoss):
+class CRD(RankMemory, FeatureLoss):
     """Student and teacher embeddings of one pair of layers, each against the other's memory.
 
     `num_examples` rows are held per side, as buffers; a row moves to
@@ -59,12 +62,13 @@ class CRD(FeatureLoss):
     activations as unit embeddings, else linear layers and L2 normalisation make them.
     Each side's normaliser Z = num_examples * mean(exp(..)) is estimated on the first step, without
     gradient, and kept (buffers `student_normaliser` and `teacher_normaliser`, -1 before). Needs
-    `LossInputs.example_indices`; negatives are drawn on the device unless `contrast_indices` are
-    given. Targets are not used.
-    On several ranks each updates its own examples' rows only, so the memories differ by rank.
+    `LossInputs.example_indices`; negatives are drawn by the step's key and the example unless
+    `contrast_indices` are given. Targets are not used.
+    Rows of the examples of all ranks move, and the first step's normalisers are of all of them.
     """
 
     why_not_tokens = "keeps a memory of every example of the split"
+    needs_noise = True
 
     eps = 1e-7  # keeps logarithms finite; the references' own, no key of a run
 
@@ -118,40 +122,51 @@ class CRD(FeatureLoss):
         student, teacher = (features.flatten(1) for features in self.get_pair(inputs, path))
         student, teacher = self.student_embedding(student), self.teacher_embedding(teacher)
         indices = self._get_contrast_indices(inputs)
-        value = self._compute_side(student, self.teacher_memory, indices, inputs, "student")
-        value = value + self._compute_side(teacher, self.student_memory, indices, inputs, "teacher")
-        for memory, embeddings in ((self.student_memory, student), (self.teacher_memory, teacher)):
-            self._update(memory, embeddings.detach(), inputs)
-        return value
+        scores = [
+            self._score(student, self.teacher_memory, indices),
+            self._score(teacher, self.student_memory, indices),
+        ]
+        self._remember(student, teacher, scores, inputs)
+        normalisers = self.student_normaliser, self.teacher_normaliser
+        return sum(map(partial(self._contrast, inputs.mask), scores, normalisers))
 
     def _get_contrast_indices(self, inputs: LossInputs) -> Tensor:
         if inputs.contrast_indices is not None:
             return inputs.contrast_indices.long()
         own = inputs.example_indices.long()
-        shape = (own.shape[0], self.negatives)
-        drawn = torch.randint(self.num_examples, shape, device=own.device)
+        drawn = draw_words(own, get_noise_key(inputs), self.negatives) % self.num_examples
         return torch.cat([own.unsqueeze(1), drawn], dim=1)
 
-    def _compute_side(
-        self, embeddings: Tensor, memory: Tensor, indices: Tensor, inputs: LossInputs, side: str
-    ) -> Tensor:
+    def _score(self, embeddings: Tensor, memory: Tensor, indices: Tensor) -> Tensor:
         rows = memory.index_select(0, indices.reshape(-1)).reshape(*indices.shape, -1)
-        scores = compute_scores(embeddings, rows, self.contrast_temperature)
-        stored = self.student_normaliser if side == "student" else self.teacher_normaliser
-        estimate = mean_valid(scores.detach().mean(dim=1), inputs.mask) * self.num_examples
-        is_new = (stored < 0) & (estimate > 0)  # no estimate from a batch without valid examples
-        stored.copy_(torch.where(is_new, estimate.to(stored.dtype), stored))
-        divisor = torch.where(stored > 0, stored, torch.ones_like(stored))
-        return compute_contrast(scores / divisor, self.num_examples, eps=self.eps, mask=inputs.mask)
+        return compute_scores(embeddings, rows, self.contrast_temperature)
 
-    def _update(self, memory: Tensor, embeddings: Tensor, inputs: LossInputs) -> None:
-        indices = inputs.example_indices.long()
-        rows = memory.index_select(0, indices)
-        moved = unit_rows(self.momentum * rows + (1 - self.momentum) * embeddings)
-        change = (moved - rows).to(memory.dtype)
-        if inputs.mask is not None:
-            change = change * inputs.mask.unsqueeze(1).to(change.dtype)
-        memory.index_add_(0, indices, change)
+    def _contrast(self, mask: Tensor | None, scores: Tensor, normaliser: Tensor) -> Tensor:
+        divisor = torch.where(normaliser > 0, normaliser, torch.ones_like(normaliser))
+        return compute_contrast(scores / divisor, self.num_examples, eps=self.eps, mask=mask)
+
+    @torch.no_grad()
+    def _remember(
+        self, student: Tensor, teacher: Tensor, scores: Sequence[Tensor], inputs: LossInputs
+    ) -> None:
+        """Estimate what has no estimate yet and move the rows, by the examples of all ranks."""
+        means = [one.mean(dim=1, keepdim=True) for one in scores]
+        mask = torch.ones_like(means[0]) if inputs.mask is None else inputs.mask.unsqueeze(1)
+        # Two collectives: of float32, which hold no index above 2^24, and of the indices.
+        rows = self.gather(torch.cat([student, teacher, *means, mask.to(student.dtype)], dim=1))
+        indices = self.gather(inputs.example_indices.long())
+        widths = [student.shape[1], teacher.shape[1], 1, 1, 1]
+        *embeddings, mine, theirs, mask = rows.split(widths, dim=1)
+        is_valid = mask[:, 0] > 0
+        for stored, one in ((self.student_normaliser, mine), (self.teacher_normaliser, theirs)):
+            estimate = mean_valid(one[:, 0], is_valid) * self.num_examples
+            is_new = (stored < 0) & (estimate > 0)  # none from a batch without valid examples
+            stored.copy_(torch.where(is_new, estimate.to(stored.dtype), stored))
+        memories = self.student_memory, self.teacher_memory
+        for memory, own in zip(memories, embeddings, strict=True):
+            before = memory.index_select(0, indices)
+            moved = unit_rows(self.momentum * before + (1 - self.momentum) * own)
+            memory.index_add_(0, indices, ((moved - before) * mask).to(memory.dtype))
 
 
 class UnitEmbedding(nn.Module):

@@ -1,4 +1,4 @@
-"""Divergences of whole distributions beside KL: reverse KL, JSD, alpha-beta."""
+"""Divergences of whole distributions beside KL: reverse KL, JSD, alpha-beta, yes or no."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from losses.base import LOSSES, LogitLoss
-from losses.factory import check_positive
-from losses.logits import kl_per_example
+from losses.base import LOSSES, LogitLoss, LossInputs
+from losses.factory import check_choice, check_positive
+from losses.logits import REDUCTIONS, kl_per_example
 from losses.reductions import as_constant, mean_valid, upcast
+from losses.yes_or_no import compute_bce
 from utils.errors import UserError
 
 
@@ -117,6 +118,44 @@ def compute_alpha_beta(
     else:
         per_class = (p - q).square() / 2
     return mean_valid(per_class.sum(dim=-1), mask)
+
+
+def compute_yes_or_no_kd(
+    student_logits: Tensor, teacher_logits: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy of K answers of yes or no with the teacher's, each by its sigmoid.
+
+    Args:
+      student_logits: [B, K]; receives the gradient.
+      teacher_logits: [B, K], raw: their offset counts; constant here.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over K, averaged over valid examples.
+
+    Source: Touvron et al. 2022 (cosub), arXiv:2212.04884, its loss between submodels where the task
+    is learnt by binary cross-entropy.
+    """
+    shares = torch.sigmoid(as_constant(teacher_logits))
+    return mean_valid(compute_bce(upcast(student_logits), shares).sum(dim=-1), mask)
+
+
+@LOSSES.register("bce_kd")
+class YesOrNoKD(LogitLoss):
+    """`compute_yes_or_no_kd`; reduction `numel` divides by K too, as train.task_loss: bce does."""
+
+    def __init__(self, reduction: str = "batchmean") -> None:
+        check_choice("bce_kd", "reduction", reduction, REDUCTIONS)
+        super().__init__(compute_yes_or_no_kd, reduction=reduction)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value on the class head; refuses a stored teacher."""
+        if inputs.sparse_teacher is not None and not inputs.teacher_logits:
+            raise UserError(
+                "distill.losses: bce_kd takes the sigmoid of raw logits and a teacher cache stores "
+                "probabilities over classes; use kd or a live teacher"
+            )
+        return super().compute(inputs)
 
 
 @LOSSES.register("reverse_kl")

@@ -8,6 +8,7 @@ from typing import Any
 
 from losses.base import LOSSES, Loss
 from utils.errors import UserError, get_near_names
+from utils.registry import Registry
 
 
 def create_loss(
@@ -28,10 +29,27 @@ def create_loss(
     Raises:
       UserError: an unknown name, an unknown or missing argument, or a value out of range.
     """
-    factory = LOSSES.get(name)
+    return create_from(LOSSES, name, args, {"temperature": temperature, "group_size": group_size})
+
+
+def create_from(
+    registry: Registry,
+    name: str,
+    args: Mapping[str, Any] | None = None,
+    usual: Mapping[str, Any] | None = None,
+) -> Any:
+    """What a registry of losses makes of a name and arguments.
+
+    Args:
+      usual: values for arguments that are not given, where the loss has them; none: it decides.
+
+    Raises:
+      UserError: as `create_loss`.
+    """
+    factory = registry.get(name)
     parameters = inspect.signature(factory).parameters
     args = dict(args or {})
-    for key, value in (("temperature", temperature), ("group_size", group_size)):
+    for key, value in (usual or {}).items():
         if value is not None and key in parameters:
             args.setdefault(key, value)
     takes = f"it takes {', '.join(parameters)}" if parameters else "it takes none"

@@ -69,6 +69,12 @@ def compute_attention_gaps(
 ) -> Tensor:
     """[B, positions] difference of attention maps, the larger map pooled to the smaller first."""
     student, teacher = upcast(student_features), as_constant(teacher_features)
+    is_mixed = student.ndim == 4 and teacher.ndim != 4
+    if min(student.ndim, teacher.ndim) < 3 or is_mixed:
+        raise UserError(
+            f"distill.losses: attention maps need positions on both sides, and the layers give "
+            f"{tuple(student.shape)} and {tuple(teacher.shape)}; name maps or tokens, or use fitnet"
+        )
     if student.ndim == 4:
         if student.shape[-2] > teacher.shape[-2]:
             student = pool_adaptive(student, *teacher.shape[-2:])

@@ -75,6 +75,11 @@ class WassersteinFeatures(ProjectedLoss):
 
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
         """The scalar of one pair: summed over channels, averaged over valid examples."""
+        if student.ndim < 3:
+            raise UserError(
+                f"distill.losses: wkd_f compares spreads over positions, and the layers give "
+                f"{tuple(student.shape)}; name maps or tokens, or use fitnet"
+            )
         if self.grid == 1:
             cells = [(get_channels(student), get_channels(teacher))]
         else:

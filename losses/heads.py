@@ -114,12 +114,13 @@ class WassersteinLogits(Loss):
 class SoftmaxRegression(ProjectedLoss):
     """Feature MSE, and MSE of what the teacher's classifier says to both features.
 
-    feature_weight * mean of (r(f_s) - f_t)^2 + head_weight * mean over classes of
-    (h_t(r(f_s)) - h_t(f_t))^2, averaged over valid examples; h_t is the teacher's own classifier,
-    constant, on the average over positions. One pair: the layers before the classifiers. The
-    paper's r is a 1x1 convolution, BatchNorm and ReLU (`regressor: convreg`).
+    feature_weight * mean of (f_s - f_t)^2 + head_weight * mean over classes of
+    (h_t(f_s) - h_t(f_t))^2, averaged over valid examples; f are averages over positions, the
+    student's after its projection r; h_t is the teacher's own classifier, constant. One pair: the
+    layers before the classifiers. The authors' r is a 1x1 convolution, BatchNorm and ReLU
+    (`regressor: convreg`).
 
-    Source: Yang et al. 2021 (SRRL), ICLR 2021, equations 2 and 5, with means in place of sums.
+    Source: Yang et al. 2021 (SRRL), ICLR 2021, as its authors' code has it.
     """
 
     def __init__(
@@ -147,9 +148,10 @@ class SoftmaxRegression(ProjectedLoss):
         weight, bias = (
             as_constant(get_feature(inputs.teacher_features, path, "teacher")) for path in paths
         )
-        answers = [get_vector(side) @ weight.T + bias for side in (student, teacher)]
+        vectors = [get_vector(side) for side in (student, teacher)]
+        answers = [side @ weight.T + bias for side in vectors]
         parts = (
-            compute_feature_mse(student, teacher, mask=inputs.mask),
+            compute_feature_mse(*vectors, mask=inputs.mask),
             compute_feature_mse(*answers, mask=inputs.mask),
         )
         return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))

@@ -200,7 +200,7 @@ def compute_ickd(
       Scalar: summed over C * C, divided by C, averaged over valid examples.
 
     Source: Liu et al. 2021 (ICKD-C), arXiv:2202.03680, with the rows' L2 norm and the divisor C of
-    its authors' code, which divides by the batch once more.
+    its authors' code; the one for ImageNet divides by the batch once more.
     """
     student = unit_rows(student_features @ student_features.transpose(1, 2))
     teacher = unit_rows(teacher_features @ teacher_features.transpose(1, 2))
@@ -289,12 +289,12 @@ class FeatureOverhaul(ProjectedLoss):
                 )
                 for key in ("weight", "bias")
             )
-            margins = compute_margins(weight, bias)
-            if teacher.ndim != 4 or len(margins) != teacher.shape[1]:
+            if teacher.ndim != 4 or weight.shape != (teacher.shape[1],):
                 raise UserError(
-                    f"distill.losses: ofd finds {len(margins)} margins for activations "
+                    f"distill.losses: ofd finds a weight of {tuple(weight.shape)} for activations "
                     f"{tuple(teacher.shape)} of {teacher_path}; name the teacher's BatchNorms"
                 )
+            margins = compute_margins(weight, bias)
             total = total + compute_ofd(student, teacher, margins, mask=inputs.mask)
         return total
 

@@ -7,7 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-from losses.base import LOSSES, LogitLoss, Loss, LossInputs, check_classes, get_teacher_logits
+from losses.base import (
+    LOSSES,
+    LogitLoss,
+    Loss,
+    LossInputs,
+    get_strong_logits,
+    get_teacher_logits,
+)
 from losses.factory import check_positive
 from losses.logits import kd_kl_div
 from losses.reductions import (
@@ -18,7 +25,6 @@ from losses.reductions import (
     upcast,
 )
 from losses.standardise import standardise_logits
-from utils.errors import UserError
 
 BASE_TEMPERATURES = (3.0, 5.0)  # the reference's, beside its configured one
 SURE_MARGIN = 53 * math.log(2.0)  # where p rounds to 1 in float64
@@ -142,12 +148,13 @@ class MultiLevelKD(Loss):
     f * bc(weak, all T)), all T = T, 3, 5, 2, 6; f and c are the shares of examples and classes
     with at most median teacher confidence, in each group. The paper selects those examples and
     classes; the code reduces first, so its masks only scale by about 0.5. The code is followed:
-    the parts are there as kd, mlkd_bc and mlkd_cc. A run has no strong view yet and is refused.
+    the parts are there as kd, mlkd_bc and mlkd_cc.
 
     Source: Jin, Wang and Lin 2023 (MLKD), CVPR 2023.
     """
 
     why_not_tokens = "compares the examples of a group, and two views of them"
+    needs_strong_view = True
 
     def __init__(
         self,
@@ -171,7 +178,7 @@ class MultiLevelKD(Loss):
         """The scalars `kd`, `cc` and `bc`, before `weight`."""
         student = inputs.student_logits
         teacher = get_teacher_logits(inputs)
-        strong_student, strong_teacher = self._get_strong(inputs)
+        strong_student, strong_teacher = get_strong_logits(inputs, "mlkd")
         low_examples, low_classes = self._get_shares(teacher, inputs.mask)
         every = (*self.base_temperatures, *WEAK_TEMPERATURES)
         arguments = {"group_size": self.group_size, "mask": inputs.mask}
@@ -194,20 +201,6 @@ class MultiLevelKD(Loss):
         groups = split_groups(teacher, self.group_size)
         examples, classes = compute_low_confidence_shares(groups, weights > 0)
         return mean_groups(examples, weights), mean_groups(classes, weights)
-
-    def _get_strong(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-        if inputs.strong_student_logits is None:
-            raise UserError(
-                "distill.losses: mlkd compares two views of a batch, and a run makes no second, "
-                "strongly augmented one; use kd, mlkd_bc and mlkd_cc as terms of their own"
-            )
-        if len(inputs.strong_teacher_logits) != 1:
-            raise UserError(
-                "distill.losses: mlkd got a strong view of the student and "
-                f"{len(inputs.strong_teacher_logits)} of teachers; give exactly one"
-            )
-        check_classes(inputs.strong_student_logits, inputs.strong_teacher_logits[0])
-        return inputs.strong_student_logits, inputs.strong_teacher_logits[0]
 
 
 def _get_group_probs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,9 @@ class WeightedLoss(nn.Module):
       alpha: share of distillation, 0 to 1.
       task_loss: what is learnt from the targets; none: soft cross-entropy.
 
+    Attributes:
+      peer: a second student that learns by the same terms; whoever has one puts it here.
+
     A part of weight 0 is computed and logged and stays out of the total, so that an infinity in
     it cannot spread. `LossInputs.term_scales` multiplies the weights by data, for schedules.
     """
@@ -41,6 +45,7 @@ class WeightedLoss(nn.Module):
         self.task_loss = task_loss or compute_class_loss
         self.alpha = alpha if terms else 0.0
         self.names = _number_repeats([name for name, _, _ in terms])
+        self.register_module("peer", None)
         self.losses = nn.ModuleList(loss for _, loss, _ in terms)
         self.weights = tuple(weight for _, _, weight in terms)
         of_terms = zip(self.names, self.weights, strict=True)
@@ -58,6 +63,18 @@ class WeightedLoss(nn.Module):
         """Whether a term looks at the logits of a distillation token."""
         return any(loss.needs_distill_token() for loss in self.losses)
 
+    def needs_strong_view(self) -> bool:
+        """Whether a term compares a second, strongly augmented view."""
+        return any(getattr(one, "needs_strong_view", False) for one in self.losses.modules())
+
+    def needs_turned(self) -> bool:
+        """Whether a term compares images with their turned copies."""
+        return any(getattr(one, "needs_turned", False) for one in self.losses.modules())
+
+    def needs_noise(self) -> bool:
+        """Whether a term draws by a key of the step."""
+        return any(loss.needs_noise for loss in self.losses)
+
     def group_sizes(self) -> tuple[int, ...]:
         """Sizes of the groups of examples that terms compare; none if no term does."""
         sizes = (getattr(module, "group_size", 0) for module in self.losses.modules())
@@ -71,28 +88,52 @@ class WeightedLoss(nn.Module):
     def forward(self, inputs: LossInputs) -> LossOutput:
         """The weighted total and its parts."""
         with torch.autocast(inputs.student_logits.device.type, enabled=False):
-            task = self.task_loss(inputs)
+            task = self._compute_task(inputs)
         terms = {"task": task}
         for name, loss in zip(self.names, self.losses, strict=True):
             terms[name] = loss(inputs)
-        total = terms["total"] = self.weigh(terms, inputs.term_scales)
+        total = terms["total"] = self.weigh(terms, inputs.term_scales, inputs.alpha)
         return LossOutput(total, {name: value.detach() for name, value in terms.items()})
 
-    def weigh(self, parts: Mapping[str, Tensor], term_scales: Tensor | None = None) -> Tensor:
+    def _compute_task(self, inputs: LossInputs) -> Tensor:
+        """What the targets teach: the mean over the views, which have the same ones."""
+        task = self.task_loss(inputs)
+        if inputs.strong_student_logits is None:
+            return task
+        strong = replace(inputs, student_logits=inputs.strong_student_logits)
+        return (task + self.task_loss(strong)) / 2
+
+    def weigh(
+        self,
+        parts: Mapping[str, Tensor],
+        term_scales: Tensor | None = None,
+        alpha: Tensor | None = None,
+    ) -> Tensor:
         """What parts of the loss add to the total: it is their sum, taken together or in turn.
 
         Args:
           parts: `task` and terms by their names, or some of them; at least one.
+          alpha: as in `LossInputs`.
         """
         scaled = []
         for name, value in parts.items():
-            if not self._factors[name]:
+            factor = self._get_factor(name, alpha)
+            if isinstance(factor, float) and not factor:
                 continue
-            part = self._factors[name] * value
+            part = factor * value
             if term_scales is not None and name != "task":
                 part = term_scales[self.names.index(name)].to(part.dtype) * part
             scaled.append(part)
         return torch.stack(scaled).sum() if scaled else 0 * next(iter(parts.values()))
+
+    def _get_factor(self, name: str, alpha: Tensor | None) -> float | Tensor:
+        """What a part is multiplied by; a tensor where the share of distillation is data."""
+        if alpha is None or not self.names:
+            return float(self._factors[name])
+        if name == "task":
+            return 1 - alpha
+        weight = self.weights[self.names.index(name)]
+        return alpha * weight if weight else 0.0
 
 
 def compute_class_loss(inputs: LossInputs) -> Tensor:

@@ -77,6 +77,11 @@ def synchronise_batch_norm(model: nn.Module, sum_over_ranks: Callable[[Tensor], 
     return len(found)
 
 
+def has_batch_norm(model: nn.Module) -> bool:
+    """Whether what a model computes depends on the other examples of a batch."""
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
+
+
 def refuse_single_values(inputs: Tensor) -> None:
     """Refuse a training batch of one value per channel, which has no variance, as PyTorch does.
 

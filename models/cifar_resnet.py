@@ -37,6 +37,7 @@ class CifarResNet(nn.Module):
 
     Args:
       blocks: blocks of each stage; a depth of 6 n + 2 layers has n.
+      num_classes: 0 leaves the classifier out.
 
     Source: He et al. 2016, arXiv:1512.03385, section 4.2, four times as wide, as in the tables of
     CRD, arXiv:1910.10699.
@@ -44,19 +45,28 @@ class CifarResNet(nn.Module):
 
     def __init__(self, blocks: int, num_classes: int = 100, in_chans: int = 3) -> None:
         super().__init__()
-        self.num_classes = num_classes
+        self.num_classes, self.num_features = num_classes, WIDTHS[2]
         self.conv1 = _create_conv(in_chans, 32, 3, 1)
         self.bn1 = nn.BatchNorm2d(32)
         self.layer1 = _create_stage(32, WIDTHS[0], blocks, stride=1)
         self.layer2 = _create_stage(WIDTHS[0], WIDTHS[1], blocks, stride=2)
         self.layer3 = _create_stage(WIDTHS[1], WIDTHS[2], blocks, stride=2)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.fc = nn.Linear(WIDTHS[2], num_classes)
+        self.fc = nn.Linear(WIDTHS[2], num_classes) if num_classes else nn.Identity()
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """The last maps, [B, 256, H / 4, W / 4]."""
+        features = functional.relu(self.bn1(self.conv1(images)))
+        return self.layer3(self.layer2(self.layer1(features)))
+
+    def forward_head(self, maps: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of the last maps, or the vectors before them."""
+        vectors = self.pool(maps)
+        return vectors if pre_logits else self.fc(vectors)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, num_classes]."""
-        features = functional.relu(self.bn1(self.conv1(images)))
-        return self.fc(self.pool(self.layer3(self.layer2(self.layer1(features)))))
+        return self.forward_head(self.forward_features(images))
 
 
 @MODELS.register("cifar_resnet8x4")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from models.lora import adapt
+from models.widened import widen
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonObject
 from utils.registry import Registry
 from utils.weights import (
     EXPORT_FILE,
     FitRules,
+    ask_hub,
     is_shared,
     load_weights,
     merge_adapters,
@@ -98,6 +101,8 @@ def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) 
     if section.weights:
         rules = FitRules(reset_head=section.reset_head)
         load_weights(model, open_weights(section.weights, "model.weights"), rules)
+    if section.norm_width is not None:
+        widen(model, section.norm_width, section.norm_copies)
     if section.lora:
         adapt(model, section.lora, section.lora_rank, section.lora_alpha)
     return model
@@ -144,7 +149,8 @@ def build_model(
         with torch.device(device):
             if name in MODELS:
                 return MODELS.get(name)(**arguments)
-            return timm.create_model(name, pretrained=pretrained, **arguments)
+            with ask_hub() if pretrained else nullcontext():
+                return timm.create_model(name, pretrained=pretrained, **arguments)
     except (TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         # Statistics of the data are many numbers, and never what is wrong.

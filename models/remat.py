@@ -53,6 +53,8 @@ def recompute_blocks(model: nn.Module, recompute: Recompute) -> int:
 def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], Tensor]) -> int:
     """Run each chain of equal blocks through `scan`.
 
+    A model whose blocks differ, but repeat in groups, offers the chain of them by `group_blocks`.
+
     Args:
       scan: blocks, input of the first -> output of the last (`Runtime.scan_blocks`).
 
@@ -62,7 +64,9 @@ def scan_blocks(model: nn.Module, scan: Callable[[Sequence[nn.Module], Tensor], 
     Raises:
       UserError: the model has no chain of blocks that are equal in shape, or they draw dropout.
     """
-    chains = [one for one in find_blocks(model) if isinstance(one, nn.Sequential) and _equal(one)]
+    own = getattr(model, "group_blocks", None)
+    chains = [own()] if own is not None else find_blocks(model)
+    chains = [one for one in chains if isinstance(one, nn.Sequential) and _equal(one)]
     if not chains:
         raise UserError(
             f"train.scan_layers needs a chain of equal blocks, which {type(model).__name__} does "

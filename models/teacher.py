@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
+from models.kept_tokens import KeptTokens, keep_tokens
 from models.transforms import InputTransform, spread_channels
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
@@ -24,10 +25,13 @@ if TYPE_CHECKING:
     from utils.checkpoint import TensorDiff
     from utils.config.distill import DistillSection
 
-EMA = "ema"
+# The student itself as a teacher: its average, and as it was when the last epoch ended.
+EMA, PAST = "ema", "past"
+SELVES = (EMA, PAST)
 _WEIGHTS_KEY = "distill.teacher_weights"
 # What a section may say of a teacher of images, and no other teacher has.
-_OF_IMAGES = ("num_classes", "label_map", "size", "mean", "std")
+_OF_IMAGES = ("num_classes", "label_map", "size", "keep_tokens", "mean", "std")
+FOLLOWS = "student"  # a size: what the student sees
 
 
 class FrozenModel(nn.Module):
@@ -60,6 +64,8 @@ class Teacher(FrozenModel):
       transform: pixels [B, C, H, W] of 0..255 -> that input.
       classes: int [K], the teacher's class for each class of the student; none: the same.
       weight: share in an ensemble.
+      follows: whether it sees what the student does, where that is smaller than the crop.
+      kept: stands in `model` and keeps some of its patches; none: it always sees all of them.
     """
 
     def __init__(
@@ -69,17 +75,49 @@ class Teacher(FrozenModel):
         *,
         classes: Tensor | None = None,
         weight: float = 1.0,
+        follows: bool = False,
+        kept: KeptTokens | None = None,
     ) -> None:
         super().__init__(model, weight=weight)
-        self.transform = transform
+        self.transform, self.follows = transform, follows
+        self._kept = [kept]  # a list: the module has its place in the model
         self.register_buffer("classes", classes, persistent=False)
         self.eval()  # the transform, too
 
+    @property
+    def kept(self) -> KeptTokens | None:
+        """What keeps some of its patches."""
+        return self._kept[0]
+
     @torch.no_grad()
-    def forward(self, pixels: Tensor) -> Tensor:
-        """Float32 logits [B, K] of raw pixels [B, C, H, W]."""
+    def forward(self, pixels: Tensor, seen: SeenByStudent | None = None) -> Tensor:
+        """Float32 logits [B, K] of raw pixels [B, C, H, W].
+
+        Args:
+          seen: what the student made of the same images; none: outside of a step.
+        """
+        kept = self.kept
+        if seen is not None and self.follows:
+            pixels = seen.pixels
+        if kept is not None and seen is not None:
+            kept.choose(seen.scores)
         logits = self.model(self.transform(pixels).to(self.dtype)).float()
+        if kept is not None:
+            kept.chosen = None
         return logits if self.classes is None else logits.index_select(1, self.classes)
+
+
+@dataclass(frozen=True)
+class SeenByStudent:
+    """What a student has just looked at, for teachers that look at the same.
+
+    Attributes:
+      pixels: [B, C, h, w], raw, at the student's side.
+      scores: [B, N] of its patches; none: nobody asks for them.
+    """
+
+    pixels: Tensor
+    scores: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -156,7 +194,10 @@ def get_teacher_sections(section: DistillSection) -> tuple[TeacherSection, ...]:
 
 
 def hash_teacher(section: TeacherSection) -> str:
-    """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and transform."""
+    """What a teacher is, in 16 hex digits: its weights' bytes, its name, classes and transform.
+
+    Its share in an ensemble is no part of it: answers are weighed when they are read.
+    """
     digest = hashlib.sha256()
     weights = open_weights(section.weights, _WEIGHTS_KEY) if section.weights else None
     if weights is not None:
@@ -165,7 +206,9 @@ def hash_teacher(section: TeacherSection) -> str:
         digest.update(_read_label_map(section.label_map).encode())
     if weights is not None:
         weights.update_hash(digest)
-    facts = section.model_dump(mode="json", exclude={"weights", "label_map"})
+    later = {"keep_tokens"} if section.keep_tokens is None else set()  # it came later
+    facts = section.model_dump(mode="json", exclude={"weights", "label_map", *later})
+    facts["weight"] = 1.0  # it once was part
     digest.update(json.dumps(facts, sort_keys=True).encode())
     return digest.hexdigest()[:16]
 
@@ -179,8 +222,8 @@ def create_teachers(
 ) -> list[Teacher]:
     """The teachers that have weights of their own; empty without distillation.
 
-    A run or a checkpoint tells its model, arguments and normalisation itself. `ema` is not among
-    them: it is the student's average, which the train state holds.
+    A run or a checkpoint tells its model, arguments and normalisation itself. `ema` and `past` are
+    not among them: they are the student, which the train state holds.
 
     Args:
       num_classes: the student's.
@@ -191,14 +234,14 @@ def create_teachers(
       UserError: unknown model, missing or foreign weights, or classes that do not agree.
     """
     check_shares(section)
-    sections = [one for one in get_teacher_sections(section) if one.model != EMA]
+    sections = [one for one in get_teacher_sections(section) if one.model not in SELVES]
     return [_create_teacher(one, num_classes, student_transform, device) for one in sections]
 
 
 def _create_teacher(
     section: TeacherSection, num_classes: int, student_transform: InputTransform, device: str
 ) -> Teacher:
-    _check_normalisation(section)
+    check_normalisation(section)
     source = open_teacher(section)
     name, facts = source.name, source.facts
     classes = _load_label_map(section, num_classes)
@@ -216,8 +259,16 @@ def _create_teacher(
     model = source.build(
         {"num_classes": own_classes}, device=device, explain=partial(_explain_head, own_classes)
     )
-    transform = _create_transform(section, facts, model, student_transform)
-    return Teacher(model, transform, classes=classes, weight=section.weight)
+    transform = create_teacher_transform(section, facts, model, student_transform)
+    share = section.keep_tokens
+    return Teacher(
+        model,
+        transform,
+        classes=classes,
+        weight=section.weight,
+        follows=section.size == FOLLOWS,
+        kept=None if share is None else keep_tokens(model, share, name),
+    )
 
 
 def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
@@ -235,7 +286,7 @@ def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
     return find_model_name(name, "distill.teacher")
 
 
-def _create_transform(
+def create_teacher_transform(
     section: TeacherSection,
     facts: JsonObject,
     model: nn.Module,
@@ -255,7 +306,9 @@ def _create_transform(
         )
     channels = student_transform.mean.shape[1]
     return InputTransform(
-        spread_channels(mean, channels), spread_channels(std, channels), section.size
+        spread_channels(mean, channels),
+        spread_channels(std, channels),
+        None if section.size == FOLLOWS else section.size,
     )
 
 
@@ -284,8 +337,12 @@ def refuse_image_keys(section: TeacherSection, task: str) -> None:
             )
 
 
-def _check_normalisation(section: TeacherSection) -> None:
+def check_normalisation(section: TeacherSection) -> None:
     """Mean and std belong together: half of them would be dropped, or mixed with another's."""
+    if section.std is not None and not all(value > 0 for value in section.std):
+        raise UserError(
+            f"distill.teachers std ({list(section.std)}) divides its pixels; give numbers above 0"
+        )
     if (section.mean is None) == (section.std is None):
         return
     given, missing = ("mean", "std") if section.std is None else ("std", "mean")

@@ -33,15 +33,21 @@ class InputTransform(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """Float32 [B, C, size, size], (pixels - mean) / std."""
         if self.size is not None and pixels.shape[-2:] != (self.size, self.size):
-            rows, columns = (self._get_resampler(side, pixels) for side in pixels.shape[-2:])
+            rows, columns = (self._get_resampler(side, pixels.device) for side in pixels.shape[-2:])
             pixels = resample(pixels, rows, columns)
         return (pixels - self.mean) / self.std
 
-    def _get_resampler(self, side: int, pixels: Tensor) -> Tensor:
+    def expect(self, height: int, width: int, device: torch.device) -> None:
+        """Make ready for pixels of a size: made in a step, weights would have it traced twice."""
+        if self.size is not None and (height, width) != (self.size, self.size):
+            for side in (height, width):
+                self._get_resampler(side, device)
+
+    def _get_resampler(self, side: int, device: torch.device) -> Tensor:
         """[size, side] weights that resample one axis, made once for each side and device."""
-        key = (side, pixels.device)
+        key = (side, device)
         if key not in self._resamplers:
-            self._resamplers[key] = create_resampler(side, self.size).to(pixels.device)
+            self._resamplers[key] = create_resampler(side, self.size).to(device)
         return self._resamplers[key]
 
 

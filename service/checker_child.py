@@ -1,7 +1,7 @@
 """`python -m service.checker_child`: reads configurations, a line each, and says what is wrong.
 
-The one file of this room that imports what trains, in a program of its own. An answer is a JSON
-object in a line: `lines` for people, or `error`.
+It imports what trains, and so is a program of its own. An answer is a JSON object in a line:
+`lines` for people, or `error`.
 """
 
 from __future__ import annotations

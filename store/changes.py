@@ -34,12 +34,19 @@ def hash_config(config: JsonMapping, rules: Rules) -> str:
 def find_changes(then: JsonMapping, now: JsonMapping) -> dict[str, tuple[JsonValue, JsonValue]]:
     """Keys whose values differ, with both values; a key that one side does not know is left out.
 
-    A newer program knows more keys than the one that began the run.
+    A newer program knows more keys than the one that began the run, in the sections of a list, too.
     """
     old, new = flatten(then), flatten(json.loads(json.dumps(now)))
-    return {
-        key: (old[key], new[key]) for key in sorted(old.keys() & new.keys()) if old[key] != new[key]
-    }
+    shared = sorted(old.keys() & new.keys())
+    return {key: (old[key], new[key]) for key in shared if _differ(old[key], new[key])}
+
+
+def _differ(old: JsonValue, new: JsonValue) -> bool:
+    sections = isinstance(old, list) and isinstance(new, list) and len(old) == len(new)
+    if sections and all(isinstance(one, Mapping) for one in (*old, *new)):
+        pairs = zip(old, new, strict=True)
+        return any(one[key] != two[key] for one, two in pairs for key in one.keys() & two.keys())
+    return old != new
 
 
 def check_changes(

@@ -6,10 +6,11 @@
     OPERATOR   = "=" | "!=" | "<" | "<=" | ">" | ">=" | "~"
 
 A key is a fact of the run (`status`, `experiment`, `tag`, ...), a key of its configuration
-(`optim.lr`, `model.args.depth`) or a number (`eval.top1`, `train.loss/total`). Alone it says that
-the run has it. A value is a word, or a text in quotes. Numbers are compared as numbers, other
-values as text; `~` asks whether the text contains another, or fits a pattern with `*` and `?`.
-A run that lacks the key fits no comparison, not even `!=`.
+(`optim.lr`, `model.args.depth`) or a number (`eval.top1`, `train.loss/total`); `teacher` is any
+name of a run that it has learnt from, in any generation, `teacher.tag` a tag of one. Alone a key
+says that the run has it. A value is a word, or a text in quotes. Numbers are compared as numbers,
+other values as text; `~` asks whether the text contains another, or fits a pattern with `*` and
+`?`. A run that lacks the key fits no comparison, not even `!=`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _TOKENS = re.compile(
     r"""|"(?P<double>(?:[^"\\]|\\.)*)"|'(?P<single>(?:[^'\\]|\\.)*)'|(?P<word>[^\s()=<>!~"']+))"""
 )
 _WORDS = ("and", "or", "not")
+# Keys with several values at once: one of them must fit, and none for `!=`.
+_MANY = ("tag", "teacher", "teacher.tag")
 _ORDER: dict[str, Callable[[float, float], bool]] = {
     "<": lambda a, b: a < b, "<=": lambda a, b: a <= b,
     ">": lambda a, b: a > b, ">=": lambda a, b: a >= b,
@@ -71,7 +74,7 @@ class _Compares:
         found = lookup(self.key)
         if found is None:
             return self.operator == "=" and self.value in ("none", "null") and not self.is_quoted
-        if self.key == "tag" and isinstance(found, list):
+        if self.key in _MANY and isinstance(found, list):
             if self.operator == "!=":
                 return all(self._compare(tag) for tag in found)
             return any(self._compare(tag) for tag in found)

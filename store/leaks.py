@@ -59,9 +59,11 @@ _RUN = 12
 _MIXED = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])")
 _CASED = re.compile(r"(?=\w*[A-Z])(?=\w*[a-z])")
 _OF_YAML = re.compile(r"[+\- ]*[\w\-]*(?i:passw(?:or)?d|passphrase|secret)[\w\-]*:\s*[a-z]+\s*")
-# Pieces of texts, and numbers of them: `tokenizer`, `max_tokens`, `token_dtype`.
-_OF_WORDS = re.compile(r"(?i)token(?:iz|is|_?(?:dtype|types?)\b)")
-_OF_TEXTS = re.compile(r"(?i)token(?:iz|is|s\b|s_|_?(?:ids?|counts?|dtype|types?|len)\b)")
+# Pieces of texts, and numbers of them: `tokenizer`, `max_tokens`, `experts_per_token`.
+_OF_WORDS = re.compile(r"(?i)token(?:iz|is|_?(?:dtype|types?)\b)|_per_token\b")
+_OF_TEXTS = re.compile(
+    r"(?i)_per_token\b|token(?:iz|is|s\b|s_|_?(?:ids?|counts?|dtype|types?|len)\b)"
+)
 # A flag, a template, a place, a type, or a word that stands for a secret.
 _HARMLESS = re.compile(
     r"(?ix) -{1,2}[a-z\-]+ | none | null | true | false | undefined | \.\.\. | [\W_]+ | (.)\1+"
@@ -108,8 +110,9 @@ def _tells_secret(line: str, word: re.Match[str]) -> bool:
 def _gives_secret(name: str, found: re.Match[str]) -> bool:
     text = found["text"]
     if found["sign"] == ",":  # a pair, or words of a list
-        is_plain = text is not None and len(text) >= _LEAST and " " not in text
-        return is_plain and bool(_MIXED.match(text)) and not _OF_WORDS.search(name)
+        if text is None or len(text) < _LEAST or " " in text or _HARMLESS.fullmatch(text):
+            return False
+        return bool(_MIXED.match(text)) and not _OF_WORDS.search(name)
     if text is not None:
         return _is_quoted_secret(name, text)
     if _OF_TEXTS.search(name):

@@ -103,11 +103,18 @@ class RunLock:
             self._claim.release()
 
     def _open(self) -> IO[str]:
+        folder = self.path.parent
         while True:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            # The directory's owner may rename it between the two lines.
-            with contextlib.suppress(FileNotFoundError):
+            # The directory's owner may rename it between the two calls, or within the first one,
+            # which then finds a name that exists and is no directory.
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
                 return self.path.open("a+", encoding="utf-8")
+            except FileNotFoundError:
+                continue
+            except FileExistsError:
+                if folder.is_symlink() or folder.is_file():
+                    raise
 
     def _is_in_place(self, file: IO[str]) -> bool:
         try:

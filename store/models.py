@@ -25,6 +25,29 @@ class _File(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, frozen=True)
 
 
+class AncestorEntry(_File):
+    """A teacher of a run, or a teacher of one, as it was known when the run began."""
+
+    generation: int = Field(ge=1, description="1: taught the run itself")
+    via: Literal["teacher", "cache"] = Field(description="cache: by stored answers")
+    hash: str = Field("", description="of weights, name, classes and transform")
+    place: str = Field("", description="as its student's configuration names it")
+    id: str = Field("", description="of its run; empty: it lay in none")
+    path: str = Field("", description="experiment/name of its run, as it was then")
+    weights: str = Field(
+        "", pattern=r"^([0-9a-f]{64})?$", description="SHA-256 of their file"
+    )  # fmt: skip
+    through: str = Field(
+        "", description="of a teacher's teacher: the hash of the teacher that leads to it"
+    )
+    scores: dict[str, float] = Field(
+        default_factory=dict, description="numbers of its own run's end, as they were then"
+    )
+    judged: dict[str, float] = Field(
+        default_factory=dict, description="on its student's evaluation split, before the first step"
+    )
+
+
 class RunFile(_File):
     """`run.json`: what a run is and how it stands. One writer: the program that holds the lock."""
 
@@ -39,6 +62,9 @@ class RunFile(_File):
     final_up_to_step: int = Field(0, ge=0, description="no step up to it will be done again")
     environment: dict[str, object] = Field(default_factory=dict)
     final: dict[str, object] = Field(default_factory=dict, description="metrics at its end")
+    lineage: list[AncestorEntry] = Field(
+        default=[], description="its teachers and theirs; older runs have none"
+    )
     summary: str = Field("", description="the file that is written after this one says complete")
     nonfinite: dict[str, Literal["nan", "inf", "-inf"]] = Field(
         default_factory=dict, description="nulls of this file that were no finite numbers, by place"

@@ -27,7 +27,9 @@ _SHARED = ("hardware", "devices", "global_batch_size", "unit")
 _STEP = ("target", "chips", "examples_per_chip")
 _REPEATS = "_repeats"
 # Figures of a verdict; how long it was compiled tells of the host.
-_ESTIMATES = ("estimated_mcycles", "hbm_bytes", "collective_bytes", "max_batch_per_chip")
+_ESTIMATES = (
+    "estimated_mcycles", "bundles_mcycles", "hbm_bytes", "collective_bytes", "max_batch_per_chip",
+)  # fmt: skip
 
 FIGURES = Catalogue(
     Metric("*_per_s", "1/s", "higher", "clock", "what a run's task counts, by the clock"),
@@ -40,6 +42,7 @@ FIGURES = Catalogue(
     Metric("peak_device_gib", "GiB", "lower", "resource", "most memory on the device"),
     Metric("engine_over_bare", "", "lower", "clock", "time of a step over a bare loop's"),
     Metric("estimated_mcycles", "Mcyc", "lower", "deterministic", "estimate of a step's cycles"),
+    Metric("bundles_mcycles", "Mcyc", "lower", "deterministic", "bundles of a step and DMA waits"),
     Metric("peak_bytes", "B", "lower", "deterministic", "estimate of a device's memory"),
     Metric("hbm_bytes", "B", "lower", "deterministic", "bytes a step moves to and from HBM"),
     Metric("collective_bytes", "B", "lower", "deterministic", "bytes that collectives carry"),
@@ -90,7 +93,7 @@ def get_kind(report: JsonObject) -> Kind:
         if not report["results"]:
             raise ValueError("it holds no results")
         return BENCHMARK
-    if "estimated_mcycles" in report and version in (2, 3):
+    if "estimated_mcycles" in report and version in (2, 3, 4):
         return VERDICT
     raise ValueError(f"its form is {version!r}")
 

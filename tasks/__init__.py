@@ -1,6 +1,7 @@
 """What is learnt. A task is one class with its `check`, and one row in `TASKS`."""
 
 from tasks.classify import Classify
+from tasks.distil import Distil
 from tasks.facts import TaskFacts
 from tasks.language import Language
 from tasks.multilabel import Multilabel
@@ -10,6 +11,7 @@ from utils.registry import Registry
 
 TASKS = Registry("train.task")
 TASKS.register("classify")(Classify)
+TASKS.register("distil")(Distil)
 TASKS.register("language")(Language)
 TASKS.register("multilabel")(Multilabel)
 TASKS.register("regress")(Regress)
@@ -17,6 +19,7 @@ TASKS.register("regress")(Regress)
 __all__ = [
     "TASKS",
     "Classify",
+    "Distil",
     "Language",
     "Multilabel",
     "Regress",

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from datasets import ImageBatch, Loader, require_images
+from datasets import ImageBatch, Loader
 from losses import (
     LossInputs,
     LossOutput,
@@ -23,9 +23,10 @@ from losses import (
     create_weighted_loss,
 )
 from models import (
-    EMA,
+    SELVES,
+    ClassTokenScores,
+    SeenByStudent,
     Teacher,
-    create_input_transform,
     create_model,
     create_teachers,
     get_teacher_sections,
@@ -35,37 +36,35 @@ from tasks.classify_check import ClassifyCheck, ClassifyFacts, check_micro_batch
 from tasks.classify_twin import ClassifyTwin
 from tasks.counting import compute_ece, count_agreement, count_batch, count_marked
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
-from tasks.erasing import Erasing
-from tasks.flops import count_flops
 from tasks.judge.judge import Judge
-from tasks.mixing import Mixing
-from tasks.protocol import RunTask, SumBatches, SumOver
-from tasks.resizing import Resizing, check_sizes, resize_pixels
+from tasks.mutual import SELF, create_peer, learn_together
+from tasks.pixels import ImageTask
+from tasks.protocol import SumBatches, SumOver
+from tasks.resizing import check_sizes, get_only_side, resize_pixels
+from tasks.reusing import reuse_classifier
+from tasks.rotations import TURNS, check_rotations, split_turned, turn_pixels
 from tasks.teacher_cache import (
-    CacheShape,
+    Column,
     TeacherCache,
+    combine_stored,
+    condense_answers,
     get_stored_answers,
     open_cache,
-    pack_answers,
 )
 from tasks.teaching import Teaching
+from tasks.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name, list_streams
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from engine import Plan, TrainState
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
-# Travels with a batch beside mixing coefficients: the teachers' own crops.
-TEACHER_IMAGES = "teacher_images"
 
-
-class Classify(RunTask):
+class Classify(ImageTask):
     """A micro-batch on the device -> mixed images -> student and teachers -> one loss.
 
     Args:
@@ -76,41 +75,26 @@ class Classify(RunTask):
       teaching: who teaches, and what is seen of it.
     """
 
-    unit = ("img", 1)
     score_name = "top-1"
     check = ClassifyCheck
     twin = ClassifyTwin
     create_loss = staticmethod(create_class_loss)
-    reads = frozenset({
-        "distill", "data.train_pp", "data.eval_pp", "data.evals", "data.image_key",
-        "data.label_key", "data.random_erasing",
-        "model.num_classes", "model.image_size", "train.mixup_alpha",
-        "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.label_smoothing",
-        "train.task_loss", "train.task_loss_args", "train.mix_mode", "train.mix_off_epoch",
-        "train.image_sizes",
-        "data.repeats",
+    reads = ImageTask.reads | {
+        "distill", "data.strong_pp", "data.evals", "model.num_classes", "train.label_smoothing",
+        "train.task_loss", "train.task_loss_args",
         "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
-        "model.head_init_scale", "model.head_init_bias",
-    })  # fmt: skip
+        "model.head_init_scale", "model.head_init_bias", "model.norm_width", "model.norm_copies",
+    }  # fmt: skip
 
     def __init__(
         self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
     ) -> None:
-        self.config, self.facts, self._loaders = config, facts, loaders
-        self._images = {
-            role: require_images(loader.facts, config.data.source)
-            for role, loader in loaders.items()
-        }
-        seen = self._images.get("train", self._images["eval"])
-        self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
-        steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
-        self.mixing = Mixing(config.train, steps_per_epoch)
-        self.resizing = Resizing(config.train, seen.image_shape[0], steps_per_epoch)
-        self.erasing = Erasing(config.data.random_erasing, config.train.seed)
+        super().__init__(config, facts, loaders)
         self.losses = create_weighted_loss(
             config.distill, self.create_loss(config.train, facts.num_classes)
         )
         self.teaching = Teaching(config, self.losses)
+        self._attention: ClassTokenScores | None = None
         self._cache: TeacherCache | None = None
         self._judge: Judge | None = None
 
@@ -124,23 +108,20 @@ class Classify(RunTask):
         """Those that have weights of their own."""
         return self.teaching.own
 
-    @staticmethod
-    def count_streams(config: RunConfig) -> int:
-        """How many augmentations of the same examples a step needs."""
-        return 2 if config.distill.views == "independent" else 1
-
-    @staticmethod
-    def count_graphs(config: RunConfig) -> int:
-        """One for each side of the training images."""
-        return max(1, len(set(config.train.image_sizes.values())))
+    list_streams = staticmethod(list_streams)
 
     # The engine's protocol.
 
     def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
         """The weighted loss of student and teachers on mixed images."""
+        strong = self._see_strong(model, batch)  # before the view whose layers the taps keep
         pixels = self.augment(batch.images, batch.draws)
-        outputs = model(self.transform(resize_pixels(pixels, batch.values)))
-        logits, distill_logits = outputs if isinstance(outputs, tuple) else (outputs, None)
+        is_turned = self.config.distill.views == "rotations"
+        pixels = turn_pixels(pixels) if is_turned else pixels
+        logits, distill_logits = self._ask_student(model, pixels, batch)
+        stored, only_stored = combine_stored(
+            get_stored_answers(batch), self.facts.num_classes, *self.teaching.get_ensemble()
+        )
         inputs = LossInputs(
             student_logits=logits,
             targets=self.mixing.mix_targets(
@@ -148,12 +129,18 @@ class Classify(RunTask):
             ),
             labels=batch.labels,
             mask=batch.mask,
-            teacher_logits=self.ask_teachers(pixels, batch),
-            sparse_teacher=get_stored_answers(batch),
+            teacher_logits=stored or self.ask_teachers(pixels, batch),
+            sparse_teacher=only_stored,
             student_distill_logits=distill_logits,
             example_indices=batch.indices,
+            **strong,
             **self.teaching.take_seen(batch),
         )
+        if is_turned:
+            inputs = split_turned(inputs)
+        if self.config.distill.peer:
+            peer = model if self.losses.peer is None else self.losses.peer
+            return learn_together(self.losses, inputs, self._ask_student(peer, pixels, batch)[0])
         return self.losses(inputs)
 
     def get_labels(self, batch: ImageBatch) -> Tensor:
@@ -193,6 +180,10 @@ class Classify(RunTask):
     def prepare(self, student: nn.Module) -> None:
         """Make what is trained beside the student, which learns whether it has a second head."""
         self.losses.build(*self._find_feature_shapes())
+        shape = self._images["train"].image_shape
+        check_rotations(self.config, self.losses, {"train": shape})
+        reuse_classifier(self.config, student, self.losses, self.transform, shape)
+        self.losses.peer = create_peer(self.config, self.facts.num_classes)
         if hasattr(student, "set_distilled_training"):
             student.set_distilled_training(self.losses.needs_distill_token())
 
@@ -206,25 +197,37 @@ class Classify(RunTask):
         """Put the live teachers on the device, or open their stored answers; set the taps."""
         config = self.config
         self.teaching.attach(state, plan)
+        if any(one.keep_tokens for one in get_teacher_sections(config.distill)):
+            self._attention = ClassTokenScores(state.model, config.model.name)
         if config.distill.teacher_cache:
             shard = (runtime.ranks.index, runtime.ranks.size)
             self._cache = open_cache(
                 config.distill, stream, self.facts.teachers, shard, plan.total_steps
             )
+            self.teaching.stored = self._cache.columns
         else:
             teachers = create_teachers(
                 config.distill, num_classes=self.facts.num_classes,
                 student_transform=self.transform,
             )  # fmt: skip
+            # A student that never sees the whole crop does not as its own teacher.
+            follows = get_only_side(config.train.image_sizes) is not None
             self.teaching.bring(
                 runtime, teachers, state.ema,
-                lambda model, weight: Teacher(model, self.transform, weight=weight),
+                lambda model, weight: Teacher(
+                    model, self.transform, weight=weight, follows=follows
+                ),
             )  # fmt: skip
 
-    def create_inputs(self, examples: int) -> Tensor:
-        """Host inputs of the student, for a trace."""
-        height, width, channels = self._images["train"].image_shape
-        return torch.zeros(examples, channels, height, width)
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Logits of all heads, for each time that a model answers in a step."""
+        distill = self.config.distill
+        is_twice = distill.views == "weak_strong" or distill.peer == SELF
+        if distill.views == "rotations":
+            inputs = inputs.repeat_interleave(TURNS, dim=0)
+        answers = [model(inputs) for _ in range(1 + is_twice)]
+        heads = [one if isinstance(one, tuple) else (one,) for one in answers]
+        return tuple(head for one in heads for head in one)
 
     # For tools.
 
@@ -236,20 +239,22 @@ class Classify(RunTask):
         found = []
         for one in self._create_shadows():
             size = one.transform.size
-            own = inputs if size is None else inputs.new_empty(*inputs.shape[:2], size, size)
+            if one.kept is not None:
+                one.kept.choose_first(examples, "meta")
+            crop = inputs.shape[2:] if one.follows else self._images["train"].image_shape[:2]
+            own = inputs.new_empty(*inputs.shape[:2], *(crop if size is None else (size, size)))
             found.append((one.model.float(), own))
-        averages = [one for one in get_teacher_sections(config.distill) if one.model == EMA]
-        for _ in averages:
+        sections = get_teacher_sections(config.distill)
+        for _ in [one for one in sections if one.model in SELVES]:
             student = create_model(config.model, **self.facts.model_arguments, device="meta")
             found.append((student.eval(), inputs))
         return found
 
-    def count_flops(self, model: nn.Module) -> float | None:
-        """As they are counted op by op, without the device; none where steps are of many sizes."""
-        if self.count_graphs(self.config) > 1:
-            return None
-        counted = count_flops(self.config, self.facts, self)
-        return None if counted is None else counted["total"]
+    def list_peers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """The peer on the meta device."""
+        peer = create_peer(self.config, self.facts.num_classes, "meta")
+        inputs = self.create_inputs(examples).to("meta")
+        return [] if peer is None else [(peer.train(), inputs)]
 
     def get_modules(self) -> dict[str, nn.Module]:
         """Teachers with weights of their own, and what makes pixels the student's input."""
@@ -276,20 +281,16 @@ class Classify(RunTask):
           step: of the stream, which a cache may start over.
           others: the same examples, augmented otherwise.
         """
-        drawn = self._sample(step)
+        drawn = self.sample(step)
         if self._cache is not None:
             drawn |= self._cache.read(step, batch.indices)
         for other in others:
-            drawn[TEACHER_IMAGES] = other.images
+            drawn[get_view_name(self.config)] = other.images
         return replace(batch, draws={**batch.draws, **drawn})
 
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole."""
         return self.teaching.get_values(step) | self.resizing.get_values(step)
-
-    def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
-        """The batch for each other side that is still to come."""
-        return self.resizing.list_later_forms(step, total_steps, batch)
 
     def close(self) -> None:
         """Let the stored answers and the sets go."""
@@ -299,25 +300,17 @@ class Classify(RunTask):
 
     # In the step.
 
-    def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
-        """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
-        pixels = self.erasing.erase_pixels(to_pixels(images), draws, self.transform.mean)
-        return self.mixing.mix_pixels(pixels, draws)
-
     def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
         """Answers of the teachers to mixed pixels, or to their own crop of the same examples."""
         if TEACHER_IMAGES in batch.draws:
             pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
-        answers = self.teaching.ask(pixels)
-        return combine_answers(answers, self.teaching.weights, self.config.distill.ensemble)
+        return self._ask_live(pixels, batch)
 
-    def ask_to_store(self, batch: ImageBatch, top_k: int) -> Tensor:
-        """Logits [B, K] of the teachers, as one answer."""
-        return self.ask_teachers(self.augment(batch.images, batch.draws), batch)[0]
-
-    def pack_stored(self, answers: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
-        """The k best classes of logits."""
-        return pack_answers(answers, shape, examples)
+    def ask_to_store(self, batch: ImageBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """The k best classes of each teacher."""
+        answers = self.teaching.ask(self.augment(batch.images, batch.draws))
+        pairs = zip(answers, columns, strict=True)
+        return tuple(condense_answers(answer, column.top_k) for answer, column in pairs)
 
     def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
         """Logits [B, K] of a device batch of evaluation."""
@@ -362,19 +355,34 @@ class Classify(RunTask):
             name = "agreement" if number == 0 else f"agreement_{number + 1}"
             same, examples = sum_over(partial(self._count_agreement, model, teacher)).tolist()
             found[name] = 100.0 * same / max(examples, 1.0)
+        if self.losses.peer is not None:
+            peer = Teacher(self.losses.peer, self.transform)  # which nobody trains any more
+            found["peer_top1"] = self.summarise(sum_over(partial(_count_teacher, peer))).score
         return found
 
-    def _sample(self, step: int) -> dict[str, Tensor]:
-        """This rank's share of what is drawn on the host for a step."""
-        loader = self._loaders["train"]
-        size, image_size = loader.global_batch_size, self._images["train"].image_shape[:2]
-        drawn: dict[str, Tensor] = {}
-        for kind in (self.mixing, self.erasing):
-            if kind.active:
-                drawn |= kind.sample(step, size, image_size)
-        start = loader.shard[0] * loader.rank_batch_size
-        block = slice(start, start + loader.rank_batch_size)
-        return {name: value[block] for name, value in drawn.items()}
+    def _ask_student(
+        self, model: nn.Module, pixels: Tensor, batch: ImageBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of mixed pixels, and those of a distillation token where there is one."""
+        outputs = model(self.transform(resize_pixels(pixels, batch.values)))
+        return outputs if isinstance(outputs, tuple) else (outputs, None)
+
+    def _ask_live(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
+        """Answers of the live teachers, which may look at what the student has just looked at."""
+        scores = None if self._attention is None else self._attention.take()
+        seen = SeenByStudent(resize_pixels(pixels, batch.values), scores)
+        answers = self.teaching.ask(pixels, seen)
+        return combine_answers(answers, *self.teaching.get_ensemble())
+
+    def _see_strong(self, model: nn.Module, batch: ImageBatch) -> dict[str, Any]:
+        """Fields of `LossInputs` of the strong views, mixed and erased as the weak ones are."""
+        if STRONG_IMAGES not in batch.draws:
+            return {}
+        pixels = self.augment(batch.draws[STRONG_IMAGES], batch.draws)
+        return {
+            "strong_student_logits": self._ask_student(model, pixels, batch)[0],
+            "strong_teacher_logits": self._ask_live(pixels, batch),
+        }
 
     def _count_agreement(self, model: nn.Module, teacher: Teacher, batch: ImageBatch) -> Tensor:
         answers = teacher(to_pixels(batch.images))
@@ -422,7 +430,8 @@ class Classify(RunTask):
             live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
             check_images(config, student, list(live), shapes)
             check_sizes(config, student, self.losses, shapes["train"])
-        return find_feature_shapes(student, teachers, self.losses, shapes["train"])
+        side = get_only_side(config.train.image_sizes)
+        return find_feature_shapes(student, teachers, self.losses, shapes["train"], side)
 
 
 def _count_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:

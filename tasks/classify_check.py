@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from big_vision.pp.checks import require_valid_spec
-from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import DatasetFacts, describe_dataset, require_images
 from losses import WeightedLoss, create_class_loss, create_weighted_loss
 from models import InputTransform, Teacher, create_teachers
@@ -19,6 +17,7 @@ from tasks.dry_run import (
     ImageShapes,
     check_images,
     create_student_transform,
+    dry_run_layers,
     dry_run_losses,
     find_feature_shapes,
     get_image_shapes,
@@ -26,10 +25,16 @@ from tasks.dry_run import (
 from tasks.facts import TaskFacts
 from tasks.judge.judge import check_sets
 from tasks.judge.sets import JudgedSet, ModelClasses
+from tasks.mutual import check_peer, create_peer
+from tasks.pixels import check_pairs, check_strings, describe_student
 from tasks.protocol import TaskCheck
-from tasks.resizing import check_sizes
-from tasks.teacher_cache import open_cache
+from tasks.resizing import check_begins, check_sizes, get_only_side
+from tasks.reusing import check_reused
+from tasks.rotations import check_rotations
+from tasks.seeing import check_kept
+from tasks.teacher_cache import CLASSES, AnswerForm, open_cache
 from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
+from tasks.views import check_strong_view
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -54,9 +59,9 @@ class ClassifyFacts(TaskFacts):
     sets: tuple[JudgedSet, ...] = ()
 
     @property
-    def answers(self) -> tuple[int, int]:
+    def answers(self) -> tuple[AnswerForm, ...]:
         """Classes, and one answer to an image."""
-        return self.num_classes, 0
+        return (AnswerForm(CLASSES, self.num_classes),)
 
 
 class ClassifyCheck(TaskCheck):
@@ -75,9 +80,12 @@ class ClassifyCheck(TaskCheck):
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        require_valid_spec(config.data.train_pp, "data.train_pp")
-        require_valid_spec(config.data.eval_pp, "data.eval_pp")
-        _check_ranges(config)
+        check_strings(config)
+        if not config.data.label_key:
+            raise UserError(
+                f"data.label_key is empty, but train.task={config.train.task} learns from labels; "
+                "name their feature, or set train.task=distil"
+            )
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.num_classes = self._choose_classes()
         self.model_arguments = {"num_classes": self.num_classes}
@@ -111,19 +119,30 @@ class ClassifyCheck(TaskCheck):
         config = self.config
         self._shapes = get_image_shapes(self.dataset)
         transform = create_student_transform(config, self._shapes)
+        check_reused(config, self.losses)
+        check_rotations(config, self.losses, self._shapes)
         teachers = self._create_teachers(student, transform)
         has_token = hasattr(student, "set_distilled_training")
         dry_run_losses(config.distill, self.losses, self.num_classes, has_token=has_token)
         live = [] if config.distill.teacher_cache else teachers
         check_images(config, student, live, self._shapes)
-        check_sizes(config, student, self.losses, self._shapes["train"])
+        check_sizes(config, student, self.losses, self._shapes["train"], live)
+        check_strong_view(config, self.losses, self._shapes)
+        if config.distill.peer:
+            peer = create_peer(config, self.num_classes, "meta")
+            check_peer(config, self.losses, peer, transform, self._shapes)
+            self.losses.peer = peer
         names = self.dataset.examples["eval"].class_names
         names = names if names and len(names) == self.num_classes else None
         self._sets = check_sets(config.data, ModelClasses(self.num_classes, names), student)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
-            shapes = find_feature_shapes(student, teachers, self.losses, self._shapes["train"])
+            side = get_only_side(config.train.image_sizes)
+            shapes = find_feature_shapes(
+                student, teachers, self.losses, self._shapes["train"], side
+            )
             with torch.device("meta"):
                 self.losses.build(*shapes)
+            dry_run_layers(config.distill, self.losses, self.num_classes, shapes)
             self._feature_shapes = shapes
 
     def find_facts(self) -> ClassifyFacts:
@@ -142,7 +161,9 @@ class ClassifyCheck(TaskCheck):
         )
 
     def check_stream(self, stream: JsonObject, total_steps: int) -> None:
-        """Refuse stored answers to another stream of examples, or of other teachers."""
+        """Refuse sides without a step, and stored answers to others or of others."""
+        steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
+        check_begins(self.config.train, steps, total_steps)
         if self.config.distill.teacher_cache:
             open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
 
@@ -153,6 +174,7 @@ class ClassifyCheck(TaskCheck):
             config.distill, num_classes=self.num_classes, student_transform=transform, device="meta"
         )
         check_layers(config, self.losses, student, teachers)
+        check_kept(config, self.losses, student, teachers, self._shapes["train"])
         return teachers
 
     def _describe(self) -> str:
@@ -171,22 +193,8 @@ def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, de
       examples: of one device's micro-batch.
       devices: that the global batch is dealt to.
     """
-    batch, parts = config.data.global_batch_size, config.train.accumulate_steps
-    if examples % 2 and (config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0):
-        raise UserError(
-            f"data.global_batch_size ({batch}) leaves {examples} examples for the micro-batch of "
-            f"each of {devices} devices, but mixup and cutmix mix pairs; make it a multiple of "
-            f"{2 * parts * devices} or switch mixing off"
-        )
+    check_pairs(config, examples, devices)
     check_groups(losses, examples, devices)
-
-
-def _check_ranges(config: RunConfig) -> None:
-    """Pixels reach the model on one scale, in training and in evaluation."""
-    if config.run.eval_only:
-        require_range(config.data.eval_pp, "data.eval_pp")
-    else:
-        require_equal_ranges(config.data.train_pp, config.data.eval_pp)
 
 
 def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
@@ -209,20 +217,11 @@ def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
 
 def _describe_export(config: RunConfig, classes: int, dataset: DatasetFacts) -> JsonObject:
     """How to create the student again, what its input looks like and what its answers mean."""
-    arguments = dict(config.model.args)
-    if config.model.image_size is not None:
-        arguments["img_size"] = config.model.image_size
-    mean, std = split_device_ops(config.data.eval_pp)[1]
     names = dataset.examples["eval"].class_names
     # Whether a sigmoid says how likely each class is by itself, or a softmax over all of them.
     is_each = config.train.task == "multilabel" or config.train.task_loss not in ("", "softmax")
     return {
-        "model": config.model.name,
-        "args": arguments,
-        "num_classes": classes,
-        "mean": list(mean),
-        "std": list(std),
-        "eval_pp": config.data.eval_pp,
+        **describe_student(config, classes),
         **({"scores": "each"} if is_each else {}),
         **({"classes": list(names)} if names and len(names) == classes else {}),
     }

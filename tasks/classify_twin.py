@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,15 +17,26 @@ from big_vision.pp import shapes
 from big_vision.pp.builder import get_preprocess_fn
 from big_vision.pp.device_ops import Normalisation, split_device_ops
 from datasets import describe_dataset, require_images
-from models import EMA, get_teacher_sections
+from models import SELVES, get_teacher_sections
 from models.factory import build_model
 from tasks.classify_check import ClassifyCheck
 from tasks.protocol import StreamOf, Twin
-from tasks.teacher_cache import CacheShape, CacheWriter, pack_answers, write_manifest
+from tasks.teacher_cache import (
+    CLASSES,
+    AnswerForm,
+    CacheShape,
+    CacheWriter,
+    condense_answers,
+    pack_rows,
+    read_manifest,
+    read_shape,
+    write_manifest,
+)
+from tasks.teaching import create_columns
 from utils.config import change
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import is_there, open_folder
+from utils.storage import is_there
 from utils.weights import EXPORT_FILE, is_shared, open_weights, write_weights
 
 if TYPE_CHECKING:
@@ -60,7 +70,7 @@ class ClassifyTwin(Twin):
                 "none; end it with a resize or crop to one side, or set data.source=synthetic with "
                 "data.name=image_size=N"
             )
-        data = describe_twin_data(config, self._image, self._classes, examples)
+        data = describe_twin_data(config, self._image, max(self._classes, 2), examples)
         return change(config, data=data)
 
     def replace_teachers(
@@ -70,7 +80,7 @@ class ClassifyTwin(Twin):
         image = None if config.distill.teacher_cache else self._image
         teachers = [
             one
-            if one.model == EMA or (only_missing and one.weights)
+            if one.model in SELVES or (only_missing and one.weights)
             else create_random_teacher(one, self._classes, folder / f"teacher{number}", image=image)
             for number, one in enumerate(get_teacher_sections(config.distill))
         ]
@@ -170,9 +180,9 @@ def _encode_image(shape: tuple[int, int, int]) -> bytes:
 def _read_top_k(cache: str) -> int:
     """Answers stored for each example: as the manifest says, or the tool's default."""
     try:
-        manifest = json.loads(open_folder(cache).read_text("manifest.json"))
-        return int(manifest["top_k"])
-    except (OSError, ValueError, KeyError, TypeError):
+        columns = read_shape(read_manifest(cache)).columns
+        return max(column.top_k for column in columns)
+    except UserError:
         return _DEFAULT_TOP_K
 
 
@@ -224,7 +234,7 @@ def create_random_teacher(
     """The same teacher with random weights in a file; its transform as the run would choose it.
 
     Args:
-      classes: of the student.
+      classes: of the student; 0: student and teacher give features alone.
       target: a directory to make.
       image: side and channels of what the student sees, which the teacher is tried on; none: the
         step does not ask the teacher, or has been tried already.
@@ -240,7 +250,7 @@ def create_random_teacher(
             f"distill.teacher_weights ({section.weights!r}) is not here and does not say its "
             "model; name it by distill.teacher"
         )
-    own = section.num_classes or facts.get("num_classes") or classes
+    own = (section.num_classes or facts.get("num_classes") or classes) if classes else 0
     arguments = {**facts.get("args", {}), **section.args}
     built = {**arguments, "num_classes": own}
     if image is not None:
@@ -250,7 +260,7 @@ def create_random_teacher(
     model = build_model(name, built, key="distill.teacher")
     target.mkdir(parents=True)
     write_weights(target / EXPORT_FILE, model.state_dict(), {"model": name})
-    given = {"model": name, "weights": str(target / EXPORT_FILE), "num_classes": own}
+    given = {"model": name, "weights": str(target / EXPORT_FILE), "num_classes": own or None}
     return type(section)(**{**section.model_dump(), **given, "args": arguments})
 
 
@@ -267,11 +277,15 @@ def write_random_answers(
     found = ClassifyCheck(config)
     stream = describe(config, found.dataset, found.stream)
     classes, size = found.num_classes, config.data.global_batch_size
-    shape = CacheShape(min(top_k, classes), classes, 1, steps, size)
-    write_manifest(target, stream, found.teachers, shape, 1)
+    columns = create_columns(config.distill, [AnswerForm(CLASSES, classes)], top_k)
+    shape = CacheShape(columns, 1, steps, size)
+    target.mkdir(parents=True, exist_ok=True)
+    write_manifest(target, stream, shape, 1)
     writer = CacheWriter(target, shape, 0)
     for _ in range(shape.steps_per_epoch):
-        writer.append(pack_answers(torch.randn(size, classes), shape))
+        answers = [torch.randn(size, classes) for _ in columns]
+        kept = [condense_answers(one, columns[0].top_k) for one in answers]
+        writer.append(pack_rows(kept, shape))
 
 
 def _keep_device_op(spec: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +15,15 @@ from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
 from losses import LossInputs, SparseTeacher, combine_answers
 from models import (
-    EMA,
+    SELVES,
     InputTransform,
     Teacher,
     create_input_transform,
     get_feature_shapes,
     get_teacher_sections,
 )
+from tasks.rotations import TURNS, split_turned
+from tasks.teacher_cache import count_stored
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,14 +64,17 @@ def check_images(
       UserError: with the string's key, the shape and the model's own reason.
     """
     roles = [role for role in shapes if not (config.run.eval_only and role == "train")]
-    sections = [one for one in get_teacher_sections(config.distill) if one.model != EMA]
+    sections = [one for one in get_teacher_sections(config.distill) if one.model not in SELVES]
     transform = create_student_transform(config, shapes).to("meta")
     for role in roles:
         shape = shapes[role]
-        if shape is None or (role == "eval" and shape == shapes["train"] and len(roles) > 1):
+        is_resized = bool(config.train.image_sizes)  # its sides are tried by themselves
+        is_same = role == "eval" and shape == shapes["train"] and len(roles) > 1
+        if shape is None or (is_same and not is_resized):
             continue
         given = f"{_name_source(config, role, shapes)} gives images of {_show(shape)}"
-        reason = find_fault(student.eval(), transform, shape)
+        is_tried = role == "train" and is_resized
+        reason = "" if is_tried else find_fault(student.eval(), transform, shape)
         if reason:
             raise UserError(
                 f"{given}, which model.name {config.model.name!r} does not take: {reason}; "
@@ -79,8 +85,7 @@ def check_images(
             if reason:
                 raise UserError(
                     f"{given}, which distill.teacher {section.model or section.weights!r} does not "
-                    f"take: {reason}; name the side that it takes by size in distill.teachers, or "
-                    "change the string"
+                    f"take: {reason}; {_get_way_out_of_teacher(teacher, reason, shape[2])}"
                 )
 
 
@@ -89,21 +94,25 @@ def find_feature_shapes(
     teachers: list[Teacher],
     losses: WeightedLoss,
     image_shape: tuple[int, int, int],
+    side: int | None = None,
 ) -> FeatureShapes:
     """Shapes of the layers that losses look at: what their projections are made from.
 
     Args:
       student: on the meta device, as the teachers.
       image_shape: (H, W, C).
+      side: that the student sees images at; none: as they come.
     """
     if not losses.student_layers() and not losses.teacher_layers():
         return {}, {}
     height, width, channels = image_shape
     size = teachers[0].transform.size
-    seen = (height, width) if size is None else (size, size)
+    mine = (height, width) if side is None else (side, side)
+    crop = mine if teachers[0].follows else (height, width)
+    seen = crop if size is None else (size, size)
     student_layers, teacher_layers = losses.student_layers(), losses.teacher_layers()
     return (
-        get_feature_shapes(student, student_layers, (channels, height, width), "student"),
+        get_feature_shapes(student, student_layers, (channels, *mine), "student"),
         get_feature_shapes(teachers[0].model.float(), teacher_layers, (channels, *seen), "teacher"),
     )
 
@@ -118,27 +127,88 @@ def dry_run_losses(
     Args:
       has_token: whether the student answers by a distillation token, too.
     """
-    examples = math.lcm(2, *losses.group_sizes())
-    logits = torch.empty((examples, classes), device="meta")
-    sections, cached = get_teacher_sections(distill), bool(distill.teacher_cache)
-    answers = combine_answers(
-        [logits] * (0 if cached else len(sections)),
-        [section.weight for section in sections],
-        distill.ensemble,
-    )
-    rank, index = logits[:, :1], torch.zeros((examples, 1), dtype=torch.int32, device="meta")
-    inputs = LossInputs(
-        student_logits=logits,
-        targets=logits,
-        labels=index[:, 0],
-        teacher_logits=answers,
-        sparse_teacher=SparseTeacher(rank, index, rank[:, 0]) if cached else None,
-        student_distill_logits=logits if has_token else None,
-    )
+    inputs = _create_inputs(distill, losses, classes)
+    if has_token:
+        inputs = replace(inputs, student_distill_logits=inputs.student_logits)
     for loss in losses.losses:
         if not loss.student_layers() and not loss.teacher_layers():
             # A copy: what a loss counts and trains belongs to the run. Autocast does not know meta.
             deepcopy(loss).to("meta").compute(inputs)
+
+
+def dry_run_layers(
+    distill: DistillSection, losses: WeightedLoss, classes: int, shapes: FeatureShapes
+) -> None:
+    """Ask each loss on activations for its value on the meta device: it refuses what does not fit.
+
+    Args:
+      losses: built, on the meta device.
+      shapes: of the layers, a batch axis first, and of parameters, by their paths.
+    """
+    inputs = _create_inputs(distill, losses, classes, shapes)
+    for name, loss in zip(losses.names, losses.losses, strict=True):
+        if not loss.student_layers() and not loss.teacher_layers():
+            continue
+        try:
+            deepcopy(loss).to("meta").compute(inputs)
+        except (RuntimeError, IndexError) as error:
+            if isinstance(error, NotImplementedError):
+                continue  # the meta device does not know an operator
+            reason = " ".join(str(error).split()).rstrip(".")
+            given = ", ".join(f"{path} {shape}" for side in shapes for path, shape in side.items())
+            raise UserError(
+                f"distill.losses: {name} cannot use its layers ({given}): {reason}; name others"
+            ) from error
+
+
+def _create_inputs(
+    distill: DistillSection,
+    losses: WeightedLoss,
+    classes: int,
+    shapes: FeatureShapes = ({}, {}),
+) -> LossInputs:
+    """What a step hands to losses: whole groups on the meta device.
+
+    Args:
+      shapes: of the layers that it hands to losses on activations.
+    """
+    examples = math.lcm(2, *losses.group_sizes())
+    is_turned = distill.views == "rotations"
+    rows = examples * TURNS if is_turned else examples
+    student, teacher = (
+        {path: _create_seen(path, shape, rows) for path, shape in side.items()} for side in shapes
+    )
+    logits = torch.empty((rows, classes), device="meta")
+    sections = get_teacher_sections(distill)
+    asked, stored = len(sections) or int(bool(distill.peer)), 0
+    if distill.teacher_cache:
+        stored = count_stored(distill.teacher_cache, asked)
+        asked = stored if stored > 1 else 0
+    answers = combine_answers([logits] * asked, [1.0] * asked, distill.ensemble)
+    has_strong = distill.views == "weak_strong"
+    rank = logits[:examples, :1]
+    index = torch.zeros((examples, 1), dtype=torch.int32, device="meta")
+    inputs = LossInputs(
+        student_logits=logits,
+        targets=logits[:examples],
+        labels=index[:, 0],
+        teacher_logits=answers,
+        sparse_teacher=SparseTeacher(rank, index, rank[:, 0]) if stored == 1 else None,
+        strong_student_logits=logits if has_strong else None,
+        strong_teacher_logits=answers if has_strong else (),
+        example_indices=index[:, 0],
+        student_features=student,
+        teacher_features=teacher,
+    )
+    return split_turned(inputs) if is_turned else inputs
+
+
+def _create_seen(path: str, shape: tuple[int, ...], examples: int) -> torch.Tensor:
+    """An activation of so many examples, or a parameter, which has no axis of them."""
+    is_parameter = path.rsplit(".", 1)[-1] in ("weight", "bias")
+    if is_parameter:
+        return nn.Parameter(torch.empty(shape, device="meta"))
+    return torch.empty((examples, *shape[1:]), device="meta")
 
 
 def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, int, int]) -> str:
@@ -184,6 +254,17 @@ def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) ->
     if "doesn't match model" in reason:  # timm's vision transformers
         way += ", or let a ViT see any size by model.args.dynamic_img_size=true"
     return way
+
+
+def _get_way_out_of_teacher(teacher: Teacher, reason: str, channels: int) -> str:
+    transform = teacher.transform
+    numbers = {transform.mean.shape[1], transform.std.shape[1]}
+    # One channel may be spread over more: a grey image as a teacher of photographs sees it.
+    is_apart = len({*numbers, channels} - {1}) > 1
+    if is_apart or ("channels" in reason and numbers != {channels}):
+        way = f"as many numbers as the images have channels ({channels}), or one for all"
+        return f"give mean and std in distill.teachers {way}"
+    return "name the side that it takes by size in distill.teachers, or change the string"
 
 
 def _show(shape: tuple[int, int, int]) -> str:

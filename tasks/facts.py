@@ -10,6 +10,7 @@ from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from datasets import DatasetFacts
+    from tasks.teacher_cache import AnswerForm
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +34,8 @@ class TaskFacts:
     description: str
 
     @property
-    def answers(self) -> tuple[int, int]:
-        """What a cache stores of a teacher: classes of an answer, and answers to an example.
+    def answers(self) -> tuple[AnswerForm, ...]:
+        """What a cache can store of the teachers' answers to an example.
 
         Raises:
           UserError: of this task it stores nothing.

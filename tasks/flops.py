@@ -25,7 +25,7 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str,
     attention counts in full.
 
     Returns:
-      `student`, `teachers` and `total`; none for a model that does not run without data.
+      `student` with its peer, `teachers` and `total`; none for a model that needs data to run.
     """
     from models import create_model
     from models.freezing import freeze
@@ -37,6 +37,8 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str,
     try:
         inputs = task.create_inputs(_EXAMPLES).to("meta")
         found = {"student": _count(task, student, inputs, backward=True), "teachers": 0.0}
+        for model, own in task.list_peers(_EXAMPLES):
+            found["student"] += _count(task, model, own, backward=True)
         for model, own in task.list_teachers(_EXAMPLES):
             found["teachers"] += _count(task, model, own, backward=False)
     except UserError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,6 @@ from models import EMA, TokenTeacher, create_model, create_token_teachers, get_t
 from tasks.language_check import LanguageCheck, LanguageFacts
 from tasks.language_twin import LanguageTwin
 from tasks.protocol import RunTask, SumOver
-from tasks.teacher_cache import CacheShape, pack_condensed
 from tasks.token_teaching import TokenTeaching, count_answers
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -31,9 +30,8 @@ from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from engine import Plan, TrainState
+    from tasks.teacher_cache import Column
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
@@ -112,6 +110,9 @@ class Language(RunTask):
         if of_layers:
             total = total + self.losses.weigh(of_layers, lesson.term_scales)
             terms |= {name: value.detach() for name, value in of_layers.items()}
+        if (balance := getattr(model, "balance_loss", None)) is not None:
+            terms["balance"] = (balance * valid[:, 0]).sum() / valid.sum().clamp(min=1)
+            total, terms["balance"] = total + terms["balance"], terms["balance"].detach()
         if not z_weight:
             del terms["z_loss"]
         return LossOutput(total, {**terms, "total": total.detach()})
@@ -167,16 +168,12 @@ class Language(RunTask):
         """Numbers of a step as a whole."""
         return self.teaching.get_values(step)
 
-    def ask_to_store(self, batch: TokenBatch, top_k: int) -> Tensor:
-        """[B, T, 2 k + 1] of the teachers, as one answer at each place, chunk by chunk."""
+    def ask_to_store(self, batch: TokenBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """[B, T, 2 k + 1] of each teacher, an answer at each place, chunk by chunk."""
         limit, answers = self.config.train.logits_mib, count_answers(self.config)
-        examples, (size, length) = -(-len(batch) // self._devices), self.facts.answers
-        chunk = choose_chunk(examples * answers, length, size, limit)
-        return self.teaching.condense(batch, top_k, chunk)
-
-    def pack_stored(self, answers: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
-        """Rows of what has been condensed on the device."""
-        return pack_condensed(answers, shape, examples)
+        examples, (form,) = -(-len(batch) // self._devices), self.facts.answers
+        chunk = choose_chunk(examples * answers, form.places, form.width, limit)
+        return self.teaching.condense(batch, [column.top_k for column in columns], chunk)
 
     def close(self) -> None:
         """Let the stored answers go."""

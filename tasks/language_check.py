@@ -13,10 +13,10 @@ from datasets import TokenFacts, describe_dataset, require_tokens
 from losses import create_weighted_loss
 from losses.chunked import choose_chunk
 from models import create_token_teachers, list_language_models
-from tasks.dry_run import FeatureShapes, dry_run_losses
+from tasks.dry_run import FeatureShapes, dry_run_layers, dry_run_losses
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
-from tasks.teacher_cache import open_cache
+from tasks.teacher_cache import CLASSES, AnswerForm, open_cache
 from tasks.teaching import check_layers, describe_teaching, list_hashes
 from tasks.token_teaching import count_answers, find_token_shapes
 from utils.errors import UserError
@@ -39,9 +39,10 @@ class LanguageFacts(TaskFacts):
     feature_shapes: FeatureShapes
 
     @property
-    def answers(self) -> tuple[int, int]:
+    def answers(self) -> tuple[AnswerForm, ...]:
         """Tokens of the vocabulary, and an answer at each place of a window."""
-        return self.tokens.vocab_size, self.tokens.sequence_length
+        length = self.tokens.sequence_length
+        return (AnswerForm(CLASSES, self.tokens.vocab_size, length),)
 
 
 class LanguageCheck(TaskCheck):
@@ -104,6 +105,9 @@ class LanguageCheck(TaskCheck):
         with torch.device("meta"):
             self.losses.build(*self._feature_shapes)
         dry_run_losses(self.config.distill, self.losses, self.tokens.vocab_size)
+        dry_run_layers(
+            self.config.distill, self.losses, self.tokens.vocab_size, self._feature_shapes
+        )
 
     def find_facts(self) -> LanguageFacts:
         """All that was found, once the student has been tried."""

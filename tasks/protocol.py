@@ -20,12 +20,11 @@ from utils.json_types import JsonMapping, JsonObject
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from datasets import DatasetFacts, Loader
     from engine import Plan, TaskLoss, TrainState
-    from tasks.teacher_cache import CacheShape
+    from tasks.teacher_cache import Column
     from utils.config import RunConfig
+    from utils.config.data import DataSection
     from utils.runtime.base import Runtime
 
 # Goes over the evaluation split: a count of each batch -> its sum over batches and ranks.
@@ -184,14 +183,19 @@ class RunTask(Protocol):
         return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
     @staticmethod
-    def count_streams(config: RunConfig) -> int:
-        """How many augmentations of the same examples a step needs."""
-        return 1
+    def list_streams(config: RunConfig) -> list[DataSection]:
+        """How a step's examples are read: once, or in several augmentations of the same ones."""
+        return [config.data]
 
     @staticmethod
     def count_graphs(config: RunConfig) -> int:
         """How many graphs the steps of a run are, one for each shape that they work on."""
         return 1
+
+    @staticmethod
+    def count_judging_graphs(config: RunConfig) -> int:
+        """How many graphs `judge` adds to those of steps and evaluations, at most."""
+        return 0
 
     def count_flops(self, model: nn.Module) -> float | None:
         """FLOPs of an example's matrix products in a step, nothing counted twice; none: unknown.
@@ -230,6 +234,10 @@ class RunTask(Protocol):
         """Models on the meta device like the teachers in the step, with inputs for each."""
         return []
 
+    def list_peers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """Models on the meta device that are trained beside the student, with inputs for each."""
+        return []
+
     def get_modules(self) -> dict[str, nn.Module]:
         """What a step reads and never changes, by name: teachers of their own, a transform."""
         return {}
@@ -256,12 +264,11 @@ class RunTask(Protocol):
         """A host batch of a step in each other shape that steps to come will work on."""
         return []
 
-    def ask_to_store(self, batch: Batch, top_k: int) -> Tensor:
-        """What a cache wants to know of the teachers' answers to a device batch, on the device."""
-        raise NotImplementedError(f"{type(self).__name__} has no answers that are stored")
+    def ask_to_store(self, batch: Batch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """What a cache wants to know of a device batch for each of its columns, on the device.
 
-    def pack_stored(self, answers: Tensor, shape: CacheShape, examples: Tensor) -> np.ndarray:
-        """Rows of a cache from what `ask_to_store` gave, on the host."""
+        They are logits as `condense_answers` makes them shorter, or features.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no answers that are stored")
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
@@ -275,6 +282,14 @@ class RunTask(Protocol):
           number: of the run's evaluation, from 1; none: the last one.
         """
         return {}
+
+    def choose_score(self, evaluation: Evaluation, beside: Mapping[str, float]) -> float:
+        """What decides which checkpoint is the best one.
+
+        Args:
+          beside: what further sets say.
+        """
+        return evaluation.score
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """What student and teachers have in common at the end."""

@@ -233,7 +233,7 @@ class Regress(RunTask):
         """The teachers' predictions in the units that losses compare in."""
         answers = [self._units(answer) for answer in self.teaching.ask(inputs)]
         ensemble = self.config.distill.ensemble
-        return average_predictions(answers, self.teaching.weights, ensemble)
+        return average_predictions(answers, self.teaching.get_ensemble()[0], ensemble)
 
     def _count_teacher(self, teacher: RowTeacher, batch: VectorBatch) -> Tensor:
         return self._count(teacher(batch.inputs), batch)

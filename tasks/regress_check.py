@@ -10,7 +10,7 @@ from torch import nn
 
 from datasets import VectorFacts, describe_dataset, require_vectors
 from losses import GAUSSIAN, WeightedLoss, create_weighted_loss, get_regression_loss
-from tasks.dry_run import FeatureShapes
+from tasks.dry_run import FeatureShapes, dry_run_layers
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
 from tasks.regress_teachers import (
@@ -90,6 +90,7 @@ class RegressCheck(TaskCheck):
         self._shapes = find_row_shapes(student, teachers, self.losses, len(rows.input_names))
         with torch.device("meta"):
             self.losses.build(*self._shapes)
+        dry_run_layers(config.distill, self.losses, len(rows.target_names), self._shapes)
 
     def find_facts(self) -> RegressFacts:
         """All that was found, once the student has been tried."""

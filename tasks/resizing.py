@@ -7,7 +7,7 @@ shape is what picks one of the declared graphs. So the side is a function of the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     from losses import WeightedLoss
+    from models import Teacher
     from utils.config import RunConfig
     from utils.config.sections import TrainSection
 
@@ -68,6 +69,34 @@ class Resizing:
         return {} if side == self._largest else {RESAMPLER: self._resamplers[side]}
 
 
+def check_begins(section: TrainSection, steps_per_epoch: int, total_steps: int) -> None:
+    """Refuse a side that no step would see.
+
+    Raises:
+      UserError: it begins at the same step as another one, or beyond the run's last step.
+    """
+    begun: dict[int, float] = {}
+    for epoch in sorted(section.image_sizes):
+        step = round(epoch * steps_per_epoch)
+        given = f"train.image_sizes (epoch {epoch:g}, which is step {step})"
+        if step in begun:
+            raise UserError(
+                f"{given} begins at the same step as epoch {begun[step]:g}; set them further "
+                f"apart, an epoch has {steps_per_epoch} steps"
+            )
+        if step >= total_steps:
+            raise UserError(
+                f"{given} lies beyond the run's {total_steps} steps; lower it, or leave it out"
+            )
+        begun[step] = epoch
+
+
+def get_only_side(sizes: Mapping[float, int]) -> int | None:
+    """The side of all steps; none: there are several, or images stay as they come."""
+    sides = set(sizes.values())
+    return sides.pop() if len(sides) == 1 else None
+
+
 def resize_pixels(pixels: Tensor, values: Mapping[str, Tensor]) -> Tensor:
     """Pixels [B, C, H, W] at the side of their step."""
     weights = values.get(RESAMPLER)
@@ -79,24 +108,37 @@ def check_sizes(
     student: nn.Module,
     losses: WeightedLoss,
     shape: tuple[int, int, int] | None,
+    teachers: Sequence[Teacher] = (),
 ) -> None:
     """Try each declared side on a student on the meta device, which comes back in eval mode.
 
     Args:
+      teachers: on the meta device; those that follow the student are tried, too.
       shape: (H, W, C) of the training images; none: only a run can tell.
 
     Raises:
       UserError: a side is larger than the images, or the student does not take it.
     """
-    sizes = config.train.image_sizes
-    if not sizes or config.run.eval_only:
+    if not config.train.image_sizes or config.run.eval_only:
         return
-    if losses.student_layers() or losses.teacher_layers():
+    has_layers = losses.student_layers() or losses.teacher_layers()
+    if has_layers and get_only_side(config.train.image_sizes) is None:
         raise UserError(
             "train.image_sizes changes the shapes of layers that distill.losses compare; leave one "
             "of them out"
         )
-    if shape is None:
+    check_sides(config, student, shape, teachers)
+
+
+def check_sides(
+    config: RunConfig,
+    student: nn.Module,
+    shape: tuple[int, int, int] | None,
+    teachers: Sequence[Teacher] = (),
+) -> None:
+    """As `check_sizes`, whatever the losses look at."""
+    sizes = config.train.image_sizes
+    if not sizes or config.run.eval_only or shape is None:
         return
     height, width, channels = shape
     if height != width:
@@ -119,3 +161,12 @@ def check_sizes(
                 "choose another, and let a vision transformer see any by "
                 "model.args.dynamic_img_size=true"
             )
+        for teacher in teachers:
+            own = teacher.transform.to("meta")
+            reason = teacher.follows and find_fault(teacher.model, own, (side, side, channels))
+            if reason:
+                raise UserError(
+                    f"{given}: a teacher of distill.teachers with size=student does not take that "
+                    f"side: {reason}; name another size for it, or let a vision transformer see "
+                    "any by args dynamic_img_size"
+                )

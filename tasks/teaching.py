@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from losses import WeightedLoss
-from models import EMA, FeatureTap, FrozenModel, get_teacher_sections, hash_teacher
+from losses import WeightedLoss, join_memories
+from models import EMA, PAST, SELVES, FeatureTap, FrozenModel, get_teacher_sections, hash_teacher
 from models.patches import patch_for
-from tasks.term_weights import TermWeights
+from tasks.teacher_cache import CLASSES, AnswerForm, Column
+from tasks.term_weights import AlphaSchedule, TermWeights
 from utils.errors import UserError
+from utils.runtime.gathering import create_gather
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -28,6 +32,11 @@ if TYPE_CHECKING:
 
 # Travels with the numbers of a step: factors on the weights of the terms.
 TERM_SCALES = "term_scales"
+# The same of the share of distillation, where it has a schedule.
+ALPHA = "alpha"
+# What losses draw by, a function of (seed, step).
+NOISE_KEY = "noise_key"
+_SALT = 0x4E4F4953  # keeps these draws apart from those of mixing and erasing
 
 
 class Teaching:
@@ -39,20 +48,29 @@ class Teaching:
     Attributes:
       teachers: that run in the step; the student's average may be among them, at the end.
       own: those that have weights of their own.
+      stored: columns of a cache that stand for the teachers.
     """
 
     def __init__(self, config: RunConfig, losses: WeightedLoss) -> None:
         self._config, self._losses = config, losses
         self.teachers: list[FrozenModel] = []
+        self.stored: list[Column] = []
         self.own: list[FrozenModel] = []
         self._student_tap: FeatureTap | None = None
         self._teacher_tap: FeatureTap | None = None
         self._term_weights: TermWeights | None = None
+        self._alpha: AlphaSchedule | None = None
+        self._past: nn.Module | None = None
 
     # Before the first step.
 
     def attach(self, state: TrainState, plan: Plan) -> None:
-        """Watch the student's layers, and make ready the schedules of the terms' weights."""
+        """Watch the student's layers and its past, and make ready the schedules of weights."""
+        self._past = state.averages.get(PAST)
+        if self._config.distill.alpha_schedule == "epochs":
+            self._alpha = AlphaSchedule(
+                self._config.distill, plan.total_steps, plan.steps_per_epoch
+            )
         if self._losses.student_layers():
             self._student_tap = FeatureTap(state.model, self._losses.student_layers(), "student")
         self._term_weights = TermWeights.create(
@@ -71,17 +89,20 @@ class Teaching:
         Args:
           teachers: with weights of their own, in the order of the configuration.
           average: of the student, on the device already.
-          wrap: the average and its share -> the kind of teacher that the task asks.
+          wrap: the average, or the student's past, and its share -> the kind of teacher that the
+            task asks.
         """
         for teacher in teachers:
             patch_for(runtime, self._config.model, teacher.model, frozen=True)
+        join_memories(self._losses, create_gather(runtime))
         self.own = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
         if self._losses.teacher_layers():
             self._teacher_tap = FeatureTap(
                 teachers[0].model, self._losses.teacher_layers(), "teacher"
             )
         sections = get_teacher_sections(self._config.distill)
-        averages = [wrap(average, one.weight) for one in sections if one.model == EMA]
+        selves = {EMA: average, PAST: self._past}
+        averages = [wrap(selves[one.model], one.weight) for one in sections if one.model in SELVES]
         self.teachers = [*self.own, *averages]
 
     # In the step.
@@ -90,10 +111,16 @@ class Teaching:
         """The answers of all teachers to the same inputs, without a gradient."""
         return [teacher(*inputs) for teacher in self.teachers]
 
-    @property
-    def weights(self) -> list[float]:
-        """The teachers' shares in an ensemble, in their order."""
-        return [teacher.weight for teacher in self.teachers]
+    def get_ensemble(self) -> tuple[list[float], str]:
+        """The teachers' shares in an ensemble, in their order, and how they become one.
+
+        Of stored answers the run names the shares where it names the teachers.
+        """
+        named = [one.weight for one in get_teacher_sections(self._config.distill)]
+        shares = [one.weight for one in self.stored or self.teachers]
+        if self.stored and len(named) == len(shares):
+            shares = named
+        return shares, self._config.distill.ensemble
 
     def take_seen(self, batch: Batch) -> dict[str, Any]:
         """Fields of `LossInputs`: what the taps saw since the last call, and the terms' factors."""
@@ -101,13 +128,20 @@ class Teaching:
             "student_features": self._student_tap.take() if self._student_tap else {},
             "teacher_features": self._teacher_tap.take() if self._teacher_tap else {},
             "term_scales": batch.values.get(TERM_SCALES),
+            "noise_key": batch.values.get(NOISE_KEY),
+            "alpha": batch.values.get(ALPHA),
         }
 
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole, which travel with its batch."""
-        if self._term_weights is None:
-            return {}
-        return {TERM_SCALES: self._term_weights.get_scales(step)}
+        found = {}
+        if self._term_weights is not None:
+            found[TERM_SCALES] = self._term_weights.get_scales(step)
+        if self._alpha is not None:
+            found[ALPHA] = self._alpha.get_alpha(step)
+        if self._losses.needs_noise():
+            found[NOISE_KEY] = create_noise_key(self._config.train.seed, step)
+        return found
 
     # Around the run.
 
@@ -116,16 +150,54 @@ class Teaching:
         yield from zip(list_names(self._config.distill), self.own, strict=False)
 
 
+def create_noise_key(seed: int, step: int) -> Tensor:
+    """int64 [1], below 2^31."""
+    rng = np.random.Generator(np.random.Philox(key=[seed + (_SALT << 32), step]))
+    return torch.from_numpy(rng.integers(2**31, size=1))
+
+
 def list_names(distill: DistillSection) -> list[str]:
     """What a person calls the teachers that have weights of their own."""
     sections = get_teacher_sections(distill)
-    return [one.weights or one.model for one in sections if one.model != EMA]
+    return [one.weights or one.model for one in sections if one.model not in SELVES]
 
 
 def list_hashes(distill: DistillSection) -> list[str]:
-    """Hashes of the teachers, whose weights are read for them, and how several become one."""
-    hashes = [hash_teacher(one) for one in get_teacher_sections(distill)]
-    return [*hashes, distill.ensemble] if len(hashes) > 1 else hashes
+    """Hashes of the teachers, whose weights are read for them, and how several become one.
+
+    A teacher's share is no part of its hash: stored answers of several are weighed when read.
+    """
+    sections = get_teacher_sections(distill)
+    hashes = [hash_teacher(one) for one in sections]
+    weights = [one.weight for one in sections]
+    if len(hashes) < 2:
+        return hashes
+    shares = "" if len(set(weights)) == 1 else f" {':'.join(f'{one:g}' for one in weights)}"
+    return [*hashes, f"{distill.ensemble}{shares}"]
+
+
+def create_columns(
+    distill: DistillSection, forms: Sequence[AnswerForm], top_k: int, dtype: str = "float16"
+) -> tuple[Column, ...]:
+    """What a cache of a run's teachers stores of each of them, in their order.
+
+    Args:
+      forms: what they answer, of the task's facts.
+      top_k: classes to store, or all where there are fewer.
+    """
+    found = []
+    for number, section in enumerate(get_teacher_sections(distill)):
+        name = section.weights or section.model
+        teacher = hash_teacher(section)
+        found += [
+            Column(
+                teacher, form.kind, form.width, min(top_k, form.width) * (form.kind == CLASSES),
+                form.places, form.part, dtype, name, section.weight,
+            )
+            for form in forms
+            if form.teacher in (None, number)
+        ]  # fmt: skip
+    return tuple(found)
 
 
 def check_layers(
@@ -165,8 +237,8 @@ def check_groups(losses: WeightedLoss, examples: int, devices: int) -> None:
 def describe_teaching(distill: DistillSection) -> str:
     """Losses and teachers, for a person: `; kd from runs/a`; empty without any."""
     teachers = [one.weights or one.model for one in get_teacher_sections(distill)]
-    if distill.teacher_cache:
-        teachers = [distill.teacher_cache]
+    if distill.teacher_cache or distill.peer:
+        teachers = [distill.teacher_cache or f"peer {distill.peer}"]
     if not teachers:
         return ""
     losses = [distill.loss, *(term.name for term in distill.losses)]

@@ -26,6 +26,7 @@ from models import (
 from tasks.dry_run import FeatureShapes
 from tasks.teacher_cache import (
     TeacherCache,
+    combine_stored,
     condense_answers,
     get_stored_answers,
     open_cache,
@@ -45,13 +46,13 @@ class Lesson:
 
     Attributes:
       hidden: states [B, T, C] of each live teacher.
-      stored: answers [B, T, k] of a cache.
+      stored: answers [B, T, k] of a cache, of each teacher.
       mask: bool [B], valid windows.
       term_scales: float [terms], scheduled factors on the weights of the terms.
     """
 
     hidden: tuple[Tensor, ...]
-    stored: SparseTeacher | None
+    stored: tuple[SparseTeacher, ...]
     mask: Tensor
     term_scales: Tensor | None
 
@@ -77,6 +78,7 @@ class TokenTeaching(Teaching):
         if distill.teacher_cache:
             shard = (runtime.ranks.index, runtime.ranks.size)
             self.cache = open_cache(distill, stream, known, shard, plan.total_steps)
+            self.stored = self.cache.columns
             return
         teachers = create_token_teachers(distill, self.tokens)
         self.bring(
@@ -125,13 +127,18 @@ class TokenTeaching(Teaching):
         ]
         if not terms:
             return {}
+        stored, only_stored = combine_stored(
+            [_cut_stored(one, places) for one in lesson.stored],
+            logits.shape[-1],
+            *self.get_ensemble(),
+        )
         inputs = LossInputs(
             student_logits=logits.flatten(0, 1),
             targets=None,
             labels=targets.flatten(),
             mask=lesson.mask[:, None].expand_as(targets).flatten(),
-            teacher_logits=self.answer(lesson.hidden, places),
-            sparse_teacher=_cut_stored(lesson.stored, places),
+            teacher_logits=stored or self.answer(lesson.hidden, places),
+            sparse_teacher=only_stored,
         )
         rows = lesson.mask.float().sum() * targets.shape[1]
         return {name: loss(inputs) * rows for name, loss in terms}
@@ -150,26 +157,31 @@ class TokenTeaching(Teaching):
             if loss.student_layers()
         }
 
-    def condense(self, batch: TokenBatch, top_k: int, chunk: int) -> Tensor:
-        """What a cache keeps [B, T, 2 k + 1] of the teachers' answers, as one.
+    def condense(self, batch: TokenBatch, top_k: Sequence[int], chunk: int) -> tuple[Tensor, ...]:
+        """What a cache keeps [B, T, 2 k + 1] of each teacher's answers.
 
         Args:
+          top_k: of each teacher.
           chunk: places whose logits may exist at once.
         """
         hidden, length = self.ask(batch.tokens[:, :-1]), self.tokens.sequence_length
-        parts = []
+        parts: list[list[Tensor]] = [[] for _ in hidden]
         for places in iterate_chunks(length, chunk):
-            (answer,) = self.answer(hidden, places)
-            parts.append(condense_answers(answer, top_k).unflatten(0, (len(batch), -1)))
-        return torch.cat(parts, dim=1)
+            answers = self.answer_each(hidden, places)
+            for own, answer, k in zip(parts, answers, top_k, strict=True):
+                own.append(condense_answers(answer, k).unflatten(0, (len(batch), -1)))
+        return tuple(torch.cat(own, dim=1) for own in parts)
 
     def answer(self, hidden: Sequence[Tensor], places: slice) -> tuple[Tensor, ...]:
         """Logits [B * n, V] of the teachers at some places, as the losses want them."""
-        answers = [
+        return combine_answers(self.answer_each(hidden, places), *self.get_ensemble())
+
+    def answer_each(self, hidden: Sequence[Tensor], places: slice) -> list[Tensor]:
+        """Logits [B * n, V] of each teacher at some places."""
+        return [
             teacher.compute_logits(states[:, places]).flatten(0, 1)
             for teacher, states in zip(self.teachers, hidden, strict=True)
         ]
-        return combine_answers(answers, self.weights, self.config.distill.ensemble)
 
     def close(self) -> None:
         """Let the stored answers go."""
@@ -196,14 +208,12 @@ def find_token_shapes(
 def count_answers(config: RunConfig) -> int:
     """Logits of one token that a step holds at once: the student's and each teacher's."""
     if config.distill.teacher_cache:
-        return 2
+        return 1 + max(1, len(get_teacher_sections(config.distill)))
     return 1 + len(get_teacher_sections(config.distill))
 
 
-def _cut_stored(stored: SparseTeacher | None, places: slice) -> SparseTeacher | None:
+def _cut_stored(stored: SparseTeacher, places: slice) -> SparseTeacher:
     """The answers of some places, as rows."""
-    if stored is None:
-        return None
     return SparseTeacher(
         stored.log_probs[:, places].flatten(0, 1),
         stored.indices[:, places].flatten(0, 1),

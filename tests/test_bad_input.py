@@ -52,6 +52,12 @@ def refuse(capsys, flags: list[str], forbidden: Path) -> str:
     return errors[0].removeprefix("error: ")
 
 
+ANY_SIDE = ("--model.args.dynamic_img_size=true",)
+BY_LAYERS = (
+    '--distill.teachers=[{"model": "vit_tiny_patch16_224", "args": {"patch_size": 4, '
+    '"in_chans": 1, "img_size": 8, "depth": 1}, "mean": [127.5], "std": [127.5]}]',
+    '--distill.losses=[{"name": "fitnet", "layers": {"blocks.0": "blocks.0"}}]',
+)
 WRONG = [
     (("--model=vit_tinny_patch16_224",), r"model.name 'vit_tinny_patch16_224' is no model",
      "vit_tiny_patch16_224"),
@@ -113,6 +119,12 @@ WRONG = [
      "divisible by patch size"),
     (("--train.image_sizes={0: 4, 1: 8}", "--train.scan_layers=true", "--runtime.device=xla"),
      "train.image_sizes and train.scan_layers", "leave one out"),
+    (("--train.image_sizes={0: 4, 0.01: 8}", *ANY_SIDE), "train.image_sizes (epoch 0.01, which is "
+     "step 0) begins at the same step as epoch 0", "further apart"),
+    (("--train.image_sizes={0: 4, 2: 8}", "--train.steps=5", *ANY_SIDE),
+     "lies beyond the run's 5 steps", "lower it"),
+    (("--train.image_sizes={0: 4, 2: 8}", *ANY_SIDE, *BY_LAYERS),
+     "train.image_sizes changes the shapes of layers that distill.losses compare", "leave one"),
     (("--train.image_sizes={0: 0}",), "train.image_sizes", "at least 1"),
     (("--train.image_sizes={-1: 8}",), "train.image_sizes", "at least 0"),
     (("--train.ema_more=[0.9]",), "train.ema_more ((0.9,)) has no effect without train.ema",

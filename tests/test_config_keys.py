@@ -29,10 +29,11 @@ PREFIXES = {
 KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
 model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
-model.lora model.lora_rank model.lora_alpha model.xla_patches model.skip_patches
+model.norm_width model.norm_copies model.lora model.lora_rank model.lora_alpha model.xla_patches
+model.skip_patches model.kernels
 data.source data.name data.root data.allow_download data.train_split data.eval_split
 data.test_split data.evals
-data.train_pp data.eval_pp data.image_key data.label_key data.labels_file
+data.train_pp data.eval_pp data.strong_pp data.image_key data.label_key data.labels_file
 data.input_columns data.target_columns
 data.split_seed data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
 data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
@@ -48,6 +49,7 @@ optim.max_grad_norm optim.max_grad_value optim.max_grad_ratio optim.args
 train.task train.task_loss train.task_loss_args train.bce_threshold train.bce_sum
 train.bce_positive_weight
 train.class_weights train.l2_penalty train.epochs train.steps train.accumulate_steps
+train.verdicts
 train.seed train.log_every_steps
 train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
@@ -56,9 +58,12 @@ train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_mode train.
 train.image_sizes
 train.mix_prob train.cutmix_prob train.z_loss train.logits_mib train.remat train.scan_layers
 train.sync_batchnorm train.ema train.ema_decay train.ema_start_epoch train.ema_more
-distill.teacher distill.teacher_weights distill.teachers distill.ensemble distill.views
+distill.teacher distill.teacher_weights distill.teachers distill.peer distill.peer_args
+distill.ensemble distill.views
 distill.teacher_cache distill.cache_end distill.loss distill.temperature distill.alpha
-distill.losses distill.group_size distill.allow_weak_teacher
+distill.alpha_schedule
+distill.losses distill.projector distill.projector_width distill.standardise distill.statistics
+distill.score distill.group_size distill.allow_weak_teacher
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
 runtime.mesh_fsdp
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
@@ -72,7 +77,7 @@ run.tensorboard
 PLACES = """
 model.weights data.root data.evals[].root data.evals[].class_map
 distill.teacher_weights distill.teachers[].weights
-distill.teachers[].label_map distill.teacher_cache runtime.compile_cache
+distill.teachers[].label_map distill.teacher_cache distill.statistics runtime.compile_cache
 run.output_dir run.cache_dir run.checkpoint_root run.init_from run.resume
 """
 NO_PLACES = """
@@ -89,13 +94,13 @@ data.return_id data.skip_corrupt
 train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
 train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train.on_nonfinite
 train.max_rollbacks train.stall_timeout_s
-distill.teacher_weights distill.allow_weak_teacher profile.steps quantile.epsilon
+distill.teacher_weights distill.statistics distill.allow_weak_teacher profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only run.overwrite
 run.tensorboard
 """,
     "warns": """
-train.epochs train.steps train.early_stop_patience train.early_stop_min_delta
+train.epochs train.steps train.verdicts train.early_stop_patience train.early_stop_min_delta
 train.deterministic train.logits_mib train.remat train.scan_layers
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
 runtime.mesh_fsdp

@@ -45,6 +45,7 @@ FLOORS = {
     "tasks": 4,
     # The life of a run is a straight line: each imports only those before it.
     "job.spec": 5.1,
+    "job.micro_batches": 5.15,
     "job.resume": 5.2,
     "job.check": 5.3,
     "job.build": 5.4,
@@ -54,6 +55,7 @@ FLOORS = {
     "job.answers": 5.56,
     "job.callbacks": 5.6,
     "job.summary": 5.7,
+    "job.lineage": 5.75,
     "job.replica": 5.8,
     "job.entry": 5.9,
     "job": 5.95,
@@ -67,10 +69,16 @@ MIXED = (0, 7)
 OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
-    "torch_xla": ("utils/runtime/xla", "models/patches/", "tools/", "tests/"),
+    "torch_xla": (
+        "utils/runtime/xla",
+        "models/patches/",
+        "models/delta/kernels",
+        "tools/",
+        "tests/",
+    ),
     "tensorflow": ("big_vision/", "tools/", "tests/"),
     "tensorflow_datasets": ("big_vision/", "tools/", "tests/"),
-    "jax": ("tools/", "tests/"),
+    "jax": ("models/delta/kernels", "tools/", "tests/"),
     # Other trackers' clients live in an environment of their own.
     "mlflow": ("tools/mirror/targets/", "tests/"),
     "wandb": ("tools/mirror/targets/", "tests/"),
@@ -91,9 +99,9 @@ READERS_LIBRARIES = {
 WEB_LIBRARIES = {
     "fastapi", "starlette", "uvicorn", "jinja2", "plotly", "tsdownsample", "optuna",
 }  # fmt: skip
-# The service asks the store and starts programs: it never does their work itself. The child makes
-# the checks of main.py in a process of its own.
-SERVICE_CHILD = "service/checker_child.py"
+# The service asks the store and starts programs: it never does their work itself. The children
+# make the checks of main.py, or are it, in a process of their own.
+SERVICE_CHILDREN = ("service/checker_child.py", "service/jobs/warm_child.py")
 NOT_OF_SERVICE = {"torch", "torchvision", "torch_xla", "tensorflow", "jax", "timm"}
 MAY_PRINT = ("tools/", "tests/", "train/")
 MAY_NAME_DEVICES = ("utils/runtime/", "models/patches/", "tools/", "train/", "tests/")
@@ -170,7 +178,7 @@ def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
 def _is_not_for_service(name: str, target: str) -> bool:
     """Whether it would do the work of a program that it only starts."""
     other = _get_room(target)
-    if other is None or name == SERVICE_CHILD:
+    if other is None or name in SERVICE_CHILDREN:
         return target.partition(".")[0] in NOT_OF_SERVICE
     return FLOORS[other] > 1 and other not in ("service", "train")
 
@@ -326,6 +334,7 @@ PLANTED = [
     ("job/check.py", "def f():\n    import service.web", "above it"),
     ("service/a.py", "from engine import fit", "the service imports engine"),
     ("service/checker_child.py", "def f():\n    import torch", "the service imports torch"),
+    ("service/jobs/starters.py", "def f():\n    import main", "the service imports main"),
     ("service/a.py", "from job import check", "the service imports job"),
     ("service/web/a.py", "def f():\n    import tools.runs.places", "the service imports tools"),
     ("service/web/a.py", "def f():\n    import torch", "the service imports torch"),

@@ -62,6 +62,8 @@ def arrive_unless(rank: int) -> None:
 def give_rank_sums(folder: str) -> int:
     import torch
 
+    from utils.runtime.gathering import create_gather
+
     runtime = join()
     ranks = runtime.ranks
     found = {
@@ -70,6 +72,7 @@ def give_rank_sums(folder: str) -> int:
         "ranks": ranks.gather(ranks.index),
         "first": ranks.broadcast_value(f"of {ranks.index}"),
         "any": ranks.any(ranks.index == 1),
+        "rows": create_gather(runtime)(torch.full((2, 1), ranks.index + 0.1)).flatten().tolist(),
         "threads": torch.get_num_threads(),
     }
     Path(folder, f"rank_{ranks.index}").write_text(json.dumps(found))
@@ -154,6 +157,7 @@ def test_ranks_add_up_and_speak_to_each_other(tmp_path, monkeypatch):
     for rank in range(3):
         found = json.loads((tmp_path / f"rank_{rank}").read_text())
         assert found.pop("threads") == max(1, len(os.sched_getaffinity(0)) // 3)
+        assert found.pop("rows") == pytest.approx([0.1, 0.1, 1.1, 1.1, 2.1, 2.1])
         assert found == {"sum": 6.0, "mean": 1.0, "ranks": [0, 1, 2], "first": "of 0", "any": True}
     assert "OMP_NUM_THREADS" not in os.environ
 

@@ -19,7 +19,7 @@ from job.check import check
 from job.stream import iterate_batches
 from models.transforms import to_pixels
 from store import Run, read_metrics
-from tasks.classify import TEACHER_IMAGES
+from tasks.views import TEACHER_IMAGES
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.config import load_config
 from utils.errors import EXIT_USER_ERROR

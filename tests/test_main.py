@@ -265,6 +265,9 @@ def test_a_continued_run_equals_an_unbroken_one_bit_for_bit(tmp_path):
             for key, value in ours.items():
                 assert torch.equal(value, theirs[key]), f"{device} {name} {key}"
         assert Run(half).read()["status"] == "complete"
+    lines = get_training_lines(tmp_path / "xla" / "tiny" / "half")
+    # Counted on: who goes on compiles the step once more, and no other for its first step.
+    assert [line["graphs_train"] for line in lines] == [1] * 9 + [2] * 9
 
 
 def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next(tmp_path):

@@ -145,7 +145,7 @@ def test_an_evaluation_that_is_not_finite_is_no_best_one_and_warned_of(caplog):
 def test_a_last_evaluation_that_is_not_finite_ends_the_run():
     bad = {"top1": 90.0, "loss": math.nan}
     saved, error = run_fit([{"top1": 10.0, "loss": 1.0}, {"top1": 20.0, "loss": 1.0}, bad])
-    assert "the evaluation after step 6 was not finite" in str(error)
+    assert "the evaluation after step 6 was not finite (loss): the weights" in str(error)
     assert saved == [(2, True), (4, True)]
 
 

@@ -197,6 +197,7 @@ def test_synchronised_batch_norm_trains_alike(name, norm_flags, norm_reference, 
     compare(run_form(tmp_path, FORMS[name], norm_flags), norm_reference, eval_rel=1e-3)
 
 
+@pytest.mark.slow
 def test_without_synchronisation_ranks_normalise_by_their_own_examples(
     norm_flags, norm_reference, tmp_path
 ):

@@ -14,8 +14,9 @@ import pytest
 from tests.support.documented_commands import get_call, start_script
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "doctor", "smoke", "demo", "demo-seeds",
-            "train", "supervise", "service", "pod", "mirrors", "test", "test-all")  # fmt: skip
+COMMANDS = ("setup", "setup --tpu", "setup --tpu-compiler", "setup --jax-export", "doctor",
+            "smoke", "demo", "demo-seeds", "train", "supervise", "service", "pod", "mirrors",
+            "test", "test-all")  # fmt: skip
 
 
 def start_bare(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -222,7 +223,7 @@ def test_every_requirement_is_pinned():
     lines = [
         line for path in ROOT.glob("requirements*.txt") for line in path.read_text().splitlines()
     ]
-    assert len(list(ROOT.glob("requirements*.txt"))) == 4
+    assert len(list(ROOT.glob("requirements*.txt"))) == 6
     names = [line for line in lines if line and not line.startswith("#")]
     assert names
     assert [line for line in names if "==" not in line] == []

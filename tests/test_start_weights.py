@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +17,13 @@ from timm.models.resnetv2 import ResNetV2
 
 import main
 from models import create_model
+from models.factory import build_model
 from tests.support.jax_archives import write_bit, write_vit
 from tests.support.tiny_parts import VIT_ARGS, create_argv, create_vit
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.weights import load_weights, open_weights
+from utils.weights.hub import open_shared
 
 STILL = ("--train.steps=1", "--lr=1e-9", "--optim.min_lr=0", "--weight_decay=0")
 
@@ -254,5 +257,26 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path, shared, capsys):
     assert "no weights beside config.json" in error
     weights.rename(shared / "other.safetensors")
     (shared / "config.json").write_text('{"architectures": ["Bert"]}')
-    with pytest.raises(UserError, match="does not name a timm architecture"):
+    with pytest.raises(UserError, match="names no architecture of timm"):
         open_weights(f"local-dir:{shared}", "model.weights")
+
+
+def test_a_hub_that_nobody_reaches_is_refused_at_once(tmp_path, monkeypatch):
+    """Its client would try six times for each file, and wait in between."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import _http
+
+    with socket.socket() as closed:  # bound and never listening: connections are refused
+        closed.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr(_http.time, "sleep", lambda _: pytest.fail("it is asked again"))
+        monkeypatch.setenv("no_proxy", "*")
+        for name in ("http_proxy", "HTTP_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        with pytest.raises(UserError, match="weights cannot be fetched"):
+            build_model("resnet18", {}, pretrained=True)
+        with pytest.raises(UserError, match=r"cannot be fetched .*local-dir:FOLDER"):
+            open_shared("hf-hub:nobody/nothing", "model.weights")
+    assert not constants.HF_HUB_OFFLINE

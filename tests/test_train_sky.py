@@ -173,6 +173,7 @@ def test_names_and_configs_are_found_from_the_experiment():
     assert find_config("digits_kd") == "configs/digits_kd.yaml"
 
 
+@pytest.mark.parametrize("folder", ["train/sky", "scripts"])
 @pytest.mark.parametrize(
     ("script", "words", "expected"),
     [
@@ -181,16 +182,20 @@ def test_names_and_configs_are_found_from_the_experiment():
         ("sync_code.sh", ["--dry-run"], "scp -q -o BatchMode=yes train/worker.py"),
     ],
 )  # fmt: skip
-def test_the_scripts_call_the_module(script, words, expected):
+def test_the_scripts_call_the_module(folder, script, words, expected):
     import os
     import sys
 
     done = subprocess.run(
-        ["bash", str(ROOT / "train/sky" / script), *words], cwd="/", capture_output=True, text=True,
+        ["bash", str(ROOT / folder / script), *words], cwd="/", capture_output=True, text=True,
         env={**os.environ, "PYTHON": sys.executable},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert expected in done.stdout
+
+
+def test_the_template_is_one_file_under_both_names():
+    assert (ROOT / "scripts/tpu_resource.sky.yaml").read_text() == TEMPLATE.read_text()
 
 
 def test_the_name_file_is_not_under_version_control():

@@ -11,6 +11,12 @@ in turns:
   timm_lean  the same with the pipeline's crop and flip alone, no worker, up to the uint8 batch
   decode     tf.image.decode_and_crop_jpeg alone, on bytes in memory, boxes drawn beforehand
 
+`--stores` adds what `tools.prepare_dataset resize --short-side 256` makes of the files:
+
+  store_jpeg        the pipeline's string on JPEGs of 256 pixels
+  store_uint8       on pixels: nothing is decoded, the crop is resized
+  store_uint8_crop  on pixels, a random crop of the batch's size, which nothing has to resize
+
 What counts is CPU time per image (user and system, all threads and workers); the rounds' medians
 are compared. `--startup` also measures the first batch, a resume in mid-epoch and memory.
 """
@@ -28,6 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,9 +50,17 @@ if TYPE_CHECKING:
     from datasets import Loader
 
 MODES = ("pipeline", "timm", "timm_lean", "decode")
+_CROP = "decode_jpeg_and_inception_crop({size})"
+_CROPS = {
+    "store_jpeg": ("jpegs_256", _CROP),
+    "store_uint8": ("jpegs_256_uint8", "inception_crop({size})"),
+    "store_uint8_crop": ("jpegs_256_uint8", "random_crop({size})"),
+}
+STORES = tuple(_CROPS)
 # What the project promises, as ratios of CPU time per image.
 MIN_OVER_TIMM = 2.5
 MIN_OF_DECODE = 0.55
+MIN_OVER_STORE = {"store_jpeg": 3.0, "store_uint8": 10.0}
 _RATIOS = {
     "pipeline_over_timm": "timm's",
     "pipeline_over_timm_lean": "timm_lean's",
@@ -83,6 +98,9 @@ def create_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=128, help="images of a batch (default 128)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     parser.add_argument(
+        "--stores", action="store_true", help="also: the same images stored at 256 pixels"
+    )
+    parser.add_argument(
         "--startup",
         action="store_true",
         help="also: first batch, resume and memory over --startup-records records (5.5 GB of disk)",
@@ -100,9 +118,11 @@ def run_benchmark(arguments: argparse.Namespace, work: Path) -> JsonObject:
     folder.mkdir(parents=True)
     mean_bytes = _collect_jpegs(arguments, folder)
     _prepare(work, folder)
+    if arguments.stores:
+        _prepare_stores(work)
     rounds = _measure_in_turns(arguments, work)
-    modes = {mode: summarise(rounds[mode]) for mode in MODES}
-    cpu = {mode: modes[mode]["median"] for mode in MODES}
+    modes = {mode: summarise(measured) for mode, measured in rounds.items()}
+    cpu = {mode: values["median"] for mode, values in modes.items()}
     result: JsonObject = {
         "machine": {"cpu": _get_cpu_name(), "cores": len(os.sched_getaffinity(0))},
         "images": {"count": arguments.num_images, "mean_kb": round(mean_bytes / 1000, 1)},
@@ -114,6 +134,10 @@ def run_benchmark(arguments: argparse.Namespace, work: Path) -> JsonObject:
         "pipeline_of_decode": cpu["decode"] / cpu["pipeline"],
         "required": {"pipeline_over_timm": MIN_OVER_TIMM, "pipeline_of_decode": MIN_OF_DECODE},
     }
+    for store in STORES if arguments.stores else ():
+        result[f"pipeline_over_{store}"] = cpu["pipeline"] / cpu[store]
+        if store in MIN_OVER_STORE:
+            result["required"][f"pipeline_over_{store}"] = MIN_OVER_STORE[store]
     if arguments.startup:
         result["startup"] = _measure_startup(arguments, work, folder)
     return result
@@ -142,16 +166,22 @@ def print_result(result: JsonObject) -> None:
         numbers = f"{cpu['min']:.3f} {cpu['median']:.3f} {cpu['max']:.3f}"
         print(f"{mode:10s} {numbers:>32s} {cpu['images_per_core_s']:14.0f}")
     for key, name in _RATIOS.items():
-        required = result["required"].get(key)
-        verdict = ""
-        if required is not None:
-            verdict = "reached" if result[key] >= required else "MISSED"
-            verdict = f" (at least {required}: {verdict})"
-        print(f"{name} CPU time / pipeline's: {result[key]:.2f}{verdict}")
+        print(f"{name} CPU time / pipeline's: {_show_ratio(result, key)}")
+    for store in STORES:
+        if (key := f"pipeline_over_{store}") in result:
+            print(f"pipeline's CPU time / {store}'s: {_show_ratio(result, key)}")
     if result["required"]:
         print("  in brackets: what this project sets itself on an idle machine; no fault of yours")
     for name, values in result.get("startup", {}).items():
         print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in values.items()))
+
+
+def _show_ratio(result: JsonObject, key: str) -> str:
+    required = result["required"].get(key)
+    if required is None:
+        return f"{result[key]:.2f}"
+    verdict = "reached" if result[key] >= required else "MISSED"
+    return f"{result[key]:.2f} (at least {required}: {verdict})"
 
 
 def create_jpeg(number: int) -> bytes:
@@ -202,6 +232,14 @@ def _prepare(work: Path, folder: Path) -> None:
     _check_child(subprocess.run(program, capture_output=True, text=True))
 
 
+def _prepare_stores(work: Path) -> None:
+    """The dataset at 256 pixels, as JPEGs and as uint8 pixels."""
+    for form in ("jpeg", "uint8"):
+        program = [sys.executable, "-m", "tools.prepare_dataset", "resize", "jpegs"]
+        program += ["--root", str(work / "tfds"), "--short-side", "256", "--format", form]
+        _check_child(subprocess.run(program, capture_output=True, text=True))
+
+
 def _check_child(result: subprocess.CompletedProcess[str]) -> str:
     if result.returncode:
         raise RuntimeError(f"{result.args[1]} failed:\n{result.stderr[-4000:]}")
@@ -210,7 +248,8 @@ def _check_child(result: subprocess.CompletedProcess[str]) -> str:
 
 def _measure_in_turns(arguments: argparse.Namespace, work: Path) -> dict[str, list[float]]:
     """One process for each mode; each runs its round while the others wait."""
-    children = {mode: _start_child(arguments, work, mode) for mode in MODES}
+    modes = MODES + (STORES if arguments.stores else ())
+    children = {mode: _start_child(arguments, work, mode) for mode in modes}
     try:
         rounds = [
             {mode: _ask(mode, child) for mode, child in children.items()}
@@ -221,7 +260,7 @@ def _measure_in_turns(arguments: argparse.Namespace, work: Path) -> dict[str, li
             child.kill()
             child.wait()
     # The first round warms up.
-    return {mode: [measured[mode] for measured in rounds[1:]] for mode in MODES}
+    return {mode: [measured[mode] for measured in rounds[1:]] for mode in modes}
 
 
 def _ask(mode: str, child: subprocess.Popen[str]) -> float:
@@ -274,9 +313,13 @@ def _get_cpu_s() -> float:
     return total
 
 
-def _create_pipeline(arguments: argparse.Namespace) -> Callable[[], int]:
+def _create_pipeline(
+    arguments: argparse.Namespace,
+    name: str = "jpegs",
+    crop: str = _CROP,
+) -> Callable[[], int]:
     """Rounds over the project's loader; it runs on across them."""
-    loader = _create_loader(arguments, "jpegs")
+    loader = _create_loader(arguments, name, crop)
     batches = iter(loader.batches())
 
     def run_round() -> int:
@@ -288,14 +331,14 @@ def _create_pipeline(arguments: argparse.Namespace) -> Callable[[], int]:
     return run_round
 
 
-def _create_loader(arguments: argparse.Namespace, name: str, **data: object) -> Loader:
+def _create_loader(arguments: argparse.Namespace, name: str, crop: str, **data: object) -> Loader:
     from datasets import create_loader
     from utils.config.data import DataSection
 
     section = DataSection(
         name=name,
         root=str(Path(arguments.work) / "tfds"),
-        train_pp=f"decode_jpeg_and_inception_crop({arguments.size})|flip_lr|value_range(-1, 1)",
+        train_pp=f"{crop.format(size=arguments.size)}|flip_lr|value_range(-1, 1)",
         global_batch_size=arguments.batch,
         prefetch_batches=1,
         **data,
@@ -399,7 +442,7 @@ def _start_order(arguments: argparse.Namespace, order: str) -> dict[str, float]:
 
     def get_first(position: Position) -> float:
         start = time.perf_counter()
-        loader = _create_loader(arguments, "many", order=order)
+        loader = _create_loader(arguments, "many", _CROP, order=order)
         next(loader.batches(position))
         return time.perf_counter() - start
 
@@ -435,6 +478,7 @@ _CHILDREN = {
     "timm": _create_timm,
     "timm_lean": _create_timm_lean,
     "decode": _create_decode,
+    **{mode: partial(_create_pipeline, name=n, crop=c) for mode, (n, c) in _CROPS.items()},
 }
 _STARTUP = {
     "startup_exact": lambda arguments: _start_order(arguments, "exact"),

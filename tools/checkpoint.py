@@ -55,7 +55,8 @@ def create_parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         required=True,
-        help="FILE.safetensors, or FILE.pth: a dictionary with state_dict, arch and step",
+        help="FILE.safetensors, or FILE.pth: a dictionary with state_dict, arch and step; "
+        "FILE.json beside it tells the model and its run",
     )
     export.add_argument(
         "--weights", default="best", metavar="best|model|ema|ema2...",
@@ -150,12 +151,23 @@ def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
     return lines + [f"{name}: {words}" for _, words, name in found]
 
 
-def export_weights(options: argparse.Namespace) -> int:
-    """One file of weights, and beside a .safetensors the JSON that tells how to build the model."""
-    import torch
+def _tell_run(place: str) -> dict[str, str]:
+    """Whose weights they are, so that a student of theirs knows when the run has moved."""
+    from store.record import RunRecord
+    from utils.weights import find_run_folder
 
+    folder = find_run_folder(place)
+    try:
+        name = None if folder is None else RunRecord(folder).facts.get("id")
+    except UserError:
+        name = None
+    return {"run": name} if isinstance(name, str) and name else {}
+
+
+def export_weights(options: argparse.Namespace) -> int:
+    """One file of weights, and beside it the JSON that tells how to build the model."""
     from utils.checkpoint import find_checkpoint, load_newest
-    from utils.weights import merge_adapters, write_weights
+    from utils.weights import merge_adapters, write_pickled, write_weights
 
     place, parts, facts = load_newest(find_checkpoint(options.place))
     part = options.weights
@@ -166,13 +178,10 @@ def export_weights(options: argparse.Namespace) -> int:
         raise UserError(f"--weights {part}: {place} holds {', '.join(kinds)}; choose one of them")
     tensors, model = merge_adapters(parts[part]), facts.get("model", {})
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    if options.out.suffix == ".safetensors":
-        write_weights(options.out, tensors, {**model, "step": facts["step"]})
-    elif options.out.suffix == ".pth":
-        content = {"state_dict": tensors, "arch": model.get("model", ""), "step": facts["step"]}
-        torch.save(content, options.out)
-    else:
+    write = {".safetensors": write_weights, ".pth": write_pickled}.get(options.out.suffix)
+    if write is None:
         raise UserError(f"--out {options.out}: end it with .safetensors or .pth")
+    write(options.out, tensors, {**model, "step": facts["step"], **_tell_run(options.place)})
     print(f"{options.out}: {part} of {place}, {len(tensors)} tensors")
     return 0
 

@@ -11,7 +11,7 @@ import math
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -25,10 +25,12 @@ from store.environment import read_environment
 from store.gates import EXIT_UNDECIDED, Gate, check_samples, get_code
 from store.report_gates import DEFAULT_PCT, check_comparable
 from tools.comparison import add_report_flags, check_report_flags, judge_report, read_base
+from tools.tpu.calibration import describe_calibration
 from tools.tpu.schema import SCHEMA_VERSION
 from tools.tpu.targets import Target, list_targets, parse_target
-from utils.config import load_config
+from utils.config import change, load_config
 from utils.errors import EXIT_FAILED, UserError
+from utils.generations import LAUNCHED
 from utils.programs import (
     DefaultsHelp,
     ProgramParser,
@@ -38,15 +40,16 @@ from utils.programs import (
 )
 
 if TYPE_CHECKING:
-    from tools.tpu.compiler import Compiled
+    from tools.tpu.compiled import Compiled
     from tools.tpu.export import StepExport
+    from tools.tpu.hlo import Instruction
     from tools.tpu.schema import Report
     from utils.config import RunConfig
     from utils.json_types import JsonObject
 
 NOTE = (
-    "compiler's estimate, not a measurement; one published point suggests a wall time of 1.3 to 1.5"
-    " times the estimate. Collectives, input and dispatch are not in it"
+    f"compiler's estimate, not a measurement; {describe_calibration()}. Collectives, input and "
+    "dispatch are not in it"
 )
 _BATCH_STEP = 8
 # Of two exit codes the later one here counts: passed, undecided, failed.
@@ -94,6 +97,9 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
         "dataset that is not here, such as vocab_size=32000 (default: none)")  # fmt: skip
     add("--json", type=Path, help="write the report here")
     add("--hlo", type=Path, help="write the compiled program and the exported step here")
+    add("--bundles", action="store_true", help="count the bundles of every operation, too")
+    add("--micro-batches", action="store_true", help="find the cheapest train.accumulate_steps")
+    add("--write", action="store_true", help="write what --micro-batches finds into --config")
     add("--max-batch", action="store_true", help="search the largest batch of a device that fits")
     add_report_flags(parser)
     add("--limit", type=float, metavar="MCYC", help="fail above this many Mcycles plus 5 %%")
@@ -113,6 +119,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     prepare_file(options.json, "--json")
     prepare_folder(options.hlo, "--hlo")
     compilation = Compilation(config, target, options.chips, _choose_batch(options, config, target))
+    _check_search(options, compilation)
     check_report_flags(options)
     if options.limit is not None and not 0 < options.limit < math.inf:
         raise UserError(f"--limit ({options.limit}) must be above 0; give Mcycles of a step")
@@ -120,7 +127,10 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     if base is not None:
         check_comparable(base, describe_step(compilation))
     require_compiler()
-    report = create_report(compilation, options, flags)
+    if options.micro_batches:
+        report = find_micro_batches(compilation, options, flags)
+    else:
+        report = create_report(settle_parts(compilation), options, flags)
     if options.max_batch:
         find_max_batch(compilation, options, report)
     from tools.tpu.printing import print_report
@@ -177,7 +187,7 @@ def trace_and_compile(
         devices=compilation.chips,
         store=options.cache_dir or get_default_store(),
         time_limit_s=options.time_limit,
-        on_wait=_show_progress,
+        with_bundles=options.bundles or options.micro_batches,
     )
     _log("found in the store" if compiled.cached else "compiled")
     return export, compiled
@@ -218,12 +228,16 @@ def describe(
     flops, mcycles = analysis.get_flops(compiled), analysis.sum_mcycles(instructions)
     hbm_bytes = get_hbm_bytes(instructions)
     report.estimated_mcycles, report.flops, report.hbm_bytes = round(mcycles, 4), flops, hbm_bytes
+    counted = _add_bundles(report, compilation, compiled, instructions)
+    bundles = report.bundles
+    upper = mcycles + (bundles.unestimated_mcycles if bundles else 0)
     report.step_ms, report.units_per_s, report.mfu = analysis.get_bounds(
-        flops, hbm_bytes, mcycles, compilation.target, compilation.batch * export.unit[1]
-    )
+        flops, hbm_bytes, (report.bundles_mcycles, upper), compilation.target,
+        compilation.batch * export.unit[1],
+    )  # fmt: skip
     report.collectives = analysis.list_collectives(instructions)
     report.collective_bytes = sum(one.bytes for one in report.collectives)
-    report.uncosted, report.scalar_kernels = analysis.list_uncosted(instructions)
+    report.uncosted, report.scalar_kernels = analysis.list_uncosted(instructions, counted)
     report.groups, report.top = analysis.list_groups(instructions), analysis.list_top(instructions)
     is_bf16 = compilation.config.runtime.precision == "bf16"
     report.faults = analysis.find_faults(
@@ -231,6 +245,101 @@ def describe(
     )
     report.compile_s = compiled.facts["compile_s"]
     return report
+
+
+def _add_bundles(
+    report: Report, compilation: Compilation, compiled: Compiled, instructions: list[Instruction]
+) -> set[str]:
+    """Write what bundles say into the report; gives the names of operations that are in it."""
+    from tools.tpu.bundle_report import count_step, create_bundle_report
+    from tools.tpu.bundles.counting import is_copy_beside
+
+    if compiled.costs is None:
+        return set()
+    generation = compilation.target.generation
+    program = count_step(instructions, compiled.costs, generation)
+    report.bundles = create_bundle_report(program, generation)
+    report.bundles_mcycles = report.bundles.with_dma_mcycles
+    told = {one.instruction.name for one in program.operations if one.cost}
+    return told | {one.name for one in instructions if is_copy_beside(one)}
+
+
+def settle_parts(compilation: Compilation) -> Compilation:
+    """The program of a run whose micro-batches a verdict decides.
+
+    Raises:
+      UserError: there is no verdict on it.
+    """
+    from job.micro_batches import choose_parts, compute_step_hash
+
+    config = compilation.config
+    if config.train.accumulate_steps != "auto":
+        return compilation
+    parts, reason = choose_parts(config, compute_step_hash(config), *_name_step(compilation))
+    _log(f"train.accumulate_steps (auto) is {parts}: {reason}")
+    return split(compilation, parts)
+
+
+def split(compilation: Compilation, parts: int) -> Compilation:
+    """The same step in so many micro-batches."""
+    return replace(
+        compilation, config=change(compilation.config, train={"accumulate_steps": parts})
+    )
+
+
+def find_micro_batches(
+    compilation: Compilation, options: argparse.Namespace, flags: list[str]
+) -> Report:
+    """The report of the cheapest split of a step; prints all that were tried.
+
+    Raises:
+      UserError: none fits.
+    """
+    from job.micro_batches import compute_step_hash
+    from tools.tpu import micro_batches as splitting
+
+    found = splitting.search_micro_batches(
+        compilation.batch, lambda parts: create_report(split(compilation, parts), options, flags)
+    )
+    place = splitting.choose_cheapest(found)
+    if place is None:
+        raise UserError(
+            f"--batch ({compilation.batch}) does not fit {compilation.target.name} in up to "
+            f"{2 ** (len(found) - 1)} micro-batches; lower it, or shard the state"
+        )
+    report = found[place]
+    report.micro_batches = splitting.describe_splits(found, compilation.batch, place)
+    splitting.print_splits(report.micro_batches, report.unit)
+    name = ":".join(str(part) for part in _name_step(compilation))
+    step = compute_step_hash(compilation.config)
+    entry = f"{{parts: {2**place}, step: {step}, graph: {report.graph}}}"
+    print(f"verdict for train.accumulate_steps=auto: train.verdicts {{{name}: {entry}}}")
+    if options.write:
+        splitting.write_verdict(options.config, name, entry)
+    return report
+
+
+def _name_step(compilation: Compilation) -> tuple[str, int]:
+    """Chip and its examples, as `train.verdicts` names a step."""
+    from job.micro_batches import get_examples_per_chip
+
+    chip = compilation.target.generation.name
+    return chip, get_examples_per_chip(chip, compilation.batch)
+
+
+def _check_search(options: argparse.Namespace, compilation: Compilation) -> None:
+    """Refuse flags that do not go together, before anything is compiled."""
+    if options.write and not options.micro_batches:
+        raise UserError("--write writes what --micro-batches finds; give both")
+    if options.micro_batches and options.max_batch:
+        raise UserError("--micro-batches and --max-batch are two searches; give one of them")
+    generation = compilation.target.generation
+    if options.write and generation not in LAUNCHED:
+        names = ", ".join(one.name for one in LAUNCHED)
+        raise UserError(
+            f"--write is for chips that tell their name to a run ({names}), not for "
+            f"{generation.name}; give train.accumulate_steps a number"
+        )
 
 
 def find_max_batch(compilation: Compilation, options: argparse.Namespace, report: Report) -> None:
@@ -241,7 +350,7 @@ def find_max_batch(compilation: Compilation, options: argparse.Namespace, report
     """
     from tools.tpu.batch_search import BatchSearch
 
-    unit = _BATCH_STEP * compilation.config.train.accumulate_steps
+    unit = _BATCH_STEP * compilation.config.train.known_parts
     memory = report.memory
     search = BatchSearch(unit, memory.usable_bytes, {compilation.batch: memory.peak_bytes})
 
@@ -315,14 +424,6 @@ def _check_limit(report: Report, limit: float | None) -> int:
 def _write(report: Report, path: Path | None) -> None:
     if path is not None:
         path.write_text(report.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-
-def _show_progress(seconds: float) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rcompiling: {seconds:.0f} s")
-        sys.stderr.flush()
-    elif int(seconds) % 30 == 0:
-        _log(f"compiling: {seconds:.0f} s")
 
 
 def _log(text: object) -> None:

@@ -153,14 +153,15 @@ def generate(
       end: token behind which nothing follows; it is not given.
     """
     cache, found = model.create_cache(), []
-    tokens = torch.tensor([list(prompt)])
+    device = next(model.parameters()).device
+    tokens = torch.tensor([list(prompt)], device=device)
     while len(found) < count:
         hidden = model(tokens, cache)[:, -1]
         token = choose(model.compute_logits(hidden)[0])
         if token == end:
             break
         found.append(token)
-        tokens = torch.tensor([[token]])
+        tokens = torch.tensor([[token]], device=device)
     return found
 
 

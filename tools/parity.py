@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from tools.weights_of import add_weights_flags, load_trained
 from utils.errors import UserError
 from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import create_program_parser, require_at_least, run_program
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -190,7 +190,7 @@ def compare(options: argparse.Namespace) -> int:
     """Show the differences and name the first; gives the exit code."""
     import torch
 
-    from tools.export.servable import read_images
+    from tools.sample_images import read_images
 
     _check_flags(options)
     runtimes = {name: create_side_runtime(getattr(options, name), name) for name in ("a", "b")}
@@ -252,10 +252,8 @@ def create_side_runtime(text: str, flag: str) -> Runtime:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    if options.count < 1:
-        raise UserError(f"--count ({options.count}) must be 1 or more; change it")
-    if not options.tolerance >= 0:
-        raise UserError(f"--tolerance ({options.tolerance:g}) must be 0 or more; change it")
+    require_at_least(1, options, "count")
+    require_at_least(0, options, "tolerance")
     if options.a == options.b:
         raise UserError(f"--a and --b are both {options.a}, which is no comparison; change one")
 

@@ -6,7 +6,7 @@
 Each image is prepared as the run prepared those it was evaluated on (--pp says otherwise). The
 table has a row a file: its path below the folder, the likeliest classes with number, name and
 probability, with --embed the features in front of the head, and, where a file could not be read,
-why.
+why. A model without a classifier, as a label-free run leaves it, has features alone.
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from tqdm import tqdm
 
 from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, open_table
-from tools.weights_of import add_weights_flags, load_trained, open_images
+from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained, open_images
 from utils.errors import EXIT_FAILED, UserError
 from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import (
+    create_program_parser,
+    prepare_file,
+    require_at_least,
+    run_program,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,6 +74,11 @@ def predict(options: argparse.Namespace) -> int:
     section = RuntimeSection(device=options.device, precision=options.precision)
     runtime = create_runtime(section)
     trained = load_trained(options)
+    if not trained.num_classes and not options.embed:
+        raise UserError(
+            f"{WEIGHTS_KEY} ({options.weights!r}) holds a model without a classifier, which says "
+            "nothing of classes; add --embed for its features"
+        )
     wanted = Wanted(min(options.top_k, trained.num_classes), options.embed)
     loader = open_images(options.folder, _FOLDER_KEY, trained.pp, options.batch_size)
     form = TableForm(wanted.top_k, trained.count_features() if wanted.embed else 0)
@@ -154,10 +164,7 @@ def _make_rows(
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    for flag in ("top_k", "batch_size"):
-        if getattr(options, flag) < 1:
-            name = "--" + flag.replace("_", "-")
-            raise UserError(f"{name} ({getattr(options, flag)}) must be 1 or more; change it")
+    require_at_least(1, options, "top_k", "batch_size")
     if options.out.suffix not in ENDINGS:
         raise UserError(f"--out ({str(options.out)!r}) must end with {', '.join(ENDINGS)}")
     prepare_file(options.out, "--out")

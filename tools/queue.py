@@ -26,6 +26,7 @@ from service.checker import Checker
 from service.jobs import JobQueue, JobView, Submission, open_queue
 from service.jobs.dispatcher import Dispatcher
 from service.jobs.slots import parse_slots
+from service.jobs.starters import create_starter
 from service.jobs.state import ENDS
 from store.wording import format_time
 from tools.runs.places import check_store
@@ -61,6 +62,8 @@ def create_parser() -> argparse.ArgumentParser:
     made["submit"].add_argument("--job-slots", type=int, default=1, help="that it holds (1)")
     made["run"].add_argument("--slots", default="1", help="jobs at once, or cuda:0,cuda:1,cpu (1)")
     made["run"].add_argument("--until-empty", action="store_true", help="end when no job is left")
+    text = "fork runs on the CPU from a program that has imported all"
+    made["run"].add_argument("--warm", action="store_true", help=text)
     for name in ("stop", "resume", "log"):
         made[name].add_argument("job", metavar="JOB", help="its id, as `list` shows it")
     return parser
@@ -130,7 +133,11 @@ def run(queue: JobQueue, options: argparse.Namespace) -> int:
                 get_logger().info("%s: %s%s", job.id, job.state, job.reason and f" ({job.reason})")
         return bool(asked) or (options.until_empty and all(job.state in ENDS for job in jobs))
 
-    with Dispatcher(queue, parse_slots(options.slots)) as dispatcher:
+    slots = parse_slots(options.slots)
+    with (
+        create_starter(is_warm=options.warm) as starter,
+        Dispatcher(queue, slots, starter=starter) as dispatcher,
+    ):
         dispatcher.run(look)
     if asked or not options.until_empty:
         return 0

@@ -1,10 +1,50 @@
-"""Real pictures for programs that were given none: scikit-learn's two sample photographs."""
+"""Images for programs that ask a model: a folder's, or pieces of scikit-learn's two photographs."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models import TrainedModel
+
+_READ_AT_ONCE = 16
 _SIDE = 240  # of a piece; the photographs have 427 x 640 pixels
+
+
+def read_images(trained: TrainedModel, place: str, count: int, *, normalize: bool) -> Tensor:
+    """Real images as the program takes them, at most `count`.
+
+    Args:
+      place: a folder; empty: pieces of two photographs.
+
+    Raises:
+      UserError: there is no image.
+    """
+    import torch
+
+    from models.transforms import to_pixels
+    from tools.weights_of import open_images
+
+    with tempfile.TemporaryDirectory() as folder:
+        if not place:
+            write_samples(Path(folder), count)
+        loader = open_images(place or folder, "--images", trained.pp, _READ_AT_ONCE)
+        parts: list[Tensor] = []
+        for batch in loader.batches():
+            parts.append(to_pixels(batch.images[batch.indices >= 0]))
+            if sum(map(len, parts)) >= count:
+                break
+        loader.close()
+    pixels = torch.cat(parts)[:count]
+    if not len(pixels):
+        raise UserError(f"--images ({place!r}) holds no image that can be read; name another")
+    return pixels if normalize else trained.create_transform()(pixels)
 
 
 def write_samples(folder: Path, count: int) -> None:

@@ -81,6 +81,8 @@ def create_parser() -> argparse.ArgumentParser:
     add("--image-size", type=int, default=224, help="side of an image")
     add("--num-classes", type=int, default=1000, help="classes of the head")
     add("--time-limit", type=float, default=600.0, help="seconds that the compiler may take")
+    add("--law", type=Path, metavar="FILE.json", help="what sizes are padded to, as "
+        "tools.lab.matmul --json has found (default: the matrix unit's width, 8 rows)")  # fmt: skip
     add("--json", type=Path, help="write the table here")
     return parser
 
@@ -96,8 +98,9 @@ def run(options: argparse.Namespace) -> int:
     model = build_model(options.model, arguments, device="meta")
     products = list_products(model, options.batch, options.image_size)
     width = target.generation.unit_width
+    law = read_law(options.law) if options.law else None
     for product in products:
-        product.fill = get_fill(product.sizes, width)
+        product.fill = get_fill(product.sizes, width, law)
     versions = require_compiler()
     shown = sorted(products, key=lambda one: -one.work)[:_SHOWN]
     plan = plan_neighbours(shown, width)
@@ -156,11 +159,28 @@ def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
     return list(found.values())
 
 
-def get_fill(sizes: Sequence[int], width: int) -> float:
-    """Useful share of a padded product: K and N to the unit's width, M to 8 rows."""
+def get_fill(sizes: Sequence[int], width: int, law: dict[str, int] | None = None) -> float:
+    """Useful share of a padded product: K and N to the unit's width, M to 8 rows, or by a law."""
     _, rows, inner, columns = sizes
-    padded = _round(rows, _ROWS) * _round(inner, width) * _round(columns, width)
+    steps = law or {"M": _ROWS, "K": width, "N": width}
+    padded = _round(rows, steps["M"]) * _round(inner, steps["K"]) * _round(columns, steps["N"])
     return rows * inner * columns / padded
+
+
+def read_law(path: Path) -> dict[str, int]:
+    """What M, K and N are padded to, from a report of `tools.lab.matmul`.
+
+    Raises:
+      UserError: it is none.
+    """
+    try:
+        law = json.loads(path.read_text(encoding="utf-8"))["law"]
+        return {axis: int(law[axis]) for axis in ("M", "K", "N")}
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"--law {path} holds no law of M, K and N ({error}); give a file of tools.lab.matmul "
+            "--json with all axes"
+        ) from error
 
 
 def _round(size: int, unit: int) -> int:

@@ -17,17 +17,21 @@ class Averaging:
     Attributes:
       decays: that each of them reaches; its first steps forget faster.
       start_step: before which they are the weights themselves.
+      keep_every: steps after which the last of them, which is no average, becomes the weights, and
+        stays what it is in between; 0: there is none such.
     """
 
     decays: tuple[float, ...] = ()
     start_step: int = 0
+    keep_every: int = 0
 
     def get_weights(self, step: int) -> list[float]:
         """1 - decay of each average at a step: what it takes of the weights."""
+        kept = [float((step + 1) % self.keep_every == 0)] if self.keep_every else []
         averaged = step - self.start_step
         if averaged < 0:
-            return [1.0] * len(self.decays)
-        return [1.0 - get_ema_decay(decay, averaged) for decay in self.decays]
+            return [1.0] * len(self.decays) + kept
+        return [1.0 - get_ema_decay(decay, averaged) for decay in self.decays] + kept
 
 
 def create_ema(model: nn.Module) -> nn.Module:

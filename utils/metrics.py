@@ -55,8 +55,17 @@ class Evaluation:
 
     @property
     def is_finite(self) -> bool:
-        """Whether every number of its own is one: a further set ends no run."""
+        """Whether every number of its own is one, further averages' too; a set ends no run."""
         return all(math.isfinite(value) for value in self.metrics.values())
+
+    def describe_fault(self, step: int) -> str:
+        """A line for one that is not finite: which numbers are none, and what to do."""
+        strange = [name for name, value in self.metrics.items() if not math.isfinite(value)]
+        return (
+            f"the evaluation after step {step} was not finite ({', '.join(strange)}): the weights "
+            "or running statistics hold NaN, or the answers overflow; lower optim.lr, or look at "
+            "runtime.precision"
+        )
 
 
 class LoopMeter:

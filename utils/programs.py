@@ -48,6 +48,22 @@ def create_program_parser(description: str | None, **options: object) -> Program
     return ProgramParser(description=description, formatter_class=formatter, **options)
 
 
+def require_at_least(least: int, options: argparse.Namespace, *names: str) -> None:
+    """Refuse flags whose numbers are too small; those that were not given pass.
+
+    Args:
+      names: of flags, as `options` has them.
+
+    Raises:
+      UserError: names the flag.
+    """
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and not value >= least:  # so that NaN is refused, too
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} ({value:g}) must be {least} or more; change it")
+
+
 def run_program(
     function: Callable[..., int | None],
     *arguments: object,

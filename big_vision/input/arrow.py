@@ -302,9 +302,11 @@ def _check_image(split: _Split, image_key: str) -> None:
 
 
 def _get_labels(split: _Split, label_key: str) -> np.ndarray:
-    """[rows] int64."""
+    """[rows] int64; zeros where labels are not read."""
     import pyarrow as pa
 
+    if not label_key:
+        return np.zeros(sum(split.lengths), np.int64)
     columns = _get_column(split, "data.label_key", label_key)
     kind = columns[0].type
     if not pa.types.is_integer(kind):

@@ -141,6 +141,8 @@ class TfdsCatalog:
 
     def _get_classes(self, label_key: str) -> tuple[int | None, tuple[str, ...] | None, bool]:
         """How many, their names, and whether an example has a list of them."""
+        if not label_key:
+            return 1, None, False
         feature = self._find_feature(label_key, "data.label_key")
         inner = feature.get("sequence", {}).get("feature")
         label = (inner or feature).get("classLabel")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from big_vision.input.catalog import RecordSelection, TfdsCatalog, load_tfds_catalog
 from big_vision.input.fetching import fetch_catalog
 from big_vision.input.folder import FolderSelection, select_folder
-from big_vision.input.images import ImageSource, check_channels, get_pp_key
+from big_vision.input.images import ImageSource, check_channels, get_pp_key, name_pp_key
 from big_vision.input.label_file import select_listed
 from big_vision.input.selection import ImageSelection
 from big_vision.input.source import SPLIT_KEYS, Reading, Role
@@ -54,10 +54,10 @@ class ImageFiles(ImageSource):
         self, selection: ImageSelection, role: Role
     ) -> tuple[int, int, int] | None:
         """What the role's string makes of the encoded images."""
-        sides, key = self.get_sides(), get_pp_key(role)
+        sides, spec = self.get_sides(), getattr(self.data, get_pp_key(role))
         if sides is None:
             return None
-        return find_image_shape(getattr(self.data, key), f"data.{key}", "image", sides)
+        return find_image_shape(spec, f"data.{name_pp_key(self.data, role)}", "image", sides)
 
     def choose_order(self) -> str:
         """As data.order says; auto is exact wherever random access is cheap."""
@@ -95,7 +95,7 @@ class ImageFiles(ImageSource):
         window = int(data.shuffle_gib * _GIB / 2 / max(1.0, selection.mean_record_bytes))
         return PipelineSpec(
             preprocess=get_preprocess_fn(host_pp, seed=seed),
-            pp_key=f"data.{pp_key}",
+            pp_key=f"data.{name_pp_key(data, reading.role)}",
             pp=getattr(data, pp_key),
             image_key=data.image_key,
             label_key=data.label_key,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +17,9 @@ from big_vision.input.source import Role, Source
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import Normalisation, split_device_ops
 from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config.data import DataSection
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class ImageSource(Source):
     def describe(self, selection: ImageSelection, role: Role) -> ImageFacts:
         """Classes and shapes of the split's images."""
         key = get_pp_key(role)
-        require_valid_spec(getattr(self.data, key), f"data.{key}")
+        require_valid_spec(getattr(self.data, key), f"data.{name_pp_key(self.data, role)}")
         return ImageFacts(
             self.find_image_shape(selection, role),
             split_device_ops(getattr(self.data, key))[1],
@@ -79,12 +82,15 @@ class ImageSource(Source):
         return LabelRule(self.data.label_key, classes, describe)
 
     def _get_num_classes(self, selection: ImageSelection) -> int:
+        if not self.data.label_key:
+            return 1  # that nobody reads
         if selection.num_classes is not None:
             return selection.num_classes
         if "num_classes" not in self.known:
             raise UserError(
                 f"data.label_key ({self.data.label_key}): the dataset does not say how many "
-                "classes it has; set model.num_classes (--num-classes)"
+                "classes it has; set model.num_classes (--num-classes), or leave labels unread by "
+                "an empty data.label_key (train.task=distil)"
             )
         return self.known["num_classes"]
 
@@ -92,6 +98,16 @@ class ImageSource(Source):
 def get_pp_key(role: Role) -> str:
     """The key of data that holds the role's preprocessing string."""
     return "train_pp" if role == "train" else "eval_pp"
+
+
+def name_pp_key(data: DataSection, role: Role) -> str:
+    """The key that the role's string was written in: a stream of strong views is read by another.
+
+    Args:
+      data: of the stream.
+    """
+    is_strong = role == "train" and data.strong_pp and data.strong_pp == data.train_pp
+    return "strong_pp" if is_strong else get_pp_key(role)
 
 
 def check_channels(facts: ImageFacts, role: Role) -> None:

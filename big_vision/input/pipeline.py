@@ -38,7 +38,8 @@ class PipelineSpec:
       preprocess: `fn(data, epoch=, index=)`; gives a uint8 image.
       pp_key: configuration key of the string, for messages.
       pp: the string as it was given, for messages.
-      image_key, label_key: features of the dataset; `a/b` is feature b of the group a.
+      image_key, label_key: features of the dataset; `a/b` is feature b of the group a; no label
+        key: every label is 0.
       tolerant: an example that cannot be read becomes a marked blank one.
       window: examples that the sharded order shuffles together.
       several: classes of which an example has a list; none: it has one label.
@@ -149,19 +150,20 @@ class Pipeline:
     def load(self, element: dict[str, Any]) -> dict[str, Any]:
         """The example's features as a string sees them: the image is `image`, whatever its key."""
         data, spec = self.records.load(element), self.spec
-        label = _take(data, spec.label_key)
+        label = {spec.label_key: _take(data, spec.label_key)} if spec.label_key else {}
         image = _take(data, spec.image_key)
         data.pop(spec.image_key, None)
-        return {**data, spec.label_key: label, "image": image}
+        return {**data, **label, "image": image}
 
     def _pick(self, data: dict[str, Any]) -> tuple[Any, Any]:
         spec = self.spec
-        for key in ("image", spec.label_key):
+        for key in filter(None, ("image", spec.label_key)):
             if key not in data:
                 raise UserError(
                     f"{spec.pp_key} yields no {key!r}, only {', '.join(sorted(data))}; keep it"
                 )
-        image, label = data["image"], self._take_label(data[spec.label_key])
+        label = data[spec.label_key] if spec.label_key else _import().zeros([], "int64")
+        image, label = data["image"], self._take_label(label)
         if image.dtype.name == "string":
             raise UserError(f"{spec.pp_key} leaves the image encoded; begin it with decode")
         if image.dtype.name != "uint8":

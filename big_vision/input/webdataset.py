@@ -134,7 +134,9 @@ def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
         segments=tuple(Segment(str(path), first, stop - first) for path, first, stop in pieces),
         mean_record_bytes=float(arrays["sizes"].mean()),
         left_out=(f"{left_out} examples without an image",) if left_out else (),
-        labels=number_labels(arrays["labels"], class_names, data.label_key, describe),
+        labels=number_labels(arrays["labels"], class_names, data.label_key, describe)
+        if data.label_key
+        else np.zeros(len(arrays["sizes"]), np.int64),
         offsets=arrays["offsets"],
         sizes=arrays["sizes"],
         names=arrays["names"],
@@ -219,7 +221,7 @@ class _ShardLists(dict[str, tuple[int, ...]]):
                 f"{endings}; name the image's ending there, as jpg or webp;png"
             )
         missing = np.flatnonzero(index["labels"] == b"")
-        if not len(missing):
+        if not len(missing) or not self._members.label:
             return
         what = "/".join((self._members.label, *self._members.path))
         if len(missing) == len(index["labels"]):

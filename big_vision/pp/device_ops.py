@@ -49,18 +49,21 @@ def split_device_ops(spec: str, image_key: str = "image") -> tuple[str, Normalis
     return "|".join(section.text for section in sections), found.normalisation
 
 
-def require_equal_ranges(train_pp: str, eval_pp: str) -> None:
+def require_equal_ranges(train_pp: str, eval_pp: str, key: str = "data.eval_pp") -> None:
     """Refuse strings after which a model would see other numbers in evaluation than in training.
+
+    Args:
+      key: that holds the second string.
 
     Raises:
       UserError: a string does not end with a value range, or the two ranges differ.
     """
     train = require_range(train_pp, "data.train_pp")
-    evaluation = require_range(eval_pp, "data.eval_pp")
+    evaluation = require_range(eval_pp, key)
     if not _are_equal(train.normalisation, evaluation.normalisation):
         raise UserError(
-            f"data.eval_pp ends with {evaluation.text} but data.train_pp with {train.text}, so the "
-            "model would be evaluated on other numbers than it is trained on; end both alike"
+            f"{key} ends with {evaluation.text} but data.train_pp with {train.text}, so the model "
+            "would see other numbers there than it is trained on; end both alike"
         )
 
 

@@ -155,6 +155,7 @@ _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "decode_jpeg_and_inception_crop": _decode_box,
     "inception_crop": _box,
     "resize": _resize,
+    "stored_view": _resize,
     "resize_small": _resize_square,
     "resize_long": _resize_square,
     "random_crop": _crop,

@@ -25,6 +25,7 @@ from timm.models.convnext import ConvNeXtBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from models.delta.kernels import choose_kernels
 from models.patches.attention import (
     HeadTokens,
     StreamInComputeType,
@@ -89,9 +90,12 @@ def patch_for(
 ) -> None:
     """Rewrite a model for the runtime's compiler, where it has one and nobody objects.
 
+    Kernels are chosen here, too.
+
     Args:
       frozen: whether the model is never trained: it may then hold its weights in bf16.
     """
+    choose_kernels(section.kernels, runtime.device, model, is_asked=not frozen)
     if not section.xla_patches or not runtime.wants_patches:
         return
     is_bf16 = runtime.section.precision == "bf16"

@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import IO, Protocol
 
 import psutil
 
@@ -32,12 +33,34 @@ from service.jobs.slots import is_elsewhere
 from service.jobs.submission import Submission, write_flags
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+class Program(Protocol):
+    """`main.py` at work."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Its exit code; a signal's number below zero."""
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+
+
+Launch = Callable[[Sequence[str], IO[bytes], int], Program]
+
+
+def launch_program(command: Sequence[str], log: IO[bytes], lock: int) -> Program:
+    """Start a command that prints into a file and inherits the job's lock."""
+    return subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=[lock]
+    )
+
+
+def main(argv: Sequence[str] | None = None, launch: Launch = launch_program) -> int:
     """One attempt; nothing is done where another program has the job, or it has ended."""
     words = sys.argv[1:] if argv is None else argv
     folder = Path(words[0])
     job = read_job(folder)
-    attempt = _Attempt()
+    attempt = _Attempt(launch)
     with hold_lock(folder) as lock:
         if lock is None:
             return 0
@@ -80,8 +103,9 @@ def get_command(job: JobFile, slots: Sequence[str]) -> list[str]:
 class _Attempt:
     """Starts `main.py` and hands on what asks it to end."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self._process: Program | None = None
         self._is_asked = False
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
@@ -89,10 +113,7 @@ class _Attempt:
     def run(self, command: Sequence[str], folder: Path, lock: int) -> int:
         """Gives the exit code; a signal's number below zero."""
         with (folder / LOG_FILE).open("ab") as log:
-            self._process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                pass_fds=[lock],
-            )  # fmt: skip
+            self._process = self._launch(command, log, lock)
         pid = self._process.pid
         append_event(folder, "launched", pid=pid, born=get_birth(pid))
         if self._is_asked:

@@ -9,8 +9,6 @@ import contextlib
 import fcntl
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +16,6 @@ from typing import IO
 
 from service.jobs.child import get_birth
 from service.jobs.files import (
-    ROOT,
     JobFile,
     JobQueue,
     append_event,
@@ -29,7 +26,8 @@ from service.jobs.files import (
     read_run_status,
 )
 from service.jobs.rules import Patience, decide
-from service.jobs.slots import choose_slots, create_environment, is_elsewhere
+from service.jobs.slots import choose_slots, is_elsewhere
+from service.jobs.starters import ColdStarter, StartedAttempt
 from service.jobs.state import JobProgress
 from utils.errors import UserError
 from utils.log import get_logger
@@ -49,6 +47,7 @@ class Dispatcher:
     Args:
       slots: names of the devices; a job holds as many as it asks for.
       grace_s: that a job which is asked to end may take to save, before it is killed.
+      starter: of attempts; its owner closes it. None: each is a program of its own.
 
     Raises:
       DispatcherBusyError: another dispatcher works on the queue.
@@ -56,11 +55,12 @@ class Dispatcher:
 
     def __init__(
         self, queue: JobQueue, slots: Sequence[str], *, patience: Patience | None = None,
-        grace_s: float = 300.0,
+        grace_s: float = 300.0, starter: ColdStarter | None = None,
     ) -> None:  # fmt: skip
         self.queue, self.slots = queue, list(slots)
         self._patience, self._grace_s = patience or Patience(), grace_s
-        self._children: dict[str, tuple[subprocess.Popen[bytes], list[str]]] = {}
+        self._starter = starter or ColdStarter()
+        self._children: dict[str, tuple[StartedAttempt, list[str]]] = {}
         self._asked: dict[str, float] = {}
         self._over: dict[str, int] = {}  # of events.jsonl when the job was over
         self._told: set[str] = set()
@@ -165,13 +165,7 @@ class Dispatcher:
                         f"it: the store ({job.store}) must be a gs:// URL")  # fmt: skip
                 continue
             taken += slots
-            command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]
-            child = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL, start_new_session=True,
-                env=create_environment(slots, os.environ),
-            )  # fmt: skip
-            self._children[job.id] = (child, slots)
+            self._children[job.id] = (self._starter.start(folder, slots, job.device), slots)
 
     def _watch(self, job: JobFile, folder: Path, progress: JobProgress) -> None:
         """Hand a wish to end on to a job that runs, and end it where it does not follow."""

@@ -80,6 +80,7 @@ class JobQueue:
 
     def __init__(self, folder: Path, store: str) -> None:
         self.folder, self.store = folder, store
+        self._views: dict[str, tuple[tuple[int, int], JobView]] = {}
 
     def submit(self, submission: Submission, who: str) -> JobView:
         """Take a job that has been checked; it is on the disk when this returns.
@@ -121,12 +122,21 @@ class JobQueue:
         return self.get(job_id)
 
     def list(self) -> list[JobView]:
-        """All jobs, the oldest first; directories that hold no job are passed over."""
-        found = []
+        """All jobs, the oldest first; directories that hold no job are passed over.
+
+        Read again is what has had an event since the last time: of a thousand jobs most are over.
+        """
+        views: dict[str, tuple[tuple[int, int], JobView]] = {}
         for folder in self.list_folders():
+            mark = _get_mark(folder)  # before the events: what comes between is read next time
+            kept = self._views.get(folder.name)
+            if kept is not None and kept[0] == mark:
+                views[folder.name] = kept
+                continue
             with contextlib.suppress(UserError):
-                found.append(_view(read_job(folder), read_progress(folder)))
-        return sorted(found, key=lambda one: (one.created, one.id))
+                views[folder.name] = mark, _view(read_job(folder), read_progress(folder))
+        self._views = views
+        return sorted((view for _, view in views.values()), key=lambda one: (one.created, one.id))
 
     def get(self, job_id: str) -> JobView:
         """One job.
@@ -243,6 +253,15 @@ def get_size(folder: Path) -> int:
         return (folder / EVENTS_FILE).stat().st_size
     except FileNotFoundError:
         return 0
+
+
+def _get_mark(folder: Path) -> tuple[int, int]:
+    """Time and bytes of a job's events, which change with each; zeros: none are there."""
+    try:
+        found = (folder / EVENTS_FILE).stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
 
 
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:

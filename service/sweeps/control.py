@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from service.checker import Checker
 from service.jobs import JobQueue
 from service.jobs.dispatcher import Dispatcher, DispatcherBusyError
+from service.jobs.starters import ColdStarter
 from service.jobs.state import ENDS
 from service.sweeps.plan import (
     Trial,
@@ -88,15 +89,18 @@ class SweepControl:
             elif one.state in ("failed", "stopped"):
                 self.queue.reopen(one.job_id, self.who)
 
-    def run(self, slots: Sequence[str]) -> list[TrialState]:
+    def run(self, slots: Sequence[str], starter: ColdStarter | None = None) -> list[TrialState]:
         """Work on the queue until every trial has ended; gives them.
 
         Where another dispatcher works on it, this one watches, and takes its place when it ends.
+
+        Args:
+          starter: as of `Dispatcher`.
         """
         is_told = False
         while True:
             try:
-                with Dispatcher(self.queue, slots) as dispatcher:
+                with Dispatcher(self.queue, slots, starter=starter) as dispatcher:
                     dispatcher.run(self.look)
                 return self.list()
             except DispatcherBusyError:

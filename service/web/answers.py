@@ -60,6 +60,40 @@ class ArtifactRow(BaseModel):
     crc32c: str
 
 
+class TeacherRow(BaseModel):
+    """One that a run has learnt from, or that has taught one of those."""
+
+    generation: int = Field(description="1: taught the run itself")
+    via: str = Field(description="teacher, or cache: by stored answers")
+    hash: str = Field(description="of weights, name, classes and transform")
+    place: str = Field(description="as its student's configuration names it")
+    id: str = Field(description="of its run; empty: it lay in none")
+    path: str = Field(description="experiment/name of its run, as it was then")
+    weights: str = Field(description="SHA-256 of their file")
+    through: str = Field(description="hash of the teacher that leads to it, from generation 2 on")
+    scores: dict[str, Number] = Field(description="numbers of its own run's end, as they were then")
+    judged: dict[str, Number] = Field(
+        description="what it reached on its student's evaluation split before the first step"
+    )
+    now: str = Field(description="experiment/name of its run today; empty: not in this store")
+    tags: list[str] = Field(description="that its run has now")
+
+
+class StudentRow(BaseModel):
+    """A run that has learnt from another, or from one that has."""
+
+    path: str = Field(description="experiment/name")
+    generation: int = Field(description="1: learnt from it itself")
+    via: str = Field(description="teacher, or cache: how it taught the next of the chain")
+
+
+class LineageRows(BaseModel):
+    """Whom a run has learnt from, the nearest first, and whom it has taught."""
+
+    teachers: list[TeacherRow]
+    students: list[StudentRow]
+
+
 class RunDetail(BaseModel):
     """All that is known of a run, but its history."""
 
@@ -85,6 +119,7 @@ class RunDetail(BaseModel):
     config: JsonObject = Field(description="dotted key -> value")
     environment: JsonObject
     artifacts: list[ArtifactRow]
+    lineage: LineageRows
 
 
 class Whoami(BaseModel):

@@ -18,6 +18,7 @@ from service.web.serving import Parts, Service
 from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view
 from service.web.views.frame import link_run
 from service.web.views.jobs import group_trends, show_job
+from service.web.views.lineage import make_lineage
 from service.web.views.run import StepRange, make_run_view
 from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
 from service.web.views.verdict import make_verdict, read_verdicts
@@ -68,6 +69,7 @@ def show_run(
         request, "run.html", "Runs", own_run=record.path, view=view, shown=shown, job=job,
         log=read_log(parts, job.id) if job else "",
         verdict=make_verdict(record, read_verdicts(parts.store)),
+        lineage=make_lineage(parts.runs.get_index(), record),
     )  # fmt: skip
 
 

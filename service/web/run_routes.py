@@ -17,6 +17,7 @@ from service.web.catalogue import RunCatalogue
 from service.web.problems import list_problems
 from service.web.serving import Parts
 from service.web.text import quote_cell
+from store.descent import find_kinship
 from store.listing import is_alive
 from store.record import RunRecord, describe
 from store.timeline import list_attempts, sum_paid
@@ -128,4 +129,5 @@ def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
         "config": record.config,
         "environment": environment if isinstance(environment, dict) else {},
         "artifacts": [ArtifactRow(**one) for one in list_artifacts(record)],
+        "lineage": find_kinship(runs.get_index(), record).tell(),
     }

@@ -36,8 +36,9 @@ class Delta:
       low, high: ends of its 95 % interval; none: fewer than two values on a side.
       p: two-sided, of no difference; none like the interval.
       least_p: the smallest that a permutation of so few values could ever give.
-      effect: the difference in pooled standard deviations; none: they are zero or unknown.
-      method: paired, Welch or single.
+      effect: the difference in pooled standard deviations; none: they are zero or unknown, or there
+        are groups.
+      method: paired, paired in groups, Welch or single.
       pairs: values of the same seed on both sides; 0: the samples are not paired.
     """
 
@@ -118,6 +119,31 @@ def compute_delta(base: Sample, new: Sample) -> Delta:
         shares = zip(parts, (base, new), strict=True)
         freedom = sum(parts) ** 2 / sum(part**2 / (len(one) - 1) for part, one in shares)
     return _judge(value, error, freedom, (least, effect, "Welch", 0))
+
+
+def compute_joint_delta(pairs: Sequence[tuple[Sample, Sample]]) -> Delta | None:
+    """The mean over several groups, each with the same weight, of how much larger the second is.
+
+    In each group values of one seed are paired; groups are independent of each other and may have
+    variances of their own. None: a group has fewer than two pairs.
+
+    Args:
+      pairs: base and new of each group, at least one.
+
+    Source: Satterthwaite 1946, Biometrics Bulletin 2, for the degrees of freedom.
+    """
+    gaps = [[new[seed] - base[seed] for seed in base if seed in new] for base, new in pairs]
+    if min(map(len, gaps)) < 2:
+        return None
+    value = math.fsum(math.fsum(one) / len(one) for one in gaps) / len(gaps)
+    parts = [statistics.variance(one) / len(one) / len(gaps) ** 2 for one in gaps]
+    total, freedom = sum(parts), 1.0
+    if total:
+        shares = zip(parts, gaps, strict=True)
+        freedom = total**2 / sum(part**2 / (len(one) - 1) for part, one in shares)
+    count = sum(map(len, gaps))
+    rest = (2.0 ** (1 - count), None, "paired in groups", count)
+    return _judge(value, math.sqrt(total), freedom, rest)
 
 
 def adjust(p_values: Sequence[float]) -> list[float]:

@@ -28,6 +28,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
 from store.filters import check_keys, choose, parse_filter
+from store.index.kin import Family, Kin, unpack_ancestors
 from store.index.scan import create_scan
 from store.index.tables import define_tables
 from store.index.writer import IndexWriter
@@ -38,10 +39,14 @@ from utils.log import get_logger
 from utils.storage import is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
-INDEX_VERSION = 3
+INDEX_VERSION = 5
 TAG = "tag"
+# Of all whom a run has learnt from: what they are called, and what people have said of them.
+TEACHER, TEACHER_TAG = "teacher", "teacher.tag"
 _WAIT_S = 120
 _CHUNK = 500
+# Of a run's row, what `read_family` alone makes sense of.
+_KIN = ("lineage", "sums")
 T = TypeVar("T")
 
 
@@ -93,6 +98,11 @@ class RunIndex:
             url = f"sqlite:///{self._path}"
         self._url = url or "sqlite://"
         self._engine = _create_engine(self._url)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether another object of this class finds what this one has made."""
+        return self._url != "sqlite://"
 
     def refresh(self) -> Refreshed:
         """Bring the index in step with the files.
@@ -156,7 +166,11 @@ class RunIndex:
         for start in range(0, len(numbers), _CHUNK):
             query = select(runs).where(runs.c.run.in_(numbers[start : start + _CHUNK]))
             rows = (row._mapping for row in self._read_rows(query))
-            found |= {row["run"]: {**row, "tags": json.loads(row["tags"])} for row in rows}
+            found |= {
+                row["run"]: {k: v for k, v in row.items() if k not in _KIN}
+                | {"tags": json.loads(row["tags"])}
+                for row in rows
+            }
         return [found[number] for number in numbers if number in found]
 
     def read_column(self, key: str) -> dict[int, JsonValue]:
@@ -165,6 +179,8 @@ class RunIndex:
         if key == TAG:
             query = select(runs.run, runs.tags)
             return {run: json.loads(tags) for run, tags in self._read_rows(query)}
+        if key in (TEACHER, TEACHER_TAG):
+            return self._read_teachers(key)
         if key in FACTS:
             return dict(self._read_rows(select(runs.run, runs[key]).where(runs[key].is_not(None))))
         return self._read_config(key) | self._read_numbers(key)
@@ -224,11 +240,37 @@ class RunIndex:
         """All keys that some run has."""
         pairs = self._read_rows(select(self._tables.pairs.c.key).distinct())
         names = self._read_rows(select(self._tables.names.c.text))
-        return sorted({*FACTS, TAG, *(row[0] for row in [*pairs, *names])})
+        return sorted({*FACTS, TAG, TEACHER, TEACHER_TAG, *(row[0] for row in [*pairs, *names])})
+
+    def read_family(self) -> Family:
+        """All runs, by whom they have learnt from and whom they may have taught."""
+        runs = self._tables.runs.c
+        query = select(runs.run, runs.path, runs.id, runs.tags, runs.sums, runs.lineage)
+        return Family(
+            Kin(
+                run, path, name or "", tuple(json.loads(tags)) if tags != "[]" else (),
+                tuple(sums.split()) if sums else (), unpack_ancestors(lineage),
+            )
+            for run, path, name, tags, sums, lineage in self._read_rows(query)
+        )  # fmt: skip
 
     def close(self) -> None:
         """Let go of the database."""
         self._engine.dispose()
+
+    def _read_teachers(self, key: str) -> dict[int, JsonValue]:
+        """Words of each run's ancestors, also what their runs are called now; or their tags."""
+        family = self.read_family()
+        found: dict[int, JsonValue] = {}
+        for run, kin in family.runs.items():
+            words: list[JsonValue] = []
+            for one, teacher in family.follow(kin.ancestors, run) if kin.ancestors else ():
+                now = teacher.words if teacher else ()
+                tags = teacher.tags if teacher else ()
+                words += tags if key == TEACHER_TAG else [*now, *one.words]
+            if kin.ancestors:
+                found[run] = list(dict.fromkeys(words))
+        return found
 
     def _read_config(self, key: str) -> dict[int, JsonValue]:
         tables = self._tables

@@ -10,16 +10,19 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE
 from store.config_text import Pairs, read_sections
 from store.history import METRICS_FILE
+from store.lineage import Ancestor, list_sums, read_lineage
 from store.mirror import CONFIG_FILE, RUN_FILE
 from store.record import Values, describe, get_final_values, get_last_values, parse_facts, read_tail
 from store.runs import CHECKPOINTS
+from store.soundness import fit_artifacts
 from store.summary import SUMMARY_FILE
 from store.tags import TAGS_FILE, parse_tags
 from utils.errors import UserError
-from utils.json_types import JsonValue
+from utils.json_types import JsonValue, load_json
 from utils.storage import ASIDE, LocalFolder, is_remote, open_folder, to_path
 
 # A file as young as this may still change within the tick of its clock.
@@ -31,6 +34,8 @@ _LEFT_BEHIND = {METRICS_FILE, SUMMARY_FILE, ATTEMPTS_FILE, CHECKPOINTS}
 # What tells whether a run has changed: one that has ended, and one that may go on.
 _SETTLED = (RUN_FILE, TAGS_FILE, CONFIG_FILE)
 _LIVE = (*_SETTLED, METRICS_FILE)
+# What is read of a run, but the end of its history.
+_READ = (*_SETTLED, SUMMARY_FILE, ARTIFACTS_FILE)
 # A section without entries; and a line of a commit record, without parsing the whole summary.
 _EMPTY = ("{}", "null")
 _TOLD_CONFIG = re.compile(
@@ -46,6 +51,7 @@ class RunEntry:
       path: `experiment/name`.
       stamp: of its files when they were read; empty: read them again next time.
       facts: by the names of `store.record.FACTS`.
+      sums: SHA-256 of the weights that it has left behind.
       fault: why nothing else is known; empty: nothing is wrong.
     """
 
@@ -53,6 +59,8 @@ class RunEntry:
     stamp: str
     facts: dict[str, JsonValue] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    lineage: tuple[Ancestor, ...] = ()
+    sums: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)
     sections: dict[str, Pairs] = field(default_factory=dict)
     fault: str = ""
@@ -90,7 +98,7 @@ class DiskScan:
                 yield replace(entry, stamp=stamps[0] if is_done(entry) else stamps[1])
 
     def _read_run(self, path: str, folder: Path) -> RunEntry:
-        texts = LocalFolder(folder).read_texts([RUN_FILE, TAGS_FILE, CONFIG_FILE, SUMMARY_FILE])
+        texts = LocalFolder(folder).read_texts(_READ)
         return _make_entry(path, "", texts, get_last_values(read_tail(folder / METRICS_FILE)))
 
 
@@ -121,12 +129,13 @@ class BucketScan:
     def read(self, paths: Collection[str]) -> Iterator[RunEntry]:
         """What the index keeps of those runs."""
         stamps = self.find()
-        configs = self._root.read_texts([f"{path}/{CONFIG_FILE}" for path in paths])
+        later = (CONFIG_FILE, ARTIFACTS_FILE)
+        told = self._root.read_texts([f"{path}/{name}" for path in paths for name in later])
         for path in paths:
             if path in stamps:
                 names = (RUN_FILE, TAGS_FILE)
                 texts = {name: self._texts.get(f"{path}/{name}", "") for name in names}
-                texts[CONFIG_FILE] = configs.get(f"{path}/{CONFIG_FILE}", "")
+                texts |= {name: told.get(f"{path}/{name}", "") for name in later}
                 yield _make_entry(path, stamps[path], texts, {})
 
 
@@ -180,9 +189,19 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
         fault=f"{path}/{CONFIG_FILE} is damaged; take it from a copy" if is_damaged else "",
         facts=describe(known, path),
         tags=tuple(parse_tags(texts.get(TAGS_FILE, ""))),
+        lineage=tuple(read_lineage(known)),
+        sums=_read_sums(texts.get(ARTIFACTS_FILE, "")),
         values={**last, **get_final_values(known)},
         sections=sections,
     )
+
+
+def _read_sums(text: str) -> tuple[str, ...]:
+    """Of a list of files that may be damaged."""
+    try:
+        return tuple(list_sums(fit_artifacts(load_json(text)))) if text else ()
+    except ValueError:
+        return ()
 
 
 def _is_config(texts: dict[str, str], sections: dict[str, Pairs]) -> bool:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from sqlalchemy import Column, Connection, Integer, String, Table, delete, func, insert, select
 
 from store.config_text import Pairs
+from store.index.kin import pack_ancestors
 from store.index.scan import RunEntry
 from store.index.tables import Tables
 
@@ -60,6 +61,8 @@ class IndexWriter:
         for entry in entries:
             run = self._count(self._tables.runs.c.run)
             facts = {**entry.facts, "path": entry.path, "tags": json.dumps(entry.tags)}
+            facts["lineage"] = pack_ancestors(entry.lineage)
+            facts["sums"] = " ".join(entry.sums) or None
             runs.append({"run": run, "stamp": entry.stamp, "fault": entry.fault, **facts})
             values += [_make_value(names[n], run, value) for n, value in entry.values.items()]
             used = {sections[_hash_section(pairs)] for pairs in entry.sections.values()}

@@ -211,7 +211,7 @@ def _plan(data: DataSection, section: EvalSection, key: str) -> list[SetSpec]:
         "root": section.root or data.root,
         "eval_split": section.split or (known.split if known else data.eval_split),
         "eval_pp": section.pp or data.eval_pp,
-        "label_key": section.label_key or (known.label_key if known else data.label_key),
+        "label_key": section.label_key or (known.label_key if known else data.label_key or "label"),
     }
     usual = known.classes if known else "named"
     given = {

@@ -8,22 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from losses import Loss, LossInputs, SparseTeacher, create_loss
+from losses import Loss, LossInputs, SparseTeacher, Turned, create_loss
 
 CLASSES = 7
 EXAMPLES_IN_SPLIT = 12
 MAPS = {"layers": {"stage.1": "layer.2"}}
 FLOW = {"layers": {"stage.0": "layer.1", "stage.1": "layer.2"}}
 SHAPES = (
-    {"stage.0": (1, 3, 8, 4), "stage.1": (1, 5, 4, 4)},
-    {"layer.1": (1, 3, 8, 4), "layer.2": (1, 5, 4, 4)},
-)
+    {"stage.0": (1, 3, 8, 4), "stage.1": (1, 5, 4, 4), "block.0": (1, 5, 4), "block.1": (1, 5, 6),
+     "wide": (1, 15, 2, 4)},
+    {"layer.1": (1, 3, 8, 4), "layer.2": (1, 5, 4, 4), "block.0": (1, 5, 6), "block.1": (1, 5, 6),
+     "fc.weight": (7, 5)},
+)  # fmt: skip
+BLOCKS = {"layers": {"block.0": "block.0", "block.1": "block.1"}}
 HEAD = {"teacher_head": "fc"}
 ARGS: dict[str, dict[str, Any]] = {
     "ab": FLOW,
     "abkd": {"temperature": 2.0},
     "at": MAPS,
     "at_paper": MAPS,
+    "bce_kd": {},
     "bkd": {},
     "bv_agree": {"top_k": 2},
     "bv_euclidean": {},
@@ -36,14 +40,19 @@ ARGS: dict[str, dict[str, Any]] = {
     "cckd": MAPS | {"kernel": "unit_gaussian"},
     "cckd_paper": MAPS,
     "crd": MAPS | {"num_examples": EXAMPLES_IN_SPLIT, "embed_dim": 4, "negatives": 3},
+    "crld": {"weak_confidence": 0.4, "strong_confidence": 0.5, "across": 2.0},
     "ctkd": {"curriculum_steps": 10},
     "cwd": FLOW | {"temperature": 2.0},
     "deit_hard": {},
     "deit_soft": {"temperature": 3.0},
     "dist": {"temperature": 2.0},
+    "dist_plus": FLOW | {"temperature": 2.0, "weights": [1.0, 2.0, 0.5, 3.0]},
     "dkd": {},
     "fitnet": MAPS,
     "fsp": FLOW,
+    "ft": {"layers": {"stage.0": "layer.2"}, "paraphrase_steps": 0},
+    "gram_kl": FLOW | {"gram_temperature": 0.5},
+    "gram_mse": FLOW,
     "hard": {"label_smoothing": 0.1},
     "hard_kd": {},
     "hcl": MAPS,
@@ -51,6 +60,7 @@ ARGS: dict[str, dict[str, Any]] = {
     "itrd": FLOW,
     "jsd": {"temperature": 2.0, "beta": 0.3},
     "kd": {},
+    "ldrld": {"depth": 4, "alpha": 2.0, "beta": 0.5},
     "lskd": {"loss": "nkd", "loss_args": {"gamma": 2.0}},
     "lskd_dkd": {},
     "lskd_kd": {},
@@ -64,13 +74,16 @@ ARGS: dict[str, dict[str, Any]] = {
     "multi_avg_prob": {"temperature": 2.0},
     "multi_sum": {"loss": "dkd"},
     "multi_sum_bv": {},
+    "nd": MAPS | {"num_classes": CLASSES},
     "nkd": {},
+    "norm": {"layers": {"wide": "layer.2"}},
     "normkd": {},
     "nst": FLOW,
     "ofa": {"exponent": 1.5},
     "ofd": FLOW,
     "pad": FLOW,
     "pkt": MAPS,
+    "queue_kl": MAPS | {"size": 16, "queue_temperature": 0.3},
     "reverse_kl": {"temperature": 2.0},
     "prediction_huber": {"delta": 0.5},
     "prediction_mae": {},
@@ -79,22 +92,32 @@ ARGS: dict[str, dict[str, Any]] = {
     "rkd": MAPS,
     "rkd_unit": MAPS,
     "rld": {"beta": 2.0, "confidence_temperature": 1.5},
+    "scalekd": {"layers": {"stage.0": "layer.2"}, "alternating_weight": 2.0, "heads": 5},
+    "sdd": MAPS | HEAD | {"student_head": "head", "scales": [1, 2], "complement_weight": 3.0},
+    "semckd": FLOW | {"group_size": 2, "embed_width": 3},
+    "simkd": MAPS | HEAD,
+    "skd": {"tikhonov": 0.3},
     "soft": {},
     "sp": MAPS,
     "srd": FLOW,
     "srrl": MAPS | HEAD | {"head_weight": 2.0},
+    "sskd": {"layers": {"stage.0": "layer.2"}, "head_steps": 0, "keep": [0.5, 0.75]},
     "tinyvit_sparse": {},
     "ttm": {},
     "vid": FLOW,
+    "vitkd": BLOCKS | {"low_weight": 0.3, "high_weight": 0.2},
     "wkd_f": FLOW | {"grid": 2, "mean_weight": 3.0},
     "wkd_l": HEAD | {"gamma": 3.0},
     "wsld": {},
     "wttm": {},
 }
 BETWEEN_EXAMPLES = (
-    *("cc_delta", "cckd", "cckd_paper", "dist", "itrd", "mlkd", "mlkd_bc", "mlkd_cc"),
-    *("mlkd_total", "pkt", "reviewkd", "rkd", "rkd_unit", "sp", "srd"),
+    *("cc_delta", "cckd", "cckd_paper", "dist", "dist_plus", "itrd", "mlkd", "mlkd_bc", "mlkd_cc"),
+    *("mlkd_total", "pkt", "reviewkd", "rkd", "rkd_unit", "scalekd", "semckd", "skd", "sp", "srd"),
+    "sskd",
 )
+# Their queue holds the examples of a step, of all ranks: `tests/losses/test_queue.py` shows it.
+WITH_QUEUE = ("queue_kl",)
 NO_GRADIENT = ("bv_agree",)
 STUDENT_FIELDS = ("student_logits", "student_distill_logits", "strong_student_logits")
 
@@ -132,6 +155,7 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
         strong_student_logits=draw(CLASSES).requires_grad_(),
         strong_teacher_logits=(draw(CLASSES),),
         example_indices=positions,
+        noise_key=torch.tensor([1234567]),
         contrast_indices=torch.cat([positions[:, None], negatives], dim=1),
     )
     inputs.student_features["stage.0"] = draw(3, 8, 4).requires_grad_()
@@ -140,11 +164,33 @@ def create_inputs(name: str, batch: int = 4, scale: float = 1.0) -> LossInputs:
     inputs.student_features["head.weight"] = heads[0].requires_grad_()
     inputs.teacher_features["fc.weight"] = heads[1]
     inputs.teacher_features["fc.bias"] = torch.randn(CLASSES, generator=numbers)
+    inputs.student_features["head.bias"] = torch.randn(
+        CLASSES, generator=torch.Generator().manual_seed(3)
+    ).requires_grad_()
+    tokens = torch.Generator().manual_seed(4)
+    for path, width in (("block.0", 4), ("block.1", 6)):
+        own = torch.randn(batch, 5, width, generator=tokens)
+        inputs.student_features[path] = (scale * own).requires_grad_()
+        inputs.teacher_features[path] = scale * torch.randn(batch, 5, 6, generator=tokens)
     for path, width in (("layer.1", 3), ("layer.2", 5)):
         inputs.teacher_features[f"{path}.weight"] = torch.randn(width, generator=numbers)
         inputs.teacher_features[f"{path}.bias"] = torch.randn(width, generator=numbers)
+    wide = torch.randn(batch, 15, 2, 4, generator=torch.Generator().manual_seed(6))
+    inputs.student_features["wide"] = (scale * wide).requires_grad_()
     inputs.teacher_features["layer.1.bias"][0] = 9.0  # nearly nothing of it lies below 0
-    return inputs
+    return replace(inputs, turned=create_turned(batch, scale))
+
+
+def create_turned(batch: int, scale: float) -> Turned:
+    """What both sides say to three copies of each example."""
+    numbers = torch.Generator().manual_seed(7)
+
+    def draw(*shape: int) -> Tensor:
+        return scale * torch.randn(batch, 3, *shape, generator=numbers)
+
+    student = {"stage.0": draw(3, 8, 4).requires_grad_()}
+    teacher = {"layer.2": draw(5, 4, 4)}
+    return Turned(draw(CLASSES).requires_grad_(), (draw(CLASSES),), student, teacher)
 
 
 def is_parameter(path: str) -> bool:
@@ -152,24 +198,32 @@ def is_parameter(path: str) -> bool:
     return path.endswith((".weight", ".bias"))
 
 
-def map_examples(inputs: LossInputs, change: Any) -> LossInputs:
-    """The inputs with `change` applied to every tensor that has one row an example.
+def is_of_examples(name: str) -> bool:
+    """Whether a field or an activation has one row for each example."""
+    return name != "noise_key" and not is_parameter(name)
 
-    To the classifiers' parameters only changes of place and type apply, which keep the shape.
+
+def map_examples(inputs: Any, change: Any) -> Any:
+    """Inputs, or their turned copies, with `change` applied to all that has a row an example.
+
+    To the classifiers' parameters and the key of masks only changes of place and type apply, which
+    keep the shape.
     """
     values: dict[str, Any] = {}
 
     def change_named(name: str, value: Tensor) -> Tensor:
         changed = change(value)
-        return value if is_parameter(name) and changed.shape != value.shape else changed
+        return value if not is_of_examples(name) and changed.shape != value.shape else changed
 
     for name, value in vars(inputs).items():
         if isinstance(value, Tensor):
-            values[name] = change(value)
+            values[name] = change_named(name, value)
         elif isinstance(value, tuple):
             values[name] = tuple(change(v) for v in value)
         elif isinstance(value, dict):
             values[name] = {k: change_named(k, v) for k, v in value.items()}
+        elif isinstance(value, Turned):
+            values[name] = map_examples(value, change)
         elif isinstance(value, SparseTeacher):
             values[name] = SparseTeacher(*(change(v) for v in vars(value).values()))
     return replace(inputs, **values)
@@ -179,7 +233,8 @@ def get_student_tensors(inputs: LossInputs) -> list[Tensor]:
     """All tensors of examples that may get a gradient."""
     features = inputs.student_features.items()
     activations = [value for path, value in features if not is_parameter(path)]
-    return [getattr(inputs, name) for name in STUDENT_FIELDS] + activations
+    turned = [inputs.turned.student_logits, *inputs.turned.student_features.values()]
+    return [getattr(inputs, name) for name in STUDENT_FIELDS] + activations + turned
 
 
 def get_teacher_tensors(inputs: LossInputs) -> list[Tensor]:
@@ -188,6 +243,8 @@ def get_teacher_tensors(inputs: LossInputs) -> list[Tensor]:
         *inputs.teacher_logits,
         *inputs.strong_teacher_logits,
         *inputs.teacher_features.values(),
+        *inputs.turned.teacher_logits,
+        *inputs.turned.teacher_features.values(),
         inputs.sparse_teacher.log_probs,
         inputs.sparse_teacher.residual,
         inputs.targets,

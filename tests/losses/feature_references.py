@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from tests.losses.references import Array, Example, softmax
+from tests.losses.references import Array, Example, get_correlation, softmax
 
 
 def list_pairs(example: Example) -> Iterator[tuple[Array, Array]]:
@@ -34,6 +34,24 @@ def compute_nst(example: Example) -> float:
         return compare(s, s) + compare(t, t) - 2 * compare(s, t)
 
     return average(example, compute)
+
+
+def compute_simkd(example: Example) -> float:
+    """The Euclidean distance, squared, over the number of elements."""
+
+    def compute(student: Array, teacher: Array) -> float:
+        return np.linalg.norm((student - teacher).ravel()) ** 2 / student.size
+
+    return average(example, compute)
+
+
+def compute_norm(example: Example) -> float:
+    """Segment by segment; the teacher's maps have twice the student's height."""
+    ((wide, theirs),) = list_pairs(example)
+    small = np.maximum(theirs[:, :, ::2], theirs[:, :, 1::2])
+    count = small.shape[1]
+    parts = [wide[:, n : n + count] for n in range(0, wide.shape[1], count)]
+    return float(sum(((part - small) ** 2).mean() for part in parts))
 
 
 def compute_cwd(example: Example) -> float:
@@ -215,8 +233,9 @@ def compute_wkd_l(example: Example) -> float:
 def compute_srrl(example: Example) -> float:
     """Both classifiers' answers are the teacher's."""
     ((student, teacher),) = list_pairs(example)
+    student, teacher = (side.mean(axis=(2, 3)) for side in (student, teacher))
     weight, bias = example.teacher["fc.weight"], example.teacher["fc.bias"]
-    answers = [side.mean(axis=(2, 3)) @ weight.T + bias for side in (student, teacher)]
+    answers = [side @ weight.T + bias for side in (student, teacher)]
     gaps = ((student - teacher) ** 2).mean(), ((answers[0] - answers[1]) ** 2).mean()
     return float(gaps[0] + example.args["head_weight"] * gaps[1])
 
@@ -252,15 +271,32 @@ def convolve(maps: Array, weight: Array, bias: Array) -> Array:
     return found
 
 
+def draw(example: Example, row: int, count: int) -> list[float]:
+    """The numbers of one example's mask, in plain integers."""
+    found = []
+    for position in range(count):
+        state = int(example.indices[row]) * 0x1E3779B1 + position * 0x05EBCA77 + example.noise_key
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x5BD1E995)):
+            state %= 2**32
+            state = (state ^ state >> shift) * factor
+        state %= 2**32
+        found.append(((state ^ state >> 16) >> 8) / 2**24)
+    return found
+
+
 def compute_mgd(example: Example) -> float:
-    """Nothing masked: two convolutions and a sum of squares."""
+    """Positions set to 0, two convolutions and a sum of squares."""
     total = 0.0
     for index, (student, teacher) in enumerate(list_pairs(example)):
         first, second = (
             [example.state[f"generations.{index}.{layer}.{key}"] for key in ("weight", "bias")]
             for layer in (0, 2)
         )
-        rebuilt = [convolve(np.maximum(convolve(x, *first), 0), *second) for x in student]
+        height, width = student.shape[2:]
+        drawn = [draw(example, row, height * width) for row in range(len(student))]
+        kept = np.array(drawn).reshape(-1, 1, height, width) >= example.args["mask_ratio"]
+        seen = student * kept
+        rebuilt = [convolve(np.maximum(convolve(x, *first), 0), *second) for x in seen]
         total += ((np.array(rebuilt) - teacher) ** 2).sum(axis=(1, 2, 3)).mean()
     return float(total)
 
@@ -314,18 +350,91 @@ def compute_reviewkd(example: Example) -> float:
     return float(total)
 
 
+def list_tokens(maps: Array) -> Array:
+    """[positions, C] of a map [C, H, W], each at unit length."""
+    rows = np.array([column / np.linalg.norm(column) for column in maps.reshape(len(maps), -1).T])
+    assert np.allclose((rows**2).sum(axis=1), 1)
+    return rows
+
+
+def compute_gram_mse(example: Example) -> float:
+    """Cosine by cosine."""
+
+    def compute(student: Array, teacher: Array) -> float:
+        s, t = list_tokens(student), list_tokens(teacher)
+        pairs = [(i, j) for i in range(len(s)) for j in range(len(s))]
+        return float(np.mean([(s[i] @ s[j] - t[i] @ t[j]) ** 2 for i, j in pairs]))
+
+    return average(example, compute)
+
+
+def compute_gram_kl(example: Example) -> float:
+    """Token by token."""
+    temperature = example.get("gram_temperature", 0.07)
+
+    def compute(student: Array, teacher: Array) -> float:
+        s, t = list_tokens(student), list_tokens(teacher)
+        values = []
+        for i in range(len(s)):
+            p, q = softmax(t @ t[i] / temperature), softmax(s @ s[i] / temperature)
+            values.append((p * np.log(p / q)).sum())
+        return float(np.mean(values))
+
+    return average(example, compute)
+
+
+def compute_queue_kl(example: Example) -> float:
+    """The queue as a list: this batch, then what stood in it before, up to its size."""
+    ((student, teacher),) = list_pairs(example)
+    s, t = (
+        [row / np.linalg.norm(row) for row in side.mean(axis=(2, 3))] for side in (student, teacher)
+    )
+    places = zip(example.state["memory.rows"], example.state["memory.filled"], strict=True)
+    earlier = [row for row, is_there in places if is_there]
+    queue = np.array([*t, *earlier][: example.args["size"]])
+    temperature = example.args["queue_temperature"]
+    values = []
+    for mine, theirs in zip(s, t, strict=True):
+        p, q = softmax(queue @ theirs / temperature), softmax(queue @ mine / temperature)
+        values.append((p * np.log(p / q)).sum())
+    return float(np.mean(values))
+
+
+def compute_dist_plus(example: Example) -> float:
+    """NumPy's correlations, one vector after another."""
+
+    def compare(rows: Array, others: Array) -> float:
+        return 1 - np.mean([get_correlation(a, b) for a, b in zip(rows, others, strict=True)])
+
+    heat = example.args["temperature"]
+    q, p = softmax(example.logits / heat), softmax(example.teachers[0] / heat)
+    classes, examples, channels, positions = example.args["weights"]
+    total = heat**2 * (classes * compare(q, p) + examples * compare(q.T, p.T))
+    for student, teacher in list_pairs(example):
+        rows = [np.moveaxis(x, 1, -1).reshape(-1, x.shape[1]) for x in (student, teacher)]
+        sums = [x.sum(axis=1).reshape(len(x), -1).T for x in (student, teacher)]
+        total += channels * compare(*rows) + positions * compare(*sums)
+    return float(total)
+
+
 FEATURE_REFERENCES: dict[str, Callable[[Example], float]] = {
     "ab": compute_ab,
     "cat_kd": compute_cat_kd,
     "cwd": compute_cwd,
+    "dist_plus": compute_dist_plus,
     "fsp": compute_fsp,
+    "gram_kl": compute_gram_kl,
+    "gram_mse": compute_gram_mse,
     "ickd": compute_ickd,
     "itrd": compute_itrd,
     "mgd": compute_mgd,
+    "norm": compute_norm,
     "nst": compute_nst,
     "ofd": compute_ofd,
     "pad": compute_pad,
+    "queue_kl": compute_queue_kl,
     "reviewkd": compute_reviewkd,
+    "simkd": compute_simkd,
     "srd": compute_srd,
     "srrl": compute_srrl,
     "vid": compute_vid,

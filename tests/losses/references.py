@@ -23,11 +23,15 @@ class Example:
     Attributes:
       logits: [B, K] of the student.
       teachers: [B, K] of each teacher.
+      strong: [B, K] of student and teacher for the strong view.
+      turned: logits [B, 3, K] and activations [B, 3, ...] of student and teacher.
       classes: [B], the heaviest class of each target.
       targets: [B, K].
       student, teacher: activations by module path.
       state: parameters and buffers of the loss before the call.
       args: arguments of the loss.
+      indices: [B], positions in the split.
+      noise_key: of the step.
     """
 
     logits: Array
@@ -37,7 +41,11 @@ class Example:
     student: Mapping[str, Array]
     teacher: Mapping[str, Array]
     state: Mapping[str, Array]
+    strong: tuple[Array, Array]
+    turned: tuple[tuple[Array, Mapping[str, Array]], tuple[Array, Mapping[str, Array]]]
     args: Mapping[str, Any]
+    indices: Array
+    noise_key: int
 
     def get(self, key: str, default: Any) -> Any:
         """An argument, or what stands for it."""
@@ -114,6 +122,33 @@ def compute_rld(example: Example) -> float:
             mcd = temperature**2 * get_kl(*left)[0]
         values.append(example.get("alpha", 1.0) * scd + example.get("beta", 1.0) * mcd)
     return float(np.mean(values))
+
+
+def compute_crld(example: Example) -> float:
+    """Example by example, as the teacher's sureness of each view lets its pairs of answers in."""
+    temperature, values = example.get("temperature", 4.0), []
+
+    def kd(student: Array, teacher: Array) -> float:
+        p, q = softmax(teacher[None] / temperature), softmax(student[None] / temperature)
+        return temperature**2 * get_kl(p, q)[0]
+
+    views = zip(example.logits, example.teachers[0], *example.strong, strict=True)
+    for weak, weak_teacher, strong, strong_teacher in views:
+        value = 0.0
+        if softmax(weak_teacher).max() >= example.args["weak_confidence"]:
+            value += kd(weak, weak_teacher) + kd(strong, strong_teacher)
+        if softmax(strong_teacher).max() >= example.args["strong_confidence"]:
+            value += example.get("across", 1.0) * (
+                kd(strong, weak_teacher) + kd(weak, strong_teacher)
+            )
+        values.append(value)
+    return float(np.mean(values))
+
+
+def compute_bce_kd(example: Example) -> float:
+    """Class by class, by the definition of the sigmoid."""
+    p, q = (1 / (1 + np.exp(-side)) for side in (example.teachers[0], example.logits))
+    return float(-(p * np.log(q) + (1 - p) * np.log(1 - q)).sum(axis=1).mean())
 
 
 def compute_reverse_kl(example: Example) -> float:
@@ -195,6 +230,43 @@ def compute_rkd_unit(example: Example) -> float:
     return float(25 * huber[0] + 50 * huber[1])
 
 
+def get_correlation(first: Array, second: Array) -> float:
+    """Pearson's, with the addend to the product of norms that `dist` documents."""
+    norms = [np.linalg.norm(x - x.mean()) for x in (first, second)]
+    together = norms[0] * norms[1]
+    return np.corrcoef(first, second)[0, 1] * together / (together + 1e-8)
+
+
+def compute_skd(example: Example) -> float:
+    """Covariance and inverse by NumPy, example by example."""
+    p, q = softmax(example.teachers[0] / 4), softmax(example.logits / 4)
+    grams = []
+    for logits in (example.logits, example.teachers[0]):
+        rows = logits / np.linalg.norm(logits, axis=1, keepdims=True)
+        grams.append(rows @ rows.T)
+    gap = grams[0] - grams[1]
+    white = np.linalg.inv(np.cov(gap.T) + example.get("tikhonov", 0.1) * np.eye(len(gap)))
+    lengths = [np.sqrt(row @ white @ row) for row in gap]
+    return get_kl(p, q).mean() + example.get("direction_weight", 1.0) * float(np.mean(lengths))
+
+
+def compute_ldrld(example: Example) -> float:
+    """Pair by pair of the student's best classes."""
+    values = []
+    for s, t in zip(example.logits / 4, example.teachers[0] / 4, strict=True):
+        best = list(np.argsort(-s)[: example.args["depth"]])
+        rest = [c for c in range(len(s)) if c not in best]
+        local = get_kl(softmax(t[None, best]), softmax(s[None, best]))[0]
+        for i, first in enumerate(best, start=1):
+            for j, second in enumerate(best[i:], start=i + 1):
+                pair = [first, second]
+                kl = get_kl(softmax(t[None, pair]), softmax(s[None, pair]))[0]
+                local += 2 * np.exp(-0.05 * (i + j)) / (abs(i - j) + 1.5) * kl
+        left = get_kl(softmax(t[None, rest]), softmax(s[None, rest]))[0]
+        values.append(16 * (example.args["alpha"] * local + example.args["beta"] * left))
+    return float(np.mean(values))
+
+
 def compute_prediction(example: Example, kind: str) -> float:
     """Squares, sizes, or Huber's mixture of the gaps."""
     gaps = np.abs(example.logits - example.teachers[0])
@@ -210,15 +282,19 @@ def compute_prediction(example: Example, kind: str) -> float:
 LOGIT_REFERENCES: dict[str, Callable[[Example], float]] = {
     "abkd": compute_abkd,
     "cckd_paper": compute_cckd_paper,
+    "crld": compute_crld,
     "ctkd": compute_ctkd,
     "jsd": compute_jsd,
+    "ldrld": compute_ldrld,
     "lskd": compute_lskd,
     "multi_sum": compute_multi_sum,
     "normkd": compute_normkd,
     "prediction_huber": lambda example: compute_prediction(example, "huber"),
     "prediction_mae": lambda example: compute_prediction(example, "mae"),
     "prediction_mse": lambda example: compute_prediction(example, "mse"),
+    "bce_kd": compute_bce_kd,
     "reverse_kl": compute_reverse_kl,
     "rkd_unit": compute_rkd_unit,
     "rld": compute_rld,
+    "skd": compute_skd,
 }

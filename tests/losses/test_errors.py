@@ -32,6 +32,17 @@ from utils.errors import UserError
         ("lskd", {"loss": "dkd", "loss_args": {"betta": 1}}, "did you mean 'beta'"),
         ("abkd", {"beta": -0.1}, "abkd.beta is -0.1; give a number of 0 or more"),
         ("ctkd", {}, "ctkd needs args.curriculum_steps"),
+        ("ft", {"layers": {"a": "b"}, "paraphrase_steps": -1}, "a whole number of 0 or more"),
+        ("semckd", {"layers": {"a": "b"}, "group_size": 1}, "semckd.group_size is 1; give a whole"),
+        ("sdd", ARGS["sdd"] | {"scales": [2, 4]}, "sdd.scales is [2, 4]; give cells along a side"),
+        ("vitkd", {"layers": {"a": "b"}}, "name two or more in args.layers, or use fitnet"),
+        ("vitkd", ARGS["vitkd"] | {"mask_ratio": 0}, "vitkd.mask_ratio is 0; give a number above"),
+        ("ldrld", {"depth": 1}, "ldrld.depth is 1; give a whole number of 2 or more"),
+        (
+            "dist_plus",
+            {"layers": {"a": "b"}, "weights": [1, 2]},
+            "dist_plus.weights is [1, 2]; give four numbers",
+        ),
         ("fsp", {"layers": {"a": "b"}}, "name two or more in args.layers"),
         (
             "mgd",
@@ -39,6 +50,9 @@ from utils.errors import UserError
             "mgd.mask_ratio is 1.0; give 0 <= value",
         ),
         ("srrl", {"layers": {"a": "b", "c": "d"}, "teacher_head": "fc"}, "one pair of layers"),
+        ("sskd", {"layers": {"a": "b"}, "head_steps": -1}, "sskd.head_steps is -1; give a whole"),
+        ("sskd", ARGS["sskd"] | {"keep": [0.5, 2]}, "sskd.keep is [0.5, 2]; give 2 shares from 0"),
+        ("sskd", ARGS["sskd"] | {"weights": 1}, "sskd.weights is 1; give 3 numbers of 0 or more"),
         ("wkd_l", {}, "wkd_l needs args.teacher_head"),
         ("reviewkd", {"layers": {"a": "b"}}, "name two or more in args.layers, or use hcl"),
         ("multi_avg_loss", {"weights": [1, 0]}, "one number above 0 per teacher"),
@@ -55,11 +69,15 @@ ABOVE_ZERO = {
     "ab": "margin", "abkd": "temperature", "at": "power", "bv_agree": "top_k",
     "bv_kl": "temperature", "cat_kd": "size", "cc_delta": "embed_dim", "cckd": "gamma max_power",
     "crd": "num_examples negatives", "ctkd": "curriculum_steps", "cwd": "temperature",
-    "dist": "temperature eps", "dkd": "temperature", "itrd": "alpha", "kd": "temperature",
-    "lskd": "eps", "mlkd": "temperature", "mlkd_bc": "temperature", "nkd": "temperature",
+    "dist": "temperature eps", "dist_plus": "temperature", "dkd": "temperature",
+    "itrd": "alpha", "ft": "rate", "kd": "temperature", "ldrld": "temperature", "lskd": "eps",
+    "mlkd": "temperature", "mlkd_bc": "temperature", "nkd": "temperature",
     "normkd": "scale", "ofa": "temperature exponent", "pad": "eps", "pkt": "eps",
     "reviewkd": "width", "rkd": "eps",
-    "rld": "temperature confidence_temperature", "srd": "exponent eps", "ttm": "temperature",
+    "rld": "temperature confidence_temperature", "nd": "num_classes",
+    "sdd": "temperature complement_weight",
+    "scalekd": "heads", "semckd": "embed_width", "skd": "temperature tikhonov",
+    "srd": "exponent eps", "sskd": "temperature", "ttm": "temperature",
     "wkd_f": "mean_weight grid eps", "wkd_l": "temperature sharpness entropy iterations",
     "wsld": "temperature",
 }  # fmt: skip
@@ -109,8 +127,10 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
             {"student_distill_logits": torch.zeros(4, 9)},
             "logits (4, 7) and the student (4, 9)",
         ),
-        ("mlkd", {"strong_student_logits": None}, "a run makes no second, strongly augmented one"),
-        ("mlkd_total", {"strong_student_logits": None}, "use kd, mlkd_bc and mlkd_cc"),
+        ("mlkd", {"strong_student_logits": None}, "set distill.views=weak_strong and data"),
+        ("mlkd_total", {"strong_student_logits": None}, "no second, strongly augmented one"),
+        ("crld", {"strong_teacher_logits": ()}, "and 0 of teachers; give exactly one"),
+        ("sskd", {"turned": None}, "set distill.views=rotations"),
         ("tinyvit_sparse", {"sparse_teacher": None}, "distill.teacher_cache"),
         ("multi_avg_prob", {"teacher_logits": ()}, "need live teachers"),
         ("multi_avg_loss", {"teacher_logits": (torch.zeros(4, 7),)}, "2 weights for 1 teachers"),
@@ -121,6 +141,17 @@ def test_defaults_of_the_section_are_dropped_where_a_loss_has_no_such_argument()
         ),
         ("wkd_l", {"teacher_features": {}}, "'fc.weight' was not collected"),
         ("bv_l2", {"teacher_logits": ()}, "bv_logsoftmax_euclidean"),
+        (
+            "ldrld",
+            {"student_logits": torch.zeros(4, 4), "teacher_logits": (torch.zeros(4, 4),)},
+            "ldrld.depth (4) leaves none of the 4 classes over",
+        ),
+        ("vitkd", {"example_indices": None}, "vitkd draws its masks by the examples' indices"),
+        (
+            "nd",
+            {"student_logits": torch.zeros(4, 9)},
+            "nd.num_classes (7) is less than the student's 9",
+        ),
         ("crd", {"example_indices": None}, "needs the examples' indices"),
         ("fitnet", {"student_features": {"stage.2": torch.zeros(1)}}, "did you mean 'stage.2'"),
     ],
@@ -140,7 +171,9 @@ def test_inputs_that_a_loss_cannot_use_are_named(name, change, words):
         ("fsp", (4, 5, 4, 4), (4, 6, 4, 4), "choose maps of equal widths"),
         ("fsp", (4, 5, 3, 4), (4, 5, 4, 4), "fsp cannot pool maps of (8, 4) to (3, 4)"),
         ("cat_kd", (4, 6, 4, 4), (4, 5, 4, 4), "name the maps that are pooled before it"),
-        ("ofd", (4, 6, 4, 4), (4, 6, 4, 4), "5 margins for activations (4, 6, 4, 4) of layer.2"),
+        ("sdd", (4, 5, 1, 1), (4, 5, 1, 1), "ask for more cells than maps of (1, 1) have"),
+        ("sdd", (4, 6, 4, 4), (4, 5, 4, 4), "sdd cannot lay a classifier of (7, 5)"),
+        ("ofd", (4, 6, 4, 4), (4, 6, 4, 4), "a weight of (5,) for activations (4, 6, 4, 4) of"),
         ("reviewkd", (4, 5, 3, 4), (4, 5, 3, 4), "cannot enlarge maps of (3, 4) to (8, 4)"),
         ("wkd_f", (4, 5, 2, 2), (4, 5, 2, 2), "finds one position in a cell"),
     ],
@@ -181,6 +214,30 @@ def test_what_is_no_map_cannot_be_rebuilt():
         UserError, match=r"mgd rebuilds maps and teacher layer 'b' gives \(1, 9, 4\)"
     ):
         loss.build({"a": (1, 9, 4)}, {"b": (1, 9, 4)})
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("ft", "ft paraphrases maps"), ("semckd", "semckd compares maps")]
+)
+def test_what_is_no_map_has_no_factors_and_no_projector(name, words):
+    more = {"paraphrase_steps": 0} if name == "ft" else {"group_size": 2}
+    loss = create_loss(name, {"layers": {"a": "b"}} | more)
+    with pytest.raises(UserError, match=words):
+        loss.build({"a": (1, 9, 4)}, {"b": (1, 9, 4)})
+
+
+@pytest.mark.parametrize(
+    ("name", "student", "words"),
+    [
+        ("vitkd", (1, 4, 6), "behind 1 tokens; name blocks with the same square grid"),
+        ("scalekd", (1, 5, 6), "scalekd with 8 heads cannot ask (1, 5, 6)"),
+    ],
+)
+def test_what_is_no_grid_is_neither_rebuilt_nor_asked(name, student, words):
+    loss = create_loss(name, {"layers": {"a": "a", "b": "b"}})
+    with pytest.raises(UserError) as raised:
+        loss.build(dict.fromkeys("ab", student), dict.fromkeys("ab", (1, 5, 6)))
+    assert words in str(raised.value)
 
 
 def test_stages_of_different_sizes_are_not_reviewed():

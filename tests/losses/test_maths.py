@@ -17,6 +17,7 @@ from losses.features import pool_adaptive
 from losses.logits import kd_kl_div
 from losses.matching import compute_dist_parts
 from losses.multilevel import compute_low_share
+from losses.noise import draw_uniform
 from losses.projections import create_projection
 from losses.relations import compute_kernel, compute_rkd_parts
 from losses.sparse import compute_dense_log_probs
@@ -242,3 +243,16 @@ def test_the_series_of_unit_rows_is_the_gaussian_kernel(gamma, numbers):
     products = 2 * gamma * (rows @ rows.transpose(1, 2))
     want = math.exp(-2 * gamma) * (1 + products + products**2 / 2)
     torch.testing.assert_close(second, want)
+
+
+def test_the_numbers_of_masks_are_of_the_step_and_the_example_and_even():
+    indices, key = torch.arange(200), torch.tensor([77])
+    drawn = draw_uniform(indices, key, 64)
+    assert torch.equal(draw_uniform(indices[50:60], key, 64), drawn[50:60])
+    assert drawn.min() >= 0 and drawn.max() < 1
+    counts = torch.histc(drawn, bins=16, min=0, max=1)
+    assert ((counts - 800).square() / 800).sum() < 40  # chi-squared, 15 degrees: p = 0.0004
+    others = (draw_uniform(indices, key + 1, 64), drawn.roll(1, 0), drawn.roll(1, 1))
+    for other in others:
+        together = torch.corrcoef(torch.stack([drawn.flatten(), other.flatten()]))[0, 1]
+        assert together.abs() < 0.035  # four deviations of 12800 pairs

@@ -16,9 +16,11 @@ FAMILIES = (
     ("kd", "hard", "deit_soft", "deit_hard", "dkd", "nkd", "wsld", "lskd", "tinyvit_sparse"),
     ("dist", "ttm", "wttm", "ofa", "bkd", "mlkd", "bv_hard", "bv_kl", "bv_euclidean", "bv_agree"),
     ("fitnet", "at", "at_paper", "hcl", "sp", "pkt", "cckd", "cc_delta", "crd", "rkd"),
-    ("abkd", "normkd", "ctkd", "rld", "reverse_kl", "jsd"),
-    ("nst", "cwd", "ab", "fsp", "ickd", "vid", "pad", "wkd_f", "srd", "itrd"),
-    ("wkd_l", "srrl", "cat_kd", "mgd", "ofd", "reviewkd"),
+    ("abkd", "normkd", "ctkd", "rld", "reverse_kl", "jsd", "skd", "ldrld"),
+    ("nst", "cwd", "ab", "fsp", "ickd", "vid", "pad", "wkd_f", "srd", "itrd", "dist_plus"),
+    ("gram_kl", "gram_mse", "queue_kl"),
+    ("wkd_l", "srrl", "cat_kd", "mgd", "ofd", "reviewkd", "sdd", "nd", "semckd", "ft"),
+    ("vitkd", "scalekd", "sskd"),
     ("multi_avg_loss", "multi_avg_prob", "multi_avg_logit", "multi_sum_bv"),
 )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from service.jobs.dispatcher import Dispatcher
 from service.jobs.files import append_event, hold_lock, is_held, read_job, read_progress
 from service.jobs.rules import Patience, decide
 from service.jobs.slots import choose_slots, create_environment, parse_slots
+from service.jobs.starters import ColdStarter, create_starter
 from service.jobs.state import fold_events
 from store.attempts import read_attempts
 from store.changes import hash_config
@@ -78,6 +80,20 @@ def test_the_same_run_is_queued_once(queue: JobQueue) -> None:
     with pytest.raises(UserError, match="is a job of this queue already"):
         queue.submit(Submission(config=CONFIG, overrides={"run.run_id": "a"}), "me")
     assert len(queue.list()) == 1
+
+
+def test_a_list_reads_again_only_what_has_had_an_event(queue: JobQueue) -> None:
+    for name in ("a", "b"):
+        queue.submit(Submission(config=CONFIG, overrides={"run.run_id": name}), "me")
+    first, second = queue.list()
+    append_event(queue.find(second.id), "finished", state="failed", reason="no luck")
+    (queue.find(first.id) / "job.json").write_text("{}")
+    found = queue.list()
+    assert found[0] is first and (found[1].state, found[1].reason) == ("failed", "no luck")
+    assert queue.reopen(second.id, "me").state == queue.list()[1].state == "queued"
+    assert [job.id for job in open_queue(queue.store).list()] == [second.id]  # nothing is kept
+    shutil.rmtree(queue.find(second.id))
+    assert [job.id for job in queue.list()] == [first.id]
 
 
 def test_unknown_jobs_and_ends_are_told(queue: JobQueue) -> None:
@@ -234,20 +250,27 @@ def test_a_job_sees_its_devices_and_no_secrets() -> None:
     assert seen == {"PATH": "/bin", "XLA_FLAGS": "z", "CUDA_VISIBLE_DEVICES": "1,3"}
 
 
-def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue) -> None:
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["cold", "warm"])
+def starter(request: pytest.FixtureRequest) -> Iterator[ColdStarter]:
+    """What a dispatcher starts attempts by; the warm one's program costs many seconds."""
+    with create_starter(is_warm=request.param) as made:
+        yield made
+
+
+def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue, starter: ColdStarter) -> None:
     """Three real runs: one ends, one is refused; one outlives its dispatcher and is stopped."""
     names = {}
     for name, overrides in {"quick": QUICK, "bad": {"data.train_split": "x"}, "long": LONG}.items():
         given = {**QUICK, **overrides, "run.run_id": name}
         names[name] = queue.submit(Submission(config=CONFIG, overrides=given), "me").id
-    with Dispatcher(queue, parse_slots("3"), patience=PATIENCE) as first:
+    with Dispatcher(queue, parse_slots("3"), patience=PATIENCE, starter=starter) as first:
         with pytest.raises(UserError, match="another dispatcher"), Dispatcher(queue, ["slot0"]):
             pass
         first.run(lambda: count_saved(queue, "long") > 0)
     assert queue.get(names["long"]).state == "running"
     # What the first one knew is gone; its job lives, and the second one finds it.
     pid = read_progress(queue.find(names["long"])).attempts[-1].main_pid
-    with Dispatcher(queue, parse_slots("3"), patience=PATIENCE) as second:
+    with Dispatcher(queue, parse_slots("3"), patience=PATIENCE, starter=starter) as second:
         second.run(when_over(queue, names["quick"], names["bad"]))
         queue.stop(names["long"], "you")
         second.run(when_over(queue, names["long"]))
@@ -264,11 +287,13 @@ def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue) -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_job_goes_on_and_none_is_started_twice(queue: JobQueue) -> None:
+def test_a_killed_job_goes_on_and_none_is_started_twice(
+    queue: JobQueue, starter: ColdStarter
+) -> None:
     """Its program and the one that holds its lock are killed: the next attempt goes on."""
     job_id = queue.submit(Submission(config=CONFIG, overrides={**LONG, "run.run_id": "a"}), "me").id
     folder = queue.find(job_id)
-    with Dispatcher(queue, parse_slots("1"), patience=PATIENCE) as dispatcher:
+    with Dispatcher(queue, parse_slots("1"), patience=PATIENCE, starter=starter) as dispatcher:
         dispatcher.run(lambda: count_saved(queue, "a") > 0)
         last = read_progress(folder).attempts[-1]
         os.kill(last.pid, signal.SIGKILL)  # the holder alone: main.py holds the lock as well

@@ -11,8 +11,11 @@ from service.web.assets import STATIC, AssetTable
 from service.web.views.figures import group_metrics
 from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
+from store.lineage import Ancestor, note_run, tell_lineage
+from store.tags import change_tags
 from tests.service.web.apps import ORIGIN, make_app, make_client, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
+from utils.storage import open_folder
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -199,3 +202,22 @@ def test_a_curve_of_one_point_is_a_dot(client, tmp_path):
 def test_a_page_that_is_not_there_has_a_way_on(client):
     answer = client.get("/nothing", headers={"accept": "text/html"})
     assert answer.status_code == 404 and '<a href="/">All runs</a>' in answer.text
+
+
+def test_a_run_shows_whom_it_has_learnt_from_and_whom_it_has_taught(tmp_path):
+    store = make_store(tmp_path)
+    folder = open_folder(store / "digits" / "seed0")
+    own = Ancestor(1, place="<b>&")
+    ancestors = [*note_run(own, folder), Ancestor(1, via="cache", place="far/<w>")]
+    make_run(store, "taught", final={}, lineage=tell_lineage(ancestors))
+    change_tags(folder, ["bad"], [])
+    client = make_client(make_app(store))
+    page = client.get("/runs/digits/taught").text
+    assert '<dt>teacher</dt><dd><a class="mono" href="/runs/digits/seed0">digits/seed0</a>' in page
+    assert '<span class="tag">bad</span>' in page and "its numbers then: eval.top1 60" in page
+    assert "far/&lt;w&gt;" in page and "by its answers in a cache" in page
+    page = client.get("/runs/digits/seed0").text
+    assert '<dt>student</dt><dd><a class="mono" href="/runs/digits/taught">' in page
+    assert "Teachers and students" not in client.get("/runs/digits/seed1").text
+    answer = client.get("/", params={"filter": "teacher=seed0 and teacher.tag=bad"}).text
+    assert 'href="/runs/digits/taught"' in answer and "digits/seed1" not in answer

@@ -28,6 +28,7 @@ def base(tmp_path):
 ROOTS = ("runs", "data", "gs://bucket/mine")
 PLACES = (
     "data.root", "model.weights", "distill.teacher_weights", "distill.teacher_cache",
+    "distill.statistics",
     "runtime.compile_cache", "run.init_from", "run.checkpoint_root", "run.cache_dir",
     "run.output_dir",
 )  # fmt: skip

@@ -27,7 +27,7 @@ from store.compare import (
 from store.compare.divergence import count_ulps, count_ulps32, find_checkpoint, read_lines
 from store.compare.report import tell_divergence
 from store.compare.sides import TOO_SMALL, list_metrics
-from store.compare.statistics import adjust, summarise
+from store.compare.statistics import adjust, compute_joint_delta, summarise
 from store.compare.tensors import find_tensors
 from store.history import write_lines
 from store.record import RunRecord
@@ -66,6 +66,39 @@ def test_p_values_and_intervals_are_those_of_scipy():
     new = {i: draw.gauss(1, 2) for i in reversed(range(5))}
     told = stats.ttest_rel([new[i] for i in base], list(base.values()))
     assert compute_delta(base, new).p == pytest.approx(told.pvalue, rel=1e-9)
+
+
+def test_groups_of_pairs_are_one_mean_with_variances_of_their_own():
+    draw = random.Random(5)
+    pairs = [
+        ({i: draw.gauss(80, 1) for i in range(n)}, {i: draw.gauss(82, sd) for i in range(n)})
+        for n, sd in ((5, 1.0), (4, 6.0))
+    ]
+    # The difference of two means has the error of their sum: Welch's test with a sign turned.
+    gaps = [[new[i] - base[i] for i in base] for base, new in pairs]
+    told = stats.ttest_ind(gaps[0], [-gap for gap in gaps[1]], equal_var=False)
+    found, interval = compute_joint_delta(pairs), told.confidence_interval(0.95)
+    assert (found.p, 2 * found.low, 2 * found.high) == pytest.approx(
+        (told.pvalue, interval.low, interval.high), rel=1e-9
+    )
+    assert (found.pairs, found.least_p) == (9, 2**-8)
+    one = compute_joint_delta(pairs[:1])
+    assert one.p == pytest.approx(compute_delta(*pairs[0]).p)
+    assert compute_joint_delta([pairs[0], ({0: 1.0}, {0: 2.0})]) is None
+
+
+def test_joint_intervals_hold_the_truth_as_often_as_they_say():
+    """Two sets of five pairs, of very different variances, 2,000 times."""
+    draw, covered = np.random.default_rng(17), 0
+    for _ in range(2000):
+        pairs = []
+        for truth, sd in ((1.0, 0.5), (2.0, 3.0)):
+            seeds = draw.normal(0, 2.0, 5)
+            base, new = draw.normal(80, sd, 5) + seeds, draw.normal(80 + truth, sd, 5) + seeds
+            pairs.append((dict(enumerate(base)), dict(enumerate(new))))
+        delta = compute_joint_delta(pairs)
+        covered += delta.low <= 1.5 <= delta.high
+    assert 0.93 <= covered / 2000 <= 0.97
 
 
 def test_small_samples_say_that_they_are_small():

@@ -149,3 +149,34 @@ def test_a_directory_renamed_while_its_lock_is_opened_is_made_anew(tmp_path, mon
     assert renamed
     assert find_owner(folder)["pid"] == os.getpid()
     lock.release()
+
+
+def test_a_directory_renamed_while_it_is_being_made_is_made_anew(tmp_path, monkeypatch):
+    """Another program made it and set it aside between this one's two looks at it."""
+    folder = tmp_path / "a"
+    tries = []
+    make_directory = Path.mkdir
+
+    def find_it_gone(path, *args, **kwargs):
+        if path == folder and not tries:
+            tries.append(path)
+            raise FileExistsError(path)
+        make_directory(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", find_it_gone)
+    lock = RunLock(folder)
+    lock.acquire(wait_s=0)
+    assert tries
+    assert find_owner(folder)["pid"] == os.getpid()
+    lock.release()
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_run_that_is_a_file_has_no_lock(tmp_path, is_link):
+    folder = tmp_path / "a"
+    if is_link:
+        folder.symlink_to(tmp_path / "nowhere")
+    else:
+        folder.write_text("")
+    with pytest.raises(FileExistsError):
+        RunLock(folder).acquire(wait_s=0)

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from store import read_metrics
+
 ROOT = Path(__file__).resolve().parents[2]
 # Several runs in one fresh process, each with the flags of one list.
 _SERIES = "import json, sys, main; sys.exit(max(main.main(a) for a in json.loads(sys.argv[1])))"
@@ -41,3 +43,8 @@ def run_series(runs: Sequence[Sequence[str]]) -> subprocess.CompletedProcess[str
     """Several runs one after the other in one new process; its code is the highest of theirs."""
     command = [sys.executable, "-c", _SERIES, json.dumps([list(flags) for flags in runs])]
     return subprocess.run(command, cwd=ROOT, env=get_environment(), capture_output=True, text=True)
+
+
+def read_losses(run: Path, term: str = "total") -> list[float]:
+    """A term of the loss at each log point of a run's training."""
+    return [line[f"loss/{term}"] for line in read_metrics(run) if line["kind"] == "train"]

@@ -143,7 +143,7 @@ def start_script(
     trainer = (ROOT / "requirements.txt").read_bytes()
     stamp = hashlib.sha256(trainer).hexdigest()
     (venv / ".requirements.sha256").write_text(stamp + "\n")
-    for part in ("service", "export"):
+    for part in ("service", "export", *(["jax-export"] if "test-all" in arguments else [])):
         both = trainer + (ROOT / f"requirements-{part}.txt").read_bytes()
         (venv / f".extra-{part}").write_text(hashlib.sha256(both).hexdigest() + "\n")
     if "test-all" in arguments:
@@ -183,8 +183,10 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
         return "help: tests/utils/test_config.py"
     # What is printed is the subject of tests/utils/test_layers.py.
     flags = [flag for flag in flags if flag != "--print-config"]
-    # Stored answers belong to one teacher: tests/test_documented_runs.py makes and replays them.
-    flags = [flag for flag in flags if not flag.startswith("--distill.teacher_cache=")]
+    # Stored answers belong to one teacher: tests/test_documented_runs.py makes and replays them;
+    # statistics likewise: tests/tasks/test_feature_statistics.py.
+    stored = ("--distill.teacher_cache=", "--distill.standardise=", "--distill.statistics=")
+    flags = [flag for flag in flags if not flag.startswith(stored)]
     config = load_config([place_flag(flag, places) for flag in flags])
     moves = config.data.source in ("tfds", "tokens") and config.data.root in _PLACES
     root = str(places.data_root) if moves else config.data.root
@@ -213,7 +215,8 @@ def _parse_tool(words: Sequence[str], places: Places) -> str:
         assert error.code == 0, f"{name} does not take {flags}"
         return "help"
     if isinstance(parsed, tuple):
-        named = ["--config", str(parsed[0].config)] if parsed[0].config else []
+        config = getattr(parsed[0], "config", None)
+        named = ["--config", str(config)] if config else []
         load_config([*named, *parsed[1], "--run.resume="])
     return f"parsed: by {name}"
 

@@ -27,7 +27,7 @@ SHORTENED = {
         *_READING, "--data.name=stdlib_small", "--run.run_id=first",
     ),
     r"python main\.py --config configs/transformer_teacher\.yaml ": _READING,
-    r"python (main\.py|-m tools\.cache_teacher) --config configs/transformer_distil\.yaml ": (
+    r"python (main\.py|-m tools\.cache write) --config configs/transformer_distil\.yaml ": (
         *_READING, "--distill.allow_weak_teacher",
     ),
     r"python main\.py --config configs/transformer_sequences\.yaml$": (
@@ -43,7 +43,7 @@ SHORTENED = {
     r"python tools/test_tfds_loader_multihost\.py ": (),
     r"python -m tools\.prepare_dataset text .*stdlib_small": ("--from", "texts"),
     r"python -m tools\.prepare_dataset text .*bpe": ("--from", "texts", "--vocab-size", "300"),
-    r"python -m tools\.prepare_dataset (?!tfds )": (),
+    r"python -m tools\.prepare_dataset (?!tfds |resize )": (),
     r"python -m tools\.proofs\.regression_table$": ("--seeds", "1", "--tables", "linnerud"),
     r"python -m tools\.proofs\.text_baselines ": (),
     r"python -m tools\.generate ": ("--max-tokens", "8"),
@@ -51,7 +51,7 @@ SHORTENED = {
     r"python -m tools\.serve .*--add-token ": (),
     r"python tools/test_tfds_loader\.py ": ("--num-loops=1", "--loop-batches=4"),
     r"python -m tools\.checkpoint ": (),
-    r"python -m tools\.cache_teacher ": (*_CPU, "--train.epochs=3"),
+    r"python -m tools\.cache write ": (*_CPU, "--train.epochs=3"),
     r"python -m tools\.kd_report ": (),
 }  # fmt: skip
 # Programs that start others, run by a slow test.
@@ -61,16 +61,25 @@ NOT_RUN = {
     r"bash run_commands\.sh setup|source \.venv": "8 GB by network: tests/test_run_commands.py",
     r"bash run_commands\.sh demo$": "minutes, of what is run here: tests/test_run_commands.py",
     r"python -m train\.|python -m tools\.doctor --tpu ": "a cloud: tests/test_tpu_docs.py",
+    r"python -m tools\.prepare_dataset resize ": "ImageNet: tests/tools/test_resized_dataset.py",
     r"python -m tools\.prepare_dataset tfds ": "a network: tests/tools/test_prepare_mnist.py",
     r"python main\.py .*gs://": "a bucket: tests/test_buckets.py",
     r"python main\.py --config configs/mnist_distributed\.yaml$": "4 processes: "
     "tests/tools/test_prepare_mnist.py",
     r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
+    r"python main\.py --config configs/kd/digits_labelfree\.yaml ": "tests/tasks/test_distil.py",
+    r"python -m tools\.feature_statistics ": "tests/tasks/test_feature_statistics.py",
+    r"python main\.py --config configs/qwen3_5_sequences\.yaml": "minutes: "
+    "tests/models/delta/test_qwen.py",
+    r"python -m tools\.export runs/qwen3_5_sequences/": "tests/models/delta/test_hub_folders.py",
+    r"python -m tools\.proofs\.labelfree_table ": "minutes: "
+    "tests/tools/proofs/test_labelfree_table.py",
+    r"python -m tools\.lab\.": "a measurement: tests/tools/lab/test_delta_lab.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
     r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
     r"python -m tools\.benchmark_input ": "a measurement: tests/tools/test_benchmark_input.py",
-    r"python -m tools\.proofs\.kd_table ": "an hour of runs: tests/test_readme.py",
+    r"python -m tools\.proofs\.kd_table ": "hours of runs: tests/tools/proofs/test_kd_table.py",
     r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
     r"bash run_commands\.sh service$|python -m tools\.serve .*--port ": "serves until it is "
     "stopped: tests/tools/test_serve.py",
@@ -87,6 +96,9 @@ NOT_RUN = {
     r"python -m tools\.evaluate ": "a run's weights: tests/tools/evaluate/test_evaluate.py",
     r"python -m tools\.predict ": "images of one's own: tests/tools/test_predict.py",
     r"python -m tools\.(average|card) ": "runs of their own: tests/tools/test_average.py",
+    r"python -m tools\.cache (info|verify|subset|write .*runs/views) ": "a cache: "
+    "tests/tools/test_cache.py",
+    r"python -m tools\.cache import ": "published files: tests/tools/test_cache_import.py",
     r"python -m tools\.parity ": "a device beside the CPU: tests/tools/test_parity_tool.py",
     r"(python -m tools\.|bash run_commands\.sh )export ": "minutes: tests/tools/test_export.py",
     r"bash train/sky/": "a cloud: tests/test_train_sky.py",

@@ -20,7 +20,7 @@ from job.callbacks import RunCallbacks
 from job.check import check
 from job.spec import Job
 from job.stream import iterate_batches
-from tasks.classify import TEACHER_IMAGES
+from tasks.views import TEACHER_IMAGES
 from tests.support.tiny_parts import VIT_ARGS, create_config
 from utils.config import RunConfig
 from utils.errors import UserError
@@ -137,6 +137,19 @@ ELSEWHERE = {
         "run.check_only":
             "test_check_says_what_would_run_and_writes_nothing",
     },
+    "tests/tasks/test_probing.py": dict.fromkeys(
+        ("data.evals[].bank", "distill.score"),
+        "test_a_run_judges_its_features_by_probes_and_keeps_the_best",
+    ),
+    "tests/tasks/test_distil.py": dict.fromkeys(
+        ("distill.losses[].of", "distill.losses[].teacher", "distill.projector",
+         "distill.projector_width"),
+        "test_terms_and_projectors_are_those_of_the_configuration",
+    ),
+    "tests/tasks/test_feature_statistics.py": dict.fromkeys(
+        ("distill.standardise", "distill.statistics"),
+        "test_features_are_learnt_at_one_scale_by_a_stored_pass",
+    ),
     "tests/test_buckets.py": {
         "run.overwrite":
             "test_a_taken_run_on_a_bucket_is_refused_and_replaced_only_by_renaming",
@@ -291,8 +304,16 @@ def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
         ("distill.teacher_weights", taught, f"--teacher_path={other}", "task"),
         ("distill.teachers", ("--kd=kd", f"--distill.teachers=[{one}]"), both[1], "teachers"),
         ("distill.ensemble", both, "--distill.ensemble=logits", "loss"),
+        ("data.strong_pp", (taught[1], "--kd=mlkd", "--distill.views=weak_strong",
+                            "--data.strong_pp=value_range(-1, 1)"),
+         "--data.strong_pp=value_range(0, 1)", "refused:data.strong_pp ends with"),
         ("distill.views", taught, "--distill.views=independent", "batch"),
         ("distill.teacher_cache", taught, "--distill.teacher_cache=nowhere", "refused"),
+        ("distill.peer", taught, "--distill.peer=resnet10t", "invalid:distill.peer"),
+        ("distill.peer_args",
+         ("--kd=kd", "--distill.peer=resnet10t", "--distill.peer_args={in_chans: 1}"),
+         "--distill.peer_args={in_chans: 3}", "refused:takes 3 channels"),
+        ("distill.alpha_schedule", taught, "--distill.alpha_schedule=epochs", "batch"),
         ("distill.loss", taught, "--kd=dkd", "loss"),
         ("distill.temperature", taught, "--kd_temperature=2", "loss"),
         ("distill.alpha", taught, "--kd_alpha=0.9", "loss"),
@@ -303,6 +324,7 @@ def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
         ("distill.losses[].layers", termed, with_term(layers={"no": "no"}), "refused:layers"),
         ("distill.losses[].weight", termed, with_term(weight=3), "loss"),
         ("distill.losses[].weight_end", termed, with_term(weight_end=0.1), "batch"),
+        ("distill.losses[].start_epoch", termed, with_term(start_epoch=1), "batch"),
         ("distill.losses[].warmup_epochs", termed, with_term(warmup_epochs=1), "batch"),
         ("distill.teachers[].model", single, with_teacher(model="resnet18"), "refused:resnet18"),
         ("distill.teachers[].weights", single, with_teacher(weights=str(other)), "task"),
@@ -314,6 +336,7 @@ def _list_distill_rows(teacher: Path, other: Path) -> list[Row]:
         ("distill.teachers[].label_map", single, with_teacher(label_map="nowhere"),
          "refused:label_map ('nowhere')"),
         ("distill.teachers[].size", single, with_teacher(size=12), "refused:by size"),
+        ("distill.teachers[].keep_tokens", single, with_teacher(keep_tokens=0.5), "loss"),
         ("distill.teachers[].mean", single, with_teacher(mean=[3], std=[5]), "teachers"),
         ("distill.teachers[].std", single, with_teacher(mean=[0], std=[5]), "teachers"),
         ("distill.teachers[].dtype", single, with_teacher(dtype="bf16"), "teachers"),
@@ -348,6 +371,9 @@ _PLAIN_ROWS: list[Row] = [
     ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
     ("model.skip_patches", ("--runtime.device=xla",),
      "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
+    ("model.kernels", (), "--model.kernels=pallas", "refused"),
+    ("model.norm_width", (), "--model.norm_width=8", "refused:model.norm_width"),
+    ("model.norm_copies", (), "--model.norm_copies=0", "invalid:model.norm_copies"),
     ("model.lora", (), _LORA, "optimizer"),
     *_rows(_LORA, "model", [("lora_rank", "2", "model"), ("lora_alpha", "3", "weights")]),
     ("data.source", (), "--data.source=folder", "refused:data.root"),
@@ -405,6 +431,8 @@ _PLAIN_ROWS: list[Row] = [
                          ("label_smoothing", "0.3", "loss"),
                          ("mixup_alpha", "0.8", "batch"), ("cutmix_alpha", "0.8", "batch"),
                          ("ema", "true", "state")]),
+    ("train.verdicts", (), "--train.verdicts={'v9:8': {parts: 2, step: a, graph: b}}",
+     "invalid:train.verdicts"),
     ("train.mix_prob", ("--mixup=0.8",), "--train.mix_prob=0", "batch"),
     *_rows("--mixup=0.8", "train", [("mix_mode", "element", "batch"),
                                     ("mix_off_epoch", "0", "batch")]),

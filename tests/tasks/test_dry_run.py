@@ -65,6 +65,9 @@ def test_images_that_a_teacher_does_not_take_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"data.name .*8 x 8 x 1, which distill.teacher 'vit_ti"):
         teach(tmp_path, "--kd=kd")
     teach(tmp_path, "--kd=kd", size=12)
+    for mean in ([0, 0], [0, 0, 0]):
+        with pytest.raises(UserError, match=r"give mean and std in distill.teachers .*\(1\), or"):
+            teach(tmp_path, "--kd=kd", size=12, mean=mean, std=[1] * len(mean))
 
 
 def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path):
@@ -102,3 +105,22 @@ def test_a_projection_that_cannot_be_made_is_refused(tmp_path):
         teach(tmp_path, *flags, args=wide)
     term["args"] = {}
     teach(tmp_path, f"--distill.losses={json.dumps([term])}", args=wide)
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "words"),
+    [
+        ("nst", "fc_norm", "an activation of shape (2, 16) has no positions"),
+        ("ofd", "patch_embed.proj", "a weight of (16, 1, 4, 4) for activations (2, 16, 2, 2)"),
+    ],
+)
+def test_layers_that_a_loss_cannot_compare_are_refused(tmp_path, name, layer, words):
+    term = {"name": name, "layers": {layer: layer}}
+    with pytest.raises(UserError, match=r"^distill\.losses: ") as caught:
+        teach(
+            tmp_path,
+            f"--distill.losses={json.dumps([term])}",
+            size=8,
+            args={"img_size": 8, **VIT_ARGS},
+        )
+    assert words in str(caught.value)

@@ -242,7 +242,7 @@ def test_what_cannot_be_judged_is_refused_before_the_run(sets_root, tmp_path):
         ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(9)|value_range(-1, 1)"},
          "gives images of 9 x 9 x 1, which the model does not take"),
         ({"name": "imagenet_v2", "pp": "decode(channels=1)|resize(8)|value_range(0, 1)"},
-         "evaluated on other numbers"),
+         "would see other numbers"),
         ({"name": "imagenet_v2", "label_key": "lable"}, "did you mean 'label'?"),
     ):  # fmt: skip
         config = load_config([*get_flags(sets_root, section), "--runtime.device=cpu"])

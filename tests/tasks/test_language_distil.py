@@ -178,7 +178,7 @@ def test_stored_answers_of_all_tokens_teach_as_the_live_teacher(tmp_path, teache
     run = ("--train.steps=12",)
     assert store(tmp_path, teacher, *run, "--top-k=5", "--train.logits_mib=0.02") == 0
     manifest = json.loads((tmp_path / "cache" / "manifest.json").read_text())
-    assert (manifest["epochs"], manifest["steps"], manifest["places"]) == (1, 12, 8)
+    assert (manifest["epochs"], manifest["steps"], manifest["columns"][0]["places"]) == (1, 12, 8)
     (rows,) = (tmp_path / "cache").glob("*.bin")
     assert rows.stat().st_size == 12 * 16 * manifest["bytes_per_example"]
     cached = f"--distill.teacher_cache={tmp_path / 'cache'}"

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 import main
 from datasets import describe_dataset
 from job.build import build_parts
 from job.check import check
+from job.lineage import find_lineage
 from job.stream import iterate_batches
 from store import read_metrics
+from tasks.teacher_cache import TeacherCache, read_manifest, read_shape
 from tests.support.input_data import create_section
-from tools import cache_teacher
+from tools.cache import writing
+from tools.cache.__main__ import main as run_cache
+from tools.cache.__main__ import parse_arguments
+from tools.cache_teacher import main as main_of_tool
 from utils.config import load_config
 from utils.errors import UserError
 from utils.runtime.cpu import CpuRuntime
+from utils.storage import compute_crc32c, open_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 2
@@ -35,8 +43,12 @@ def flags(digits_root, teacher_run) -> list[str]:
     ]  # fmt: skip
 
 
+def parse(words) -> tuple[Namespace, list[str]]:
+    return parse_arguments(["write", *words])
+
+
 def store(flags, folder, *more) -> int:
-    return cache_teacher.main([*flags, "--out", str(folder), *more])
+    return main_of_tool([*flags, "--out", str(folder), *more])
 
 
 def train(flags, tmp_path, name, *more) -> list[dict]:
@@ -80,39 +92,66 @@ def test_a_narrow_cache_differs_by_no_more_than_its_residual_allows(flags, tmp_p
         f"--distill.teacher_cache={tmp_path / 'cache'}",
     )  # fmt: skip
     rows = read_rows(tmp_path / "cache")[:64]
-    rest = float(np.exp(rows["rest"].astype(np.float64)).mean())
+    rest = float(np.exp(rows["rest0"].astype(np.float64)).mean())
     # A fresh student's log-probabilities lie within 2 of log(1/10).
     allowed = rest * (np.log(10) + 2 + np.log(10 - 4)) + 1e-3
     assert 0 < abs(stored[0]["loss/kd"] - live[0]["loss/kd"]) <= allowed
 
 
 def read_rows(folder: Path) -> np.ndarray:
-    from tasks.teacher_cache import CacheShape
-
-    manifest = json.loads((folder / "manifest.json").read_text())
-    shape = CacheShape(manifest["top_k"], 10, 1, manifest["steps_per_epoch"], 64)
+    shape = read_shape(read_manifest(folder))
     return np.fromfile(next(iter(sorted(folder.glob("*.bin")))), shape.row_dtype)
 
 
 def test_two_processes_store_what_one_stores(flags, tmp_path):
     """Each of two input processes writes its block of every global batch."""
-    from tasks.teacher_cache import TeacherCache
-
     assert store(flags, tmp_path / "one", "--epochs", "1") == 0
-    options, rest = cache_teacher.parse_arguments(
-        [*flags, "--out", str(tmp_path / "two"), "--epochs", "1"]
-    )
-    job = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
-    shape = cache_teacher.get_shape(options, job)
+    options, rest = parse([*flags, "--out", str(tmp_path / "two"), "--epochs", "1"])
+    job = check(writing.without_cache(load_config(["--config", options.config, *rest])))
+    shape = writing.get_shape(options, job)
     for rank in range(2):
         runtime = CpuRuntime(job.config.runtime)
         runtime.ranks.index, runtime.ranks.size = rank, 2
-        cache_teacher.store(runtime, job, shape, tmp_path / "two")
+        writing.store(runtime, job, writing.CacheTarget(tmp_path / "two", shape))
     one, two = TeacherCache(tmp_path / "one"), TeacherCache(tmp_path / "two")
     for step in range(18):
         left, right = one.read(step), two.read(step)
-        assert (left["cache_indices"] == right["cache_indices"]).float().mean() > 0.99
-        assert np.allclose(left["cache_log_probs"], right["cache_log_probs"], atol=2e-2)
+        assert (left["cache_indices0"] == right["cache_indices0"]).float().mean() > 0.99
+        assert np.allclose(left["cache_log_probs0"], right["cache_log_probs0"], atol=2e-2)
+
+
+def test_a_cache_on_a_bucket_is_gone_on_with(flags, tmp_path, monkeypatch):
+    """By another machine with its whole files, by the same one with every row."""
+    assert store(flags, tmp_path / "here", "--top-k", "4") == 0
+    place = f"memory://answers/{tmp_path.name}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "first"))
+    assert store(flags, place, "--top-k", "4", "--part", "0/2") == 0
+    asked, store_epoch = [], writing.store_epoch
+
+    def note(*arguments) -> None:
+        asked.append((arguments[4], arguments[2].steps_done))
+        if len(asked) == 1:
+            monkeypatch.setattr(writing.CacheWriter, "is_complete", property(stop_at_ten))
+        store_epoch(*arguments)
+
+    def stop_at_ten(writer) -> bool:
+        if writer.steps_done == 10:
+            raise KeyboardInterrupt
+        return False
+
+    monkeypatch.setattr(writing, "store_epoch", note)
+    is_complete = writing.CacheWriter.is_complete
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "second"))
+    assert store(flags, place, "--top-k", "4") != 0
+    monkeypatch.setattr(writing.CacheWriter, "is_complete", is_complete)
+    assert store(flags, place, "--top-k", "4") == 0
+    assert asked == [(1, 0), (1, 10)]
+    folder = open_folder(place)
+    for path in (tmp_path / "here").glob("*.bin"):
+        assert folder.get_checksum(path.name) == compute_crc32c(path)
+    assert {path.name for path in (tmp_path / "here").iterdir()} == set(folder.list_names())
+    assert run_cache(["verify", place]) == 0
+    assert len(train(flags, tmp_path, "far", f"--distill.teacher_cache={place}")) == EPOCHS * 18
 
 
 # ---- the order that depends on processes and memory
@@ -157,13 +196,13 @@ def build_rank(job, rank: int, count: int):
 def test_a_sharded_cache_answers_about_the_runs_own_examples(flags, sharded_cache):
     """The best stored class is the live teacher's for each example of the run's batches."""
     _, parts = build_rank(check_run(flags, sharded_cache), 0, 1)
-    config = cache_teacher.without_cache(check_run(flags, sharded_cache).config)
+    config = writing.without_cache(check_run(flags, sharded_cache).config)
     _, live = build_rank(check(config), 0, 1)
     right = total = 0
     for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
         pixels = live.task.augment(batch.images, batch.draws)
         (logits,) = live.task.ask_teachers(pixels, batch)
-        right += int((logits.argmax(1) == batch.draws["cache_indices"][:, 0]).sum())
+        right += int((logits.argmax(1) == batch.draws["cache_indices0"][:, 0]).sum())
         total += len(logits)
     parts.close()
     live.close()
@@ -191,18 +230,18 @@ def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
 
 def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags, tmp_path):
     words = [*flags, *SHARDED, "--runtime.num_processes=2", "--train.epochs=1"]
-    options, rest = cache_teacher.parse_arguments([*words, "--out", str(tmp_path / "two")])
-    job = check(cache_teacher.without_cache(load_config(["--config", options.config, *rest])))
-    shape = cache_teacher.get_shape(options, job)
+    options, rest = parse([*words, "--out", str(tmp_path / "two")])
+    job = check(writing.without_cache(load_config(["--config", options.config, *rest])))
+    shape = writing.get_shape(options, job)
     for rank in range(2):
         runtime = CpuRuntime(job.config.runtime)
         runtime.ranks.index, runtime.ranks.size = rank, 2
-        cache_teacher.store(runtime, job, shape, tmp_path / "two")
+        writing.store(runtime, job, writing.CacheTarget(tmp_path / "two", shape))
     job = check_run(flags, tmp_path / "two", "--runtime.num_processes=2")
     for rank in range(2):
         _, parts = build_rank(job, rank, 2)
         for _, batch in zip(range(18), iterate_batches(parts, 0), strict=False):
-            assert len(batch.draws["cache_indices"]) == 32
+            assert len(batch.draws["cache_indices0"]) == 32
         parts.close()
     with pytest.raises(UserError, match="input_processes 2, here it is 1"):
         build_rank(job, 0, 1)
@@ -251,3 +290,107 @@ def test_what_cannot_be_stored_is_refused_in_one_line(flags, tmp_path, capsys, m
     assert len(error) == 1
     assert error[0].startswith("error: ")
     assert rule in error[0]
+
+
+# ---- several teachers
+
+
+@pytest.fixture(scope="module")
+def two_teachers(flags, teacher_run, digits_teacher) -> list[str]:
+    """The same run with two teachers of other models and shares."""
+    own = [one for one in flags if not one.startswith("--teacher_path")]
+    sections = [
+        {"weights": str(teacher_run), "weight": 1.0},
+        {"weights": str(digits_teacher), "weight": 3.0},
+    ]
+    return [*own, f"--distill.teachers={json.dumps(sections)}", "--distill.allow_weak_teacher"]
+
+
+@pytest.fixture(scope="module")
+def two_answers(two_teachers, tmp_path_factory) -> Path:
+    """One augmentation of an example, answered by both, to be used over and over."""
+    folder = tmp_path_factory.mktemp("answers") / "two"
+    assert store(two_teachers, folder, "--augmentations=1", "--top-k=10") == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "teaching",
+    [
+        ("--distill.ensemble=probs",),
+        ("--distill.ensemble=logits",),
+        ("--distill.ensemble=separate", "--kd=multi_avg_prob"),
+    ],
+)
+def test_two_teachers_of_one_cache_teach_in_every_way_as_live_ones(
+    two_teachers, two_answers, teaching
+):
+    if "separate" in teaching[0]:  # there the loss has the shares
+        two_teachers = [one.replace('"weight": 3.0', '"weight": 1.0') for one in two_teachers]
+    losses = []
+    for more in ((), (f"--distill.teacher_cache={two_answers}",)):
+        _, parts = build_rank(check(load_config([*two_teachers, *teaching, *more])), 0, 1)
+        batch = next(iterate_batches(parts, 3))
+        losses.append(parts.task.loss(parts.state.model, batch).terms)
+        parts.close()
+    live, stored = losses
+    assert live.keys() == stored.keys()
+    for name, value in live.items():
+        torch.testing.assert_close(stored[name], value, rtol=1e-3, atol=1e-5)
+
+
+def test_a_run_names_one_of_a_caches_teachers_and_is_longer_than_it(flags, two_answers):
+    """Another student of other length; the live teacher's answers are the column of its hash."""
+    more = ["--model.args.embed_dim=32", "--epochs=5", f"--distill.teacher_cache={two_answers}"]
+    _, parts = build_rank(check(load_config([*flags, *more])), 0, 1)
+    assert [one.width for one in parts.task.teaching.stored] == [10]
+    first = {step: next(iterate_batches(parts, step)) for step in (0, 18, 37)}
+    assert torch.equal(first[0].images, first[18].images)
+    assert torch.equal(first[0].draws["cache_log_probs0"], first[18].draws["cache_log_probs0"])
+    assert not torch.equal(first[0].indices, first[37].indices)
+    assert "cache_log_probs1" not in first[0].draws
+    parts.close()
+    (known,) = find_lineage(check(load_config([*flags, *more])))
+    judged = json.loads((two_answers / "card.json").read_text())["teachers"][0]["accuracy"]
+    assert known.via == "cache" and known.judged["top1"] == judged["top1"]
+
+
+def test_the_teachers_are_asked_again_and_a_forged_answer_is_found(
+    two_teachers, two_answers, tmp_path, capsys
+):
+    """Of a file whose checksum agrees, so that nothing but its teacher can tell."""
+    folder = tmp_path / "forged"
+    shutil.copytree(two_answers, folder)
+    asking = ["verify", str(folder), "--steps=2", *two_teachers]
+    assert run_cache(asking) == 0
+    assert capsys.readouterr().out.count("asked again about 2 batches") == 2
+    (path,) = folder.glob("*.bin")
+    rows = np.memmap(path, read_shape(read_manifest(folder)).row_dtype, mode="r+")
+    rows["values1"] -= 0.5
+    rows.flush()
+    facts = json.loads(path.with_suffix(".json").read_text())
+    path.with_suffix(".json").write_text(json.dumps({**facts, "crc32c": compute_crc32c(path)}))
+    assert run_cache(asking[:2]) == 0
+    assert run_cache(asking) == 1
+    first, second = capsys.readouterr().out.strip().splitlines()[-2:]
+    assert "within" in first
+    assert "beyond" in second
+
+
+def test_a_written_cache_has_a_card_with_the_teachers_accuracy(two_answers, teacher_run):
+    card = json.loads((two_answers / "card.json").read_text())
+    first, second = card["teachers"]
+    assert first["name"] == str(teacher_run)
+    assert first["accuracy"]["top1"] > second["accuracy"]["top1"]
+    assert 0 < first["mean_error"] < first["max_error"] < 0.05
+    assert "top1" in (two_answers / "CARD.md").read_text()
+
+
+def test_two_machines_share_the_epochs_and_their_parts_are_the_whole(flags, tmp_path):
+    whole = [*flags, "--augmentations=2", "--top-k=2"]
+    assert store(whole, tmp_path / "whole") == 0
+    for part in ("1/2", "0/2"):
+        assert store(whole, tmp_path / "shared", "--part", part) == 0
+    for path in (tmp_path / "whole").glob("epoch_*.bin"):
+        assert path.read_bytes() == (tmp_path / "shared" / path.name).read_bytes()
+    assert store(whole, tmp_path / "shared", "--part", "2/2") == 2

@@ -119,6 +119,7 @@ def test_an_export_loads_into_plain_timm(tmp_path, capsys):
     again = timm.create_model(name, num_classes=5, checkpoint_path=str(single), **args)
     assert torch.equal(again.head.weight, model.head.weight)
     assert torch.load(single, weights_only=True)["step"] == 7
+    assert open_weights(str(single), "x").facts == told
     assert main(["export", str(tmp_path), "--out=weights.onnx"]) == 2
     assert "end it with .safetensors or .pth" in capsys.readouterr().err
 

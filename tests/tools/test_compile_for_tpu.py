@@ -15,7 +15,8 @@ from tests.support.tiny_parts import create_config
 from tools import compile_for_tpu as tool
 from tools.tpu import analysis, compiler
 from tools.tpu.batch_search import BatchSearch
-from tools.tpu.compiler import Compiled, compile_step
+from tools.tpu.compiled import Compiled
+from tools.tpu.compiler import compile_step
 from tools.tpu.export import StepExport
 from tools.tpu.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
 from tools.tpu.schema import Interval, Report
@@ -176,7 +177,7 @@ def test_float32_runs_have_no_fault_of_float32(instructions):
 
 def test_the_interval_runs_from_the_devices_limits_to_the_estimate():
     target = parse_target("v5e:2x2")
-    step, rate, mfu = analysis.get_bounds(1.97e12, 4095 * 10**6, 30.0, target, 64)
+    step, rate, mfu = analysis.get_bounds(1.97e12, 4095 * 10**6, (None, 30.0), target, 64)
     assert (step.lower, step.estimate) == (pytest.approx(10.0), pytest.approx(20.0))
     assert (rate.lower, rate.estimate) == (pytest.approx(6400), pytest.approx(3200))
     assert (mfu.lower, mfu.estimate) == (pytest.approx(1.0), pytest.approx(0.5))
@@ -349,7 +350,7 @@ def test_a_regression_above_five_percent_fails(cost, code, tmp_path, capsys, mon
     assert tool.main([*command, "--compare", str(base), *gates]) == (1 if cost is None else 0)
     assert tool.main([*command, "--compare", str(base), "--gate", "mcycle:1:-:major"]) == 2
     error = capsys.readouterr().err
-    assert "no report has a figure 'mcycle'; did you mean 'estimated_mcycles'?" in error
+    assert "no report has a figure 'mcycle'; did you mean 'bundles_mcycles' or" in error
 
 
 def test_an_older_verdict_without_a_figure_is_a_finding(tmp_path, capsys, monkeypatch):

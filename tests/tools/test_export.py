@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 
 import numpy as np
@@ -14,6 +15,7 @@ from tests.support.photographs import write_photographs
 from tools.export.__main__ import main
 from tools.export.comparison import compare
 from tools.export.crop import describe_crop
+from tools.export.formats import StableHloAny
 from utils.errors import UserError
 
 PP = "decode|resize_small(40)|central_crop(32)|vgg_value_range"
@@ -79,6 +81,50 @@ def test_every_form_gives_the_same_answers(tmp_path, name, forms, capsys):
     with torch.no_grad():
         assert torch.equal(again.model(images), first.model(images))
         assert torch.equal(model(images), first.model(images))
+
+
+HAS_JAX = all(importlib.util.find_spec(name) is not None for name in ("jax", "torchax"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_JAX, reason="needs jax and torchax: setup --jax-export")
+@pytest.mark.parametrize("name", MODELS)
+def test_stablehlo_of_any_number_of_images_gives_the_same_answers(tmp_path, name):
+    from tools.export.any_batch import answer_by_jax
+
+    weights, out = write_model(tmp_path / "run", name), tmp_path / "out"
+    flags = [str(weights), "--out", str(out), "--normalize", "--count", "6", "--to"]
+    assert main([*flags, "stablehlo_any", "savedmodel"]) == 0
+    form = read_report(out)["forms"]["stablehlo_any"]
+    assert form["batch"] is None
+    assert form["max_difference"] < 1e-4 and form["top1_agreement"] == 1.0
+    trained = open_trained(str(weights), "WEIGHTS")
+    pixels = torch.randint(0, 256, (11, 3, 32, 32)).float()
+    with torch.no_grad():
+        wanted = trained.model(trained.create_transform()(pixels)).numpy()
+    parts = [pixels.numpy(), pixels[:1].numpy()]
+    for found in answer_by_jax(out / "stablehlo_any", parts):
+        assert found.shape[1:] == wanted.shape[1:]
+        np.testing.assert_allclose(found, wanted[: len(found)], atol=1e-4)
+    assert (out / "stablehlo_any" / "program.mlir").stat().st_size > 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ((), "needs jax, torchax; bash run_commands.sh setup --jax-export"),
+        (("--batch-size", "4"), "--batch-size (4) means nothing to --to stablehlo_any"),
+    ],
+)
+def test_what_stablehlo_of_any_number_cannot_do_is_refused(
+    tmp_path, monkeypatch, capsys, flags, words
+):
+    found = importlib.util.find_spec if flags else lambda name: None
+    monkeypatch.setattr("tools.export.formats.importlib.util.find_spec", found)
+    monkeypatch.setattr(StableHloAny, "needs", ("torch",) if flags else StableHloAny.needs)
+    weights = write_model(tmp_path / "run", "resnet10t")
+    assert main([str(weights), "--out", str(tmp_path), "--to", "stablehlo_any", *flags]) == 2
+    assert words in capsys.readouterr().err
 
 
 @pytest.mark.slow

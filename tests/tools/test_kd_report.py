@@ -1,17 +1,13 @@
-"""What the report says of runs, and what the table of all losses does with rows and failures."""
+"""What the report says of runs, and where a table goes in a document."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 import pytest
 
-from losses import LOSSES
 from tools import kd_report
-from tools.proofs.kd_table import __main__ as kd_table
-from tools.proofs.kd_table.entries import ENTRIES, TEACHING, Entry
 from tools.proofs.table_runs import get_marks, write_between
 from utils.errors import EXIT_USER_ERROR, UserError
 
@@ -85,51 +81,6 @@ def test_an_unfinished_run_is_refused(tmp_path, capsys):
     assert kd_report.main([str(tmp_path / "none"), "--out", str(tmp_path)]) == EXIT_USER_ERROR
 
 
-# ---- the table of all losses
-
-
-def get_options(tmp_path: Path, **changes: object) -> argparse.Namespace:
-    flags = ["--data-dir", str(tmp_path), "--output-dir", str(tmp_path), "--seeds", "0", "1"]
-    return argparse.Namespace(**{**vars(kd_table.parse_arguments(flags)), **changes})
-
-
-@pytest.mark.parametrize("entry", (TEACHING, *ENTRIES), ids=lambda entry: entry.name)
-def test_every_row_has_a_valid_configuration(entry, tmp_path):
-    config = kd_table.read_config(entry, 1, get_options(tmp_path))
-    assert not isinstance(config, UserError), config
-    assert config.runtime.device == "cpu"
-    assert config.train.seed == 1
-
-
-def test_every_registered_loss_has_a_row(tmp_path):
-    used = set()
-    for entry in ENTRIES:
-        config = kd_table.read_config(entry, 0, get_options(tmp_path))
-        used |= {config.distill.loss, *(term.name for term in config.distill.losses)}
-    aliases = {"soft", "hard_kd", "mlkd_total", "lskd_kd"}  # other names of rows that are there
-    # A metric without a gradient, what needs a second view, and what compares no classes.
-    of_numbers = {"prediction_mse", "prediction_mae", "prediction_huber"}
-    of_convnets = {"cat_kd", "fsp", "ofd", "reviewkd"}  # the table's student is a ViT
-    unused = set(LOSSES.names()) - used - aliases - of_numbers - of_convnets
-    assert unused == {"bv_agree", "mlkd"}
-
-
-def test_rows_show_mean_spread_gain_and_failures(tmp_path):
-    outcomes = [
-        kd_table.TableEntry("alone", 0, 90.0, 5.0),
-        kd_table.TableEntry("alone", 1, 92.0, 5.0),
-        kd_table.TableEntry("kd", 0, 94.0, 6.0),
-        kd_table.TableEntry("kd", 1, 96.0, 6.0),
-        kd_table.TableEntry("hard", 0, 93.0, 6.0),
-        kd_table.TableEntry("hard", 1, None, 60.0, "TimeoutError: longer"),
-    ]
-    table = kd_table.format_table(outcomes, get_options(tmp_path))
-    assert "| `alone` | labels only | 90.0 | 92.0 | 91.00 | 1.41 |  | 5 |" in table
-    assert "| 94.0 | 96.0 | 95.00 | 1.41 | +4.00 | 6 |" in table
-    assert "| 93.0 | failed | 93.00 |  | +2.00 | 33 |" in table
-    assert "- hard, seed 1: TimeoutError: longer" in table
-
-
 @pytest.mark.parametrize("name", ["kd_table", "distil_table"])
 def test_a_table_goes_between_its_marks_and_nowhere_else(name, tmp_path):
     path, (begin, end) = tmp_path / "page.md", get_marks(name)
@@ -139,21 +90,3 @@ def test_a_table_goes_between_its_marks_and_nowhere_else(name, tmp_path):
     path.write_text("no marks")
     with pytest.raises(UserError, match="lacks the lines"):
         write_between(path, name, "new")
-
-
-def test_a_run_that_fails_is_an_outcome_and_a_finished_one_is_kept(digits_root, tmp_path):
-    options = get_options(tmp_path, data_dir=digits_root, epochs=2)
-    alone = next(entry for entry in ENTRIES if entry.name == "alone")
-    config = kd_table.read_config(alone, 0, options)
-    first = kd_table.run_entry(alone, 0, config, options)
-    assert first.error == ""
-    started = kd_table.Run(tmp_path / "kd_table" / "alone-seed0").read()["started"]
-    again = kd_table.run_entry(alone, 0, config, options)
-    assert again == first
-    assert kd_table.Run(tmp_path / "kd_table" / "alone-seed0").read()["started"] == started
-    flags = ("--distill.loss=", "--distill.teacher=vit_tiny_patch16_224")
-    broken = Entry("broken", "no such loss", losses=({"name": "kdd"},), flags=flags)
-    config = kd_table.read_config(broken, 0, options)
-    outcome = kd_table.run_entry(broken, 0, config, options)
-    assert outcome.top1 is None
-    assert "kdd" in outcome.error

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.support.input_data import get_image
-from tools.prepare_dataset import digits, write
+from tools.prepare_dataset import digits, fonts, write
 from tools.prepare_dataset.__main__ import main
 
 ROOT = Path(write.__file__).parents[2]
@@ -25,9 +25,10 @@ def digits_root(tmp_path_factory):
 
 
 PLACED = (
-    ("digits", "--out"), ("mnist --from nowhere", "--out"), ("tfds mnist", "--out"),
-    ("folder tests --name a", "--out"), ("text --from tests", "--out"),
+    ("digits", "--out"), ("fonts", "--out"), ("mnist --from nowhere", "--out"),
+    ("tfds mnist", "--out"), ("folder tests --name a", "--out"), ("text --from tests", "--out"),
     ("california_housing", "--root"),
+    ("resize digits --root nowhere", "--out"),
 )  # fmt: skip
 
 
@@ -140,7 +141,7 @@ def test_a_folder_keeps_its_images_labels_and_splits(photos, file_format):
 
 
 def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
-    write_shard = write._write_shard
+    write_shard = write.write_shard
     written = []
 
     def stop_at_second(path, *arguments):
@@ -151,12 +152,12 @@ def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
 
     # Files of one byte: every image gets a file of its own.
     monkeypatch.setattr(write, "_SHARD_UNIT", 1)
-    monkeypatch.setattr(write, "_write_shard", stop_at_second)
+    monkeypatch.setattr(write, "write_shard", stop_at_second)
     directory = prepare_photos(photos, "--shard-mib", "1", code=130)
     assert "interrupted; the same command continues" in capsys.readouterr().err
     assert not directory.exists()
     first = written[0].stat().st_mtime_ns
-    monkeypatch.setattr(write, "_write_shard", write_shard)
+    monkeypatch.setattr(write, "write_shard", write_shard)
     assert prepare_photos(photos, "--shard-mib", "1") == directory
     assert (directory / written[0].name).stat().st_mtime_ns == first
     assert len(list(directory.glob("pets-train*"))) == 12
@@ -164,12 +165,12 @@ def test_a_broken_off_run_goes_on_where_it_stopped(photos, monkeypatch, capsys):
 
 
 def test_a_broken_off_run_over_other_files_starts_afresh(photos, monkeypatch):
-    write_shard = write._write_shard
-    monkeypatch.setattr(write, "_finish", lambda *arguments: 1 / 0)
+    write_shard = write.write_shard
+    monkeypatch.setattr(write, "finish", lambda *arguments: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         prepare_photos(photos)
     monkeypatch.undo()
-    assert write._write_shard is write_shard
+    assert write.write_shard is write_shard
     (photos / "train" / "cat" / "0.png").unlink()
     import tensorflow_datasets as tfds
 
@@ -268,3 +269,44 @@ def test_a_missing_folder_is_one_line_and_exit_code_2(tmp_path):
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 1 and "nowhere" in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_fonts_are_written_with_other_faces_in_each_split(tmp_path, monkeypatch, capsys):
+    import tensorflow_datasets as tfds
+
+    monkeypatch.setattr(fonts, "DRAWS", {"train": 2, "validation": 1, "test": 1})
+    faces = {"train": ("DejaVuSans",), "validation": ("cmss10",), "test": ("STIXGeneral",)}
+    monkeypatch.setattr(fonts, "FACES", faces)
+    assert main(["fonts", "--out", str(tmp_path)]) == 0
+    builder = tfds.builder_from_directory(tmp_path / "fonts" / "1.0.0")
+    names = builder.info.features["label"].names
+    assert "".join(names) == "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    assert "the nearest neighbour in pixels errs on" in builder.info.description
+    glyphs = fonts.list_glyphs()
+    for split, count in (("train", 124), ("validation", 62), ("test", 62)):
+        examples = list(tfds.as_numpy(builder.as_dataset(split=split)))
+        assert len(examples) == count
+        for example in examples[:5]:
+            glyph = glyphs[split][int(example["id"])]
+            assert glyph.label == example["label"]
+            np.testing.assert_array_equal(example["image"], fonts.render(glyph))
+
+
+def test_no_face_is_in_two_splits_and_a_glyph_is_a_function_of_its_name():
+    faces = [face for those in fonts.FACES.values() for face in those]
+    assert len(set(faces)) == len(faces)
+    counts = {split: len(glyphs) for split, glyphs in fonts.list_glyphs().items()}
+    assert counts == {"train": 2976, "validation": 496, "test": 992}
+    first, second = (fonts.Glyph("train", "cmr10", 10, draw) for draw in (0, 1))
+    assert (fonts.render(first) != fonts.render(second)).any()
+    assert (fonts.render(first) == fonts.render(first)).all()
+    thin, wide = (fonts.render(fonts.Glyph("train", "DejaVuSans", label, 0)) for label in (1, 22))
+    assert (thin > 128).sum() < (wide > 128).sum()  # 1 and M
+
+
+def test_fonts_without_their_files_are_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(fonts, "FACES", {**fonts.FACES, "train": ("NoSuchFace",)})
+    assert main(["fonts", "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and "NoSuchFace.ttf, which matplotlib brings" in error[0]
+    assert not (tmp_path / "fonts").exists()

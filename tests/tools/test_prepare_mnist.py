@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import main as front_door
-from store import read_metrics
-from tests.support.child_runs import run_main
+from tests.support.child_runs import read_losses, run_main
 from tests.support.mnist_files import NAMES, TEST, TRAIN, encode_idx, read_digits, write_mnist
 from tools.prepare_dataset.__main__ import main
 
@@ -58,10 +57,7 @@ def test_four_processes_learn_what_one_learns(files):
     for name in ("mnist", "mnist_distributed"):
         done = run_main([f"--config=configs/{name}.yaml", *shared])
         assert done.returncode == 0, done.stderr
-    alone, together = (
-        [line["loss/total"] for line in read_metrics(runs / name / "a") if line["kind"] == "train"]
-        for name in ("mnist", "mnist_distributed")
-    )
+    alone, together = (read_losses(runs / name / "a") for name in ("mnist", "mnist_distributed"))
     assert len(alone) == 8
     assert together == pytest.approx(alone, abs=1e-4)
     assert "4 ranks" in done.stderr

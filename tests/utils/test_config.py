@@ -179,6 +179,10 @@ REFUSED = [
     (("--runtime.timeout_s=1e9",), r"runtime.timeout_s \('?1e9'?\): it must be at most"),
     (("--runtime.device=gpu",), r"runtime.device \('gpu'\): choose 'auto'"),
     (("--kd=kd",), r"distill.loss is given but distill.teacher is empty"),
+    (
+        ("--kd=kd", '--distill.teachers=[{"model": "resnet10t", "num_classes": 0}]'),
+        r"num_classes \(0\) is a teacher that answers by features alone",
+    ),
     (("--teacher=resnet18",), r"distill.teacher \('resnet18'\) has no loss to teach by"),
     (("--kd=kd", "--teacher=resnet18", '--distill.losses=[{"name": "kd"}]'),
      r"distill.loss \('kd'\) and distill.losses are both given"),

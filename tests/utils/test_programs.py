@@ -31,7 +31,7 @@ def test_what_a_user_can_mend_is_one_line_and_code_2(capsys):
     [
         ("shape_advisor", "images on each device (default: 64)", "write the table here"),
         ("compile_for_tpu", "1: one device (default: 1)", "the run's YAML"),
-        ("proofs.kd_table", "epochs of each student (default: 20)", "rows to run (all)"),
+        ("proofs.kd_table", "epochs of each teacher (default: 40)", "methods to run (all)"),
     ],
 )
 def test_help_tells_the_defaults_that_are_there(capsys, tool, shown, without):

@@ -79,6 +79,15 @@ def test_buffers_become_the_mean_where_each_rank_has_its_own(name, mean):
     assert norm.num_batches_tracked == 0
 
 
+def test_of_some_modules_only_what_is_named_becomes_the_mean():
+    norm, queue = create_norm(), torch.nn.Module()
+    queue.register_buffer("rows", torch.full((2,), 4.0))
+    both = torch.nn.ModuleList([norm, queue])
+    RANKS["processes"](Pair()).average_buffers(both, "running_")
+    assert norm.running_mean.tolist() == [3.0, 3.0]
+    assert queue.rows.tolist() == [4.0, 4.0]
+
+
 @pytest.mark.parametrize("name", ["processes", "mesh"])
 def test_host_objects_travel_wherever_there_are_other_processes(name):
     group = Pair(other=True)

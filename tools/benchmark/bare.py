@@ -28,7 +28,7 @@ def check_bare(config: RunConfig) -> None:
     """
     wrong = {
         "distill": bool(get_teacher_sections(config.distill)),
-        "train.accumulate_steps": config.train.accumulate_steps > 1,
+        "train.accumulate_steps": config.train.accumulate_steps != 1,
         "train.remat": config.train.remat,
         "train.scan_layers": config.train.scan_layers,
         "runtime.num_processes": (config.runtime.num_processes or 1) > 1,

@@ -19,9 +19,13 @@ import sys
 from pathlib import Path
 
 from tools.weights_of import add_weights_flags
-from utils.errors import UserError
 from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_folder, run_program
+from utils.programs import (
+    create_program_parser,
+    prepare_folder,
+    require_at_least,
+    run_program,
+)
 
 PROBES = ("knn", "fewshot", "linear")
 
@@ -62,10 +66,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     """Look at everything on the host, then judge on the configured runtime."""
-    for flag, value, least in (("per-class", options.per_class, 0),
-                               ("probe-epochs", options.probe_epochs, 1)):  # fmt: skip
-        if value < least:
-            raise UserError(f"--{flag} ({value}) must be {least} or more; change it")
+    require_at_least(0, options, "per_class")
+    require_at_least(1, options, "probe_epochs")
     prepare_folder(options.out, "--out")
     from tools.evaluate.judging import judge
     from tools.evaluate.plan import make_plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,14 +15,14 @@ from models import InputTransform, TrainedModel, open_trained
 from models.patches import patch_for
 from models.transforms import to_pixels
 from tasks.judge.counts import count_set, count_shared, count_sums, flip_mean, restrict
+from tasks.judge.fewshot import judge_few_shots
 from tasks.judge.judge import Judge
+from tasks.judge.neighbours import judge_neighbours
 from tasks.judge.sets import JudgedSet
 from tasks.judge.verdict import SetVerdict, summarise_set
 from tools.evaluate.plan import TEACHER, JudgePlan
 from tools.evaluate.probes.features import extract_features
-from tools.evaluate.probes.fewshot import judge_few_shots
 from tools.evaluate.probes.linear import judge_linear
-from tools.evaluate.probes.neighbours import judge_neighbours
 from tools.evaluate.report import SetFinding, Shared, write_report
 from tools.weights_of import load_trained
 from utils.json_types import JsonObject
@@ -136,7 +137,7 @@ def _probe(
         "features": train.values.shape[1],
     }  # fmt: skip
     if "knn" in options.probes:
-        found["knn"] = judge_neighbours(runtime, train, test)
+        found["knn"] = judge_neighbours(runtime, partial(sum_batches, runtime=runtime), train, test)
     if "fewshot" in options.probes:
         shots = judge_few_shots(train, test)
         found["fewshot"] = {

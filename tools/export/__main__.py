@@ -2,11 +2,15 @@
 
     python -m tools.export runs/digits_student/RUN --to onnx timm --out exported
     python -m tools.export local-dir:exported/timm --to stablehlo --normalize --out exported
+    python -m tools.export runs/qwen3_5_sequences/RUN --to transformers --out exported
 
 Each form is written below OUT, read back by what will serve it and asked about real images, whose
 answers are compared with those of the model in PyTorch: `export.json` has the differences, and the
-exit code is 1 where one exceeds --bound. Programs take any number of images, but for StableHLO,
-which takes 8 at once; --batch-size fixes the number for all.
+exit code is 1 where one exceeds --bound. Programs take any number of images, but for `stablehlo`,
+which takes 8 at once; --batch-size fixes the number for all. `stablehlo_any` is StableHLO of any
+number, by torchax and jax, which `bash run_commands.sh setup --jax-export` installs; savedmodel
+needs neither: it holds the program of a fixed number and deals images out to it. `transformers` is
+of language models (docs/delta.md): config.json and weights under the names of the Hub.
 """
 
 from __future__ import annotations
@@ -25,7 +29,12 @@ from tools.weights_of import add_weights_flags, load_trained
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_folder, run_program
+from utils.programs import (
+    create_program_parser,
+    prepare_folder,
+    require_at_least,
+    run_program,
+)
 from utils.storage import write_atomically
 
 if TYPE_CHECKING:
@@ -35,7 +44,9 @@ if TYPE_CHECKING:
 EXIT_BEYOND = 1
 REPORT, CARD = "export.json", "README.md"
 # In this order: what each loads later must not come before the other.
-_NAMES = ("onnx", "torch_export", "timm", "stablehlo", "savedmodel")
+_NAMES = ("onnx", "torch_export", "timm", "stablehlo", "savedmodel", "stablehlo_any")
+# Of language models, alone.
+_LANGUAGE = "transformers"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +60,14 @@ def create_parser() -> argparse.ArgumentParser:
     parser = create_program_parser(__doc__, prog="python -m tools.export")
     add_weights_flags(parser)
     add = parser.add_argument
-    add("--to", nargs="+", required=True, choices=_NAMES, metavar="FORM", help=", ".join(_NAMES))
+    add(
+        "--to",
+        nargs="+",
+        required=True,
+        choices=(*_NAMES, _LANGUAGE),
+        metavar="FORM",
+        help=", ".join((*_NAMES, _LANGUAGE)),
+    )
     add("--out", type=Path, required=True, help="folder; each form has one of its own in it")
     add(
         "--normalize", action="store_true",
@@ -58,7 +76,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--batch-size", type=int, metavar="B", help="fix it; none: any number of images")
     add("--images", default="", metavar="FOLDER", help="to compare on; none: two photographs")
     add("--count", type=int, default=16, metavar="N", help="images to compare on (16)")
-    add("--bound", type=float, default=1e-4, help="largest difference of a logit (1e-4)")
+    add("--bound", type=float, default=1e-4, help="largest difference of a number (1e-4)")
     return parser
 
 
@@ -70,13 +88,23 @@ def export(options: argparse.Namespace) -> int:
     """
     from tools.export.comparison import compare, show
     from tools.export.formats import FORMS
-    from tools.export.servable import Handover, read_images
+    from tools.export.language import export_language
+    from tools.export.servable import Handover
+    from tools.sample_images import read_images
 
     _check_flags(options)
+    if _LANGUAGE in options.to:
+        if len(options.to) > 1:
+            raise UserError(
+                f"--to {' '.join(options.to)}: {_LANGUAGE} is of language models, the others of "
+                "images; give one kind"
+            )
+        return export_language(options)
     trained = load_trained(options)
     forms = {name: FORMS[name]() for name in _NAMES if name in options.to}
     for name, form in forms.items():
         form.check(name, trained, normalize=options.normalize)
+        form.choose_batch(options.batch_size)
         form.prepare()
     prepare_folder(options.out, "--out")
     images = read_images(trained, options.images, options.count, normalize=options.normalize)
@@ -86,7 +114,9 @@ def export(options: argparse.Namespace) -> int:
         folder = options.out / name
         prepare_folder(folder, "--out")
         batch = form.choose_batch(options.batch_size)
-        found = compare(wanted, form.write(handover, folder, handover.cut(batch)), options.bound)
+        answers = form.write(handover, folder, handover.cut(batch))
+        is_classifier = trained.num_classes > 0
+        found = compare(wanted, answers, options.bound, are_classes=is_classifier)
         report["forms"][name] = {"batch": batch, **found}
         # A later command for the same OUT, or a form that fails, leaves the others' as they are.
         alone = {**report, "forms": {name: report["forms"][name]}}
@@ -106,12 +136,8 @@ def _write_card(trained: TrainedModel, path: Path) -> None:
 
 
 def _check_flags(options: argparse.Namespace) -> None:
-    values = {"--batch-size": options.batch_size, "--count": options.count}
-    for flag, value in values.items():
-        if value is not None and value < 1:
-            raise UserError(f"{flag} ({value}) must be 1 or more; change it")
-    if not options.bound >= 0:
-        raise UserError(f"--bound ({options.bound:g}) must be 0 or more; change it")
+    require_at_least(1, options, "batch_size", "count")
+    require_at_least(0, options, "bound")
 
 
 def _describe(handover: Handover, bound: float) -> JsonObject:
@@ -124,6 +150,7 @@ def _describe(handover: Handover, bound: float) -> JsonObject:
         "classes": trained.num_classes,
         "class_names": trained.class_names,
         "input": handover.describe_input(),
+        "output": handover.output,
         "images": len(handover.images),
         "bound": bound,
         "packages": read_environment()["packages"],

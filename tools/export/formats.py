@@ -13,9 +13,10 @@ import numpy as np
 import torch
 
 from models.factory import MODELS
+from tools.export.any_batch import answer_by_jax, prepare_jax, save_for_jax
 from tools.export.crop import describe_crop
 from tools.export.lowering import answer_by_xla, lower, prepare_lowering, save_for_tensorflow
-from tools.export.servable import INPUT, OUTPUT, Handover
+from tools.export.servable import INPUT, Handover
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from models import TrainedModel
 
 _PROTOBUF_LIMIT = 1_500_000_000  # bytes of weights that still go into one file of ONNX
-# torch_xla 2.9 lowers no program of any number of images: see docs/export.md.
+# torch_xla 2.9 lowers no program of any number of images, jax does: see docs/export.md.
 FIXED_BATCH = 8
 
 Parts = list[np.ndarray]
@@ -35,9 +36,13 @@ class Form(ABC):
 
     Attributes:
       needs: packages, beside the trainer's, that write and read it.
+      setup: the command that installs them.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    setup: ClassVar[str] = (
+        "bash run_commands.sh export installs requirements-export.txt and starts it"
+    )
 
     def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
         """Refuse what the form cannot hold, before time is spent.
@@ -50,10 +55,7 @@ class Form(ABC):
         """
         missing = [one for one in self.needs if importlib.util.find_spec(one) is None]
         if missing:
-            raise UserError(
-                f"--to {name} needs {', '.join(missing)}; bash run_commands.sh export installs "
-                "requirements-export.txt and starts it"
-            )
+            raise UserError(f"--to {name} needs {', '.join(missing)}; {self.setup}")
 
     def prepare(self) -> None:
         """Bring up what must come before TensorFlow, which reads the images."""
@@ -94,13 +96,13 @@ class Onnx(Form):
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         try:
             torch.onnx.export(
-                handover.program, (), path, input_names=[INPUT], output_names=[OUTPUT],
+                handover.program, (), path, input_names=[INPUT], output_names=[handover.output],
                 external_data=weights > _PROTOBUF_LIMIT, verbose=False,
             )  # fmt: skip
         except torch.onnx.OnnxExporterError as error:
             raise _explain("onnx", "ONNX", handover, error) from error
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        return [session.run([OUTPUT], {INPUT: part})[0] for part in parts]
+        return [session.run([handover.output], {INPUT: part})[0] for part in parts]
 
 
 class StableHlo(Form):
@@ -119,6 +121,31 @@ class StableHlo(Form):
         return answer_by_xla(folder, parts)
 
 
+class StableHloAny(Form):
+    """A folder for `jax.export`: a program of any number of images, its weights beside it."""
+
+    needs = ("jax", "torchax")
+    setup = "bash run_commands.sh setup --jax-export installs requirements-jax-export.txt"
+
+    def prepare(self) -> None:
+        prepare_jax()
+
+    def choose_batch(self, asked: int | None) -> int | None:
+        if asked is not None:
+            raise UserError(
+                f"--batch-size ({asked}) means nothing to --to stablehlo_any, which takes any "
+                "number of images; leave it out, or choose --to stablehlo"
+            )
+        return None
+
+    def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
+        try:
+            save_for_jax(handover.program, folder)
+        except Exception as error:  # torchax and jax tell of what they lack in classes of all kinds
+            raise _explain("stablehlo_any", "StableHLO", handover, error) from error
+        return answer_by_jax(folder, parts)
+
+
 class SavedModel(Form):
     """A folder for TensorFlow, whose one signature calls the StableHLO program."""
 
@@ -129,12 +156,13 @@ class SavedModel(Form):
 
     def write(self, handover: Handover, folder: Path, parts: Parts) -> Parts:
         any_batch = handover.batch is None
-        save_for_tensorflow(_lower(handover, "savedmodel"), folder, any_batch=any_batch)
+        graph = _lower(handover, "savedmodel")
+        save_for_tensorflow(graph, folder, handover.output, any_batch=any_batch)
         import tensorflow as tf
 
         signature = tf.saved_model.load(str(folder)).signatures["serving_default"]
         answers = (signature(images=tf.constant(part)) for part in parts)
-        return [one[OUTPUT].numpy() for one in answers]
+        return [one[handover.output].numpy() for one in answers]
 
 
 class Timm(Form):
@@ -174,6 +202,7 @@ class Timm(Form):
 FORMS: dict[str, type[Form]] = {
     "onnx": Onnx,
     "stablehlo": StableHlo,
+    "stablehlo_any": StableHloAny,
     "torch_export": TorchExport,
     "savedmodel": SavedModel,
     "timm": Timm,

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch_xla.stablehlo import StableHLOGraphModule
 
-ANSWER = "logits"
-
 
 def prepare_lowering() -> None:
     """Bring torch_xla up, on the CPU where nothing else is said: before TensorFlow."""
@@ -48,10 +46,13 @@ def answer_by_xla(folder: Path, parts: list[np.ndarray]) -> list[np.ndarray]:
     return [found(torch.from_numpy(part).to(device)).cpu().numpy() for part in parts]
 
 
-def save_for_tensorflow(graph: StableHLOGraphModule, folder: Path, *, any_batch: bool) -> None:
+def save_for_tensorflow(
+    graph: StableHLOGraphModule, folder: Path, output: str, *, any_batch: bool
+) -> None:
     """Write a SavedModel whose one signature calls the program.
 
     Args:
+      output: name of its answers.
       any_batch: it takes any number of images, which go through the program batch by batch.
     """
     import tensorflow as tf
@@ -70,12 +71,12 @@ def save_for_tensorflow(graph: StableHLOGraphModule, folder: Path, *, any_batch:
 
     def answer(images: tf.Tensor) -> dict[str, tf.Tensor]:
         if not any_batch:
-            return {ANSWER: call(images)[0]}
+            return {output: call(images)[0]}
         count = tf.shape(images)[0]
         padded = tf.pad(images, [[0, -count % batch], *[[0, 0]] * len(sides)])
         parts = tf.reshape(padded, [-1, batch, *sides])
         found = tf.map_fn(lambda part: call(part)[0], parts)
-        return {ANSWER: tf.reshape(found, [-1, found.shape[-1]])[:count]}
+        return {output: tf.reshape(found, [-1, found.shape[-1]])[:count]}
 
     spec = tf.TensorSpec([None if any_batch else batch, *sides], tf.float32, name="images")
     module.answer = tf.function(answer, input_signature=[spec])

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.transforms import to_pixels
-from tools.sample_images import write_samples
-from tools.weights_of import open_images
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -23,8 +18,7 @@ if TYPE_CHECKING:
 
     from models import TrainedModel
 
-INPUT, OUTPUT = "images", "logits"
-_READ_AT_ONCE = 16
+INPUT = "images"
 _SIZES = (1, 3)  # of the first batches that a program of any size is asked about
 
 
@@ -42,7 +36,7 @@ class Servable(nn.Module):
         self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Float32 logits [B, K] of float32 images [B, C, H, W]."""
+        """Float32 answers [B, K], as `Handover.output` names them, of images [B, C, H, W]."""
         return self.model(self.transform(images))
 
 
@@ -60,6 +54,11 @@ class Handover:
     images: Tensor
     batch: int | None
     normalize: bool
+
+    @property
+    def output(self) -> str:
+        """What answers are: of a model without a classifier its pooled features."""
+        return "logits" if self.trained.num_classes else "features"
 
     @cached_property
     def servable(self) -> Servable:
@@ -118,28 +117,3 @@ class Handover:
             "std": transform.std.flatten().tolist(),
             "eval_pp": self.trained.pp,
         }
-
-
-def read_images(trained: TrainedModel, place: str, count: int, *, normalize: bool) -> Tensor:
-    """Real images as the program takes them, at most `count`.
-
-    Args:
-      place: a folder; empty: pieces of two photographs.
-
-    Raises:
-      UserError: there is no image.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        if not place:
-            write_samples(Path(folder), count)
-        loader = open_images(place or folder, "--images", trained.pp, _READ_AT_ONCE)
-        parts: list[Tensor] = []
-        for batch in loader.batches():
-            parts.append(to_pixels(batch.images[batch.indices >= 0]))
-            if sum(map(len, parts)) >= count:
-                break
-        loader.close()
-    pixels = torch.cat(parts)[:count]
-    if not len(pixels):
-        raise UserError(f"--images ({place!r}) holds no image that can be read; name another")
-    return pixels if normalize else trained.create_transform()(pixels)

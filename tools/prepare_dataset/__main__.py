@@ -1,9 +1,11 @@
-"""Writes a dataset: digits, MNIST's own files, what TFDS can fetch, a folder, text, rows.
+"""Writes a dataset: digits, fonts, MNIST, what TFDS can fetch, a folder, text, smaller images.
 
     python -m tools.prepare_dataset digits --out data
+    python -m tools.prepare_dataset fonts --out data
     python -m tools.prepare_dataset mnist --from mnist_files --out data
     python -m tools.prepare_dataset tfds cifar10 --root data --allow-download
     python -m tools.prepare_dataset folder photos --out data --name photos
+    python -m tools.prepare_dataset resize imagenet2012 --root data --short-side 256
     python -m tools.prepare_dataset text --from stdlib --tokenizer byte --out data
     python -m tools.prepare_dataset california_housing --root data --allow-download
 
@@ -19,11 +21,20 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tools.prepare_dataset import california_housing, digits, folder, mnist, text, tfds
+from tools.prepare_dataset import (
+    california_housing,
+    digits,
+    folder,
+    fonts,
+    mnist,
+    resize,
+    text,
+    tfds,
+)
 from utils.programs import create_program_parser, run_program
 
 # Each has `add_command(commands)`, which sets `prepare(arguments)`: it gives the line to print.
-KINDS = (digits, mnist, tfds, folder, text, california_housing)
+KINDS = (digits, fonts, mnist, tfds, folder, resize, text, california_housing)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

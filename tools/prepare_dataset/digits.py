@@ -27,6 +27,15 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
     target = write.get_target(arguments)
     if write.is_there(target, arguments):
         return target
+    return write.write_asked(describe_digits("digits"), target, arguments)
+
+
+def describe_digits(name: str, splits: dict[str, list[int]] | None = None) -> write.Conversion:
+    """The digits as a dataset of that name.
+
+    Args:
+      splits: positions in scikit-learn's order, by split; none: the usual ones.
+    """
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -35,19 +44,18 @@ def prepare_digits(arguments: argparse.Namespace) -> Path:
 
     bunch = load_digits()
     images = np.round(bunch.images * (255 / 16)).astype(np.uint8)[..., None]
-    conversion = write.Conversion(
-        name="digits",
+    return write.Conversion(
+        name=name,
         description="The 1,797 handwritten digits that ship with scikit-learn, 8x8 grey.",
         features={
             "image": tfds.features.Image(shape=(8, 8, 1), encoding_format="png"),
             "label": tfds.features.ClassLabel(names=[str(digit) for digit in range(10)]),
             "id": tfds.features.Scalar(dtype=np.int64),
         },
-        splits=split_digits(bunch.target),
+        splits=split_digits(bunch.target) if splits is None else splits,
         encode=lambda i: {"image": images[i], "label": int(bunch.target[i]), "id": int(i)},
         get_bytes=lambda _: 200,
     )
-    return write.write_asked(conversion, target, arguments)
 
 
 def split_digits(labels: np.ndarray) -> dict[str, list[int]]:

@@ -52,8 +52,7 @@ def prepare_folder(arguments: argparse.Namespace) -> Path:
     """Write a folder of class folders; files are copied into the records byte by byte."""
     from big_vision.input.folder import select_folder
 
-    if not arguments.name.isidentifier() or arguments.name != arguments.name.lower():
-        raise UserError(f"--name ({arguments.name}) must consist of a-z, 0-9 and _; rename it")
+    write.check_name(arguments.name)
     target = write.get_target(arguments)
     found = {
         name: select_folder(arguments.source, inner, "SRC")

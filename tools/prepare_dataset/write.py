@@ -20,7 +20,7 @@ from utils.errors import UserError
 from utils.storage import is_remote, to_path
 
 VERSION = "1.0.0"
-_FORMATS = ("tfrecord", "array_record")
+FORMATS = ("tfrecord", "array_record")
 _SHARD_UNIT = 1 << 20
 
 
@@ -47,7 +47,7 @@ def add_place_flags(command: argparse.ArgumentParser) -> None:
     """The flags of every kind that becomes a TFDS dataset."""
     add, what = command.add_argument, "data root to write below"
     add("--out", "--root", required=True, metavar="DIR", help=what)
-    add("--format", choices=_FORMATS, help="file format (default tfrecord)")
+    add("--format", choices=FORMATS, help="file format (default tfrecord)")
 
 
 def add_output_flags(command: argparse.ArgumentParser) -> None:
@@ -61,6 +61,12 @@ def get_target(arguments: argparse.Namespace) -> Path:
     if not re.fullmatch(r"\d+\.\d+\.\d+", arguments.version):
         raise UserError(f"--version ({arguments.version}) is not of the form 1.0.0; write it so")
     return get_root(arguments.out) / arguments.name / arguments.version
+
+
+def check_name(name: str) -> None:
+    """Raises UserError where a dataset cannot be called so."""
+    if not name.isidentifier() or name != name.lower():
+        raise UserError(f"--name ({name}) must consist of a-z, 0-9 and _; rename it")
 
 
 def get_root(place: str, flag: str = "--out") -> Path:
@@ -109,7 +115,7 @@ def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
       UserError: the stored dataset has another format.
     """
     facts = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
-    stored = facts.get("fileFormat", _FORMATS[0])
+    stored = facts.get("fileFormat", FORMATS[0])
     if wanted not in (None, stored):
         raise UserError(
             f"--format {wanted}: {target} is there already as {stored}; {way_out}, or remove the "
@@ -119,7 +125,7 @@ def refuse_other_format(target: Path, wanted: str | None, way_out: str) -> None:
 
 def write_asked(conversion: Conversion, target: Path, arguments: argparse.Namespace) -> Path:
     """`write_dataset` in the format and the file size of the flags."""
-    file_format = arguments.format or _FORMATS[0]
+    file_format = arguments.format or FORMATS[0]
     return write_dataset(conversion, target, file_format, arguments.shard_mib * _SHARD_UNIT)
 
 
@@ -127,57 +133,83 @@ def write_dataset(conversion: Conversion, target: Path, file_format: str, shard_
     """Write files one by one beside `target`, then metadata, then move all to `target`."""
     import tensorflow_datasets as tfds
 
-    partial = target.with_name(f"{target.name}.incomplete")
-    _open_partial(partial, conversion, shard_bytes)
+    content = repr((shard_bytes, [(split, list(e)) for split, e in conversion.splits.items()]))
+    open_partial(target, content)
     features = tfds.features.FeaturesDict(conversion.features)
-    template = tfds.core.ShardedFileTemplate(
-        data_dir=partial, dataset_name=conversion.name, filetype_suffix=file_format
-    )
     infos = []
     total = sum(len(examples) for examples in conversion.splits.values())
     with tqdm(total=total, desc=f"write {conversion.name}", unit="example", disable=None) as bar:
         for split, examples in conversion.splits.items():
-            shards = list(_cut(examples, conversion.get_bytes, shard_bytes))
-            num_bytes = 0
-            for number, shard in enumerate(shards):
-                name = f"{conversion.name}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
-                records = _serialize(conversion, features, shard)
-                num_bytes += _write_shard(partial / name, records, file_format)
-                bar.update(len(shard))
+            shards = [
+                (len(shard), _serialize(conversion, features, shard))
+                for shard in _cut(examples, conversion.get_bytes, shard_bytes)
+            ]
             infos.append(
-                tfds.core.SplitInfo(
-                    name=split,
-                    shard_lengths=[len(shard) for shard in shards],
-                    num_bytes=num_bytes,
-                    filename_template=template.replace(split=split),
-                )
+                write_split(target, split, file_format, shards, lambda count, _: bar.update(count))
             )
-    return _finish(conversion, partial, target, infos)
+    return finish(target, features, infos, conversion.description)
 
 
-def _finish(conversion: Conversion, partial: Path, target: Path, infos: list[Any]) -> Path:
-    """Add the metadata and give the directory its name."""
+def write_split(
+    target: Path,
+    split: str,
+    file_format: str,
+    shards: Sequence[tuple[int, Iterator[bytes]]],
+    report: Callable[[int, int], object],
+) -> Any:
+    """Write the files of a split among the unfinished ones of `target`; TFDS's SplitInfo.
+
+    Args:
+      shards: number and records of each file; records are not drawn of a file that is there.
+      report: is told the number of examples and of bytes of each file when it is there.
+    """
     import tensorflow_datasets as tfds
 
+    partial, dataset, num_bytes = _get_partial(target), target.parent.name, 0
+    for number, (count, records) in enumerate(shards):
+        name = f"{dataset}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
+        size = write_shard(partial / name, records, file_format)
+        num_bytes += size
+        report(count, size)
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=partial, dataset_name=dataset, filetype_suffix=file_format, split=split
+    )
+    return tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=[count for count, _ in shards],
+        num_bytes=num_bytes,
+        filename_template=template,
+    )
+
+
+def finish(target: Path, features: Any, infos: list[Any], description: str) -> Path:
+    """Add the metadata to the unfinished files of `target` and give their directory its name."""
+    import tensorflow_datasets as tfds
+
+    partial, template = _get_partial(target), infos[0].filename_template.replace(split=None)
     for path in partial.iterdir():
-        if not path.name.startswith(f"{conversion.name}-"):
+        if not path.name.startswith(f"{template.dataset_name}-"):
             path.unlink()
     tfds.folder_dataset.write_metadata(
         data_dir=partial,
-        features=tfds.features.FeaturesDict(conversion.features),
+        features=features,
         split_infos=infos,
         version=target.name,
-        filename_template=infos[0].filename_template.replace(split=None),
+        filename_template=template,
         check_data=False,
-        description=conversion.description,
+        description=description,
     )
     partial.replace(target)
     return target
 
 
-def _open_partial(partial: Path, conversion: Conversion, shard_bytes: int) -> None:
-    """The directory of unfinished work; emptied if it belongs to other examples."""
-    content = repr((shard_bytes, [(split, list(e)) for split, e in conversion.splits.items()]))
+def open_partial(target: Path, content: str) -> None:
+    """Make the directory of unfinished work, emptied if it belongs to other content.
+
+    Args:
+      content: what the files follow from.
+    """
+    partial = _get_partial(target)
     fingerprint = hashlib.sha256(content.encode()).hexdigest()
     note = partial / "fingerprint"
     if partial.exists() and not (note.exists() and note.read_text() == fingerprint):
@@ -186,12 +218,16 @@ def _open_partial(partial: Path, conversion: Conversion, shard_bytes: int) -> No
     note.write_text(fingerprint)
 
 
+def _get_partial(target: Path) -> Path:
+    return target.with_name(f"{target.name}.incomplete")
+
+
 def _serialize(conversion: Conversion, features: Any, examples: Sequence[Any]) -> Iterator[bytes]:
     for example in examples:
         yield features.serialize_example(features.encode_example(conversion.encode(example)))
 
 
-def _write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
+def write_shard(path: Path, records: Iterator[bytes], file_format: str) -> int:
     """Write one file atomically, unless it is there from an earlier run; its size in bytes."""
     if path.exists():
         return path.stat().st_size

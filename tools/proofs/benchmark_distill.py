@@ -44,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=32, help="examples of a step")
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--top-k", type=int, default=16)
+    parser.add_argument("--teachers", type=int, default=1, metavar="N", help="equal ones")
+    parser.add_argument("--no-live", action="store_true", help="leave out the teachers in the step")
     parser.add_argument("--steps", type=int, default=5, help="steps of a round")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each kind, in turn")
     parser.add_argument("--json", type=Path, help="write the figures here")
@@ -72,7 +74,7 @@ def measure(options: argparse.Namespace) -> JsonObject:
         )
         kinds = {
             kind: StepRunner(runtime, create_config(options, folder, kind))
-            for kind in ("plain", "stored", "live")
+            for kind in _list_kinds(options)
         }
         report: JsonObject = {"kinds": {}, "ratios": {}}
         for kind, runner in kinds.items():
@@ -86,7 +88,7 @@ def measure(options: argparse.Namespace) -> JsonObject:
             runner.close()
     for kind, values in times.items():
         report["kinds"][kind]["step_s"] = statistics.median(values)
-    for kind in ("stored", "live"):
+    for kind in _list_kinds(options)[1:]:
         pairs = zip(times[kind], times["plain"], strict=True)
         flops = report["kinds"][kind]["flops"], report["kinds"]["plain"]["flops"]
         report["ratios"][kind] = {
@@ -96,6 +98,11 @@ def measure(options: argparse.Namespace) -> JsonObject:
     report["storage"] = describe_storage(options)
     settings = {key: str(value) for key, value in vars(options).items()}
     return {**report, "settings": settings, "environment": read_environment()}
+
+
+def _list_kinds(options: argparse.Namespace) -> tuple[str, ...]:
+    """The kinds of step, the one without a teacher first."""
+    return ("plain", "stored") if options.no_live else ("plain", "stored", "live")
 
 
 def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunConfig:
@@ -113,12 +120,16 @@ def create_config(options: argparse.Namespace, folder: str, kind: str) -> RunCon
         f"--run.output_dir={folder}", "--distill.allow_weak_teacher",
     ]  # fmt: skip
     if kind != "plain":
-        target = Path(folder) / "teacher"
-        section = TeacherSection(model=options.teacher, args={"img_size": size})
-        if not target.is_dir():
-            create_random_teacher(section, options.classes, target)
-        teacher = {**section.model_dump(), "weights": str(target)}
-        flags += [f"--distill.teachers={json.dumps([teacher])}", "--distill.loss=kd"]
+        teachers = []
+        for number in range(options.teachers):
+            target = Path(folder) / f"teacher{number}"
+            section = TeacherSection(model=options.teacher, args={"img_size": size})
+            if not target.is_dir():
+                create_random_teacher(section, options.classes, target)
+            # The same weights: what tells them apart is the scale of their pixels.
+            own = {"mean": [127.5 + number] * 3, "std": [127.5] * 3}
+            teachers.append({**section.model_dump(), "weights": str(target), **own})
+        flags += [f"--distill.teachers={json.dumps(teachers)}", "--distill.loss=kd"]
     if kind == "stored":
         flags += [f"--distill.teacher_cache={folder}/cache", "--distill.cache_end=cycle"]
     return load_config(flags)
@@ -185,11 +196,12 @@ class StepRunner:
 
 def describe_storage(options: argparse.Namespace) -> dict[str, float]:
     """Bytes of an example-epoch, and the least that k values, k classes and a rest can take."""
-    from tasks.teacher_cache import CacheShape
+    from tasks.teacher_cache import CLASSES, CacheShape, Column
 
-    shape = CacheShape(options.top_k, options.classes, 1, 1, 1)
+    column = Column("", CLASSES, options.classes, options.top_k)
+    shape = CacheShape((column,) * options.teachers, 1, 1, 1)
     minimum = options.top_k * (2 + math.ceil(math.log2(options.classes) / 8)) + 2
-    return {"bytes": shape.row_dtype.itemsize, "minimum": minimum}
+    return {"bytes": shape.row_dtype.itemsize, "minimum": options.teachers * minimum}
 
 
 def print_report(report: JsonObject) -> None:

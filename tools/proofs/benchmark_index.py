@@ -1,7 +1,8 @@
 """How fast the run index is: `python -m tools.proofs.benchmark_index --runs 10000 [--out FILE]`.
 
 Makes a store of runs in a directory that goes again: 120 keys of configuration, 18 numbers at the
-end, a history of 20 lines, each with another seed and learning rate. Times a rebuild, an idle
+end, a history of 20 lines, weights left behind, each with another seed and learning rate, and a
+teacher with 400 students. Times a rebuild, an idle
 refresh, one after a change, a query, and commands of `python -m tools.runs` as whole processes.
 Where other work shares the cores the clock says little, so processor time is told beside it, the
 least of five tries, and decides the exit code. Exit code 1: a limit is exceeded.
@@ -24,6 +25,7 @@ from pathlib import Path
 from store import read_environment
 from store.ids import create_id
 from store.index import RunIndex
+from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,14 +33,18 @@ _WANTED = "model.name=vit_tiny and data.name=imagenet2012 and eval.top1>70"
 # Seconds, and MiB of the index's file, for ten thousand runs.
 LIMITS = {
     "rebuild_s": 20.0, "refresh_s": 0.3, "index_mib": 40.0, "list_s": 1.0, "list_filter_s": 1.0,
-    "show_s": 1.0, "compare_s": 1.0, "gate_s": 1.0, "tag_s": 1.0, "cost_s": 1.0,
+    "show_s": 1.0, "show_teacher_s": 1.0, "compare_s": 1.0, "gate_s": 1.0, "tag_s": 1.0,
+    "cost_s": 1.0,
 }  # fmt: skip
 _PAIR = ("experiment_01/run_00001", "experiment_02/run_00002")
+# All others of the first two experiments have learnt from it: its own by a copy of its weights.
+_TEACHER, _SUM = "experiment_00/run_00000", "a" * 64
 # What is asked as a whole process.
 _QUESTIONS = {
     "list_s": ("list",),
     "list_filter_s": ("list", "--filter", _WANTED, "--sort", "eval.top1", "--show", "optim.lr"),
     "show_s": ("show", _PAIR[0]),
+    "show_teacher_s": ("show", _TEACHER),
     "compare_s": ("compare", *_PAIR),
     "gate_s": ("gate", *_PAIR, "--gate", "eval.top1:-:100:minor"),
     "tag_s": ("tag", _PAIR[0], "--add", "seen"),
@@ -97,6 +103,14 @@ def make_store(root: Path, count: int) -> None:
             "name": folder.name, "started": 1.7e9 + number, "status": "complete", "attempts": 1,
             "environment": {"host": "vm", "device": "cpu"}, "final": final,
         }  # fmt: skip
+        if number == 0:
+            teacher = facts["id"]
+        elif number % 50 < 2:
+            known = {"id": teacher, "path": _TEACHER} if number % 50 else {}
+            facts["lineage"] = [
+                {"generation": 1, "via": "teacher", "weights": _SUM, "scores": final, **known}
+            ]
+        (folder / "artifacts.json").write_text(json.dumps(_list_files(number)))
         (folder / "run.json").write_text(json.dumps(facts, indent=2))
         head = (
             f"model:\n  name: {_NAMES[number % 4]}\n  args:\n    depth: {number % 3}\n{others}"
@@ -111,6 +125,20 @@ def make_store(root: Path, count: int) -> None:
         ]  # fmt: skip
         lines.append({"step": 20, "kind": "eval", "attempt": 1, "top1": 1.0, "loss": 2.0})
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _list_files(number: int) -> JsonObject:
+    """Of each run other weights, and five files more."""
+    names = ("student.safetensors", *(f"file_{place}.json" for place in range(5)))
+    kinds = ("weights", *("facts",) * 5)
+    digest = _SUM if number == 0 else f"{number:064x}"
+    return {
+        "schema_version": 2,
+        "artifacts": [
+            {"path": name, "kind": kind, "bytes": 10, "sha256": digest, "crc32c": "0" * 8}
+            for name, kind in zip(names, kinds, strict=True)
+        ],
+    }
 
 
 def measure(root: Path, url: str) -> dict[str, tuple[float, float]]:

@@ -26,7 +26,7 @@ from utils.programs import create_program_parser, prepare_file, run_program
 
 if TYPE_CHECKING:
     from tools.compile_for_tpu import Compilation
-    from tools.tpu.compiler import Compiled
+    from tools.tpu.compiled import Compiled
     from tools.tpu.export import StepExport
     from utils.config import RunConfig
     from utils.json_types import JsonObject
@@ -70,6 +70,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     request = describe_decoder(config, options, given)
     options.assume = [f"{name}={number}" for name, number in given.items()]
     options.num_classes = options.cache_dir = None
+    options.bundles = options.micro_batches = False
     figures = {
         "ours": measure(*compile_for_tpu.trace_and_compile(compilation, options), compilation),
         "jax": measure(*compile_jax(request, compilation, options.time_limit), compilation),

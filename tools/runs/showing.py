@@ -23,9 +23,10 @@ from tools.runs.printing import (
     draw_line,
     print_json,
 )
+from tools.runs.teaching import Lineage
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import LocalFolder
+from utils.storage import LocalFolder, is_remote, to_path
 
 if TYPE_CHECKING:
     from store.sketches import QuantileSketch
@@ -60,12 +61,14 @@ def show_run(options: argparse.Namespace) -> None:
 
 def _tell_all(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> JsonObject:
     told = {**tell_run(record), "step": tell_step(record, verdicts), "config": record.config}
+    told |= {"lineage": _find_lineage(options, record).tell()}
     return told | ({"quantiles": tell_quantiles(record)} if options.quantiles else {})
 
 
 def _show(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> None:
     told = {**tell_run(record), "step": tell_step(record, verdicts)}
     print_run(record, told)
+    _print_lineage(_find_lineage(options, record))
     if options.quantiles:
         create_console().print("", _make_quantiles(record))
     if options.config:
@@ -236,6 +239,21 @@ def _make_attempts(record: RunRecord) -> Table:
         begun = format_time(one.get("began"))
         table.add_row(str(one["attempt"]), begun, worked, steps, ended, one.get("host", "-"))
     return table
+
+
+def _find_lineage(options: argparse.Namespace, record: RunRecord) -> Lineage:
+    is_place = is_remote(options.run) or to_path(options.run or ".").is_dir()
+    return Lineage(options, record, is_fresh=bool(options.filter) or not is_place)
+
+
+def _print_lineage(lineage: Lineage) -> None:
+    """Whom it has learnt from and whom it has taught, with what became of them."""
+    console = create_console()
+    for table in lineage.list_tables():
+        console.print()
+        console.print(table)
+    for line in lineage.list_doubts():
+        console.print(f"\n{line}", style="red", markup=False)
 
 
 def _print_artifacts(record: RunRecord) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 
 from store.ids import check_name
+from store.lineage import BAD
 from store.tags import change_tags, check_tags
 from tools.runs.places import choose_records
 from tools.runs.printing import print_json
+from tools.runs.teaching import Lineage, describe_students
 from utils.errors import UserError
 
 
@@ -40,5 +42,7 @@ def tag_runs(options: argparse.Namespace) -> None:
     if options.json:
         print_json(found)
         return
-    for path, tags in found.items():
-        print(f"{path}: {' '.join(tags) or 'no tags'}")
+    for record in records:
+        print(f"{record.path}: {' '.join(found[record.path]) or 'no tags'}")
+        if BAD in options.add and (students := Lineage(options, record).descendants):
+            print(f"{record.path}: {describe_students(students)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from tools.tpu.hlo import (
@@ -27,7 +28,7 @@ from tools.tpu.schema import (
 from tools.tpu.scopes import read_origin
 
 if TYPE_CHECKING:
-    from tools.tpu.compiler import Compiled
+    from tools.tpu.compiled import Compiled
     from tools.tpu.export import StepExport
     from tools.tpu.targets import Target
 
@@ -116,22 +117,30 @@ def describe_owner(instruction: Instruction) -> str:
 
 
 def get_bounds(
-    flops: float, hbm_bytes: int, mcycles: float, target: Target, units: int
+    flops: float, hbm_bytes: int, mcycles: tuple[float | None, float], target: Target, units: int
 ) -> tuple[Interval, Interval, Interval]:
     """Step time in ms, units per second and share of the peak, of one device.
 
     Args:
+      mcycles: by bundles with waits for DMA (none: not counted), and by the estimate.
       units: images or tokens of a step.
     """
     device = target.generation
     lower = max(flops / (device.peak_tflops * 1e12), hbm_bytes / (device.hbm_gb_per_s * 1e9))
-    estimate = mcycles / (device.clock_ghz * 1e3)
-    times = (lower, estimate)
-    shares = [flops / (device.peak_tflops * 1e12) / t for t in times]
+    bundles, estimate = (one and one / (device.clock_ghz * 1e3) for one in mcycles)
+    least = flops / (device.peak_tflops * 1e12)
+
+    def convert(change: Callable[[float], float]) -> Interval:
+        return Interval(
+            lower=change(lower),
+            bundles=None if bundles is None else change(bundles),
+            estimate=change(estimate),
+        )
+
     return (
-        Interval(lower=1e3 * lower, estimate=1e3 * estimate),
-        Interval(lower=units / lower, estimate=units / estimate),
-        Interval(lower=shares[0], estimate=shares[1]),
+        convert(lambda seconds: 1e3 * seconds),
+        convert(lambda seconds: units / seconds),
+        convert(lambda seconds: least / seconds),
     )
 
 
@@ -202,14 +211,21 @@ def list_collectives(instructions: list[Instruction]) -> list[Collective]:
     ]
 
 
-def list_uncosted(instructions: list[Instruction]) -> tuple[list[Uncosted], int]:
-    """Instructions without an estimate by kind, and how many are single numbers."""
+def list_uncosted(
+    instructions: list[Instruction], counted: Collection[str] = ()
+) -> tuple[list[Uncosted], int]:
+    """Instructions without an estimate by kind, and how many are single numbers.
+
+    Args:
+      counted: names of those whose bundles are known.
+    """
     found: dict[str, list[Instruction]] = {}
     scalars = 0
     for instruction in instructions:
         renames = any(word in instruction.text for word in _RENAMING)
         if (
             instruction.cycles is not None
+            or instruction.name in counted
             or instruction.opcode in FREE
             or instruction.opcode == "reshape"
             or renames

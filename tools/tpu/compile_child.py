@@ -1,7 +1,8 @@
 """Compiles one StableHLO artifact with libtpu: `python compile_child.py REQUEST.json`.
 
 A process of its own, because libtpu may abort it. Needs jax and libtpu and neither PyTorch nor any
-other file of this project. Writes `program.hlo` and `facts.json` beside the request.
+other file of this project. Writes `program.hlo` and `facts.json` beside the request, and where it
+names a folder `bundles`, a listing of each operation's there.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+# What makes libtpu write the bundles of every operation, as it issues them.
+DUMP = (
+    "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true "
+    "--xla_jf_dump_llo_pass_label_regex=packed-bundles-post-ra"
+)
 SETTINGS = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -27,6 +33,8 @@ def main(argv: list[str]) -> int:
     request = json.loads(path.read_text(encoding="utf-8"))
     os.environ.update(SETTINGS)
     os.environ.pop("PJRT_DEVICE", None)
+    if request.get("bundles"):
+        os.environ["LIBTPU_INIT_ARGS"] = DUMP.format(request["bundles"])
     began = time.perf_counter()
     facts = compile_artifact(request, path.parent)
     facts["compile_s"] = time.perf_counter() - began

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import importlib.util
 import json
@@ -12,12 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tools.tpu.bundles.chip import get_chip_model
+from tools.tpu.bundles.counting import count_listings
+from tools.tpu.compiled import Compiled, read_stored, write_stored
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -31,23 +31,6 @@ _PACKAGES = ("jax", "jaxlib", "libtpu")
 _OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", re.IGNORECASE)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TAIL = 6
-
-
-@dataclass
-class Compiled:
-    """What the compiler says of a program.
-
-    Args:
-      hlo: the scheduled module; empty where the program does not fit.
-      facts: `memory` and `cost` as the compiler gives them, `compile_s`, `device_kind`.
-      needed_bytes: HBM that a program needs which does not fit.
-    """
-
-    hlo: str
-    facts: JsonObject = field(default_factory=dict)
-    needed_bytes: int | None = None
-    key: str = ""
-    cached: bool = False
 
 
 def require_compiler() -> dict[str, str]:
@@ -78,28 +61,35 @@ def compile_step(
     devices: int,
     store: Path,
     time_limit_s: float,
-    on_wait: Callable[[float], None] = lambda seconds: None,
+    with_bundles: bool = False,
 ) -> Compiled:
     """Compile a step, or find that it was compiled before.
 
     Args:
       devices: that the program is partitioned over.
-      on_wait: called about once a second with the seconds so far.
+      with_bundles: count those of its operations, too.
 
     Raises:
       UserError: the compiler refused, aborted or took too long.
     """
     versions = require_compiler()
     key = _compute_key(export, target, devices, versions)
-    found = _read_stored(store / key)
+    found = read_stored(store / key, with_bundles=with_bundles)
     if found is not None:
         found.key = key
         return found
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        compiled = _run_child(export, target, devices, folder, time_limit_s, on_wait)
+        request: JsonObject = {
+            "donations": export.donations, "topology": target.topology, "devices": devices,
+        }  # fmt: skip
+        if with_bundles:
+            request["bundles"] = str(_create_folder(folder / "bundles"))
+        compiled = _run_request(request, export.bytecode, target, folder, time_limit_s=time_limit_s)
+        if with_bundles and compiled.hlo:
+            compiled.costs = count_listings(folder / "bundles", get_chip_model(target.generation))
     compiled.key = key
-    _write_stored(store / key, compiled)
+    write_stored(store / key, compiled)
     return compiled
 
 
@@ -122,33 +112,46 @@ def run_script(
     """Run another child with a request; gives its `facts.json`.
 
     Raises:
-      UserError: it refused, aborted or took too long.
+      UserError: it refused, aborted, took too long, or a program does not fit.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         code, log = _start(script, request, folder, time_limit_s=time_limit_s)
         if code:
-            _explain_failure(code, log, target)
+            refused = _explain_failure(code, log, target)
+            raise UserError(f"it does not fit {target.name}: {refused.facts['message']}")
         return json.loads((folder / "facts.json").read_text(encoding="utf-8"))
 
 
-def _run_child(
-    export: StepExport,
-    target: Target,
-    devices: int,
-    folder: Path,
-    time_limit_s: float,
-    on_wait: Callable[[float], None],
+def compile_artifact(
+    artifact: bytes, target: Target, folder: Path, *, time_limit_s: float
 ) -> Compiled:
-    artifact = folder / "step.bin"
-    artifact.write_bytes(export.bytecode)
-    request = {
-        "artifact": str(artifact),
-        "donations": export.donations,
-        "topology": target.topology,
-        "devices": devices,
-    }
-    code, log = _start(CHILD, request, folder, time_limit_s=time_limit_s, on_wait=on_wait)
+    """Compile any StableHLO artifact for one device; its bundles come to lie in `folder/bundles`.
+
+    Raises:
+      UserError: the compiler refused, aborted or took too long.
+    """
+    request = {"donations": {}, "topology": target.topology, "devices": 1,
+               "bundles": str(_create_folder(folder / "bundles"))}  # fmt: skip
+    compiled = _run_request(request, artifact, target, folder, time_limit_s=time_limit_s)
+    if compiled.needed_bytes is not None:
+        raise UserError(f"it does not fit {target.name}: {compiled.facts['message']}")
+    return compiled
+
+
+def _run_request(
+    request: JsonObject,
+    artifact: bytes,
+    target: Target,
+    folder: Path,
+    *,
+    time_limit_s: float,
+) -> Compiled:
+    """The child's answer of an artifact."""
+    path = folder / "step.bin"
+    path.write_bytes(artifact)
+    request = {**request, "artifact": str(path)}
+    code, log = _start(CHILD, request, folder, time_limit_s=time_limit_s)
     if code:
         return _explain_failure(code, log, target)
     facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
@@ -161,7 +164,6 @@ def _start(
     folder: Path,
     *,
     time_limit_s: float,
-    on_wait: Callable[[float], None] = lambda seconds: None,
 ) -> tuple[int, str]:
     """Exit code and output of a child, which is ended when the time is over."""
     path, log = folder / "request.json", folder / "log.txt"
@@ -170,7 +172,7 @@ def _start(
         command = [sys.executable, str(script), str(path)]
         child = subprocess.Popen(command, stdout=output, stderr=output)
         try:
-            code = _wait(child, time.monotonic(), time_limit_s, on_wait)
+            code = _wait(child, time.monotonic(), time_limit_s)
         finally:
             if child.poll() is None:
                 child.kill()
@@ -178,23 +180,26 @@ def _start(
     return code, log.read_text(encoding="utf-8", errors="replace")
 
 
-def _wait(
-    child: subprocess.Popen[Any],
-    began: float,
-    time_limit_s: float,
-    on_wait: Callable[[float], None],
-) -> int:
+def _wait(child: subprocess.Popen[Any], began: float, time_limit_s: float) -> int:
     while True:
         try:
             return child.wait(timeout=1.0)
         except subprocess.TimeoutExpired:
             passed = time.monotonic() - began
-            on_wait(passed)
+            _show_progress(passed)
         if passed > time_limit_s:
             raise UserError(
                 f"the TPU compiler did not finish within --time-limit ({time_limit_s:.0f} s); "
                 "raise it, or compile fewer chips: 16 and 64 tell as much as 256"
             )
+
+
+def _show_progress(seconds: float) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\rcompiling: {seconds:.0f} s")
+        sys.stderr.flush()
+    elif int(seconds) % 30 == 0:
+        sys.stderr.write(f"compiling: {seconds:.0f} s\n")
 
 
 def _explain_failure(code: int, log: str, target: Target) -> Compiled:
@@ -214,22 +219,6 @@ def _explain_failure(code: int, log: str, target: Target) -> Compiled:
     raise UserError(f"the TPU compiler {how} for --target {target.name}: {text or 'no message'}")
 
 
-def _read_stored(folder: Path) -> Compiled | None:
-    try:
-        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
-        with gzip.open(folder / "program.hlo.gz", "rt", encoding="utf-8") as file:
-            hlo = file.read()
-    except (OSError, ValueError, EOFError):
-        return None
-    needed = facts.pop("needed_bytes")
-    return Compiled(hlo, facts, needed_bytes=needed, cached=True)
-
-
-def _write_stored(folder: Path, compiled: Compiled) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with gzip.open(folder / "program.hlo.gz", "wt", encoding="utf-8") as file:
-        file.write(compiled.hlo)
-    facts = {**compiled.facts, "needed_bytes": compiled.needed_bytes}
-    temporary = folder / "facts.tmp"
-    temporary.write_text(json.dumps(facts), encoding="utf-8")
-    temporary.replace(folder / "facts.json")
+def _create_folder(path: Path) -> Path:
+    path.mkdir()
+    return path

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from utils.json_types import JsonObject
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Part(BaseModel):
@@ -44,10 +44,16 @@ class Memory(Part):
 
 
 class Interval(Part):
-    """A bound and an estimate of the same thing."""
+    """A bound, bundles and an estimate of the same thing."""
 
     lower: float = Field(description="by FLOPs and HBM bytes at the device's public limits")
-    estimate: float = Field(description="by estimated cycles over the derived clock")
+    bundles: float | None = Field(
+        None, description="by bundles and waits for DMA over the derived clock; none: not counted"
+    )
+    estimate: float = Field(
+        description="by estimated cycles over the derived clock; what carries no estimate by its "
+        "bundles, where they are counted"
+    )
 
 
 class Collective(Part):
@@ -90,6 +96,44 @@ class Uncosted(Part):
     first: str = Field(description="name of one of them")
 
 
+class BundleRow(Part):
+    """Operations of one role, one module or one name: millions of cycles in a step."""
+
+    name: str
+    runs: int = Field(description="executions in a step, loops by their trip counts")
+    estimated_mcycles: float = Field(description="the compiler's; 0: it gives none")
+    issued_mcycles: float = Field(description="bundles, one a cycle")
+    empty_mcycles: float = Field(description="of these without an instruction")
+    matrix_mcycles: float = Field(description="the busiest matrix unit takes rows")
+    waited_mcycles: float = Field(description="behind the operation's own DMA, by the model")
+    dma_bytes: int = Field(description="moved by the operations themselves")
+    source: str = Field(
+        "", description="of an operation: own listing, that of a twin, or the estimate in its place"
+    )
+
+
+class BundleReport(Part):
+    """The step by its VLIW bundles: a count, with waits for memory under a stated model."""
+
+    issued_mcycles: float = Field(description="bundles; estimates where there is no listing")
+    empty_mcycles: float
+    matrix_mcycles: float
+    waited_mcycles: float
+    with_dma_mcycles: float = Field(
+        description="issued and waited, and never less than all bytes take"
+    )
+    guessed_mcycles: float = Field(description="estimates that stand for missing listings")
+    unestimated_mcycles: float = Field(description="bundles and waits of what has no estimate")
+    dma_bytes: int = Field(description="moved by operations themselves")
+    async_bytes: int = Field(description="of copies between HBM and the chip beside operations")
+    sources: dict[str, int] = Field(description="operations by where their cost is from")
+    unknown: int = Field(description="branches and transfers that depend on data")
+    model: str = Field(description="how waits are modelled")
+    roles: list[BundleRow]
+    modules: list[BundleRow] = Field(description="module paths, `*` for the number of a block")
+    operations: list[BundleRow]
+
+
 class Fault(Part):
     """A known fault found in the program."""
 
@@ -97,6 +141,19 @@ class Fault(Part):
     count: int
     text: str
     mcycles: float | None = None
+
+
+class MicroBatches(Part):
+    """A step split into equal micro-batches, whose gradients are added up."""
+
+    parts: int
+    examples: int = Field(description="of one micro-batch on a device")
+    estimated_mcycles: float | None = Field(description="of the whole step; none: does not fit")
+    bundles_mcycles: float | None
+    peak_bytes: int
+    fits: bool
+    graph: str = Field(description="hash of program, target and versions")
+    chosen: bool = Field(description="the least cost")
 
 
 class Report(Part):
@@ -118,6 +175,9 @@ class Report(Part):
     fits: bool
     memory: Memory
     estimated_mcycles: float | None = Field(None, description="one device, loops times their trips")
+    bundles_mcycles: float | None = Field(
+        None, description="bundles and waits for DMA, one device; none: not counted"
+    )
     flops: float | None = Field(None, description="one device")
     hbm_bytes: int | None = Field(None, description="one device, by the memory space of each array")
     collective_bytes: int = Field(0, description="operands; they carry no estimated cycles")
@@ -131,10 +191,14 @@ class Report(Part):
     scalar_kernels: int = Field(0, description="single-number operations of their own, uncosted")
     groups: list[Group] = Field(default_factory=list)
     top: list[Cost] = Field(default_factory=list)
+    bundles: BundleReport | None = Field(None, description="with --bundles")
     faults: list[Fault] = Field(default_factory=list)
     max_batch_per_chip: int | None = Field(None, description="largest that fits, where searched")
     too_large_batch_per_chip: int | None = Field(
         None, description="the next one tried, which does not fit; none: none was found"
+    )
+    micro_batches: list[MicroBatches] = Field(
+        default_factory=list, description="with --micro-batches; the other figures are the chosen's"
     )
     compile_s: float | None = None
     graph: str = Field(description="hash of program, target and versions")

@@ -66,7 +66,10 @@ def collect_state(
 def copy_tensors(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Host tensors into those of a state, by name and in place."""
     for name, value in own.items():
-        value.copy_(found[name])
+        # Of numbers, XLA holds one for all that are equal and writes 0 and 1 into the program; an
+        # element of a vector is data of its own, as it will be after the next step.
+        source = found[name].reshape(1).to(value.device)[0] if value.ndim == 0 else found[name]
+        value.copy_(source)
 
 
 def restore_state(
@@ -118,7 +121,7 @@ def _names_of(state: TrainStateLike) -> dict[nn.Parameter, str]:
 
 def _file_orders_of(state: TrainStateLike) -> dict[str, tuple[int, ...]]:
     """Axes of the parameters that lie in another order on the device than in a file."""
-    modules = state.model.named_modules()
+    modules = [*state.model.named_modules(), *state.loss_modules.named_modules(prefix="extra")]
     return {f"{n}.weight": m.file_order for n, m in modules if hasattr(m, "file_order")}
 
 

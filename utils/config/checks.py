@@ -147,32 +147,157 @@ def _check_distillation(config: RunConfig) -> None:
             f"distill.teacher ({single!r}) and distill.teachers are both given; keep one of them"
         )
     wants_loss = bool(distill.loss or distill.losses)
-    has_teacher = bool(single or distill.teachers or distill.teacher_cache)
+    has_teacher = bool(single or distill.teachers or distill.teacher_cache or distill.peer)
     if wants_loss and not has_teacher:
+        given = "distill.loss" if distill.loss else "distill.losses"
         raise UserError(
-            "distill.loss is given but distill.teacher is empty; name a teacher or drop the loss"
+            f"{given} is given but distill.teacher is empty; name a teacher or drop the loss"
         )
     if has_teacher and not wants_loss:
         raise UserError(
-            f"distill.teacher ({single or 'given'!r}) has no loss to teach by; set distill.loss "
-            "(--kd soft) or distill.losses"
+            f"distill.teacher ({single or distill.peer or 'given'!r}) has no loss to teach by; set "
+            "distill.loss (--kd soft) or distill.losses"
+        )
+    if config.train.task != "distil" and 0 in [one.num_classes for one in distill.teachers]:
+        raise UserError(
+            "distill.teachers num_classes (0) is a teacher that answers by features alone, which "
+            f"train.task={config.train.task} does not ask for; leave it out, or set "
+            "train.task=distil"
         )
     names = [distill.teacher, *(teacher.model for teacher in distill.teachers)]
     if "ema" in names and not config.train.ema:
         raise UserError(
             "distill.teacher 'ema' needs the average of the student's weights; set train.ema"
         )
-    for term in distill.losses:
+    _check_selves(config)
+    _check_schedules(config)
+    _check_features(config)
+    _check_views(config)
+    _check_peer(config)
+    if distill.alpha_schedule != "constant" and not wants_loss:
+        raise UserError(
+            f"distill.alpha_schedule ({distill.alpha_schedule}) has no effect without a loss to "
+            "teach by; leave it out"
+        )
+
+
+def _check_schedules(config: RunConfig) -> None:
+    """Refuse terms that would never count."""
+    train = config.train
+    for term in config.distill.losses:
         if term.weight == 0 and term.weight_end:
             raise UserError(
                 f"distill.losses: {term.name} has weight 0 and weight_end {term.weight_end:g}; a "
                 "term of weight 0 is only logged: give it a weight, and warmup_epochs for a rise"
             )
-    if distill.teacher_cache and distill.views == "independent":
+        if train.steps is None and term.start_epoch >= train.epochs:
+            raise UserError(
+                f"distill.losses: {term.name} has start_epoch {term.start_epoch:g}, which is not "
+                f"before the end of the run's {train.epochs} epochs; lower it, or leave the term "
+                "out"
+            )
+
+
+def _check_selves(config: RunConfig) -> None:
+    """The student as its own teacher is the model that it is, and sees what it sees."""
+    for teacher in config.distill.teachers:
+        plain = type(teacher)(model=teacher.model, weight=teacher.weight)
+        changed = [name for name, value in teacher if value != getattr(plain, name)]
+        if teacher.model in ("ema", "past") and changed:
+            raise UserError(
+                f"distill.teachers {changed[0]} means nothing to the teacher {teacher.model!r}, "
+                "which is the student itself; leave it out"
+            )
+
+
+def _check_peer(config: RunConfig) -> None:
+    distill, model = config.distill, config.model
+    if distill.peer_args and distill.peer in ("", "self"):
         raise UserError(
-            "distill.views 'independent' contradicts distill.teacher_cache: stored answers belong "
-            "to the student's crops; drop one of them"
+            "distill.peer_args are arguments of a peer that is a model of its own; name it by "
+            "distill.peer, or leave them out"
         )
+    if not distill.peer:
+        return
+    others = {
+        "distill.teacher": distill.teacher or distill.teacher_weights or distill.teachers,
+        "distill.teacher_cache": distill.teacher_cache,
+        "distill.views": distill.views != "consistent",
+    }
+    taken = next((key for key, value in others.items() if value), None)
+    if taken:
+        raise UserError(
+            f"distill.peer ({distill.peer!r}) teaches alone, by the student's own images, and "
+            f"{taken} is given, too; drop one of them"
+        )
+    if distill.peer == "self" and not (model.drop_path_rate or model.drop_rate):
+        raise UserError(
+            "distill.peer 'self' needs model.drop_path_rate, or both answers of the student are "
+            "one and the same; set it"
+        )
+
+
+def _check_views(config: RunConfig) -> None:
+    distill, strong_pp = config.distill, config.data.strong_pp
+    for teacher in distill.teachers:
+        if teacher.size == "student" and (distill.teacher_cache or not config.train.image_sizes):
+            reason = "has no effect without train.image_sizes"
+            if distill.teacher_cache:
+                reason = "changes with the steps, and distill.teacher_cache holds answers to crops"
+            raise UserError(f"distill.teachers size ('student') {reason}; leave it out")
+    if distill.teacher_cache and distill.views != "consistent":
+        raise UserError(
+            f"distill.views {distill.views!r} contradicts distill.teacher_cache: stored answers "
+            "belong to the student's crops; drop one of them"
+        )
+    mixed = [key for key in ("mixup_alpha", "cutmix_alpha") if getattr(config.train, key)]
+    if distill.views == "rotations" and mixed:
+        raise UserError(
+            f"train.{mixed[0]} ({getattr(config.train, mixed[0])}) contradicts distill.views="
+            "rotations: which image a turned copy belongs to is learnt, and a mixed one is two; "
+            "set it to 0"
+        )
+    if distill.views == "weak_strong" and not strong_pp:
+        raise UserError(
+            "distill.views 'weak_strong' needs data.strong_pp, the preprocessing string of the "
+            "second view; give it, or leave distill.views out"
+        )
+    if strong_pp and distill.views != "weak_strong":
+        raise UserError(
+            f"data.strong_pp ({strong_pp!r}) has no effect without distill.views=weak_strong; set "
+            "it, or leave both out"
+        )
+
+
+def _check_features(config: RunConfig) -> None:
+    """Refuse what compares features where logits are compared, and a hidden layer of no mlp."""
+    distill, task = config.distill, config.train.task
+    if distill.projector_width and distill.projector != "mlp":
+        raise UserError(
+            f"distill.projector_width ({distill.projector_width}) has no effect on "
+            f"distill.projector={distill.projector}; set mlp, or leave it out"
+        )
+    for key in ("standardise", "statistics") if task != "distil" else ():
+        value = getattr(distill, key)
+        if value not in ("none", ""):
+            raise UserError(
+                f"distill.{key} ({value!r}) means nothing to train.task={task}, which compares no "
+                "features of teachers; leave it out, or set train.task=distil"
+            )
+    for one in config.data.evals if task != "distil" else ():
+        if one.bank:
+            raise UserError(
+                f"data.evals {one.name!r} has bank ({one.bank!r}), which means nothing to "
+                f"train.task={task}; leave it out, or set train.task=distil"
+            )
+    for term in distill.losses if task != "distil" else ():
+        for key in ("of", "teacher"):
+            value = getattr(term, key)
+            if value != type(term).model_fields[key].default:
+                raise UserError(
+                    f"distill.losses: {term.name} has {key} ({value!r}), which means nothing to "
+                    f"train.task={task}; leave it out, or set train.task=distil"
+                )
 
 
 def _check_optimizer(config: RunConfig) -> None:

@@ -62,13 +62,20 @@ class DataSection(ConfigSection):
         "decode|resize_small(256)|central_crop(224)|value_range(-1, 1)",
         description="preprocessing string of evaluation",
     )
+    strong_pp: str = Field(
+        "",
+        description="preprocessing string of the training split's second, strongly augmented view "
+        "(distill.views: weak_strong)",
+    )
     image_key: str = Field(
         "image",
         description="the image among the examples' features; strings call it image",
         **about(stream="image_key"),
     )
     label_key: str = Field(
-        "label", description="the integer label among the examples' features; in a group: group/key"
+        "label",
+        description="the integer label among the examples' features; in a group: group/key; empty: "
+        "labels are not read (train.task=distil)",
     )
     labels_file: str = Field(
         "",

@@ -21,6 +21,11 @@ class EvalSection(ConfigSection):
     source: str = Field("", description="as data.source")
     root: str = Field("", description="as data.root", **about(is_place=True))
     split: str = Field("", description="as data.eval_split")
+    bank: str = Field(
+        "",
+        description="train.task=distil: the split whose labelled examples probes learn from; none: "
+        "as data.train_split",
+    )
     pp: str = Field("", description="as data.eval_pp; a size of its own costs graphs of its own")
     label_key: str = Field(
         "", description="as data.label_key; a list of labels means that each of them is right"

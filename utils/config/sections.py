@@ -15,6 +15,7 @@ from utils.config.execution import (
     RuntimeSection,
 )
 from utils.config.metadata import ConfigSection, Devices, about
+from utils.config.verdicts import MicroBatchVerdict, Parts, StepName
 
 _LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
 
@@ -65,6 +66,16 @@ class ModelSection(ConfigSection):
     args: dict[str, Any] = Field(
         default_factory=dict, description="further keyword arguments of timm.create_model"
     )
+    norm_width: int | None = Field(
+        None,
+        ge=1,
+        description="channels of the teacher's last maps, for the loss norm: the student's are "
+        "widened to norm_copies times as many and narrowed again while it trains; an export has "
+        "that merged",
+    )
+    norm_copies: int = Field(
+        8, ge=1, description="copies of the teacher's maps in model.norm_width"
+    )
     lora: tuple[str, ...] = Field(
         (),
         description="linear layers that learn by low-rank adapters, by patterns of their names, as "
@@ -80,6 +91,11 @@ class ModelSection(ConfigSection):
     skip_patches: list[str] = Field(
         default_factory=list,
         description="patches to leave out, named in docs/tpu_compiler.md",
+    )
+    kernels: Literal["auto", "xla", "pallas"] = Field(
+        "auto",
+        description="what walks over a delta rule's chunks: XLA's loop or a Pallas kernel; auto: "
+        "what costs fewer cycles (docs/delta.md)",
     )
 
     @property
@@ -254,11 +270,17 @@ class TrainSection(ConfigSection):
     steps: int | None = Field(
         None, ge=1, description="optimizer steps; wins over epochs", **about(resume="warns")
     )
-    accumulate_steps: int = Field(
+    accumulate_steps: Parts = Field(
         1,
-        ge=1,
-        description="micro-batches that one optimizer step is split into",
+        description="micro-batches that one optimizer step is split into; auto: as train.verdicts "
+        "says for the chip, 1 on what is no TPU",
         **about(aliases=("update_freq",)),
+    )
+    verdicts: dict[StepName, MicroBatchVerdict] = Field(
+        default_factory=dict,
+        description="the TPU compiler's cheapest split of a step by chip and its examples, such as "
+        "v5e:128; tools.compile_for_tpu --micro-batches --write writes it",
+        **about(resume="warns"),
     )
     seed: int = Field(
         0,
@@ -419,6 +441,11 @@ class TrainSection(ConfigSection):
         description="decays of further averages, each evaluated beside the first one, which is "
         "exported",
     )
+
+    @property
+    def known_parts(self) -> int:
+        """Micro-batches of a step; 1 where the chip decides and is not known yet."""
+        return 1 if self.accumulate_steps == "auto" else self.accumulate_steps
 
 
 class RunConfig(ConfigSection):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.generations import LAUNCHED, PCI_VENDOR, name_chip
+from utils.runtime.choice import has_chips
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime
@@ -37,6 +38,21 @@ def find_peak_tflops(runtime: Runtime) -> float | None:
     section = runtime.section
     hardware = name_hardware(runtime.describe().get("hardware", ""))
     return get_peak_tflops(hardware, section.precision, tf32=section.tf32)
+
+
+def name_chip_of(runtime: Runtime) -> str:
+    """The generation of a runtime's TPU, such as v5e; empty: it has none, or none that tells."""
+    return _cut(name_hardware(runtime.describe().get("hardware", "")))
+
+
+def name_planned_chip(device: str) -> str:
+    """The same before a device is touched, of the runtime with this name."""
+    return _cut(name_hardware("TPU")) if has_chips(device) else ""
+
+
+def _cut(hardware: str) -> str:
+    kind, _, name = hardware.partition(" ")
+    return name if kind == "TPU" else ""
 
 
 def get_peak_tflops(hardware: str, precision: str, *, tf32: bool = False) -> float | None:

@@ -93,9 +93,17 @@ class Ranks(ABC):
         """Turn the gradients of an optimizer's parameters into their mean over ranks."""
 
     @torch.no_grad()
-    def average_buffers(self, module: nn.Module) -> None:
-        """Mean over ranks of the float buffers, such as BatchNorm's running statistics."""
-        floats = [b for b in module.buffers() if b.is_floating_point()]
+    def average_buffers(self, module: nn.Module, prefix: str = "") -> None:
+        """Mean over ranks of the float buffers, such as BatchNorm's running statistics.
+
+        Args:
+          prefix: how the names of those begin that each rank makes from its own examples.
+        """
+        floats = [
+            one
+            for name, one in module.named_buffers()
+            if one.is_floating_point() and name.rpartition(".")[2].startswith(prefix)
+        ]
         if not floats:
             return
         mean = self.mean(torch.cat([b.reshape(-1).to(self._mean_dtype) for b in floats]))
@@ -145,7 +153,7 @@ class Alone(Ranks):
     def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         return
 
-    def average_buffers(self, module: nn.Module) -> None:
+    def average_buffers(self, module: nn.Module, prefix: str = "") -> None:
         return
 
 

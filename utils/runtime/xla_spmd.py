@@ -83,6 +83,8 @@ class XlaSpmdRuntime(XlaRuntime):
         super()._start_backend()
         count = self._xr.global_runtime_device_count()
         self._mesh = xs.Mesh(np.arange(count), get_mesh_shape(self.section, count), (_DATA, _FSDP))
+        # Kernels, of which the partitioner knows nothing, deal out their examples by it.
+        xs.set_global_mesh(self._mesh)
 
     def _create_ranks(self) -> Ranks:
         hosts = self._xr.process_count()

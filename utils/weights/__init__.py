@@ -2,21 +2,23 @@
 
 `opening` tells what a path means, `source`, `archives` and `hub` are its forms, `files` reads and
 writes files of weights, `fitting` makes them fit a model, `load` brings them in, `beside` finds the
-run that they belong to, `adapters` makes low-rank ones part of the weights.
+run that they belong to, `adapters` makes what was
+added for training part of the weights.
 """
 
 from utils.weights.adapters import (
     DOWN,
     SCALE,
     UP,
+    WIDENED,
     drop_adapters,
     is_adapter,
     merge_adapters,
 )
 from utils.weights.beside import find_run_folder, read_run_config
-from utils.weights.files import EXPORT_FILE, write_weights
+from utils.weights.files import EXPORT_FILE, write_pickled, write_weights
 from utils.weights.fitting import FitRules, list_head_names
-from utils.weights.hub import is_shared
+from utils.weights.hub import ask_hub, is_shared
 from utils.weights.load import load_weights
 from utils.weights.opening import open_weights
 from utils.weights.source import Weights
@@ -26,8 +28,10 @@ __all__ = [
     "EXPORT_FILE",
     "SCALE",
     "UP",
+    "WIDENED",
     "FitRules",
     "Weights",
+    "ask_hub",
     "drop_adapters",
     "find_run_folder",
     "is_adapter",
@@ -37,5 +41,6 @@ __all__ = [
     "merge_adapters",
     "open_weights",
     "read_run_config",
+    "write_pickled",
     "write_weights",
 ]

@@ -1,19 +1,27 @@
-"""Low-rank adapters as they stand in a state: three tensors beside the weights of a layer."""
+"""What stands in a state while a model trains and becomes part of its plain weights afterwards.
+
+Low-rank adapters are three tensors beside the weights of a layer; the two linear layers of NORM lie
+below the layer that pools, under the name of the classifier that they become part of.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 DOWN, UP, SCALE = "lora_down", "lora_up", "lora_scale"
+WIDENED = "norm_to_"  # begins the name of NORM's layers, and the classifier's follows
+BATCH_NORM_EPS = 1e-5
 T = TypeVar("T")
 
 
 def is_adapter(name: str) -> bool:
     """Whether a tensor of that name belongs to an adapter."""
-    return name.rpartition(".")[2] in (DOWN, UP, SCALE)
+    is_low_rank = name.rpartition(".")[2] in (DOWN, UP, SCALE)
+    return is_low_rank or any(part.startswith(WIDENED) for part in name.split("."))
 
 
 def drop_adapters(values: Mapping[str, T]) -> dict[str, T]:
@@ -32,4 +40,27 @@ def merge_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         product = tensors[f"{layer}.{UP}"].double() @ down.double()
         adapted = weight.double() + tensors[f"{layer}.{SCALE}"].double() * product
         found[f"{layer}.weight"] = adapted.to(weight.dtype)
+    for name in tensors:
+        if WIDENED in name and name.endswith(".expand.0.weight"):
+            _merge_widened(tensors, name.removesuffix(".expand.0.weight"), found)
     return found
+
+
+def _merge_widened(tensors: Mapping[str, Tensor], path: str, found: dict[str, Tensor]) -> None:
+    """Make NORM's layers part of the classifier: all of them are linear at each position."""
+    scales, shifts, weights = [], [], []
+    for layer in ("expand", "contract"):
+        weight, bias, mean, variance = (
+            tensors[f"{path}.{layer}.1.{part}"].double()
+            for part in ("weight", "bias", "running_mean", "running_var")
+        )
+        scales.append(weight / (variance + BATCH_NORM_EPS).sqrt())
+        shifts.append(bias - scales[-1] * mean)
+        weights.append(tensors[f"{path}.{layer}.0.weight"].double().flatten(1))
+    first, second = (scale[:, None] * weight for scale, weight in zip(scales, weights, strict=True))
+    whole = second @ first + torch.eye(first.shape[1], dtype=first.dtype)
+    rest = second @ shifts[0] + shifts[1]
+    head = path.rpartition(f".{WIDENED}")[2].replace("/", ".")
+    weight, bias = found[f"{head}.weight"], found[f"{head}.bias"]
+    found[f"{head}.bias"] = (bias.double() + weight.double() @ rest).to(bias.dtype)
+    found[f"{head}.weight"] = (weight.double() @ whole).to(weight.dtype)

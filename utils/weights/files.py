@@ -149,6 +149,17 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping)
     save_file({name: value.contiguous() for name, value in tensors.items()}, path, metadata)
     _sort_metadata(path)
     give_usual_mode(path)
+    _write_beside(path, facts)
+
+
+def write_pickled(path: Path, tensors: Mapping[str, Tensor], facts: JsonMapping) -> None:
+    """Write `NAME.pth` as timm's programs do, and in `NAME.json` what it is a model of."""
+    arch, step = facts.get("model", ""), facts.get("step", 0)
+    torch.save({"state_dict": dict(tensors), "arch": arch, "step": step}, path)
+    _write_beside(path, {"schema_version": _SCHEMA_VERSION, **facts})
+
+
+def _write_beside(path: Path, facts: JsonMapping) -> None:
     text = json.dumps(facts, indent=2) + "\n"
     path.with_suffix(".json").write_text(text, encoding="utf-8")
 

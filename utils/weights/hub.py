@@ -6,18 +6,24 @@ network.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
 
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 from utils.storage import Folder, open_folder
+from utils.weights.language_hub import VARIANTS, read_language_facts
 
 HUB, HUB_OLD, LOCAL = "hf-hub:", "hf_hub:", "local-dir:"
 CONFIG = "config.json"
 # In timm's order; other names count by their endings, in this order.
 _FILES = ("model.safetensors", "pytorch_model.bin", "pytorch_model.pth", "model.pth")
 _ENDINGS = (".safetensors", ".pth", ".bin")
+_REACH_S = 3.0
 
 
 def is_shared(path: str) -> bool:
@@ -66,8 +72,10 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
     Mean and standard deviation are of pixels from 0 to 255 here, from 0 to 1 there.
 
     Raises:
-      UserError: it is not timm's.
+      UserError: it is neither timm's nor a language model's that models/ has.
     """
+    if (language := _read_language(folder, path, key)) is not None:
+        return language
     try:
         said = json.loads(folder.read_text(CONFIG))
         own = said.get("pretrained_cfg", said)
@@ -82,13 +90,34 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
                 facts[name] = [255.0 * value for value in own[name]]
         facts |= _tell_input(said, own)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        kinds = ", ".join(one.kind for one in VARIANTS)
         raise UserError(
-            f"{key} ({path!r}): {CONFIG} does not name a timm architecture; give a model that timm "
-            "has saved"
+            f"{key} ({path!r}): {CONFIG} names no architecture of timm, and no model_type of "
+            f"{kinds}; give a model that timm or transformers has saved"
         ) from error
     if not isinstance(facts["model"], str) or not isinstance(own, Mapping):
         raise UserError(f"{key} ({path!r}): the architecture in {CONFIG} is no text; mend it")
     return facts
+
+
+def _read_language(folder: Folder, path: str, key: str) -> JsonObject | None:
+    """What config.json says, if it is of a language model that models/ has.
+
+    Raises:
+      UserError: it is one, of a form that is not here.
+    """
+
+    def refuse(reason: str) -> UserError:
+        return UserError(f"{key} ({path!r}): {CONFIG} is of another form: {reason}; give another")
+
+    try:
+        said = json.loads(folder.read_text(CONFIG))
+    except ValueError:
+        return None
+    try:
+        return read_language_facts(said, refuse) if isinstance(said, dict) else None
+    except (KeyError, TypeError, AttributeError) as error:
+        raise refuse(f"a value of another type ({error})") from error
 
 
 def _tell_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
@@ -103,6 +132,35 @@ def _tell_input(said: JsonMapping, own: JsonMapping) -> JsonObject:
     return {**told, "input": found} if found else told
 
 
+@contextlib.contextmanager
+def ask_hub() -> Iterator[None]:
+    """Around what may fetch: where the hub is out of reach its cache alone is asked, at once.
+
+    Its client would ask again for half a minute, file by file.
+    """
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or not _is_reachable(constants.ENDPOINT)
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _is_reachable(address: str) -> bool:
+    """Whether somebody answers at an address; behind a proxy only the client can tell."""
+    parts = urllib.parse.urlsplit(address)
+    if parts.scheme in urllib.request.getproxies():
+        return True
+    port = parts.port or {"http": 80}.get(parts.scheme, 443)
+    try:
+        socket.create_connection((parts.hostname, port), timeout=_REACH_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def _fetch(path: str, name: str, key: str) -> str:
     """The folder of the cache that a repository's files lie in."""
     from huggingface_hub import hf_hub_download
@@ -111,13 +169,12 @@ def _fetch(path: str, name: str, key: str) -> str:
     repository, _, revision = name.partition("@")
     more = {"revision": revision or None}
     try:
-        config = hf_hub_download(repository, CONFIG, **more)
-        for file in _FILES:
-            try:
-                hf_hub_download(repository, file, **more)
-                break
-            except EntryNotFoundError:
-                continue
+        with ask_hub():
+            config = hf_hub_download(repository, CONFIG, **more)
+            for file in _FILES:
+                with contextlib.suppress(EntryNotFoundError):
+                    hf_hub_download(repository, file, **more)
+                    break
     except (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
         raise UserError(
             f"{key} ({path!r}) cannot be fetched ({type(error).__name__}); where there is no "

@@ -9,6 +9,7 @@ from utils.storage import Folder, join_place, open_folder
 from utils.weights.archives import ArchiveWeights
 from utils.weights.files import EXPORT_FILE
 from utils.weights.hub import find_file, is_shared, open_shared, read_shared_facts
+from utils.weights.language_files import LanguageWeights
 from utils.weights.source import CheckpointWeights, PickledWeights, SafetensorsWeights, Weights
 
 
@@ -17,7 +18,8 @@ def open_weights(path: str, key: str) -> Weights:
 
     A run's directory means its export where it has one, or else the newest of its checkpoints; a
     checkpoint means its evaluated weights, the average where there is one. `hf-hub:owner/name` and
-    `local-dir:folder` are models as timm shares them.
+    `local-dir:folder` are models as timm shares them, the latter also language models as
+    transformers saves them.
 
     Args:
       key: the configuration's, for errors.
@@ -27,8 +29,10 @@ def open_weights(path: str, key: str) -> Weights:
     """
     if is_shared(path):
         place = open_shared(path, key)
-        name = find_file(place, path, key)
-        return _open_file(path, key, place, name, read_shared_facts(place, path, key))
+        facts = read_shared_facts(place, path, key)
+        if "vocab_size" in facts:
+            return LanguageWeights(path, key, place, facts)
+        return _open_file(path, key, place, find_file(place, path, key), facts)
     folder = open_folder(path)
     if not folder.is_there():
         if folder.name not in folder.parent.list_names():

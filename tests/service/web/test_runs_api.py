@@ -6,8 +6,12 @@ import json
 
 import pytest
 
+from store.lineage import BAD, Ancestor, note_run, tell_lineage
+from store.runs import Run
+from store.tags import change_tags
 from tests.service.web.apps import make_app, make_client, make_store
 from tests.support.stored_runs import make_run
+from utils.storage import open_folder
 
 
 @pytest.fixture
@@ -34,6 +38,20 @@ def test_a_run_tells_all_but_its_history(client):
     assert found["config"]["train.seed"] == 1
     assert found["values"]["eval.top1"] == 61.0
     assert found["shown_status"] == "complete"
+
+
+def test_a_run_tells_its_teachers_with_their_numbers_then_and_its_students(tmp_path):
+    store = make_store(tmp_path)
+    known = note_run(Ancestor(1, place="seed0"), open_folder(store / "digits" / "seed0"))
+    Run(store / "digits" / "killed").update(lineage=tell_lineage(known))
+    change_tags(open_folder(store / "digits" / "seed0"), [BAD], [])
+    client = make_client(make_app(store), "view")
+    (teacher,) = client.get("/api/v1/runs/digits/killed").json()["lineage"]["teachers"]
+    assert (teacher["now"], teacher["scores"]["eval.top1"]) == ("digits/seed0", 60.0)
+    assert teacher["tags"] == [BAD]
+    lineage = client.get("/api/v1/runs/digits/seed0").json()["lineage"]
+    student = {"path": "digits/killed", "generation": 1, "via": "teacher"}
+    assert lineage == {"teachers": [], "students": [student]}
 
 
 @pytest.mark.parametrize(

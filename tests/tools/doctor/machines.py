@@ -17,11 +17,13 @@ NOWHERE = "http://127.0.0.1:9"  # nobody listens on the discard port
 
 def run_unprivileged(check, machine: Machine) -> Finding:
     """A check as a user who is not root, in a child."""
-    with multiprocessing.get_context("fork").Pool(1, _become_nobody) as pool:
+    # Not a fork: other tests' libraries have threads here, whose locks a copy would wait for. The
+    # check is imported before its rights are gone: that user may not be able to read the tree.
+    with multiprocessing.get_context("spawn").Pool(1, _become_nobody, (check,)) as pool:
         return pool.apply(check, (machine,))
 
 
-def _become_nobody() -> None:
+def _become_nobody(check) -> None:
     if os.geteuid() == 0:
         os.setuid(65534)
 

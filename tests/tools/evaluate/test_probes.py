@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsClassifier
 
+from engine import sum_batches
+from tasks.judge.features import Features
+from tasks.judge.fewshot import fit_regression, judge_few_shots
+from tasks.judge.neighbours import judge_neighbours
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
-from tools.evaluate.probes.features import Features, merge
-from tools.evaluate.probes.fewshot import fit_regression, judge_few_shots
+from tools.evaluate.probes.features import merge
 from tools.evaluate.probes.linear import LinearHeads, LinearProbe, judge_linear
-from tools.evaluate.probes.neighbours import judge_neighbours
 from utils.errors import UserError
 
 
@@ -29,7 +33,9 @@ TRAIN, TEST = create_features(150, 0), create_features(101, 1)
 
 
 def test_neighbours_vote_as_scikit_learns():
-    found = judge_neighbours(create_cpu_runtime(), TRAIN, TEST, (1, 7, 200))
+    runtime = create_cpu_runtime()
+    sum_over = partial(sum_batches, runtime=runtime)
+    found = judge_neighbours(runtime, sum_over, TRAIN, TEST, (1, 7, 200))
     assert set(found) == {1, 7}  # there are but 150
 
     def unit(values: np.ndarray) -> np.ndarray:

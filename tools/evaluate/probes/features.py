@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import VectorBatch, create_loader, require_images
+from datasets import create_loader, require_images
 from engine import map_batches
 from models.transforms import to_pixels
+from tasks.judge.features import Features
 from tasks.judge.sets import change_data
 from utils.errors import UserError
 
@@ -21,46 +20,6 @@ if TYPE_CHECKING:
     from models import TrainedModel
     from utils.config.data import DataSection
     from utils.runtime.base import Runtime
-
-
-@dataclass(frozen=True)
-class Features:
-    """A split as a model sees it.
-
-    Attributes:
-      values: [N, D] float32, in front of the head.
-      labels: [N] int64.
-      num_classes: of the dataset.
-    """
-
-    values: np.ndarray
-    labels: np.ndarray
-    num_classes: int
-
-    def take(self, rows: np.ndarray) -> Features:
-        """Some of the examples."""
-        return Features(self.values[rows], self.labels[rows], self.num_classes)
-
-    def batches(
-        self, rows: np.ndarray, size: int, shard: tuple[int, int] = (0, 1)
-    ) -> Iterator[VectorBatch]:
-        """One shard's blocks of global batches of these rows; the last one padded and masked.
-
-        Every shard gets as many batches; a label is a target of one column.
-        """
-        own = size // shard[1]
-        for start in range(0, max(len(rows), 1), size):
-            block = rows[start + shard[0] * own : start + (shard[0] + 1) * own]
-            padded = np.zeros(own, np.int64)
-            padded[: len(block)] = block
-            mask = torch.arange(own) < len(block)
-            indices = torch.from_numpy(padded)
-            yield VectorBatch(
-                inputs=torch.from_numpy(self.values[padded]),
-                targets=torch.from_numpy(self.labels[padded, None].astype(np.float32)),
-                mask=mask,
-                indices=torch.where(mask, indices, -1),
-            )
 
 
 def extract_features(

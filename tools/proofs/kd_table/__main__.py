@@ -1,252 +1,285 @@
-"""Train the digits student alone, by every loss and every kind of teacher, and write the table.
+"""Compare all methods of distillation: one student, one budget, searched weights, many seeds.
 
-One command that can be stopped and started again: finished runs are kept as long as their
-configuration is the same. Native CPU, one thread, all runs in this process.
+    python -m tools.prepare_dataset digits --out data
+    python -m tools.prepare_dataset fonts --out data
+    python -m tools.proofs.kd_table --data-dir data --output-dir runs --plan
+    python -m tools.proofs.kd_table --data-dir data --output-dir runs
+
+Two teachers and the student alone, then for each method a search for its weight on the validation
+split, then its runs with the weight that was found, which alone read the test split. All are sweeps
+(`tools.sweep`) in one queue: the same command goes on after it was stopped or killed, and what is
+added trains alone. Writes table.md, table.json and table.png below OUTPUT/kd_table.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
-import shutil
-import signal
-import statistics
+import shlex
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from store import Run
-from tools.proofs.kd_table.entries import ENTRIES, TEACHING, Entry
-from tools.proofs.table_runs import is_finished, start, write_between
-from utils.config import RunConfig, dump_config, load_config
-from utils.errors import UserError
-from utils.programs import DefaultsHelp, ProgramParser
+from service.jobs.slots import parse_slots
+from service.jobs.starters import create_starter
+from service.sweeps import TrialState
+from tools.proofs.kd_table.entries import ENTRIES, UNSERVED, Entry
+from tools.proofs.kd_table.phases import (
+    FOLDER,
+    TEACHER_SEEDS,
+    Budget,
+    Workers,
+    make_alone_spec,
+    make_row_spec,
+    make_search_spec,
+    make_teacher_spec,
+    run_all,
+)
+from tools.proofs.kd_table.report import (
+    Account,
+    SetTable,
+    Tables,
+    draw_report,
+    format_report,
+    tell_report,
+)
+from tools.proofs.kd_table.results import (
+    choose_weight,
+    compare_rows,
+    find_further,
+    make_row,
+    read_score,
+)
+from tools.proofs.kd_table.sets import SETS, TableSet
+from tools.proofs.table_runs import write_between
+from utils.errors import EXIT_FAILED, UserError, get_hint
+from utils.log import setup_logging
+from utils.programs import DefaultsHelp, ProgramParser, run_program
+from utils.storage import hurry
 
-ROOT = Path(__file__).resolve().parents[3]
-
-EXPERIMENT = "kd_table"
-
-
-@dataclass(frozen=True)
-class TableEntry:
-    """One run of the table.
-
-    Args:
-      top1: on the test split, in percent; none where the run failed.
-      seconds: processor time from the checks to the export; the machine may be shared.
-      error: why it failed; empty.
-    """
-
-    name: str
-    seed: int
-    top1: float | None
-    seconds: float
-    error: str = ""
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run what is missing and write the table; 1 if a run failed."""
-    options = parse_arguments(argv)
-    entries = [one for one in ENTRIES if not options.only or one.name in options.only]
-    teacher_seeds = sorted({s for seed in options.seeds for s in (seed, get_other(seed))})
-    jobs = [(TEACHING, seed) for seed in teacher_seeds]
-    jobs += [(entry, seed) for seed in options.seeds for entry in entries]
-    # All YAMLs are read before the first run: one that is edited meanwhile changes no row.
-    configs = [read_config(entry, seed, options) for entry, seed in jobs]
-    outcomes = []
-    for (entry, seed), config in zip(jobs, configs, strict=True):
-        outcomes.append(run_entry(entry, seed, config, options))
-        write_json(outcomes, options)
-    table = format_table(outcomes, options)
-    print(table)
-    if options.docs:
-        write_between(options.docs, EXPERIMENT, table)
-    return int(any(one.error for one in outcomes))
+PROGRAM = "python -m tools.proofs.kd_table"
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line's way in; gives the exit code."""
+    setup_logging()
+    words = sys.argv[1:] if argv is None else list(argv)
+    options = parse_arguments(words)
+    interrupted = "interrupted; the same command continues"
+    return run_program(lambda: make_table(options, words), interrupted=interrupted)
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """The tool's flags."""
-    parser = ProgramParser(
-        prog="python -m tools.proofs.kd_table",
-        description=__doc__.splitlines()[0],
-        formatter_class=DefaultsHelp,
-    )
-    parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
-    parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds")
-    parser.add_argument("--epochs", type=int, default=20, help="epochs of each student")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="rows to run (all)")
-    parser.add_argument("--limit-s", type=int, default=60, help="processor seconds of a run")
-    parser.add_argument("--docs", type=Path, help="Markdown file that holds the table's marks")
+    parser = ProgramParser(prog=PROGRAM, description=__doc__, formatter_class=DefaultsHelp)
+    add = parser.add_argument
+    add("--data-dir", type=Path, default=Path("data"), help="root of the prepared sets")
+    add("--output-dir", type=Path, default=Path("runs"), help="store of the runs")
+    add("--sets", nargs="+", default=list(SETS), metavar="SET", help="datasets")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="of each row")
+    add("--search-seeds", type=int, nargs="+", default=[100], help="of the search for weights")
+    add("--multiples", type=float, nargs="+", default=[0.01, 0.1, 1.0, 10.0],
+        help="of each method's weight that the search tries")  # fmt: skip
+    add("--widen", type=int, default=0,
+        help="further multiples at most, where the best is the least or the largest")  # fmt: skip
+    add("--epochs", type=int, nargs="+", default=[20],
+        help="epochs of each student: one number, or one for each of --sets")  # fmt: skip
+    add("--teacher-epochs", type=int, default=40, help="epochs of each teacher")
+    add("--only", nargs="+", metavar="NAME", help="methods to run (all)")
+    add("--slots", default="1", help="runs at once")
+    add("--warm", action="store_true", help="fork the runs from one program, which saves imports")
+    add("--docs", type=Path, help="Markdown file that holds the table's marks")
+    add("--finished", action="store_true",
+        help="start nothing; a method has a row where all of its runs are complete")  # fmt: skip
+    add("--plan", action="store_true", help="count the runs, and start none")
     return parser.parse_args(argv)
 
 
-def read_config(entry: Entry, seed: int, options: argparse.Namespace) -> RunConfig | UserError:
-    """The configuration of one run, or what is wrong with it."""
-    try:
-        return load_config(get_flags(entry, seed, options))
-    except UserError as error:
-        return error
+def make_table(options: argparse.Namespace, words: Sequence[str]) -> int:
+    """Run what is missing and write the table; 1 if a run failed.
+
+    Raises:
+      UserError: wrong use, or the store holds a table of another budget.
+    """
+    check_options(options)
+    budget = make_budget(options)
+    entries = [one for one in ENTRIES if not options.only or one.name in options.only]
+    chosen = [SETS[name] for name in options.sets]
+    if options.plan:
+        print(count_runs(entries, chosen, budget))
+        return 0
+    for table_set in chosen:
+        if not (budget.data_dir / table_set.name).is_dir():
+            raise UserError(
+                f"--data-dir ({str(options.data_dir)!r}) has no {table_set.name}; make it by "
+                f"python -m tools.prepare_dataset {table_set.name} --out {options.data_dir}"
+            )
+    slots = parse_slots(options.slots)
+    with hurry(), create_starter(is_warm=options.warm) as starter:
+        workers = None if options.finished else Workers(slots, starter)
+        tables = {
+            one.name: fill_table(one, entries, replace(budget, epochs=epochs), workers)
+            for one, epochs in zip(chosen, spread_epochs(options), strict=True)
+        }
+    write_table(tables, make_account(options, words, tables), options)
+    rows = [row for one in tables.values() for row in (one.alone, *one.rows)]
+    return EXIT_FAILED if any(row.failures for row in rows) else 0
 
 
-def run_entry(
-    entry: Entry, seed: int, config: RunConfig | UserError, options: argparse.Namespace
-) -> TableEntry:
-    """A finished run as it stands, or a new one; a failure is an outcome too."""
-    run = Run(options.output_dir / EXPERIMENT / get_run_id(entry, seed))
-    began = time.process_time()
-    try:
-        if isinstance(config, UserError):
-            raise config
-        if not is_finished(run, dump_config(config)):
-            print(f"--- {entry.name}, seed {seed}", flush=True)
-            with limit_time(options.limit_s):
-                if entry.cache_top_k:
-                    store_answers(entry, seed, options)
-                start(config)
-            run.update(processor_s=time.process_time() - began)
-    except (UserError, RuntimeError, TimeoutError, OSError, ValueError) as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        print(f"failed: {reason}", flush=True)
-        return TableEntry(entry.name, seed, None, time.process_time() - began, reason)
-    facts = run.read()
-    return TableEntry(entry.name, seed, facts["final"]["test_top1"], facts["processor_s"])
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse what would make a wrong table, before the first run.
+
+    Raises:
+      UserError: names the flag.
+    """
+    known = {"--sets": (options.sets, list(SETS)),
+             "--only": (options.only or [], [one.name for one in ENTRIES])}  # fmt: skip
+    for flag, (given, names) in known.items():
+        for name in given:
+            if name not in names:
+                why = UNSERVED.get(name) if flag == "--only" else None
+                raise UserError(f"{flag} {name}: {why or get_hint(name, names)}; name another")
+    for flag in ("sets", "seeds", "search_seeds", "multiples", "only"):
+        given = getattr(options, flag) or []
+        if len(set(given)) < len(given):
+            raise UserError(f"--{flag.replace('_', '-')} says something twice; name each once")
+    if both := set(options.seeds) & set(options.search_seeds):
+        raise UserError(
+            f"--search-seeds ({min(both)}) is one of --seeds; the search must not see the runs "
+            "that the table shows: give others"
+        )
+    if len(options.seeds) < 2:
+        raise UserError("--seeds holds one seed, which tells no interval; give at least 2")
+    if min(options.multiples) <= 0:
+        raise UserError(f"--multiples ({min(options.multiples):g}) must be above 0; raise it")
+    if options.widen < 0:
+        raise UserError(f"--widen ({options.widen}) must be at least 0; raise it")
+    if options.widen and len(options.multiples) < 2:
+        raise UserError("--widen takes its step from --multiples, which holds one; give 2 or more")
+    if len(options.epochs) not in (1, len(options.sets)):
+        raise UserError(f"--epochs has {len(options.epochs)} numbers for {len(options.sets)} sets; "
+                        "give one, or one for each of --sets")  # fmt: skip
+    for flag, least in (
+        ("epochs", min(options.epochs)),
+        ("teacher-epochs", options.teacher_epochs),
+    ):
+        if least < 1:
+            raise UserError(f"--{flag} ({least}) must be at least 1; raise it")
 
 
-def get_flags(entry: Entry, seed: int, options: argparse.Namespace) -> list[str]:
-    """The flags of main.py for one run."""
-    flags = [
-        "--config", str(ROOT / entry.config), f"--data.root={options.data_dir}",
-        f"--run.output_dir={options.output_dir}", f"--run.experiment={EXPERIMENT}",
-        f"--run.run_id={get_run_id(entry, seed)}", "--run.overwrite=true",
-        "--run.tensorboard=false", f"--train.seed={seed}", "--runtime.device=cpu",
-        "--runtime.num_threads=1", "--train.eval_every_epochs=1000",
-        "--train.checkpoint_every_epochs=1000",
-    ]  # fmt: skip
-    if not entry.own_epochs:
-        flags.append(f"--train.epochs={options.epochs}")
-    if entry.losses:
-        flags.append(f"--distill.losses={json.dumps(entry.losses)}")
-    place = {
-        "store": str(options.output_dir / EXPERIMENT),
-        "cache": str(get_cache(entry, seed, options)),
-        "seed": str(seed),
-        "other": str(get_other(seed)),
-    }
-    return flags + [fill(flag, place) for flag in entry.flags]
+def spread_epochs(options: argparse.Namespace) -> list[int]:
+    """The epochs of each set's students."""
+    return options.epochs * len(options.sets) if len(options.epochs) == 1 else options.epochs
 
 
-def get_other(seed: int) -> int:
-    """The seed of the second of two teachers."""
-    return seed + 1
+def make_budget(options: argparse.Namespace) -> Budget:
+    """The flags as values; places are whole, because runs start elsewhere."""
+    return Budget(
+        options.data_dir.absolute(), options.output_dir.absolute(), tuple(options.seeds),
+        tuple(options.search_seeds), tuple(sorted(options.multiples)), options.epochs[0],
+        options.teacher_epochs, options.widen,
+    )  # fmt: skip
 
 
-def fill(text: str, values: dict[str, str]) -> str:
-    """`{name}` replaced by its value; other braces are JSON and stay."""
-    for name, value in values.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text
+def count_runs(entries: Sequence[Entry], chosen: Sequence[TableSet], budget: Budget) -> str:
+    """What the table costs, in runs."""
+    total = 0
+    lines = []
+    for table_set in chosen:
+        methods = sum(entry.name not in table_set.unserved for entry in entries)
+        search = methods * len(budget.multiples) * len(budget.search_seeds)
+        rows = (methods + 1) * len(budget.seeds)
+        total += len(TEACHER_SEEDS) + search + rows
+        lines.append(
+            f"{table_set.name}: {methods} methods, {len(TEACHER_SEEDS)} teachers, {search} runs of "
+            f"the search, {rows} of the table with the student alone"
+        )
+        if budget.widen:
+            most = methods * budget.widen * len(budget.search_seeds)
+            lines[-1] += f"; the search may take {most} more"
+    return "\n".join([*lines, f"{total} runs"])
 
 
-def get_run_id(entry: Entry, seed: int) -> str:
-    """Directory of a run below the experiment's."""
-    return f"{entry.name}-seed{seed}"
+def search_weights(
+    table_set: TableSet, entries: Sequence[Entry], budget: Budget, workers: Workers | None
+) -> list[list[TrialState]]:
+    """The trials of each method's search, which goes on where its best weight is at an edge."""
+    first = [make_search_spec(entry, table_set, budget) for entry in entries]
+    found = run_all(first, budget, workers)
+    for _ in range(budget.widen):
+        further = [find_further(*pair) for pair in zip(entries, found, strict=True)]
+        due = [place for place, multiple in enumerate(further) if multiple is not None]
+        specs = [
+            make_search_spec(entries[place], table_set, budget, further[place]) for place in due
+        ]
+        for place, states in zip(due, run_all(specs, budget, workers), strict=True):
+            found[place] = [*found[place], *states]
+    return found
 
 
-def get_cache(entry: Entry, seed: int, options: argparse.Namespace) -> Path:
-    """Where an entry's stored answers lie."""
-    return options.output_dir / EXPERIMENT / "answers" / get_run_id(entry, seed)
+def fill_table(
+    table_set: TableSet, entries: Sequence[Entry], budget: Budget, workers: Workers | None
+) -> SetTable:
+    """All runs of one set, and what they say; without workers those that are there.
 
-
-def store_answers(entry: Entry, seed: int, options: argparse.Namespace) -> None:
-    """Ask the teacher once about every step of the run."""
-    from tools import cache_teacher
-
-    out = get_cache(entry, seed, options)
-    shutil.rmtree(out, ignore_errors=True)
-    own = ["--out", str(out), "--top-k", str(entry.cache_top_k), "--epochs", str(options.epochs)]
-    if cache_teacher.main([*own, *get_flags(entry, seed, options)]):
-        raise RuntimeError("the teacher's answers could not be stored; the lines above say why")
-
-
-@contextmanager
-def limit_time(seconds: int) -> Iterator[None]:
-    """Ends the block by a TimeoutError after that many seconds of processor time."""
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise TimeoutError(f"longer than {seconds} s of processor time; raise --limit-s")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-
-
-def write_json(outcomes: list[TableEntry], options: argparse.Namespace) -> None:
-    """All outcomes so far, beside the runs."""
-    path = options.output_dir / EXPERIMENT / "table.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [vars(one) for one in outcomes]
-    path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-
-
-def format_table(outcomes: list[TableEntry], options: argparse.Namespace) -> str:
-    """Markdown: a row for each entry, with what it cost and what failed."""
-    seeds = " ".join(map(str, options.seeds))
-    lines = [
-        f"Test top-1 on 300 digits, seeds {seeds}, {options.epochs} epochs; spread is the sample "
-        "standard deviation, gain is over the mean of the same student alone, s is processor time.",
-        f"{describe_machine()}.",
-        "",
-        f"| run | what | {' | '.join(f'seed {s}' for s in options.seeds)} | mean | spread | gain "
-        "| s |",
-        f"|---|---|{'---:|' * (len(options.seeds) + 4)}",
+    Raises:
+      UserError: a teacher failed, without which there is nothing to compare.
+    """
+    entries = [entry for entry in entries if entry.name not in table_set.unserved]
+    alone_spec = make_alone_spec(table_set, budget)
+    first = [make_teacher_spec(table_set, budget), alone_spec]
+    teachers, alone = run_all(first, budget, workers)
+    scores = [read_score(one) for one in teachers]
+    if None in scores:
+        reason = next(one.reason for one in teachers if read_score(one) is None)
+        raise UserError(f"the teacher of {table_set.name} is not there: {reason}")
+    found = search_weights(table_set, entries, budget, workers)
+    choices = [choose_weight(*pair) for pair in zip(entries, found, strict=True)]
+    specs = [
+        make_row_spec(entry, table_set, budget, choice.multiple)
+        for entry, choice in zip(entries, choices, strict=True)
+        if choice is not None
     ]
-    shown = [one for one in outcomes if one.seed in options.seeds]
-    means = {e.name: get_mean(shown, e.name) for e in (TEACHING, *ENTRIES)}
-    for entry in (TEACHING, *ENTRIES):
-        own = [one for one in shown if one.name == entry.name]
-        if own:
-            lines.append(format_row(entry, own, means))
-    failures = [f"- {one.name}, seed {one.seed}: {one.error}" for one in outcomes if one.error]
-    lines += ["", "Failed:", *failures] if failures else ["", "No run failed."]
-    return "\n".join(lines)
+    measured = iter(run_all(specs, budget, workers))
+    rows = [
+        make_row(entry.name, choice, states if choice is None else next(measured))
+        for entry, choice, states in zip(entries, choices, found, strict=True)
+    ]
+    if workers is None:
+        rows = [row for row in rows if len(row.scores) == len(budget.seeds)]
+    untaught = make_row("alone", None, alone)
+    return SetTable(tuple(scores), untaught, tuple(compare_rows(untaught, rows)))
 
 
-def format_row(entry: Entry, own: list[TableEntry], means: dict[str, float | None]) -> str:
-    """One line of the table."""
-    values = [one.top1 for one in own if one.top1 is not None]
-    cells = ["failed" if one.top1 is None else f"{one.top1:.1f}" for one in own]
-    mean = f"{statistics.fmean(values):.2f}" if values else ""
-    spread = f"{statistics.stdev(values):.2f}" if len(values) > 1 else ""
-    base, mine = means[entry.compare_with], means[entry.name]
-    is_base = entry.compare_with == entry.name
-    gain = "" if is_base or base is None or mine is None else f"{mine - base:+.2f}"
-    seconds = statistics.fmean(one.seconds for one in own)
-    return (
-        f"| `{entry.name}` | {entry.what} | {' | '.join(cells)} | {mean} | {spread} | {gain} "
-        f"| {seconds:.0f} |"
-    )
+def make_account(
+    options: argparse.Namespace, words: Sequence[str], tables: Mapping[str, SetTable]
+) -> Account:
+    """How the table came about; methods that were left out are said so."""
+    missing: dict[str, list[str]] = {name: [why] for name, why in UNSERVED.items()}
+    for name, table in tables.items():
+        rows = {row.name for row in table.rows}
+        for entry in ENTRIES:
+            if entry.name not in rows:
+                why = SETS[name].unserved.get(entry.name, "not run")
+                missing.setdefault(entry.name, []).append(f"on {name}: {why}")
+    return Account(
+        f"{PROGRAM} {shlex.join(words)}".rstrip(), tuple(spread_epochs(options)),
+        tuple(options.seeds), tuple(options.search_seeds), tuple(sorted(options.multiples)),
+        {name: "; ".join(reasons) for name, reasons in missing.items()}, options.widen,
+    )  # fmt: skip
 
 
-def get_mean(outcomes: list[TableEntry], name: str) -> float | None:
-    """Mean over the seeds that did not fail."""
-    values = [one.top1 for one in outcomes if one.name == name and one.top1 is not None]
-    return statistics.fmean(values) if values else None
-
-
-def describe_machine() -> str:
-    """Cores and processor of this machine."""
-    cores = len(os.sched_getaffinity(0))
-    return f"Native CPU runtime, 1 thread a run, {cores} cores ({platform.machine()})"
+def write_table(tables: Tables, account: Account, options: argparse.Namespace) -> None:
+    """The table's three files, and the document's lines where one is given."""
+    folder = options.output_dir / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    text = format_report(tables, account)
+    (folder / "table.md").write_text(text + "\n", encoding="utf-8")
+    (folder / "table.json").write_text(tell_report(tables, account), encoding="utf-8")
+    draw_report(tables, folder / "table.png")
+    print(text)
+    if options.docs:
+        write_between(options.docs, FOLDER, text)
 
 
 if __name__ == "__main__":

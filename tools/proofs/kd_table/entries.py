@@ -1,106 +1,56 @@
-"""The rows of the digits table: every loss and every kind of teacher, as changes to a config.
+"""The methods of the table: every loss that a student of the table can be taught by.
 
-Weights bring each term to about the size of the task loss early in a run and were not searched
-for; alpha is the config's 0.9 for losses that can stand alone, 0.5 for those beside the labels. The
-weights of rows that docs/distillation.md does not show yet are guesses that no run has tried.
+A weight here is where the search begins and no more: what the table trains with is the best of its
+multiples on the validation split. All runs have alpha 0.5, so the weight alone says how much the
+teacher counts beside the labels.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from utils.json_types import JsonObject
 
-STUDENT = "configs/digits_kd.yaml"
-ALONE = "configs/digits_student.yaml"
-TEACHER = "configs/digits_teacher.yaml"
-TOKEN = "configs/kd/digits_deit_token.yaml"
 POOLED = {"fc_norm": "fc_norm"}  # the class token's vector before the head
 MAPS = {"patch_embed.proj": "patch_embed.proj"}  # the only maps of a ViT
-TAUGHT = ("--distill.teacher_weights={store}/teacher-seed{seed}",)
+EXAMPLES = "{train_examples}"  # of the set, filled in; so are its classes
+CLASSES = "{classes}"
+STRONG = "{strong_pp}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One row.
+    """One method.
 
     Args:
-      what: a few words for the table.
-      config: the YAML that it changes.
-      losses: distill.losses of the run; empty: as the YAML says.
-      flags: further flags; `{store}`, `{cache}`, `{seed}` and `{other}` (another seed)
-        are filled in.
-      cache_top_k: classes to store beforehand; 0: nothing is stored.
-      compare_with: the row that a gain counts from.
-      own_epochs: train as long as the YAML says, not as long as the table's other students.
+      term: of `distill.losses`, with the weight that the search begins with.
+      teachers: 2: each answers for itself, `distill.ensemble: separate`.
+      settings: what else the method is: further views, which multiply the student's work.
     """
 
     name: str
-    what: str
-    config: str = STUDENT
-    losses: tuple[JsonObject, ...] = ()
-    flags: tuple[str, ...] = TAUGHT
-    cache_top_k: int = 0
-    compare_with: str = "alone"
-    own_epochs: bool = False
+    term: JsonObject
+    teachers: int = 1
+    settings: JsonObject = field(default_factory=dict)
 
 
-def _create_logit(
-    name: str, weight: float = 1.0, alpha: float = 0.9, what: str = "", **args: Any
-) -> Entry:
-    """A row of one loss on logits."""
-    term = {"name": name, "weight": weight, "args": args}
-    flags = (*TAUGHT, "--distill.loss=", f"--distill.alpha={alpha}")
-    return Entry(name, what or _describe(term), losses=(term,), flags=flags)
+def _create_logit(name: str, weight: float = 1.0, **args: Any) -> Entry:
+    """One loss on logits."""
+    return Entry(name, {"name": name, "weight": weight, "args": args})
 
 
 def _create_feature(
     name: str, weight: float, layers: dict[str, str] = POOLED, **args: Any
 ) -> Entry:
-    """A row of one loss on activations, beside the labels alone."""
-    term = {"name": name, "weight": weight, "layers": layers, "args": args}
-    flags = (*TAUGHT, "--distill.loss=", "--distill.alpha=0.5")
-    return Entry(name, _describe(term), losses=(term,), flags=flags)
+    """One loss on activations."""
+    return Entry(name, {"name": name, "weight": weight, "layers": layers, "args": args})
 
 
-def _create_ensemble(name: str, ensemble: str, loss: str, what: str, **args: Any) -> Entry:
-    """A row with two teachers, of two seeds."""
-    term = {"name": loss, "weight": 1.0, "args": args}
-    paths = ("{store}/teacher-seed{seed}", "{store}/teacher-seed{other}")
-    teachers = json.dumps([{"weights": path} for path in paths])
-    flags = (
-        "--distill.teacher=", "--distill.loss=", f"--distill.teachers={teachers}",
-        f"--distill.ensemble={ensemble}",
-    )  # fmt: skip
-    return Entry(name, what, losses=(term,), flags=flags)
+def _create_ensemble(name: str, weight: float = 1.0) -> Entry:
+    """One loss on the answers of two teachers of two seeds."""
+    return Entry(name, {"name": name, "weight": weight, "args": {}}, teachers=2)
 
-
-def _create_cached(name: str, loss: str, top_k: int, what: str) -> Entry:
-    """A row that is taught by stored answers."""
-    term = {"name": loss, "weight": 1.0}
-    flags = (*TAUGHT, "--distill.loss=", "--distill.teacher_cache={cache}")
-    return Entry(name, what, losses=(term,), flags=flags, cache_top_k=top_k)
-
-
-def _describe(term: JsonObject) -> str:
-    """Weight, arguments and layers in a few words."""
-    parts = [f"weight {term['weight']:g}"]
-    parts += [f"{key} {value}" for key, value in term["args"].items()]
-    parts += [f"`{student}`" for student in term.get("layers", {})]
-    return ", ".join(parts)
-
-
-TEACHING = Entry("teacher", "`digits_teacher.yaml`", TEACHER, flags=(), own_epochs=True)
-
-_ALONE = (
-    Entry("alone", "labels only", ALONE, flags=()),
-    Entry("alone_ema", "labels only, its average evaluated", ALONE,
-          flags=("--train.ema=true", "--train.ema_decay=0.98")),
-    Entry("alone_token", "student with a distillation token, labels only", TOKEN,
-          flags=("--distill.teacher=", "--distill.loss="), compare_with="alone_token"),
-)  # fmt: skip
 
 _LOGITS = (
     _create_logit("kd"),
@@ -109,30 +59,29 @@ _LOGITS = (
     _create_logit("abkd", weight=32.0),
     _create_logit("normkd"),
     _create_logit("ctkd", curriculum_steps=500),
-    _create_logit("hard", alpha=0.5),
-    _create_logit("dkd", alpha=0.5, beta=2.0),
-    _create_logit("nkd", alpha=0.5, gamma=1.5, temperature=1.0),
+    _create_logit("hard"),
+    _create_logit("dkd", beta=2.0),
+    _create_logit("nkd", gamma=1.5, temperature=1.0),
     _create_logit("wsld", weight=0.3, temperature=2.0),
-    _create_logit("rld", alpha=0.5),
-    _create_logit("wkd_l", alpha=0.5, teacher_head="head"),
-    _create_logit("dist", weight=0.1, alpha=0.5),
+    _create_logit("rld"),
+    _create_logit("wkd_l", teacher_head="head"),
+    _create_logit("dist", weight=0.1),
+    _create_logit("ldrld", weight=0.3),
+    _create_logit("skd"),
     _create_logit("ttm", weight=16.0),
     _create_logit("wttm", weight=4.0),
     _create_logit("ofa", temperature=1.0),
-    _create_logit("mlkd_bc", weight=300.0, alpha=0.5),
-    _create_logit("mlkd_cc", weight=100.0, alpha=0.5),
-    _create_logit("bkd", alpha=0.5),
+    _create_logit("mlkd_bc", weight=300.0),
+    _create_logit("mlkd_cc", weight=100.0),
+    _create_logit("bkd"),
     _create_logit("lskd", loss="kd"),
     _create_logit("lskd_dkd", weight=0.3),
     _create_logit("bv_kl"),
-    _create_logit("bv_hard", alpha=0.5),
+    _create_logit("bv_hard"),
     _create_logit("bv_l2", weight=0.05),
     _create_logit("bv_euclidean", weight=0.2),
     _create_logit("bv_logsoftmax_euclidean", weight=0.2),
-    Entry("deit_soft", "distillation token", TOKEN, ({"name": "deit_soft"},),
-          (*TAUGHT, "--distill.loss="), compare_with="alone_token"),
-    Entry("deit_hard", "distillation token", TOKEN, compare_with="alone_token"),
-)  # fmt: skip
+)
 
 _FEATURES = (
     _create_feature("fitnet", 1.0),
@@ -146,11 +95,19 @@ _FEATURES = (
     _create_feature("cckd", 50.0, kernel="unit_gaussian"),
     _create_feature("cckd_paper", 20.0, kernel="unit_gaussian"),
     _create_feature("cc_delta", 10.0),
-    _create_feature("crd", 0.1, num_examples=1197, negatives=256),
+    _create_feature("crd", 0.1, num_examples=EXAMPLES, negatives=256),
     _create_feature("nst", 10.0, MAPS),
     _create_feature("cwd", 1.0, MAPS),
     _create_feature("ab", 0.001, MAPS),
     _create_feature("ickd", 1.0, MAPS),
+    _create_feature("dist_plus", 0.1, MAPS),
+    _create_feature("ft", 0.3, MAPS, paraphrase_steps=200),
+    _create_feature("nd", 1.0, num_classes=CLASSES),
+    _create_feature("semckd", 1.0, MAPS),
+    _create_feature(
+        "vitkd", 1.0, {"norm_pre": "norm_pre", "norm": "norm"}, low_weight=0.01, high_weight=0.001
+    ),
+    _create_feature("scalekd", 0.1, {"patch_embed.proj": "norm"}, heads=4),
     _create_feature("vid", 1.0, MAPS),
     _create_feature("wkd_f", 0.1, MAPS),
     _create_feature("mgd", 0.001, MAPS),
@@ -160,48 +117,53 @@ _FEATURES = (
     _create_feature("itrd", 0.1),
 )
 
-_OTHERS = (
-    _create_ensemble("two_probs", "probs", "kd", "two teachers, mean of probabilities"),
-    _create_ensemble("two_logits", "logits", "kd", "two teachers, mean of logits"),
-    _create_ensemble("multi_avg_prob", "separate", "multi_avg_prob", "two teachers, inside kd"),
-    _create_ensemble("multi_avg_logit", "separate", "multi_avg_logit", "two teachers, inside kd"),
-    _create_ensemble("multi_avg_loss", "separate", "multi_avg_loss", "two teachers, two losses"),
-    _create_ensemble("multi_sum", "separate", "multi_sum", "two teachers, losses added"),
-    _create_ensemble("multi_sum_bv", "separate", "multi_sum_bv", "two teachers, bv_kl added"),
-    Entry("ema_teacher", "teacher: the student's own average", ALONE, ({"name": "kd"},),
-          ("--distill.teacher=ema", "--train.ema=true", "--train.ema_decay=0.98"),
-          compare_with="alone_ema"),
-    Entry("born_again", "teacher: the finished run `alone`", STUDENT, ({"name": "kd"},),
-          ("--distill.loss=", "--distill.teacher_weights={store}/alone-seed{seed}")),
-    _create_cached("cached_kd_k10", "kd", 10, "kd on stored answers, all 10 classes"),
-    _create_cached("cached_kd_k3", "kd", 3, "kd on stored answers, k = 3"),
-    _create_cached("tinyvit_sparse", "tinyvit_sparse", 3, "stored answers, k = 3"),
+_ENSEMBLES = tuple(
+    _create_ensemble(name)
+    for name in (
+        "multi_avg_prob", "multi_avg_logit", "multi_avg_loss", "multi_sum", "multi_sum_bv",
+    )
 )  # fmt: skip
 
-
-def _create_recipe(name: str, compare_with: str = "alone") -> Entry:
-    """A row of one YAML below configs/kd as it is."""
-    config = f"configs/kd/digits_{name}.yaml"
-    return Entry(
-        f"digits_{name}", f"`{config}`", config, compare_with=compare_with, own_epochs=True
-    )
-
-
-def _create_untaught(name: str) -> Entry:
-    """The same YAML without its teacher: what its length and mixing give by themselves."""
-    row, drop = f"{name}_alone", ("--distill.teacher=", "--distill.loss=")
-    config = f"configs/kd/digits_{name}.yaml"
-    return Entry(row, "the next row without its teacher", config, (), drop, 0, row, True)
-
-
-_RECIPES = (
-    _create_recipe("dkd"),
-    _create_recipe("dist"),
-    _create_recipe("cached"),
-    _create_untaught("patient"),
-    _create_recipe("patient", "patient_alone"),
-    _create_untaught("vanillakd"),
-    _create_recipe("vanillakd", "vanillakd_alone"),
+_TWO_VIEWS = {"distill.views": "weak_strong", "data.strong_pp": STRONG}
+# Limits that the paper leaves to the user: what a teacher is to be sure of, in both views.
+_SURE = {"weak_confidence": 0.5, "strong_confidence": 0.5}
+_VIEWS = (
+    Entry("mlkd", {"name": "mlkd", "weight": 1.0, "args": {}}, settings=_TWO_VIEWS),
+    Entry("crld", {"name": "crld", "weight": 1.0, "args": _SURE}, settings=_TWO_VIEWS),
 )
 
-ENTRIES = (*_ALONE, *_LOGITS, *_FEATURES, *_OTHERS, *_RECIPES)
+_TURNED = (
+    Entry(
+        "sskd",
+        {"name": "sskd", "weight": 1.0, "layers": POOLED, "args": {"head_steps": 60}},
+        settings={"distill.views": "rotations"},
+    ),
+)
+
+ENTRIES = (*_LOGITS, *_FEATURES, *_ENSEMBLES, *_VIEWS, *_TURNED)
+
+# Registered losses that are no row -> why not. Other names of a row are not even here.
+_CONVNET = "matches maps of convnets; the table's student is a ViT"
+_TOKEN = "needs a student with a distillation token, which is another student"
+_NUMBERS = "compares numbers, not classes"
+_EMBEDDINGS = "is for students without labels, which probes judge"
+UNSERVED = {
+    "bv_agree": "is a measure without a gradient",
+    "simkd": "needs a student that answers by the teacher's classifier, which is another student",
+    "norm": "needs a student whose last maps are widened, which is another student",
+    "bce_kd": "takes sigmoids of logits, which a teacher of softmax has not learnt",
+    "tinyvit_sparse": "replays stored answers, which are of one seed's stream",
+    "deit_soft": _TOKEN,
+    "deit_hard": _TOKEN,
+    "cat_kd": _CONVNET,
+    "fsp": _CONVNET,
+    "ofd": _CONVNET,
+    "reviewkd": _CONVNET,
+    "sdd": _CONVNET,
+    "gram_kl": _EMBEDDINGS,
+    "gram_mse": _EMBEDDINGS,
+    "queue_kl": _EMBEDDINGS,
+    "prediction_mse": _NUMBERS,
+    "prediction_mae": _NUMBERS,
+    "prediction_huber": _NUMBERS,
+}

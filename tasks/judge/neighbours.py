@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine import sum_batches
-from tools.evaluate.probes.features import Features
+from tasks.judge.features import Features
 
 if TYPE_CHECKING:
     from datasets import VectorBatch
+    from tasks.protocol import SumBatches
     from utils.runtime.base import Runtime
 
 COUNTS = (1, 5, 10, 20, 100, 200)
@@ -25,15 +25,23 @@ _QUERIES = 256
 
 
 def judge_neighbours(
-    runtime: Runtime, train: Features, test: Features, counts: Sequence[int] = COUNTS
+    runtime: Runtime,
+    sum_over: SumBatches,
+    train: Features,
+    test: Features,
+    counts: Sequence[int] = COUNTS,
 ) -> dict[int, float]:
-    """Top-1 in percent on a split by the vote of so many nearest examples of another one."""
+    """Top-1 in percent on a split by the vote of so many nearest examples of another one.
+
+    Args:
+      sum_over: goes over batches and adds up what is counted of them.
+    """
     counts = [count for count in counts if count <= len(train.labels)]
     known = runtime.prepare(_Known(train))
     ranks = runtime.ranks
     size = _QUERIES * runtime.device_count
     batches = test.batches(np.arange(len(test.labels)), size, (ranks.index, ranks.size))
-    hits = sum_batches(partial(_count, known, counts, train.num_classes), batches, runtime)
+    hits = sum_over(partial(_count, known, counts, train.num_classes), batches)
     share = 100.0 / max(len(test.labels), 1)
     return {count: float(hit) * share for count, hit in zip(counts, hits, strict=True)}
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tools.evaluate.probes.features import Features
+from tasks.judge.features import Features
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = (0, 1, 2)
 L2 = 2.0**10
+PENALTIES = tuple(2.0**power for power in (-10, -5, 0, 5, 10, 15))
 # Of the constant feature: so large that the bias is hardly held back.
 _BIAS = 100.0
 
@@ -82,6 +83,22 @@ def judge_few_shots(
             hits = float(np.mean(scores.argmax(axis=1) == test.labels))
             found.setdefault(count, []).append(100.0 * hits)
     return found
+
+
+def judge_least_squares(train: Features, test: Features) -> float:
+    """Top-1 in percent of least squares on all examples of a split.
+
+    The penalty is the one of `PENALTIES` that does best on a tenth of them, kept apart.
+    """
+    order = np.random.default_rng(SEEDS[0]).permutation(len(train.labels))
+    count = max(1, len(order) // 10)
+    kept, learnt = train.take(order[:count]), fit_regression(train.take(order[count:]))
+    l2 = max(PENALTIES, key=lambda one: _count_hits(learnt, kept, one))
+    return 100.0 * _count_hits(fit_regression(train), test, l2)
+
+
+def _count_hits(fitted: Regression, test: Features, l2: float) -> float:
+    return float(np.mean(fitted.predict(test.values, l2).argmax(axis=1) == test.labels))
 
 
 def _add_bias(values: np.ndarray) -> np.ndarray:

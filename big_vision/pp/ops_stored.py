@@ -1,0 +1,117 @@
+"""The op that shows an image as it was shown to a teacher elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from big_vision.pp import policies
+from big_vision.pp.ops_augment import require_rgb
+from big_vision.pp.ops_image import Size, get_height_width
+from big_vision.pp.registry import OPS, on_key_at_random
+from big_vision.pp.seeded_views import draw_view
+from big_vision.pp.stored_views import ViewForm, ViewTable
+from utils.errors import UserError
+
+# In a row: no operation.
+NOTHING = 255
+
+
+@OPS.register("stored_view")
+@on_key_at_random
+def get_stored_view(place, size):
+    """The part of the image that a folder holds for this epoch and example, resized to `size`.
+
+    Where the folder says so: mirrored, after torchvision's operations, with a black box.
+    """
+    table = ViewTable(place)
+
+    def stored_view(image, randomness):
+        import tensorflow as tf
+
+        form = read_form(table, place, size)
+        kinds = (tf.int32, tf.bool, tf.int32, tf.float32, tf.int32)
+
+        def look_up(example: np.ndarray, shape: np.ndarray) -> tuple[Any, ...]:
+            return get_view(table, place, example, shape)
+
+        found = tf.numpy_function(look_up, [randomness.example, tf.shape(image)], kinds)
+        box, flip, numbers, arguments, erased = found
+        for value, count in ((box, 4), (numbers, None), (arguments, None), (erased, 4)):
+            value.set_shape([count])
+        crop = tf.slice(image, tf.concat([box[:2], [0]], 0), tf.concat([box[2:], [-1]], 0))
+        crop.set_shape([None, None, image.shape[-1]])
+        view = resize_as_pil(crop, get_height_width(size), form.method)
+        flip.set_shape([])
+        view = tf.cond(flip, lambda: tf.reverse(view, [1]), lambda: view)
+        if form.layers or (form.rules and form.rules.layers):
+            require_rgb(image, "stored_view")
+            view = apply_operations(view, form, numbers, arguments)
+        return erase(view, erased) if form.erased else view
+
+    return stored_view
+
+
+def read_form(table: ViewTable, place: str, size: Size) -> ViewForm:
+    """What the views are; refuses a size at which they would be others."""
+    form = table.open().form
+    if form.is_bound and get_height_width(size) != form.size:
+        raise UserError(
+            f"stored_view ({place!r}): its operations and boxes were drawn for images of "
+            f"{form.size[0]} x {form.size[1]} and hold for no other size; write that size"
+        )
+    return form
+
+
+def apply_operations(image: Any, form: ViewForm, numbers: Any, arguments: Any) -> Any:
+    """torchvision's operations of a view, or those of timm that a seed has drawn."""
+    import tensorflow as tf
+
+    names, way, fill = tuple(policies.TRIVIAL), policies.NEAREST, [0.0] * 3
+    if form.rules is not None:
+        names, fill = policies.RANDAUG, [float(level) for level in form.rules.fill]
+        way = policies.BICUBIC if form.method == "bicubic" else policies.BILINEAR
+    layers = policies.Layers(numbers, arguments, tf.zeros_like(numbers) + way)
+    return policies.apply_layers(image, names, layers, fill)
+
+
+def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarray) -> tuple:
+    """Box, flip, operations, their arguments and the box to erase, for an image of this shape."""
+    row = table.get(int(example[0]), int(example[1]))
+    form = table.open().form
+    if form.rules is not None:
+        drawn = draw_view(int(row["seed"]), (int(shape[0]), int(shape[1])), form.rules)
+        box = np.array(drawn.box, np.int32)
+        return box, np.bool_(drawn.flip), drawn.numbers, drawn.arguments, np.zeros(4, np.int32)
+    y, x, height, width = box = row["box"].astype(np.int32)
+    if not (height and width and y + height <= shape[0] and x + width <= shape[1]):
+        raise UserError(
+            f"box {box.tolist()} is outside its image of {shape[0]} x {shape[1]}: views of other "
+            f"images; name those of {place!r} by --ids, or bring the original ones"
+        )
+    numbers, arguments = np.zeros(0, np.int32), np.zeros(0, np.float32)
+    if form.layers:
+        numbers, arguments = row["numbers"].astype(np.int32), row["arguments"]
+        numbers = np.where(numbers == NOTHING, -1, numbers).astype(np.int32)
+    erased = row["erased"].astype(np.int32) if form.erased else np.zeros(4, np.int32)
+    return box, np.bool_(row["flip"]), numbers, arguments, erased
+
+
+def resize_as_pil(image: Any, height_width: tuple[int, int], method: str) -> Any:
+    """Smoothed where it shrinks and rounded, as PIL has it; the image's type is kept."""
+    import tensorflow as tf
+
+    resized = tf.image.resize(image, height_width, method, antialias=True)
+    return tf.saturate_cast(tf.round(resized), image.dtype)
+
+
+def erase(image: Any, box: Any) -> Any:
+    """Black within the box (y, x, height, width)."""
+    import tensorflow as tf
+
+    y, x, height, width = tf.unstack(box)
+    rows, columns = tf.range(tf.shape(image)[0]), tf.range(tf.shape(image)[1])
+    is_inside = ((rows >= y) & (rows < y + height))[:, None]
+    is_inside &= ((columns >= x) & (columns < x + width))[None]
+    return tf.where(is_inside[..., None], tf.zeros_like(image), image)

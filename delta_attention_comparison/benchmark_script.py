@@ -1,0 +1,15 @@
+"""The name by which people start the comparison: the same as `python -m tools.lab.delta`.
+
+sky exec CLUSTER "python delta_attention_comparison/benchmark_script.py --on cuda --json delta.json"
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from tools.lab.delta.__main__ import main
+
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""Numbers that look random and are a function of (seed, step, example): what losses draw by."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from losses.base import LossInputs
+from utils.errors import UserError
+
+BITS = 0xFFFFFFFF  # of a state, in int64, so that no product of the factors below overflows
+EXAMPLE, POSITION = 0x1E3779B1, 0x05EBCA77
+ROUNDS = ((16, 0x7FEB352D), (15, 0x5BD1E995))
+
+
+def draw_words(indices: Tensor, key: Tensor, count: int) -> Tensor:
+    """[B, count] int64 in [0, 2^32) from each example's index and the step's key.
+
+    A hash on the device: shifts, exclusive ors and products of integers, which are the same on
+    every device and for every number of ranks.
+
+    Args:
+      indices: int [B], positions in the training split.
+      key: int64 [1], below 2^31.
+      count: numbers an example.
+    """
+    positions = torch.arange(count, device=indices.device, dtype=torch.int64)
+    state = (indices.long().unsqueeze(1) & BITS) * EXAMPLE + positions * POSITION + key
+    for shift, factor in ROUNDS:
+        state = state & BITS
+        state = ((state ^ (state >> shift)) & BITS) * factor
+    state = state & BITS
+    return state ^ (state >> 16)
+
+
+def draw_uniform(indices: Tensor, key: Tensor, count: int) -> Tensor:
+    """[B, count] float32 in [0, 1), as `draw_words` has it."""
+    return (draw_words(indices, key, count) >> 8).to(torch.float32) / 2**24
+
+
+def draw_for(inputs: LossInputs, count: int, name: str) -> Tensor:
+    """[B, count] for the examples of a step.
+
+    Raises:
+      UserError: the step does not say which examples it has.
+    """
+    if inputs.example_indices is None:
+        raise UserError(
+            f"distill.losses: {name} draws its masks by the examples' indices and the step has "
+            "none; use it in a run, whose loader gives them"
+        )
+    return draw_uniform(inputs.example_indices, get_noise_key(inputs), count)
+
+
+def get_noise_key(inputs: LossInputs) -> Tensor:
+    """int64 [1], the step's; 0 where a step names none."""
+    if inputs.noise_key is not None:
+        return inputs.noise_key
+    return torch.zeros(1, dtype=torch.int64, device=inputs.example_indices.device)

@@ -1,0 +1,287 @@
+"""The delta rules a chunk at a time: matrix products where the recurrence goes token by token.
+
+One function covers DeltaNet, Gated DeltaNet, KDA, GDN-2 and DeltaProduct. Inputs may be of any
+float type; gates, their sums, the inverse and the state are float32 always (float64 where the
+values are).
+
+The backward pass is written out. It keeps the inputs as they came, the inverse A (C numbers of a
+token and head) and the state before each chunk (K V / C of them); decays, products of pairs, W and
+U are computed again. The loop over chunks is not walked forward a second time.
+
+Source: the WY form of Yang et al. 2024, arXiv:2406.06484; gates 2412.06464, 2510.26692.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.delta.decay import (
+    Pairing,
+    multiply_pairs,
+    pull_pairs,
+    sum_before,
+    sum_behind,
+    sum_to_end,
+)
+from models.delta.inputs import GATE_FLOOR, DeltaInputs, create_state, find_starts, get_state_dtype
+from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels
+from models.delta.kernels_rule import (
+    fits_fused,
+    fits_fused_back,
+    kernel_rule,
+    kernel_rule_back,
+)
+from models.delta.layout import (
+    ChunkPlan,
+    CoreOptions,
+    apply_in_chunks,
+    find_reach,
+    from_chunks,
+    in_full_width,
+    keep_reached,
+    to_chunks,
+)
+from models.delta.solve import invert
+from models.delta.walk import walk, walk_back
+
+_USUAL = CoreOptions()
+
+
+def chunk_delta_rule(
+    inputs: DeltaInputs,
+    state: Tensor | None = None,
+    *,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    options: CoreOptions = _USUAL,
+) -> tuple[Tensor, Tensor]:
+    """What `recur_delta_rule` gives of the same arguments.
+
+    Gates below -64 count as -64: what they leave is 1e-28 of what it was.
+
+    Raises:
+      UserError: a state of another shape, or tokens that fill no chunks and may not be padded.
+    """
+    if options.kernels == "pallas":
+        require_kernels(inputs.v.device, inputs.v.dtype)
+    state = create_state(inputs, state)
+    wide = _spread(inputs.widen(keys=not _shares_keys(inputs, segments, options)))
+    starts = None if segments is None else _spread_starts(find_starts(segments), inputs.steps)
+    if mask is not None:
+        wide = _silence(wide, mask.repeat_interleave(inputs.steps, dim=1))
+    output, state = apply_in_chunks(_DeltaRule, _list_parts(wide), state, starts, options)
+    output = output[:, inputs.steps - 1 :: inputs.steps]
+    if mask is not None:
+        output = keep_reached(output, mask[:, :, None, None])
+    return output, state
+
+
+def _shares_keys(inputs: DeltaInputs, segments: Tensor | None, options: CoreOptions) -> bool:
+    """Whether kernels take queries and keys as they are, with fewer heads than values have."""
+    if options.kernels != "pallas" or segments is not None:
+        return False
+    return fits_fused_back(options, _list_parts(inputs.widen(keys=False)))
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Inputs as chunks [N, B, H, C, ...], and the decays of their rows.
+
+    Attributes:
+      erased: erase * k.
+      into: decay of the state before the chunk up to each row.
+      out: decay of each row up to the chunk's end.
+      last: decay of a state over the whole chunk, [N, B, H, K or 1].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    erase: Tensor
+    write: Tensor
+    erased: Tensor
+    into: Tensor
+    out: Tensor
+    last: Tensor
+    pairs: Tensor | None
+
+    def compute_pairs(self) -> Tensor:
+        """P [N, B, H, C, C]."""
+        return multiply_pairs(self.q, self.k, self.g, Pairing(keep=self.pairs))
+
+    def compute_system(self) -> Tensor:
+        """L, strictly lower."""
+        return multiply_pairs(self.erased, self.k, self.g, Pairing(strict=True, keep=self.pairs))
+
+    def get_sides(self) -> tuple[Tensor, Tensor]:
+        """What A is multiplied with: of the state before the chunk, and of values."""
+        return self.erased * self.into, self.write * self.v
+
+    def solve(self, inverse: Tensor) -> tuple[Tensor, Tensor]:
+        """W and U, by two products: joined for one they would be copied before and behind it."""
+        known, values = self.get_sides()
+        return inverse @ known, inverse @ values
+
+
+def _cut(parts: list[Tensor], starts: Tensor | None, chunk: int) -> _Chunks:
+    dtype = get_state_dtype(parts[2])
+    q, k, v, g, erase, write = (to_chunks(x, chunk, dtype) for x in parts)
+    reach = find_reach(starts, chunk)
+    return _Chunks(
+        q, k, v, g, erase, write, erase * k,
+        into=keep_reached(sum_before(g).exp(), reach.entry),
+        out=keep_reached(sum_behind(g).exp(), reach.exit),
+        last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
+        pairs=reach.pairs,
+    )  # fmt: skip
+
+
+class _DeltaRule(torch.autograd.Function):
+    """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V] and the state behind."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        *parts, state = tensors
+        ctx.plan = plan
+        if starts is None and fits_fused(plan.options, parts):
+            output, inverse, states, state = kernel_rule(parts, state, plan.chunk, plan.keep)
+            if plan.keep:
+                ctx.save_for_backward(starts, *parts, inverse, states)
+            return output, state
+        chunks = _cut(parts, starts, plan.chunk)
+        inverse = invert(chunks.compute_system(), plan.options.solver)
+        factors = [
+            chunks.compute_pairs(), chunks.q * chunks.into, chunks.k * chunks.out, chunks.last,
+        ]  # fmt: skip
+        if plan.options.kernels == "pallas":
+            factors = [inverse, *chunks.get_sides(), *factors]
+            output, states, state = kernel_walk(factors, state, plan.keep)
+        else:
+            factors = [*chunks.solve(inverse), *factors]
+            output, states, state = walk(
+                factors, state, plan.options.loop, plan.keep, plan.options.parts
+            )
+        if plan.keep:
+            ctx.save_for_backward(starts, *parts, inverse, states)
+        return from_chunks(output).to(parts[2].dtype), state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        starts, *parts, inverse, states = ctx.saved_tensors
+        if starts is None and fits_fused_back(ctx.plan.options, parts):
+            kept = [inverse, states]
+            return None, None, *kernel_rule_back(parts, kept, grad, grad_state)
+        with in_full_width(grad):
+            chunks = _cut(parts, starts, ctx.plan.chunk)
+            grad = to_chunks(grad, ctx.plan.chunk, chunks.v.dtype)
+            pulled = _Pull(chunks, inverse, states).pull(grad, grad_state, ctx.plan.options)
+        *grads, to_state = pulled
+        of_inputs = [
+            from_chunks(_shrink(one, x.shape[-1])).to(x.dtype)
+            for one, x in zip(grads, parts, strict=True)
+        ]
+        return None, None, *of_inputs, to_state
+
+
+@dataclass(frozen=True)
+class _Pull:
+    """The way back through all chunks."""
+
+    chunks: _Chunks
+    inverse: Tensor
+    states: Tensor
+
+    def _walk(
+        self, grad: Tensor, grad_state: Tensor, options: CoreOptions
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """V', and gradients of what A is multiplied with, of states behind chunks, of the first."""
+        one = self.chunks
+        pairs, key, query = one.compute_pairs(), one.k * one.out, one.q * one.into
+        if options.kernels == "pallas":
+            known, values = one.get_sides()
+            values = self.inverse @ (values - known @ self.states)
+            factors = [self.inverse, known, pairs, query, key, one.last, grad]
+            return values, *kernel_walk_back(factors, grad_state)
+        w, u = one.solve(self.inverse)
+        from_outputs, to_state = _turn(pairs) @ grad, _turn(query) @ grad
+        factors = [from_outputs, key, w, one.last, to_state]
+        after, before = walk_back(factors, grad_state, options.loop, options.parts)
+        sides = _turn(self.inverse) @ (from_outputs + key @ after)
+        return u - w @ self.states, sides, after, before
+
+    def pull(self, grad: Tensor, grad_state: Tensor, options: CoreOptions) -> tuple[Tensor, ...]:
+        """Gradients of q, k, v, g, erase, write, gates still of all channels, and of the state."""
+        one = self.chunks
+        values, sides, after, before = self._walk(grad, grad_state, options)
+        to_q, k_of_q, g_of_q = pull_pairs(
+            grad @ _turn(values), one.q, one.k, one.g, Pairing(keep=one.pairs)
+        )
+        to_erased, k_of_erased, g_of_erased = pull_pairs(
+            -(sides @ _turn(values)), one.erased, one.k, one.g,
+            Pairing(strict=True, keep=one.pairs),
+        )  # fmt: skip
+        q_before = one.into * (grad @ _turn(self.states))
+        erased_before = -one.into * (sides @ _turn(self.states))
+        k_behind = one.out * (values @ _turn(after))
+        to_erased = to_erased + erased_before
+        to_g = self._pull_gates(one.q * q_before + one.erased * erased_before, one.k * k_behind)
+        to_last = one.last * (after * self.states).sum(dim=-1)
+        to_g = _shrink(to_g + to_last.unsqueeze(-2), one.g.shape[-1]) + g_of_q + g_of_erased
+        # The two products with `sides` differ in their order, so that the programs of the two
+        # gradients differ, too: PyTorch/XLA tells those apart by operations and shapes alone, and
+        # would answer one with the other where v and write are of one shape (pytorch/xla 8353).
+        return (
+            to_q + q_before, k_of_q + k_of_erased + k_behind + one.erase * to_erased,
+            one.write * sides, to_g, one.k * to_erased, sides * one.v, before,
+        )  # fmt: skip
+
+    @staticmethod
+    def _pull_gates(of_rows: Tensor, of_columns: Tensor) -> Tensor:
+        """Of what decays from the chunk's beginning up to rows, and from columns to its end."""
+        return sum_to_end(of_rows) + sum_before(of_columns, before=True)
+
+
+def _shrink(grad: Tensor, width: int) -> Tensor:
+    """Summed over channels where the input has one number for all of them."""
+    return grad.sum(dim=-1, keepdim=True) if width == 1 != grad.shape[-1] else grad
+
+
+def _turn(x: Tensor) -> Tensor:
+    return x.transpose(-1, -2)
+
+
+def _list_parts(inputs: DeltaInputs) -> list[Tensor]:
+    floor = inputs.g.clamp(min=GATE_FLOOR)
+    return [inputs.q, inputs.k, inputs.v, floor, inputs.erase, inputs.write]
+
+
+def _spread(inputs: DeltaInputs) -> DeltaInputs:
+    """One token a step: it decays at the first of a token's steps, and is read at the last."""
+    count = inputs.steps
+    if count == 1:
+        return inputs
+    q, g = inputs.q.unsqueeze(2), inputs.g.unsqueeze(2)
+    no_q, no_g = (torch.zeros_like(x).expand(-1, -1, count - 1, -1, -1) for x in (q, g))
+    q, g = torch.cat([no_q, q], dim=2).flatten(1, 2), torch.cat([g, no_g], dim=2).flatten(1, 2)
+    return replace(inputs, q=q, g=g, steps=1)
+
+
+def _spread_starts(starts: Tensor, count: int) -> Tensor:
+    rest = torch.zeros_like(starts).unsqueeze(-1).expand(-1, -1, count - 1)
+    return torch.cat([starts.unsqueeze(-1), rest], dim=-1).flatten(1)
+
+
+def _silence(inputs: DeltaInputs, mask: Tensor) -> DeltaInputs:
+    """Tokens that are False neither decay, erase nor write."""
+    kept = mask[:, :, None, None]
+    g, erase, write = (keep_reached(x, kept) for x in (inputs.g, inputs.erase, inputs.write))
+    return replace(inputs, g=g, erase=erase, write=write)

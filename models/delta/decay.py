@@ -1,0 +1,197 @@
+"""Products of rows and columns of a chunk with the decay between them, and their gradients.
+
+M[i, j] = sum_d x[i, d] y[j, d] exp(sum of g[t, d] over t from j + 1 to i), of j <= i. Gates are of
+a head ([..., C, 1]) or of a channel ([..., C, K]). Every exponent is a sum of gates, none a
+difference of long sums, and none is above 0: nothing overflows, whatever the gates are, and a gate
+near 0 behind a strong one loses no digits. What is masked is masked before it is exponentiated.
+
+A channel's decay cannot be pulled out of the product over the whole chunk. So the chunk is cut into
+halves again and again down to sub-blocks: of two neighbouring blocks the boundary is the reference
+row, up to which columns decay and from which rows do, and one matrix product serves the pair.
+Within a sub-block the sum is taken element by element.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+SUB_BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Which pairs of a chunk count, and which of their gates.
+
+    Attributes:
+      strict: j < i alone.
+      before: the decay ends before the row's own gate (t up to i - 1); needs `strict`.
+      keep: bool [..., C, C] of pairs that may count, of packed sequences; none: all.
+    """
+
+    strict: bool = False
+    before: bool = False
+    keep: Tensor | None = None
+
+
+def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
+    """Sums of gates [..., C, D] from the chunk's first row up to each row.
+
+    Args:
+      before: the row's own gate is left out.
+    """
+    sums = g.cumsum(dim=-2)
+    if not before:
+        return sums
+    return torch.cat([torch.zeros_like(g[..., :1, :]), sums[..., :-1, :]], dim=-2)
+
+
+def sum_behind(g: Tensor) -> Tensor:
+    """Sums of gates [..., C, D] of the rows that follow each row."""
+    sums = sum_to_end(g)
+    return torch.cat([sums[..., 1:, :], torch.zeros_like(g[..., :1, :])], dim=-2)
+
+
+def sum_to_end(g: Tensor) -> Tensor:
+    """Sums of [..., C, D] over each row and those that follow it."""
+    return g.flip(-2).cumsum(dim=-2).flip(-2)
+
+
+def multiply_pairs(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:
+    """[..., C, C] of rows x [..., C, K] and columns y [..., C, K], 0 where no pair counts."""
+    if g.shape[-1] == 1:
+        return (x @ y.transpose(-1, -2)) * _decay_of_head(g, pairing)
+    size, count = _get_sub_block(x), x.shape[-2]
+    rows, columns, gates = (_cut(z, size) for z in (x, y, g))
+    inside = _decay_inside(gates, pairing)
+    blocks = (rows.unsqueeze(-2) * columns.unsqueeze(-3) * inside).sum(dim=-1)
+    while size < count:
+        rows, columns = _scale_halves(x, y, g, size, pairing)
+        blocks = join_blocks(blocks, rows @ columns.transpose(-1, -2))
+        size *= 2
+    return _drop(blocks.squeeze(-3), pairing.keep)
+
+
+def pull_pairs(
+    grad: Tensor, x: Tensor, y: Tensor, g: Tensor, pairing: Pairing
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of x, y and g, from that of `multiply_pairs` [..., C, C].
+
+    A gate's is the sum over the pairs that it stands between. The difference of the sums up to rows
+    and behind columns, x dx - y dy, would be cheaper, and of a strong gate nothing but roundings.
+    """
+    if g.shape[-1] == 1:
+        decayed = grad * _decay_of_head(g, pairing)
+        between = _sum_between((decayed * (x @ y.transpose(-1, -2))).unsqueeze(-1), pairing)
+        return decayed @ y, decayed.transpose(-1, -2) @ x, between
+    grad = _drop(grad, pairing.keep)
+    size, count = _get_sub_block(x), x.shape[-2]
+    rows, columns, gates = (_cut(z, size) for z in (x, y, g))
+    inside = _decay_inside(gates, pairing) * cut_diagonal(grad, size).unsqueeze(-1)
+    from_columns, from_rows = inside * columns.unsqueeze(-3), inside * rows.unsqueeze(-2)
+    found = (
+        from_columns.sum(dim=-2).flatten(-3, -2),
+        from_rows.sum(dim=-3).flatten(-3, -2),
+        _sum_between(from_columns * rows.unsqueeze(-2), pairing).flatten(-3, -2),
+    )
+    while size < count:
+        lower = cut_diagonal(grad, 2 * size)[..., size:, :size]
+        level = _pull_halves(lower, (x, y, g), size, pairing)
+        found = tuple(a + b for a, b in zip(found, level, strict=True))
+        size *= 2
+    return found
+
+
+def _pull_halves(
+    lower: Tensor, given: tuple[Tensor, Tensor, Tensor], size: int, pairing: Pairing
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of what stands below pairs of blocks: rows of second halves, columns of first."""
+    x, y, g = given
+    ends, begins = _decay_halves(g, size, pairing)
+    firsts, seconds = _cut(y, 2 * size)[..., :size, :], _cut(x, 2 * size)[..., size:, :]
+    to_rows = ends * (lower @ (firsts * begins))
+    to_columns = begins * (lower.transpose(-1, -2) @ (seconds * ends))
+    up_to = sum_behind if pairing.before else sum_to_end
+    of_firsts, of_seconds = sum_before(firsts * to_columns, before=True), up_to(seconds * to_rows)
+    none = torch.zeros_like(to_rows)
+    halves = ((none, to_rows), (to_columns, none), (of_firsts, of_seconds))
+    to_x, to_y, to_g = (torch.cat(pair, dim=-2).flatten(-3, -2) for pair in halves)
+    return to_x, to_y, to_g
+
+
+def _sum_between(products: Tensor, pairing: Pairing) -> Tensor:
+    """[..., C, D] of products of pairs [..., C, C, D]: of each gate, of pairs that it decays."""
+    up_to = sum_behind if pairing.before else sum_to_end
+    sums = up_to(products.flatten(-2)).unflatten(-1, products.shape[-2:])
+    earlier = _lower(products.shape[-3], strict=True, device=products.device).unsqueeze(-1)
+    return torch.where(earlier, sums, torch.zeros_like(sums)).sum(dim=-2)
+
+
+def _decay_of_head(g: Tensor, pairing: Pairing) -> Tensor:
+    """[..., C, C] of gates [..., C, 1]: row by row the gates behind column j are added up."""
+    lower = _lower(g.shape[-2], strict=True, device=g.device)
+    sums = torch.where(lower, g, torch.zeros_like(g)).cumsum(dim=-2)
+    if pairing.before:
+        sums = torch.cat([torch.zeros_like(sums[..., :1, :]), sums[..., :-1, :]], dim=-2)
+    counts = _lower(g.shape[-2], strict=pairing.strict, device=g.device)
+    if pairing.keep is not None:
+        counts = counts & pairing.keep
+    return torch.where(counts, sums, -torch.inf).exp()
+
+
+def _decay_inside(gates: Tensor, pairing: Pairing) -> Tensor:
+    """[..., n, s, s, K] of gates [..., n, s, K] cut into sub-blocks."""
+    rows = sum_before(gates, before=pairing.before)
+    sums = rows.unsqueeze(-2) - sum_before(gates).unsqueeze(-3)
+    counts = _lower(gates.shape[-2], strict=pairing.strict, device=gates.device)
+    return torch.where(counts.unsqueeze(-1), sums, -torch.inf).exp()
+
+
+def _decay_halves(g: Tensor, size: int, pairing: Pairing) -> tuple[Tensor, Tensor]:
+    """Decay of second halves since the boundary, and of first ones up to it: [..., n, s, K]."""
+    pairs = _cut(g, 2 * size)
+    ends = sum_before(pairs[..., size:, :], before=pairing.before)
+    return ends.exp(), sum_behind(pairs[..., :size, :]).exp()
+
+
+def _scale_halves(
+    x: Tensor, y: Tensor, g: Tensor, size: int, pairing: Pairing
+) -> tuple[Tensor, Tensor]:
+    """Rows of the second half and columns of the first of each pair of blocks, decayed."""
+    ends, begins = _decay_halves(g, size, pairing)
+    rows, columns = _cut(x, 2 * size)[..., size:, :], _cut(y, 2 * size)[..., :size, :]
+    return rows * ends, columns * begins
+
+
+def join_blocks(blocks: Tensor, lower: Tensor) -> Tensor:
+    """Pairs of blocks [..., 2 n, s, s] and what is below each, as [..., n, 2 s, 2 s]."""
+    first, second = blocks[..., 0::2, :, :], blocks[..., 1::2, :, :]
+    upper = torch.cat([first, torch.zeros_like(first)], dim=-1)
+    return torch.cat([upper, torch.cat([lower, second], dim=-1)], dim=-2)
+
+
+def _cut(x: Tensor, size: int) -> Tensor:
+    """[..., C, D] -> [..., C / s, s, D]."""
+    return x.unflatten(-2, (-1, size))
+
+
+def cut_diagonal(x: Tensor, size: int) -> Tensor:
+    """The blocks on the diagonal of [..., C, C]: [..., C / s, s, s]."""
+    tiles = x.unflatten(-1, (-1, size)).unflatten(-3, (-1, size))
+    return tiles.diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
+
+
+def _drop(x: Tensor, keep: Tensor | None) -> Tensor:
+    return x if keep is None else torch.where(keep, x, torch.zeros_like(x))
+
+
+def _lower(count: int, *, strict: bool, device: torch.device) -> Tensor:
+    place = torch.arange(count, device=device)
+    rows = place.unsqueeze(-1)
+    return place < rows if strict else place <= rows
+
+
+def _get_sub_block(x: Tensor) -> int:
+    return min(SUB_BLOCK, x.shape[-2])

@@ -1,0 +1,220 @@
+"""RWKV-7's rule a chunk at a time: a transition that is diagonal plus a product of two vectors.
+
+Two kinds of columns meet two kinds of rows, so a chunk has four products of pairs: a with b makes
+the triangular system, a with k its right-hand side, q with b and q with k the outputs. The walk
+over chunks is that of the delta rules. Types and what is kept for the backward pass are theirs,
+too: the inputs, the inverse (C numbers of a token and head), the state before each chunk.
+
+Source: Peng et al. 2025, arXiv:2503.14456; Yang et al. 2024, arXiv:2406.06484.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from models.delta.decay import (
+    Pairing,
+    multiply_pairs,
+    pull_pairs,
+    sum_before,
+    sum_behind,
+    sum_to_end,
+)
+from models.delta.inputs import GATE_FLOOR, DplrInputs, create_state, find_starts, get_state_dtype
+from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels
+from models.delta.layout import (
+    ChunkPlan,
+    CoreOptions,
+    apply_in_chunks,
+    find_reach,
+    from_chunks,
+    in_full_width,
+    keep_reached,
+    to_chunks,
+)
+from models.delta.solve import invert
+from models.delta.walk import walk, walk_back
+
+_USUAL = CoreOptions()
+
+
+def chunk_dplr(
+    inputs: DplrInputs,
+    state: Tensor | None = None,
+    *,
+    segments: Tensor | None = None,
+    mask: Tensor | None = None,
+    options: CoreOptions = _USUAL,
+) -> tuple[Tensor, Tensor]:
+    """What `recur_dplr` gives of the same arguments; gates below -64 count as -64.
+
+    Raises:
+      UserError: a state of another shape, or tokens that fill no chunks and may not be padded.
+    """
+    if options.kernels == "pallas":
+        require_kernels(inputs.v.device, inputs.v.dtype)
+    state = create_state(inputs, state)
+    parts = [inputs.q, inputs.k, inputs.v, inputs.g.clamp(min=GATE_FLOOR), inputs.a, inputs.b]
+    if mask is not None:
+        kept = mask[:, :, None, None]
+        parts = [parts[0], *(keep_reached(x, kept) for x in parts[1:])]
+    starts = None if segments is None else find_starts(segments)
+    output, state = apply_in_chunks(_Dplr, parts, state, starts, options)
+    return output if mask is None else keep_reached(output, kept), state
+
+
+@dataclass(frozen=True)
+class _DplrChunks:
+    """Inputs as chunks [N, B, H, C, ...], and the decays of their rows.
+
+    Attributes:
+      into: decay of the state before the chunk up to each row.
+      before: the same without the row's own.
+      out: decay of each row up to the chunk's end.
+      last: decay of a state over the whole chunk.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    a: Tensor
+    b: Tensor
+    into: Tensor
+    before: Tensor
+    out: Tensor
+    last: Tensor
+    of_q: Pairing
+    of_a: Pairing
+
+
+def _cut(parts: list[Tensor], starts: Tensor | None, chunk: int) -> _DplrChunks:
+    dtype = get_state_dtype(parts[2])
+    q, k, v, g, a, b = (to_chunks(x, chunk, dtype) for x in parts)
+    reach = find_reach(starts, chunk)
+    return _DplrChunks(
+        q, k, v, g, a, b,
+        into=keep_reached(sum_before(g).exp(), reach.entry),
+        before=keep_reached(sum_before(g, before=True).exp(), reach.entry),
+        out=keep_reached(sum_behind(g).exp(), reach.exit),
+        last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
+        of_q=Pairing(keep=reach.pairs),
+        of_a=Pairing(strict=True, before=True, keep=reach.pairs),
+    )  # fmt: skip
+
+
+def _get_sides(one: _DplrChunks) -> tuple[Tensor, Tensor]:
+    """What A is multiplied with: of the state before the chunk, and of values."""
+    return -one.a * one.before, multiply_pairs(one.a, one.k, one.g, one.of_a) @ one.v
+
+
+def _solve(one: _DplrChunks, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """W and U of the walk."""
+    sides = torch.cat(_get_sides(one), dim=-1)
+    w, u = (inverse @ sides).split([one.k.shape[-1], one.v.shape[-1]], dim=-1)
+    return w, u
+
+
+class _Dplr(torch.autograd.Function):
+    """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V] and the state behind."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        *parts, state = tensors
+        one = _cut(parts, starts, plan.chunk)
+        inverse = invert(-multiply_pairs(one.a, one.b, one.g, one.of_a), plan.options.solver)
+        pairs, known = (multiply_pairs(one.q, y, one.g, one.of_q) for y in (one.b, one.k))
+        factors = [
+            pairs, one.q * one.into, one.b * one.out, one.last, _turn(one.k * one.out) @ one.v,
+        ]  # fmt: skip
+        if plan.options.kernels == "pallas":
+            factors = [inverse, *_get_sides(one), *factors]
+            output, states, state = kernel_walk(factors, state, plan.keep)
+        else:
+            factors = [*_solve(one, inverse), *factors]
+            output, states, state = walk(
+                factors, state, plan.options.loop, plan.keep, plan.options.parts
+            )
+        ctx.plan = plan
+        if plan.keep:
+            ctx.save_for_backward(starts, *parts, inverse, states)
+        return from_chunks(output + known @ one.v).to(parts[2].dtype), state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        starts, *parts, inverse, states = ctx.saved_tensors
+        with in_full_width(grad):
+            one = _cut(parts, starts, ctx.plan.chunk)
+            grad = to_chunks(grad, ctx.plan.chunk, one.v.dtype)
+            *grads, to_state = _pull(one, (inverse, states), grad, grad_state, ctx.plan.options)
+        grads = [from_chunks(x).to(like.dtype) for x, like in zip(grads, parts, strict=True)]
+        return None, None, *grads, to_state
+
+
+def _pull(
+    one: _DplrChunks,
+    kept: tuple[Tensor, Tensor],
+    grad: Tensor,
+    grad_state: Tensor,
+    options: CoreOptions,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, g, a, b and the state, from those of outputs and of the last state."""
+    states = kept[1]
+    known = multiply_pairs(one.q, one.k, one.g, one.of_q)
+    values, sides, after, before = _walk(one, kept, grad, grad_state, options)
+    of_pairs = (
+        (grad @ _turn(values), one.q, one.b, one.of_q),
+        (grad @ _turn(one.v), one.q, one.k, one.of_q),
+        (sides @ _turn(values), one.a, one.b, one.of_a),
+        (sides @ _turn(one.v), one.a, one.k, one.of_a),
+    )
+    (q_b, b_q, g_0), (q_k, k_q, g_1), (a_b, b_a, g_2), (a_k, k_a, g_3) = (
+        pull_pairs(product, x, y, one.g, pairing) for product, x, y, pairing in of_pairs
+    )
+    b_behind, k_behind = one.out * (values @ _turn(after)), one.out * (one.v @ _turn(after))
+    q_before, a_before = one.into * (grad @ _turn(states)), one.before * (sides @ _turn(states))
+    to_v = _turn(known) @ grad + (one.k * one.out) @ after
+    to_v = to_v + _turn(multiply_pairs(one.a, one.k, one.g, one.of_a)) @ sides
+    # Decay from the chunk's beginning up to rows of q, before those of a, and behind columns.
+    to_g = sum_to_end(one.q * q_before) + sum_behind(one.a * a_before)
+    to_g = to_g + sum_before(one.b * b_behind + one.k * k_behind, before=True)
+    to_last = one.last * (after * states).sum(dim=-1)
+    return (
+        q_b + q_k + q_before, k_q + k_a + k_behind, to_v,
+        to_g + to_last.unsqueeze(-2) + g_0 + g_1 + g_2 + g_3, a_b + a_k + a_before,
+        b_q + b_a + b_behind, before,
+    )  # fmt: skip
+
+
+def _walk(
+    one: _DplrChunks,
+    kept: tuple[Tensor, Tensor],
+    grad: Tensor,
+    grad_state: Tensor,
+    options: CoreOptions,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """V', and gradients of what A is multiplied with, of states behind chunks, of the first."""
+    inverse, states = kept
+    pairs, written = multiply_pairs(one.q, one.b, one.g, one.of_q), one.b * one.out
+    if options.kernels == "pallas":
+        known, values = _get_sides(one)
+        factors = [inverse, known, pairs, one.q * one.into, written, one.last, grad]
+        values = inverse @ (values - known @ states)
+        return values, *kernel_walk_back(factors, grad_state)
+    w, u = _solve(one, inverse)
+    from_outputs, to_state = _turn(pairs) @ grad, _turn(one.q * one.into) @ grad
+    factors = [from_outputs, written, w, one.last, to_state]
+    after, before = walk_back(factors, grad_state, options.loop, options.parts)
+    return u - w @ states, _turn(inverse) @ (from_outputs + written @ after), after, before
+
+
+def _turn(x: Tensor) -> Tensor:
+    return x.transpose(-1, -2)

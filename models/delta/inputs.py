@@ -1,0 +1,157 @@
+"""What the rules of delta attention take: one record for the delta rules, one for RWKV-7.
+
+The state S of a head is a [K, V] matrix, read by queries as S^T q. Queries come as they are
+used: a layer that scales them by K^-1/2 does so before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from utils.errors import UserError
+
+# e to this is no part of a float32 sum of ones, and a chunk of such gates still sums exactly
+# enough.
+GATE_FLOOR = -64.0
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """S~ = diag(e^g) S; S = S~ + k (write * v - S~^T (erase * k))^T; output S^T q.
+
+    With `steps` = n the tokens of k, v, erase and write come n to one token of q and g: the state
+    decays once, takes n updates, and is read behind the last (DeltaProduct).
+
+    Attributes:
+      q: [B, T, Hk, K]; Hk divides the H heads of v, and each head of q and k serves H / Hk of them.
+      k: [B, T n, Hk, K].
+      v: [B, T n, H, V].
+      g: [B, T, H] or, of each channel, [B, T, H, K]: logarithms of the decay, at most 0.
+      erase: [B, T n, H] or [B, T n, H, K].
+      write: [B, T n, H] or [B, T n, H, V].
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    erase: Tensor
+    write: Tensor
+    steps: int = 1
+
+    def __post_init__(self) -> None:
+        batch, tokens, heads, width = self.v.shape
+        places, keys = self.q.shape[1], self.k.shape[-1]
+        shared = self.k.shape[2]
+        if self.steps < 1 or tokens != places * self.steps:
+            raise UserError(
+                f"v has {tokens} tokens, but q has {places} with {self.steps} steps each; give "
+                "tokens of k, v, erase and write for each step"
+            )
+        if heads % shared:
+            raise UserError(f"{shared} heads of q and k do not divide the {heads} of v; change one")
+        given = {"q": self.q, "k": self.k, "g": self.g, "erase": self.erase, "write": self.write}
+        rules = {
+            "q": [(batch, places, shared, keys)],
+            "k": [(batch, tokens, shared, keys)],
+            "g": _list_gates((batch, places, heads), keys),
+            "erase": _list_gates((batch, tokens, heads), keys),
+            "write": _list_gates((batch, tokens, heads), width),
+        }
+        _check_shapes(given, rules)
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[B, H, K, V]."""
+        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
+
+    def widen(self, *, keys: bool = True) -> DeltaInputs:
+        """The same with as many heads of q and k as of v, and gates of four dimensions.
+
+        Args:
+          keys: false: q and k stay as they are.
+        """
+        share = self.v.shape[2] // self.k.shape[2] if keys else 1
+        q, k = (x if share == 1 else x.repeat_interleave(share, dim=2) for x in (self.q, self.k))
+        g, erase, write = (
+            x if x.dim() == 4 else x.unsqueeze(-1) for x in (self.g, self.erase, self.write)
+        )
+        return replace(self, q=q, k=k, g=g, erase=erase, write=write)
+
+
+@dataclass(frozen=True)
+class DplrInputs:
+    """S = diag(e^g) S + b (S^T a)^T + k v^T with the state of before in S^T a; output S^T q.
+
+    RWKV-7 has q = its receptance, g = its log decay, a = -k^ and b = k^ * eta of its
+    normalised keys k^.
+
+    Attributes:
+      q: [B, T, H, K], and so g (at most 0), k, a and b.
+      v: [B, T, H, V].
+
+    Source: Peng et al. 2025, arXiv:2503.14456, there transposed.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    a: Tensor
+    b: Tensor
+
+    def __post_init__(self) -> None:
+        of_keys = [(*self.v.shape[:3], self.k.shape[-1])]
+        given = {"q": self.q, "k": self.k, "g": self.g, "a": self.a, "b": self.b}
+        _check_shapes(given, dict.fromkeys(given, of_keys))
+
+    @property
+    def state_shape(self) -> tuple[int, int, int, int]:
+        """[B, H, K, V]."""
+        return (self.v.shape[0], self.v.shape[2], self.k.shape[3], self.v.shape[3])
+
+
+def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tensor:
+    """A state [B, H, K, V] in float32, or float64 where the values are: the given one, or zeros.
+
+    Raises:
+      UserError: it has another shape.
+    """
+    dtype = get_state_dtype(inputs.v)
+    if state is None:
+        return torch.zeros(inputs.state_shape, dtype=dtype, device=inputs.v.device)
+    if tuple(state.shape) != inputs.state_shape:
+        raise UserError(
+            f"a state of shape {list(state.shape)} does not fit these inputs, whose state is "
+            f"{list(inputs.state_shape)} [B, H, K, V]; give one of their own layer"
+        )
+    return state.to(dtype)
+
+
+def get_state_dtype(values: Tensor) -> torch.dtype:
+    """What gates, sums, inverses and states are computed in."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+def find_starts(segments: Tensor) -> Tensor:
+    """Bool [B, T] of segments [B, T]: places whose token begins another one than the token before.
+
+    The first token of all goes on from the initial state.
+    """
+    same = torch.ones_like(segments[:, :1], dtype=torch.bool)
+    return torch.cat([~same, segments[:, 1:] != segments[:, :-1]], dim=1)
+
+
+def _list_gates(shape: tuple[int, ...], channels: int) -> list[tuple[int, ...]]:
+    """Of a head, in both spellings, and of each channel."""
+    return [shape, (*shape, 1), (*shape, channels)]
+
+
+def _check_shapes(given: dict[str, Tensor], rules: dict[str, list[tuple[int, ...]]]) -> None:
+    for name, value in given.items():
+        if tuple(value.shape) not in rules[name]:
+            wanted = " or ".join(str(list(shape)) for shape in rules[name])
+            raise UserError(f"{name} has the shape {list(value.shape)}, not {wanted}; change it")

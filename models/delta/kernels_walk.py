@@ -1,0 +1,182 @@
+"""Pallas kernels of the walk over chunks, forward and back, with the state in VMEM.
+
+The grid goes over groups of heads and, in order, over chunks; a state or its gradient stays in
+scratch memory from one chunk to the next, in float32. Forward a chunk is
+
+    V' = A (U - R S);   O = Q S + P V';   S <- last * S + K^T V' + E
+
+with A the inverse, U = write * v and R = erase * k * e^c: W = A R is never formed, nor is it kept.
+Written against jax 0.7.1.
+
+Source: the WY form of arXiv:2406.06484; the product that is saved is that of MaxText's and
+  FlashQLA's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax import Array
+
+_HEADS = 8
+
+
+@dataclass(frozen=True)
+class WalkPlan:
+    """What a program is compiled for, beside the shapes of its arguments.
+
+    Attributes:
+      keep: the state before each chunk is wanted.
+      added: there is an E.
+      interpret: run as plain XLA, for devices that are no TPU.
+    """
+
+    keep: bool = False
+    added: bool = False
+    interpret: bool = False
+
+
+def walk_forward(plan: WalkPlan, state: Array, *factors: Array) -> tuple[Array, ...]:
+    """Outputs [N, G, C, V], the last state [G, K, V] and, where kept, states [N, G, K, V].
+
+    Args:
+      state: [G, K, V].
+      factors: A [N, G, C, C], R [N, G, C, K], U [N, G, C, V], P [N, G, C, C], Q and K
+        [N, G, C, K], `last` [N, G, 1, K or 1], and E [N, G, K, V] where there is one.
+    """
+    import jax
+    from jax import numpy as jnp
+
+    chunks, heads = factors[2].shape[:2]
+    outputs = [jax.ShapeDtypeStruct(factors[2].shape, jnp.float32)]
+    outputs += [jax.ShapeDtypeStruct(state.shape, jnp.float32)]
+    if plan.keep:
+        outputs += [jax.ShapeDtypeStruct((chunks, heads, *state.shape[1:]), jnp.float32)]
+    return _call(partial(_move, plan.added), plan, state, factors, outputs, reverse=False)
+
+
+def walk_back(plan: WalkPlan, grad: Array, *factors: Array) -> tuple[Array, ...]:
+    """Gradients of A's sides [N, G, C, V], of the first state, and of the state behind each chunk.
+
+    Args:
+      grad: of the last state, [G, K, V].
+      factors: A, R, P, Q, K and `last` as above, and the gradient of outputs [N, G, C, V].
+    """
+    import jax
+    from jax import numpy as jnp
+
+    of_outputs = factors[-1]
+    shapes = [of_outputs.shape, grad.shape, (*of_outputs.shape[:2], *grad.shape[1:])]
+    outputs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return _call(_return, plan, grad, factors, outputs, reverse=True)
+
+
+def _call(
+    kernel: Any, plan: WalkPlan, state: Array, factors: Sequence[Array], outputs: Any, *,
+    reverse: bool,
+) -> tuple[Array, ...]:  # fmt: skip
+    """A program of each group of heads, over chunks in order or from the last to the first.
+
+    The first result goes along with the chunks, the second with the heads, a third with both.
+    """
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    chunks, heads = factors[0].shape[:2]
+    size = next(n for n in (_HEADS, 4, 2, 1) if heads % n == 0)
+
+    def of_chunk(shape: Sequence[int]) -> pl.BlockSpec:
+        def find(group: Any, step: Any) -> tuple[Any, ...]:
+            return (chunks - 1 - step if reverse else step, group, 0, 0)
+
+        return pl.BlockSpec((1, size, *shape[2:]), find)
+
+    whole = pl.BlockSpec((size, *state.shape[1:]), lambda group, step: (group, 0, 0))
+    placed = [whole if place == 1 else of_chunk(x.shape) for place, x in enumerate(outputs)]
+    return pl.pallas_call(
+        kernel,
+        grid=(heads // size, chunks),
+        in_specs=[whole, *(of_chunk(x.shape) for x in factors)],
+        out_specs=placed,
+        out_shape=outputs,
+        scratch_shapes=[pltpu.VMEM((size, *state.shape[1:]), state.dtype)],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        interpret=plan.interpret,
+    )(state, *factors)
+
+
+def _move(is_added: bool, *refs: Any) -> None:
+    """One chunk of a group of heads, forward."""
+    first, inverse, known, values, pairs, query, key, last, *rest, moving = refs
+    added = rest.pop(0) if is_added else None
+    output, behind, *before = rest
+    _begin(moving, first)
+    for head in range(moving.shape[0]):
+        state = moving[head]
+        if before:
+            before[0][0, head] = state
+        moved = _dot(inverse[0, head], values[0, head] - _dot(known[0, head], state))
+        output[0, head] = _dot(query[0, head], state) + _dot(pairs[0, head], moved)
+        state = _to_column(last[0, head], state) * state + _dot(key[0, head], moved, turn=True)
+        moving[head] = state + added[0, head] if added is not None else state
+    _end(moving, behind)
+
+
+def _return(*refs: Any) -> None:
+    """One chunk of a group of heads, backwards."""
+    first, inverse, known, pairs, query, key, last, grad, *found, moving = refs
+    sides, before, after = found
+    _begin(moving, first)
+    for head in range(moving.shape[0]):
+        state, output = moving[head], grad[0, head]
+        after[0, head] = state
+        values = _dot(pairs[0, head], output, turn=True) + _dot(key[0, head], state)
+        side = _dot(inverse[0, head], values, turn=True)
+        sides[0, head] = side
+        state = _to_column(last[0, head], state) * state
+        state = state + _dot(query[0, head], output, turn=True)
+        moving[head] = state - _dot(known[0, head], side, turn=True)
+    _end(moving, before)
+
+
+def _begin(moving: Any, first: Any) -> None:
+    from jax.experimental import pallas as pl
+
+    @pl.when(pl.program_id(1) == 0)
+    def _() -> None:
+        moving[...] = first[...]
+
+
+def _end(moving: Any, behind: Any) -> None:
+    from jax.experimental import pallas as pl
+
+    @pl.when(pl.program_id(1) == pl.num_programs(1) - 1)
+    def _() -> None:
+        behind[...] = moving[...]
+
+
+def _to_column(last: Any, state: Any) -> Any:
+    """[1, K] as rows of a state [K, V]."""
+    from jax import numpy as jnp
+
+    if last.shape[1] == 1:
+        return last
+    return jnp.broadcast_to(last, state.shape[::-1]).T
+
+
+def _dot(left: Any, right: Any, *, turn: bool = False) -> Any:
+    """Left times right in float32; `turn`: left transposed."""
+    import jax
+    from jax import numpy as jnp
+
+    return jax.lax.dot_general(
+        left,
+        right,
+        (((0 if turn else 1,), (0,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )

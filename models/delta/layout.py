@@ -1,0 +1,178 @@
+"""Tokens [B, T, H, D] as chunks [N, B, H, C, D], masks, and how a chunked rule is computed."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.delta.backends import OWN, require_backend
+from models.delta.solve import SOLVERS
+from models.delta.walk import LOOPS
+from utils.errors import UserError
+from utils.runtime.sequence import count_sequence_parts
+
+_LARGEST_CHUNK = 256
+KERNELS = ("xla", "pallas")
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    """How a chunked rule is computed; none of it changes what is computed.
+
+    Attributes:
+      chunk: tokens of a chunk, a power of two; fewer where there are fewer.
+      solver: of the triangular system: triangular_solve, ladder16 or rows.
+      loop: over chunks: scan (one loop of the device, where it has one) or unrolled.
+      pad: tokens that fill no chunk are padded; else they are refused.
+      parts: of a sequence, walked over at the same time; on a mesh with an axis for sequences at
+        least as many as that has devices.
+      kernels: xla, or pallas: the walk over chunks is a kernel and `loop` of no account.
+      backend: own, or a package whose kernels layers use in place of all that: fla, flash_qla or
+        flashinfer.
+    """
+
+    chunk: int = 64
+    solver: str = "triangular_solve"
+    loop: str = "scan"
+    pad: bool = True
+    parts: int = 1
+    kernels: str = "xla"
+    backend: str = OWN
+
+    def __post_init__(self) -> None:
+        chunk = self.chunk
+        is_size = type(chunk) is int and 2 <= chunk <= _LARGEST_CHUNK and not chunk & (chunk - 1)
+        if not is_size:
+            raise UserError(
+                f"chunk ({chunk!r}) must be a power of two from 2 to {_LARGEST_CHUNK}; 64 is usual"
+            )
+        if type(self.parts) is not int or self.parts < 1:
+            raise UserError(f"parts ({self.parts!r}) must be a whole number, 1 or more")
+        require_backend(self.backend)
+        for name, known in (("solver", SOLVERS), ("loop", LOOPS), ("kernels", KERNELS)):
+            value = getattr(self, name)
+            if value not in known:
+                raise UserError(f"{name} ({value!r}) is none of {', '.join(known)}; choose one")
+
+        if self.parts > 1 and self.kernels == "pallas":
+            raise UserError(
+                f"kernels (pallas) walk over a sequence as a whole, and parts ({self.parts}) are "
+                "asked for; leave one of them"
+            )
+
+    def fit(self, tokens: int) -> int:
+        """The chunk for so many tokens.
+
+        Raises:
+          UserError: they fill no whole chunks, and may not be padded.
+        """
+        if tokens % self.chunk and not self.pad:
+            raise UserError(
+                f"{tokens} tokens are no multiple of the chunk ({self.chunk}) and pad is false; "
+                "change one of them"
+            )
+        return min(self.chunk, max(2, 1 << (tokens - 1).bit_length()))
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Options as they meet inputs: the chunk that fits, and whether a backward pass follows."""
+
+    options: CoreOptions
+    chunk: int
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What may meet in chunks of packed sequences; none: all may.
+
+    Attributes:
+      pairs: bool [N, B, 1, C, C]: tokens of one sequence.
+      entry: bool [N, B, 1, C, 1]: tokens that see the state before the chunk.
+      exit: bool [N, B, 1, C, 1]: tokens that the state behind the chunk holds.
+      whole: bool [N, B, 1, 1]: the state before the chunk lives on behind it.
+    """
+
+    pairs: Tensor | None = None
+    entry: Tensor | None = None
+    exit: Tensor | None = None
+    whole: Tensor | None = None
+
+
+def apply_in_chunks(
+    rule: type[torch.autograd.Function],
+    parts: list[Tensor],
+    state: Tensor,
+    starts: Tensor | None,
+    options: CoreOptions,
+) -> tuple[Tensor, Tensor]:
+    """Outputs [B, T, H, V] and the last state of a rule that takes whole chunks.
+
+    Args:
+      rule: (plan, starts, *parts, state) -> outputs and state.
+      parts: [B, T, H, ...]; the third is v.
+      starts: bool [B, T] of packed sequences.
+
+    Raises:
+      UserError: tokens fill no chunks and may not be padded.
+    """
+    tokens = parts[2].shape[1]
+    chunk = options.fit(tokens)
+    runs = max(options.parts, count_sequence_parts()) if tokens > chunk else 1
+    options, missing = replace(options, parts=runs), -tokens % (chunk * runs)
+    parts = [pad_tokens(x, missing) for x in parts]
+    starts = None if starts is None else pad_tokens(starts, missing)
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, state))
+    with in_full_width(parts[2]):
+        output, state = rule.apply(ChunkPlan(options, chunk, keep), starts, *parts, state)
+    return output[:, :tokens], state
+
+
+def find_reach(starts: Tensor | None, chunk: int) -> Reach:
+    """The masks of starts [B, T], which is a whole number of chunks."""
+    if starts is None:
+        return Reach()
+    runs = starts.to(torch.int32).unflatten(1, (-1, chunk)).transpose(0, 1).cumsum(dim=-1)
+    runs = runs.unsqueeze(2).unsqueeze(-1)
+    last = runs[..., -1:, :]
+    whole = (last == 0).squeeze(-1)
+    return Reach(runs == runs.transpose(-1, -2), runs == 0, runs == last, whole)
+
+
+def keep_reached(x: Tensor, kept: Tensor | None) -> Tensor:
+    """x where it is kept, else 0."""
+    return x if kept is None else torch.where(kept, x, torch.zeros_like(x))
+
+
+def to_chunks(x: Tensor, chunk: int, dtype: torch.dtype) -> Tensor:
+    """[B, T, H, D] -> [N, B, H, C, D], cast behind the copy, which so moves the narrower type."""
+    return x.unflatten(1, (-1, chunk)).permute(1, 0, 3, 2, 4).to(dtype)
+
+
+def from_chunks(x: Tensor) -> Tensor:
+    """[N, B, H, C, D] -> [B, T, H, D]."""
+    return x.permute(1, 0, 3, 2, 4).flatten(1, 2)
+
+
+def in_full_width(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Where operations on the device of x keep the types of their inputs."""
+    kind = x.device.type
+    if not _has_autocast(kind):
+        return contextlib.nullcontext()
+    return torch.autocast(device_type=kind, enabled=False)
+
+
+@torch.compiler.assume_constant_result
+def _has_autocast(kind: str) -> bool:
+    """Asked while torch.compile traces, which would break its graph at the question itself."""
+    return torch.amp.is_autocast_available(kind)
+
+
+def pad_tokens(x: Tensor, count: int) -> Tensor:
+    """So many zeros behind the tokens of [B, T, ...]."""
+    return functional.pad(x, [0, 0] * (x.dim() - 2) + [0, count]) if count else x

@@ -1,0 +1,130 @@
+"""SimKD's student: a backbone, a projector, and a teacher's classifier that stays as it is."""
+
+from __future__ import annotations
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from models.factory import MODELS
+from utils.errors import UserError
+
+SIMKD = "simkd"
+PROJECTED = "projector"  # the layer whose output is to be the teacher's
+
+
+@MODELS.register(SIMKD)
+class ReusedClassifier(nn.Module):
+    """A student that answers by the classifier of its teacher.
+
+    The backbone's last maps go through a projector (1x1 convolution to `width` / `factor` channels,
+    3x3, 1x1 to `width`, each with BatchNorm and ReLU), are averaged over positions and meet the
+    head, which no step changes. It is random until `adopt` or weights fill it.
+
+    Args:
+      student: name of the backbone, of timm or the house, that gives maps [B, C, H, W].
+      width: channels of the teacher's last maps: what its classifier takes.
+      side: of the teacher's maps in positions, which must divide the backbone's where these are
+        larger: they are averaged to it first. None: the backbone's are no larger.
+      factor: the projector's inner width is `width` / `factor`.
+      of_student: further arguments of the backbone.
+
+    Source: Chen et al. 2022 (SimKD), arXiv:2203.14001, the projector as in its authors' code.
+    """
+
+    def __init__(
+        self,
+        student: str,
+        width: int,
+        num_classes: int = 1000,
+        *,
+        side: int | None = None,
+        factor: int = 2,
+        **of_student: object,
+    ) -> None:
+        super().__init__()
+        if num_classes < 1:
+            raise UserError(
+                "model.name 'simkd' answers by a teacher's classifier, and this task has no "
+                "classes; name the backbone itself"
+            )
+        if not isinstance(factor, int) or not isinstance(width, int) or not 0 < factor <= width:
+            raise UserError(
+                f"model.args of simkd: width ({width!r}) and factor ({factor!r}) are no whole "
+                "numbers above 0 with factor the smaller; set width to what the teacher's "
+                "classifier takes"
+            )
+        self.backbone = create_backbone(student, of_student)
+        self.num_classes, self.num_features, self.side = num_classes, width, side
+        inner = width // factor
+        self.projector = nn.Sequential(
+            *_create_layer(self.backbone.num_features, inner, 1),
+            *_create_layer(inner, inner, 3),
+            *_create_layer(inner, width, 1),
+        )
+        self.head = nn.Linear(width, num_classes).requires_grad_(False)
+
+    def adopt(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Take the weights of a classifier, [num_classes, width] and [num_classes]."""
+        with torch.no_grad():
+            self.head.weight.copy_(weight)
+            self.head.bias.copy_(torch.zeros_like(self.head.bias) if bias is None else bias)
+
+    def forward_features(self, images: Tensor) -> Tensor:
+        """[B, width, H, W], what the teacher's maps are compared with."""
+        maps = self.backbone.forward_features(images)
+        if maps.ndim != 4:
+            raise UserError(
+                f"model.name 'simkd' projects maps, and its backbone gives {tuple(maps.shape)}; "
+                "name a convolutional one in model.args.student"
+            )
+        found = maps.shape[-1]
+        if self.side is not None and found > self.side:
+            if found % self.side or maps.shape[-2] % self.side:
+                raise UserError(
+                    f"model.args.side ({self.side}) does not divide the backbone's maps of "
+                    f"{maps.shape[-2]} x {found}; choose a divisor, or another side of images"
+                )
+            maps = functional.avg_pool2d(maps, (maps.shape[-2] // self.side, found // self.side))
+        return self.projector(maps)
+
+    def forward_head(self, maps: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits of projected maps, or the vectors [B, width] before them."""
+        vectors = maps.mean(dim=(2, 3))
+        return vectors if pre_logits else self.head(vectors)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, num_classes]."""
+        return self.forward_head(self.forward_features(images))
+
+    def get_classifier(self) -> nn.Module:
+        """The teacher's classifier."""
+        return self.head
+
+
+def create_backbone(name: str, arguments: dict[str, object]) -> nn.Module:
+    """A model by name without its classifier, which gives `forward_features`.
+
+    Raises:
+      UserError: no such model, or one that does not give its maps.
+    """
+    if name in MODELS:
+        backbone = MODELS.get(name)(num_classes=0, **arguments)
+    elif timm.is_model(name):
+        backbone = timm.create_model(name, num_classes=0, **arguments)
+    else:
+        raise UserError(
+            f"model.args.student {name!r} is no model of timm or of models/; see timm.list_models()"
+        )
+    if not hasattr(backbone, "forward_features") or not hasattr(backbone, "num_features"):
+        raise UserError(
+            f"model.args.student {name!r} does not give its maps apart from its answers; name a "
+            "convolutional model of timm, or cifar_resnet8x4"
+        )
+    return backbone
+
+
+def _create_layer(inward: int, outward: int, kernel: int) -> tuple[nn.Module, ...]:
+    convolution = nn.Conv2d(inward, outward, kernel, padding=kernel // 2, bias=False)
+    return convolution, nn.BatchNorm2d(outward), nn.ReLU()

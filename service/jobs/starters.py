@@ -1,0 +1,115 @@
+"""How a dispatcher starts an attempt: a new program, or a fork of one that is warm.
+
+Most of a short run's time is the import of PyTorch, timm and TensorFlow. `WarmStarter` keeps a
+program that has done that once, and forks it for each attempt on the host's processor; the run
+itself is the same, and so are its bits. Other devices have their attempts started cold, because
+what holds a device cannot be forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, Self
+
+import psutil
+
+from service.jobs.child import get_birth
+from service.jobs.files import ROOT
+from service.jobs.slots import create_environment
+
+
+class StartedAttempt(Protocol):
+    """An attempt that was started."""
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+
+
+class ColdStarter:
+    """Each attempt is a program of its own; a context, as the warm one is."""
+
+    def start(self, folder: Path, slots: Sequence[str], device: str) -> StartedAttempt:
+        """Start the attempt of a job; `device` is the `runtime.device` of its configuration."""
+        command = [sys.executable, "-m", "service.jobs.child", str(folder.absolute()), *slots]
+        return subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+            env=create_environment(slots, os.environ),
+        )  # fmt: skip
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+class WarmStarter(ColdStarter):
+    """Forks what runs on the host's processor from one program."""
+
+    _DEVICES = frozenset({"cpu"})
+
+    def __init__(self) -> None:
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def start(self, folder: Path, slots: Sequence[str], device: str) -> StartedAttempt:
+        """As of the cold one; warm where the device allows it."""
+        if device not in self._DEVICES:
+            return super().start(folder, slots, device)
+        asked = json.dumps({"folder": str(folder.absolute()), "slots": list(slots)})
+        for _ in range(2):  # a program that was killed is followed by another
+            self._open()
+            with contextlib.suppress(OSError, ValueError):
+                self._program.stdin.write(asked.encode() + b"\n")
+                self._program.stdin.flush()
+                return _Forked(int(self._program.stdout.readline()))
+            self.close()
+        return super().start(folder, slots, device)
+
+    def close(self) -> None:
+        """Let the program end; what it has forked goes on."""
+        if self._program is None:
+            return
+        for pipe in (self._program.stdin, self._program.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+        self._program.wait()
+        self._program = None
+
+    def _open(self) -> None:
+        if self._program is None:
+            self._program = subprocess.Popen(
+                [sys.executable, "-m", "service.jobs.warm_child"], cwd=ROOT,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                start_new_session=True, env=create_environment([], os.environ),
+            )  # fmt: skip
+
+
+class _Forked:
+    """An attempt that is no child of this process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._born = pid, get_birth(pid)
+
+    def poll(self) -> int | None:
+        try:
+            process = psutil.Process(self._pid)
+            is_there = process.create_time() == self._born
+            # Who has ended is let go of by the program that forked it when it forks the next one.
+            return None if is_there and process.status() != psutil.STATUS_ZOMBIE else 0
+        except psutil.Error:
+            return 0
+
+
+def create_starter(*, is_warm: bool) -> ColdStarter:
+    """The one that a program's flag asks for."""
+    return WarmStarter() if is_warm else ColdStarter()

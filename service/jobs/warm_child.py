@@ -1,0 +1,99 @@
+"""`python -m service.jobs.warm_child`: has imported what `main.py` needs, and forks attempts.
+
+A line on its standard input names a job's directory and its slots, the answer is the pid of the
+attempt. Nothing is done here that a run could inherit but the modules themselves: no thread of
+Python's, no session, no device. It ends when the other side closes; the attempts go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+from service.jobs import child
+from service.jobs.files import ROOT
+from service.jobs.slots import create_environment
+
+# What a run of images on the host's processor imports.
+_MODULES = (
+    "main", "job.entry", "timm", "tensorflow", "tensorflow_datasets", "ddsketch", "google_crc32c",
+    "matplotlib.pyplot", "matplotlib.backends.backend_agg", "big_vision.input.reader",
+    "big_vision.input.records", "big_vision.input.pipeline", "PIL.PngImagePlugin",
+)  # fmt: skip
+_FORK = multiprocessing.get_context("fork")
+
+
+def main() -> int:
+    """Fork until the other side closes."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints is no answer
+    for name in _MODULES:
+        with contextlib.suppress(ImportError):  # a run without it needs it not
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # what is shared by all attempts stays shared
+    for line in sys.stdin:
+        asked = json.loads(line)
+        attempt = _FORK.Process(target=_attempt, args=(asked["folder"], asked["slots"], answers))
+        attempt.start()
+        answers.write(f"{attempt.pid}\n")
+        answers.flush()
+    os._exit(0)  # the end of a program would wait for all that it has forked
+
+
+def _attempt(folder: str, slots: Sequence[str], answers: IO[str]) -> None:
+    """What `python -m service.jobs.child` is, in a process that has its modules already."""
+    os.setsid()
+    answers.close()
+    with Path(os.devnull).open("r+b") as nothing:
+        for number in (0, 1, 2):
+            os.dup2(nothing.fileno(), number)
+    os.environ.update(create_environment(slots, os.environ))
+    sys.exit(child.main([folder, *slots], launch=_WarmProgram))
+
+
+class _WarmProgram:
+    """`main.py` in a fork of this process: as `subprocess.Popen`, as far as an attempt asks."""
+
+    def __init__(self, command: Sequence[str], log: IO[bytes], lock: int) -> None:
+        self._process = _FORK.Process(target=_run, args=(list(command), log.fileno()))
+        self._process.start()
+        self.pid = self._process.pid
+
+    def wait(self) -> int:
+        """The exit code; a signal's number below zero."""
+        self._process.join()
+        return self._process.exitcode
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+
+def _run(command: list[str], log: int) -> None:
+    """`python main.py ...`, from its first line to the last word of its exit handlers."""
+    import atexit
+
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(ROOT)
+    for number in (1, 2):
+        os.dup2(log, number)
+    sys.argv = command[1:]
+    try:
+        sys.exit(importlib.import_module("main").main())
+    finally:
+        atexit._run_exitfuncs()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""`train.accumulate_steps: auto`: what the verdicts say for the chip is used, said, and refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from job import build
+from job.check import check
+from job.micro_batches import (
+    check_automatic_parts,
+    choose_parts,
+    compute_step_hash,
+    get_examples_per_chip,
+    settle_micro_batches,
+)
+from store.calibration import hash_step
+from tests.support.tiny_parts import create_config, create_cpu_runtime
+from utils.config import RunConfig, change, load_config
+from utils.errors import UserError
+from utils.runtime import peaks
+
+ENTRY = "{{parts: {}, step: {}, graph: 0123abcd}}"
+AUTO = "--train.accumulate_steps=auto"
+
+
+def create(folder: Path, *flags: str, parts: int = 4) -> RunConfig:
+    """A configuration with a verdict on its own step of 64 examples on a v5e chip."""
+    step = compute_step_hash(create_config(folder, *flags))
+    entry = ENTRY.format(parts, step)
+    return create_config(folder, *flags, AUTO, f"--train.verdicts={{'v5e:64': {entry}}}")
+
+
+def test_the_verdict_on_the_chip_decides_and_says_so(tmp_path):
+    config = create(tmp_path)
+    step = compute_step_hash(config)
+    parts, reason = choose_parts(config, step, "v5e", 64)
+    assert parts == 4
+    assert reason == (
+        "by the compiler's verdict 64 examples a v5e cost least 16 at a time (graph 0123abcd)"
+    )
+    assert choose_parts(config, step, "", 8) == (1, "there is no TPU here")
+
+
+def test_the_hash_is_of_the_step_and_not_of_how_it_is_split(tmp_path):
+    plain = create_config(tmp_path)
+    same = create_config(tmp_path, "--train.accumulate_steps=8", "--optim.lr=0.5", "--train.seed=3")
+    assert (
+        compute_step_hash(plain) == compute_step_hash(same) == compute_step_hash(create(tmp_path))
+    )
+    told = create(tmp_path)
+    without = change(told, train={"verdicts": {}})
+    assert hash_step(told.model_dump()) == hash_step(without.model_dump())
+    other = create_config(tmp_path, "--optim.name=sgd")
+    assert compute_step_hash(other) != compute_step_hash(plain)
+
+
+@pytest.mark.parametrize(
+    ("chip", "examples", "words"),
+    [("v5e", 32, r"no verdict for v5e:32 in train.verdicts \(v5e:64\); run python -m tools"),
+     ("v6e", 64, r"no verdict for v6e:64 .* --target v6e:1x1 --batch 64 --micro-batches --write")],
+)  # fmt: skip
+def test_a_step_without_a_verdict_is_refused_with_the_command(chip, examples, words, tmp_path):
+    config = create(tmp_path)
+    with pytest.raises(UserError, match=words):
+        choose_parts(config, compute_step_hash(config), chip, examples)
+
+
+def test_a_verdict_on_another_step_is_refused(tmp_path):
+    config = create(tmp_path)
+    with pytest.raises(UserError, match=r"train.verdicts.v5e:64 is of another step"):
+        choose_parts(config, "another", "v5e", 64)
+
+
+def test_what_a_verdict_cannot_decide_is_refused_before_a_device_is_touched(tmp_path):
+    config = create(tmp_path)
+    student = nn.Linear(3, 3)
+    with pytest.raises(UserError, match=r"has no verdict for v6e:IMAGES"):
+        check_automatic_parts(config, student, "v6e")
+    check_automatic_parts(config, student, "v5e")
+    check_automatic_parts(config, student, "")
+    with pytest.raises(UserError, match=r"\(auto\) would decide by cost over how many images"):
+        check_automatic_parts(config, nn.Sequential(nn.BatchNorm2d(3)), "")
+
+
+@pytest.mark.parametrize("name", ["v7:64", "v5e", "v5e:0", "cpu:8", "v3:64"])
+def test_a_step_that_has_no_such_name_is_refused(name):
+    flag = f"--train.verdicts={{'{name}': {ENTRY.format(1, 'a')}}}"
+    with pytest.raises(UserError, match=r"train\.verdicts"):
+        load_config([flag])
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "aut", "true"])
+def test_a_number_of_parts_is_one_or_more_or_auto(value):
+    words = r"train.accumulate_steps \(.*\): it must be a whole number of at least 1, or auto"
+    with pytest.raises(UserError, match=words):
+        load_config([f"--train.accumulate_steps={value}"])
+
+
+def test_a_chip_of_two_cores_holds_the_examples_of_both():
+    assert [get_examples_per_chip(name, 32) for name in ("v4", "v5e")] == [64, 32]
+
+
+def test_the_run_uses_what_its_chip_is_told(tmp_path, caplog, monkeypatch):
+    """The number reaches the job's configuration; the chip is told by the host's PCI devices."""
+    job = check(create(tmp_path), "cpu")
+    assert job.config.train.accumulate_steps == "auto"
+    job = replace(job, config=create(tmp_path, f"--data.global_batch_size={2 * 64}"))
+    with caplog.at_level(logging.INFO):
+        settled = settle_micro_batches(job, "v5e", 2)
+    assert settled.config.train.accumulate_steps == 4
+    assert "train.accumulate_steps (auto) is 4: by the compiler's verdict" in caplog.text
+    assert settle_micro_batches(job, "", 2).config.train.accumulate_steps == 1
+    assert settle_micro_batches(settled, "v6e", 2) is settled
+    device = tmp_path / "0000:00:05.0"
+    device.mkdir()
+    (device / "vendor").write_text("0x1ae0\n")
+    (device / "device").write_text("0x0063\n")
+    monkeypatch.setattr(peaks, "has_chips", lambda device: True)
+    monkeypatch.setattr(
+        peaks, "name_hardware", lambda name, found=peaks.name_hardware: found(name, tmp_path)
+    )
+    assert peaks.name_planned_chip("xla") == "v5e"
+
+
+def test_the_parts_of_a_run_are_built_for_what_its_chip_is_told(tmp_path, monkeypatch):
+    name = "v5e:16"
+    step = compute_step_hash(create_config(tmp_path))
+    flag = f"--train.verdicts={{'{name}': {ENTRY.format(2, step)}}}"
+    job = check(create_config(tmp_path, AUTO, flag), "cpu")
+    for chip, parts in (("v5e", 2), ("", 1)):
+        monkeypatch.setattr(build, "name_chip_of", lambda runtime, chip=chip: chip)
+        built = build.build_parts(create_cpu_runtime(), job)
+        built.close()
+        assert built.plan.accumulate_steps == parts

@@ -1,0 +1,211 @@
+"""Pallas kernels: interpreted on XLA they give the recurrence; the TPU compiler takes them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import normalize, softplus
+
+from models.delta import (
+    CoreOptions,
+    DeltaInputs,
+    chunk_delta_rule,
+    chunk_dplr,
+    kernels,
+    recur_delta_rule,
+    recur_dplr,
+)
+from models.delta.kernels import choose_kernels
+from models.delta.layers import GatedDeltaNet
+from models.factory import MODELS
+from tests.models.delta.test_delta_core import MASK, SEGMENTS
+from tests.models.delta.variants import (
+    create_inputs,
+    create_start,
+    find_gradients,
+    find_largest_error,
+    rebuild,
+)
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+HAS_JAX, HAS_XLA, HAS_LIBTPU = (
+    importlib.util.find_spec(name) is not None for name in ("jax", "torch_xla", "libtpu")
+)
+needs_jax = pytest.mark.skipif(
+    not (HAS_JAX and HAS_XLA), reason="needs jax and torch_xla: setup --tpu-compiler"
+)
+OPTIONS = CoreOptions(chunk=8, kernels="pallas")
+
+
+def hold_to_recurrence(name: str, **kwargs) -> None:
+    """Values within 1e-5 and gradients within 1e-4 of the float64 recurrence."""
+    import torch_xla
+
+    recur, chunked = (recur_dplr, chunk_dplr) if name == "rwkv7" else (
+        recur_delta_rule, chunk_delta_rule,
+    )  # fmt: skip
+    inputs = rebuild(create_inputs(name), torch.Tensor.float)
+    start = create_start(torch.float32)
+    exact = rebuild(inputs, torch.Tensor.double)
+    wanted = find_gradients(recur, exact, start.double(), **kwargs)
+    device = str(torch_xla.device())
+    found = find_gradients(chunked, inputs, start, device=device, options=OPTIONS, **kwargs)
+    values = ("output", "state")
+    of_values = [{name: found[name] for name in values}, {name: wanted[name] for name in values}]
+    assert find_largest_error(*of_values) < 1e-5
+    assert find_largest_error(found, wanted) < 1e-4
+
+
+@needs_jax
+@pytest.mark.xla
+def test_a_kernel_gives_the_recurrence_and_its_gradients():
+    hold_to_recurrence("gdn")
+
+
+@needs_jax
+@pytest.mark.xla
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", ["deltanet", "kda", "gdn2", "delta_product", "rwkv7"])
+def test_kernels_give_each_recurrence(name, packed):
+    hold_to_recurrence(name, **({"segments": SEGMENTS, "mask": MASK} if packed else {}))
+
+
+def create_wide(dtype: torch.dtype, tokens: int = 40) -> tuple[DeltaInputs, torch.Tensor]:
+    """Inputs of Gated DeltaNet with heads of 128, of which the fused kernel is, and a state."""
+    draw = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(1, *shape, generator=draw)
+
+    q, k = (normalize(normal(tokens, 1, 128), dim=-1).to(dtype) for _ in range(2))
+    gates = normal(tokens, 2).sigmoid()
+    inputs = DeltaInputs(
+        q=q * 128**-0.5, k=k, v=normal(tokens, 2, 128).to(dtype), g=-softplus(normal(tokens, 2)),
+        erase=gates, write=gates,
+    )  # fmt: skip
+    return inputs, normal(2, 128, 128)
+
+
+@needs_jax
+@pytest.mark.xla
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [False, True])
+def test_the_fused_kernels_give_the_recurrence_and_its_gradients(channels):
+    """One program for the rule, in float32; strong gates stand before weak ones."""
+    import torch_xla
+
+    inputs, start = create_wide(torch.float32)
+    g = inputs.g.unsqueeze(-1) * torch.rand(128) if channels else inputs.g
+    strong = (torch.arange(40) % 5 == 0).view(-1, *[1] * (g.dim() - 2))
+    inputs = replace(inputs, g=torch.where(strong, -40.0, g))
+    wanted = find_gradients(recur_delta_rule, rebuild(inputs, torch.Tensor.double), start.double())
+    options = CoreOptions(chunk=32, kernels="pallas")
+    device = str(torch_xla.device())
+    found = find_gradients(chunk_delta_rule, inputs, start, device=device, options=options)
+    values = [{name: x[name] for name in ("output", "state")} for x in (found, wanted)]
+    assert find_largest_error(*values) < 1e-5
+    assert find_largest_error(found, wanted) < 1e-4
+
+
+@needs_jax
+@pytest.mark.xla
+def test_the_fused_kernel_of_bfloat16_errs_by_the_rounding_of_its_outputs():
+    """Its products are of bfloat16 parts: what they lose is 1 % of what the result's type does."""
+    import torch_xla
+
+    inputs, start = create_wide(torch.bfloat16, tokens=128)
+    exact, _ = recur_delta_rule(rebuild(inputs, torch.Tensor.double), start.double())
+    there = rebuild(inputs, lambda x: x.to(torch_xla.device()))
+    options = CoreOptions(chunk=128, kernels="pallas")
+    found, state = chunk_delta_rule(there, start.to(torch_xla.device()), options=options)
+    rounding = (exact.to(torch.bfloat16).double() - exact).square().mean().sqrt()
+    error = (found.cpu().double() - exact).square().mean().sqrt()
+    assert error < 1.01 * rounding
+    assert state.dtype == torch.float32
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (HAS_JAX and HAS_LIBTPU), reason="needs libtpu: setup --tpu-compiler")
+@pytest.mark.parametrize("generation", ["v4", "v5e", "v5p", "v6e"])
+def test_the_tpu_compiler_takes_the_kernels(generation):
+    """Mosaic's and libtpu's own answer."""
+    command = [sys.executable, ROOT / "tests" / "support" / "compile_kernels.py", generation]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert len(found) == 15 and set(found.values()) == {1}, found
+
+
+def test_kernels_are_refused_where_there_are_none():
+    model = MODELS.get("qwen3_5")(16, 8, depth=1, width=32, mlp_width=32)
+    with pytest.raises(UserError, match=r"needs runtime\.device=xla, and this is cpu"):
+        choose_kernels("pallas", torch.device("cpu"), model)
+    with pytest.raises(UserError, match="this model has none"):
+        choose_kernels("pallas", torch.device("cpu"), torch.nn.Linear(2, 2))
+    choose_kernels("pallas", torch.device("cpu"), model, is_asked=False)
+    choose_kernels("auto", torch.device("cpu"), model)
+    assert model.model.layers[0].linear_attn.options.kernels == "xla"
+    with pytest.raises(UserError, match=r"model\.kernels \(pallas\) needs"):
+        chunk_delta_rule(create_inputs("gdn"), options=OPTIONS)
+    with pytest.raises(UserError, match=r"parts \(2\) are asked for"):
+        CoreOptions(kernels="pallas", parts=2)
+    with pytest.raises(UserError, match=r"kernels \('triton'\) is none of xla, pallas"):
+        CoreOptions(kernels="triton")
+
+
+@needs_jax
+def test_auto_takes_kernels_on_a_tpu_for_what_was_counted(monkeypatch):
+    """Whether this is a TPU is all that is made up here."""
+    monkeypatch.setattr(kernels, "has_custom_calls", lambda: True)
+    for width, found in ((128, "pallas"), (64, "xla")):
+        args = {"linear_key_width": width, "linear_value_width": width}
+        model = MODELS.get("qwen3_5")(16, 8, depth=1, width=32, mlp_width=32, **args)
+        choose_kernels("auto", torch.device("xla"), model)
+        assert model.model.layers[0].linear_attn.options.kernels == found
+
+
+def create_layers(width: int, kernels: str) -> torch.nn.Sequential:
+    """Two layers of Gated DeltaNet, of which the loop over layers compiles one."""
+    torch.manual_seed(0)
+    options = CoreOptions(chunk=8, kernels=kernels)
+    return torch.nn.Sequential(
+        *(
+            GatedDeltaNet(16, (1, 2), (width, width), conv_width=4, options=options)
+            for _ in range(2)
+        )
+    )
+
+
+@needs_jax
+@pytest.mark.xla
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [4, 128])
+def test_kernels_work_inside_the_loop_over_layers(width):
+    """Narrow heads have the walk, wide ones the fused kernels."""
+    import torch_xla
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    x = torch.randn(2, 16, 16, generator=torch.Generator().manual_seed(1))
+    native, there = create_layers(width, "xla"), create_layers(width, "pallas")
+    given = x.clone().requires_grad_()
+    output = native(given)
+    output.square().sum().backward()
+    there.to(torch_xla.device())
+    moved = x.to(torch_xla.device()).requires_grad_()
+    found = scan_layers(list(there), moved, is_layer_pure=True)
+    found.square().sum().backward()
+    torch_xla.sync()
+    assert (found.detach().cpu() - output).abs().max() < 1e-5 * output.abs().max()
+    grads = [(moved.grad, given.grad)]
+    pairs = zip(there.parameters(), native.parameters(), strict=True)
+    for one, other in (*grads, *((a.grad, b.grad) for a, b in pairs)):
+        assert (one.cpu() - other).abs().max() < 1e-4 * other.abs().max()

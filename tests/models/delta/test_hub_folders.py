@@ -1,0 +1,181 @@
+"""Folders as transformers and fla save them: read into models, written by tools.export."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import main
+from models import create_model, export_model, settle_model
+from tests.models.delta.test_qwen import CLOSE, KINDS, VOCAB, create, create_argv, draw_tokens
+from tests.models.delta.test_rwkv import SHAPE, create_rwkv
+from tools import generate as generate_tool
+from tools.export.__main__ import main as export
+from tools.export.language import write_folder
+from tools.generate import load_model
+from utils.config.sections import ModelSection
+from utils.errors import UserError
+from utils.weights import open_weights
+
+ALL = {name: shape for name, (_, shape) in KINDS.items()}
+ALL["rwkv7"] = SHAPE
+
+
+def create_any(name):
+    torch.manual_seed(2)
+    return create_rwkv(VOCAB, 16, **SHAPE) if name == "rwkv7" else create(name)
+
+
+def write(name, folder):
+    """A model and its folder."""
+    model = create_any(name)
+    folder.mkdir()
+    write_folder(model, {"model": name, "vocab_size": VOCAB, "sequence_length": 16}, folder)
+    return model
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_folder_gives_the_model_that_was_written(name, tmp_path):
+    model = write(name, tmp_path / "m")
+    place = f"local-dir:{tmp_path / 'm'}"
+    found, facts = load_model(place)
+    assert facts["model"] == name
+    room = getattr(model.shape, "capacity_factor", None)
+    assert getattr(found.shape, "capacity_factor", None) == room
+    for key, value in model.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value), key
+    section = ModelSection(name=place, pretrained=True)
+    settled = section.model_copy(update=settle_model(section))
+    again = create_model(settled, vocab_size=VOCAB, sequence_length=16)
+    assert torch.equal(again.eval()(draw_tokens(9)), found(draw_tokens(9)))
+
+
+def test_experts_and_convolutions_have_the_hubs_names(tmp_path):
+    write("qwen3_next", tmp_path / "next")
+    names = set(load_file(tmp_path / "next" / "model.safetensors"))
+    assert "model.layers.0.mlp.experts.7.up_proj.weight" in names
+    assert "model.layers.0.linear_attn.in_proj_qkvz.weight" in names
+    write("kimi_linear", tmp_path / "kimi")
+    names = set(load_file(tmp_path / "kimi" / "model.safetensors"))
+    assert {f"model.layers.0.self_attn.{one}_conv1d.weight" for one in "qkv"} <= names
+    assert "model.layers.0.self_attn.f_a_proj.weight" in names
+    assert "lm_head.weight" in names
+
+
+def test_dense_layers_may_be_called_what_experts_are(tmp_path):
+    """As transformers saves Kimi Linear, whose head it never ties."""
+    model, file = write("kimi_linear", tmp_path / "m"), tmp_path / "m" / "model.safetensors"
+    tensors = {
+        name.replace(".mlp.", ".block_sparse_moe."): one.clone()
+        for name, one in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    found, _ = load_model(f"local-dir:{tmp_path / 'm'}")
+    assert found.lm_head is None
+    for key, value in model.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value), key
+    save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] + 1}, file, {"format": "pt"})
+    with pytest.raises(UserError, match="tie_word_embeddings true, and lm_head"):
+        load_model(f"local-dir:{tmp_path / 'm'}")
+
+
+def shard(folder, rename=lambda name: name):
+    """The same folder with its weights in two files and an index."""
+    tensors = {rename(k): v for k, v in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    files, weight_map = ("model-1-of-2.safetensors", "model-2-of-2.safetensors"), {}
+    for number, file in enumerate(files):
+        part = {k: v for n, (k, v) in enumerate(sorted(tensors.items())) if n % 2 == number}
+        save_file(part, folder / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(part, file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return files
+
+
+def test_weights_may_lie_in_several_files_below_the_tower_of_text(tmp_path):
+    """As Qwen3.5 is on the Hub: text_config, names of a model of images and text, other heads."""
+    folder = tmp_path / "m"
+    model = write("qwen3_5", folder)
+    told = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5", "text_config": told}))
+    file = folder / "model.safetensors"
+    more = {"mtp.norm.weight": torch.ones(3), "model.visual.norm.weight": torch.ones(3)}
+    tensors = {name: one.clone() for name, one in load_file(file).items()}
+    save_file(tensors | more, file, {"format": "pt"})
+    files = shard(folder, lambda name: name.replace("model.l", "model.language_model.l", 1))
+    found, _ = load_model(f"local-dir:{folder}")
+    torch.testing.assert_close(found(draw_tokens(9)), model(draw_tokens(9)), **CLOSE)
+    (folder / files[1]).unlink()
+    with pytest.raises(UserError, match=f"names {files[1]}, which is not there"):
+        load_model(f"local-dir:{folder}")
+    (folder / "model.safetensors.index.json").write_text("[]")
+    with pytest.raises(UserError, match=r"neither model.safetensors nor an model.safetensors.ind"):
+        load_model(f"local-dir:{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("qwen3", {"attention_bias": True}, "attention_bias is True, and qwen3 has False alone"),
+        ("qwen3", {"hidden_size": None}, "hidden_size is missing, which model.args.width would be"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "rotary positions are 'yarn'"),
+        ("qwen3_5", {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2},
+         "layer_types do not come in equal groups"),
+        ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob is False, and qwen3_next has"),
+        ("kimi_linear", {"mlp_layer_types": ["dense", "sparse"]}, "it has experts"),
+        ("rwkv7", {"attn": {"layers": [1]}}, "attn is {'layers': [1]}, and rwkv7 has None alone"),
+    ],
+)  # fmt: skip
+def test_a_folder_of_another_form_is_one_line(name, changes, message, tmp_path):
+    write(name, tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(UserError) as caught:
+        open_weights(f"local-dir:{tmp_path / 'm'}", "model.weights")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_of_another_variant_is_one_line(tmp_path, capsys):
+    write("qwen3_next", tmp_path / "next")
+    place = f"--model.weights=local-dir:{tmp_path / 'next'}"
+    assert main.main(create_argv(tmp_path, "qwen3_5", place, "--train.steps=8")) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert "is of another model" in error[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
+def test_an_export_is_read_by_transformers_and_generates(name, tmp_path, capsys):
+    """Its logits, and this program's, of what was written; rwkv7 transformers does not have."""
+    pytest.importorskip("transformers")
+    model = create_any(name)
+    facts = {"model": name, "args": ALL[name], "vocab_size": VOCAB, "sequence_length": 16}
+    path = export_model(model.state_dict(), facts, tmp_path)
+    argv = [str(path), "--to", "transformers", "--out", str(tmp_path / "out")]
+    assert export(argv) == 0
+    report = json.loads((tmp_path / "out" / "transformers" / "export.json").read_text())
+    assert report["differences"]["own"] < 1e-5
+    assert ("transformers" in report["differences"]) == (name != "rwkv7")
+    capsys.readouterr()
+    place = f"local-dir:{tmp_path / 'out' / 'transformers'}"
+    assert generate_tool.main([place, "--prompt", "1 2", "--max-tokens", "3",
+                               "--temperature", "0"]) == 0  # fmt: skip
+    assert len(capsys.readouterr().out.split()) == 5
+    assert export([str(path), "--to", "transformers", "onnx", "--out", str(tmp_path / "o")]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5", "qwen3_next", "kimi_linear"])
+def test_a_folder_that_transformers_saved_is_the_model(name, tmp_path):
+    from tests.models.delta.test_qwen import create_twin
+
+    model = create(name, tied=False)
+    create_twin(name, model).save_pretrained(tmp_path, max_shard_size="40KB")
+    assert (tmp_path / "model.safetensors.index.json").is_file()
+    found, _ = load_model(f"local-dir:{tmp_path}")
+    for key, value in model.state_dict().items():
+        assert torch.equal(found.state_dict()[key], value), key

@@ -1,0 +1,123 @@
+"""Compiles every kernel for a TPU that is not there: `python compile_kernels.py v5e`.
+
+Prints how many custom calls each program has.
+
+A process of its own, because libtpu may abort it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.tpu.compile_child import SETTINGS  # noqa: E402
+
+os.environ.update(SETTINGS)
+os.environ.pop("PJRT_DEVICE", None)
+TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2"}
+
+
+def list_walks() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
+    """Names, functions and sizes of float32 arguments."""
+    from models.delta.kernels_walk import WalkPlan, walk_back, walk_forward
+
+    count, heads, chunk, key, value = 3, 8, 64, 128, 128
+    pairs, keys = (count, heads, chunk, chunk), (count, heads, chunk, key)
+    values, state = (count, heads, chunk, value), (heads, key, value)
+    for gates in (1, key):
+        last = (count, heads, 1, gates)
+        factors = [state, pairs, keys, values, pairs, keys, keys, last]
+        yield f"forward {gates}", partial(walk_forward, WalkPlan(keep=True)), factors
+        factors = [state, pairs, keys, pairs, keys, keys, last, values]
+        yield f"back {gates}", partial(walk_back, WalkPlan()), factors
+    factors = [state, pairs, keys, values, pairs, keys, keys, last, (count, *state)]
+    yield "added", partial(walk_forward, WalkPlan(added=True)), factors
+
+
+def list_rules() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
+    """The fused kernel, with sizes and types of its arguments."""
+    from models.delta.kernels_chunks import ROWS
+    from models.delta.kernels_fused import FusedPlan, fused_forward
+
+    for kind, chunk, keep, channels in (
+        ("bfloat16", 128, False, False), ("bfloat16", 64, True, False),
+        ("float32", 64, True, False), ("bfloat16", 64, True, True), ("float32", 64, False, True),
+    ):  # fmt: skip
+        heads, group, width, tokens = 4, 2, 128, 256
+        plan = FusedPlan((width, width), 1, group, channels, keep)
+        gates = (tokens // chunk, 1, heads // group, (2 if channels else 4) * ROWS, chunk)
+        of_tokens = (1, tokens, heads * width)
+        given = [((1, heads, width, width), "float32"), *([(of_tokens, kind)] * 3)]
+        given += [(of_tokens, "float32")] * channels + [(gates, "float32")]
+        name = "channels" if channels else "rule"
+        yield f"{name} {kind} {chunk}", partial(fused_forward, plan), given
+    yield from list_backs()
+
+
+def list_backs() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
+    """Its way back, keys shared by two heads."""
+    from models.delta.kernels_back import fused_back
+    from models.delta.kernels_chunks import ROWS
+    from models.delta.kernels_fused import FusedPlan
+
+    heads, group, width, tokens = 8, 4, 128, 256
+    for kind, chunk in (("bfloat16", 128), ("float32", 64)):
+        count, state = tokens // chunk, ((1, heads, width, width), "float32")
+        of_tokens, of_keys = ((1, tokens, n * width) for n in (heads, heads // 2))
+        given = [state, *((x, kind) for x in (of_keys, of_keys, of_tokens))]
+        given += [((count, 1, heads // group, 4 * ROWS, chunk), "float32")]
+        given += [((count, 1, heads, n, n), "float32") for n in (chunk, width)]
+        plan = FusedPlan((width, width), 2, group)
+        yield f"back {kind} {chunk}", partial(fused_back, plan), [*given, (of_tokens, kind)]
+
+
+def list_steps() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
+    """A step of decoding: a delta rule's, one of two updates, RWKV-7's of narrow heads."""
+    from models.delta.kernels_step import StepPlan, step_forward
+
+    for name, plan, kinds, width in (
+        ("delta", StepPlan(8), 4, 128), ("two updates", StepPlan(4, 2), 6, 128),
+        ("rwkv7", StepPlan(2, 1, is_delta=False), 5, 64),
+    ):  # fmt: skip
+        shapes = [(2 * plan.group, width, width), (2, 8 * kinds, width)]
+        given = [*shapes, (2, 8 * plan.updates, width)]
+        yield f"step {name}", partial(step_forward, plan), given
+
+
+def list_kernels() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
+    """All of them."""
+    for name, function, shapes in (*list_walks(), *list_steps()):
+        yield name, function, [(shape, "float32") for shape in shapes]
+    yield from list_rules()
+
+
+def main(generation: str) -> None:
+    """Compile all of them."""
+    import jax
+    from jax._src import tpu_custom_call
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    # jax takes the compiler's version from a TPU where there is one; libtpu 0.0.21 reads 7.
+    tpu_custom_call.get_ir_version = lambda *given, **named: 7
+    name = TOPOLOGIES[generation]
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    place = SingleDeviceSharding(topology.devices[0])
+    found: dict[str, int] = {}
+    for kernel, function, arguments in list_kernels():
+        given = [jax.ShapeDtypeStruct(x, kind, sharding=place) for x, kind in arguments]
+        traced = jax.jit(function).trace(*given)
+        compiled = traced.lower(lowering_platforms=("tpu",)).compile()
+        found[kernel] = compiled.as_text().count('"tpu_custom_call"')
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,131 @@
+"""The laboratory of delta rules: what it counts, what it refuses, and a small run of each rule."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from models.delta import CoreOptions
+from tools.lab.delta import __main__ as tool
+from tools.lab.delta import judging
+from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs
+from tools.lab.delta.report import find_crossings
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
+CASE = LabCase("gdn", "forward", 16, 32, 1, 8192)
+SMALL = ["--heads", "1/2", "--sizes", "1x32", "1x64", "--width", "8", "--repeats", "2",
+         "--chunk", "16", "--decode-batches", "2"]  # fmt: skip
+
+
+def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
+    assert CASE.count_flops() / 1e9 == pytest.approx(47.6, abs=0.1)
+    assert CASE.count_reported_flops() == 8 * 128 * 128 * 32 * 8192
+    assert CASE.count_bytes() / 1e6 == pytest.approx(203, abs=3)
+    # The floors of docs/delta.md.
+    assert CASE.count_flops() / 197e12 == pytest.approx(242e-6, rel=0.01)
+    assert CASE.count_bytes() / 1640e9 == pytest.approx(124e-6, rel=0.02)
+    decode = replace(CASE, mode="decode", batch=256)
+    assert decode.count_bytes() == 2 * 256 * 32 * 128 * 128 * 4
+    both = replace(CASE, mode="both")
+    assert both.count_reported_flops() == 3 * CASE.count_reported_flops()
+    assert replace(CASE, variant="delta_product").count_flops() == 2 * CASE.count_flops()
+
+
+def test_a_picture_of_curves_tells_where_they_cross():
+    def create_row(variant: str, tokens: int, ms: float) -> dict:
+        return {"variant": variant, "form": "xla", "mode": "forward", "key_heads": 1,
+                "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms}  # fmt: skip
+
+    rows = [create_row("gdn", 1024, 2.0), create_row("gdn", 4096, 8.0)]
+    rows += [create_row("attention", 1024, 1.0), create_row("attention", 4096, 16.0)]
+    assert find_crossings(rows) == {"gdn xla forward 1/2": pytest.approx(2048)}
+    slow = [*rows[:2], create_row("attention", 1024, 1.0), create_row("attention", 4096, 4.0)]
+    assert find_crossings(slow) == {"gdn xla forward 1/2": None}
+
+
+def test_a_rule_that_is_wrong_is_not_timed(monkeypatch):
+    monkeypatch.setattr(
+        judging, "recur", lambda case, tensors: torch.zeros(1, case.tokens, 2, case.width) + 1
+    )
+    small = replace(judging.shrink(replace(CASE, width=8)), tokens=16)
+    with pytest.raises(UserError, match="gdn forward is wrong on cpu"):
+        judging.check_program(small, CoreOptions(chunk=8), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_rule_has_inputs_that_leave_it_finite(name):
+    case = judging.shrink(LabCase(name, "both", 2, 4, 1, 64, width=4))
+    errors = judging.check_program(case, CoreOptions(chunk=16), torch.device("cpu"))
+    assert errors.output < 1e-5 and errors.gradients < 1e-4 and errors.rounded < 0.02
+    assert all(torch.isfinite(x).all() for x in create_inputs(case, torch.float32))
+
+
+def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
+    script = ROOT / "delta_attention_comparison" / "benchmark_script.py"
+    places = ["--json", str(tmp_path / "r.json"), "--picture", str(tmp_path / "r.png"),
+              "--store", str(tmp_path / "runs")]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(script), *SMALL, "--variants", "gdn", "attention", *places],
+        capture_output=True, text=True, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "gdn xla forward 1/2: faster than attention" in done.stdout
+    report = json.loads((tmp_path / "r.json").read_text())
+    assert len(report["rows"]) == 2 * (2 + 2 + 1)
+    for row in report["rows"]:
+        assert row["kind"] == "measured" and row["ms_low"] <= row["ms"] <= row["ms_high"]
+        assert row["error_output"] < 1e-5 and row["tokens_per_s"] > 0
+    (kept,) = (tmp_path / "runs" / "lab").iterdir()
+    assert json.loads(kept.read_text()) == report
+    assert (tmp_path / "r.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [(["--heads", "16"], "--heads ('16') must be two numbers"),
+     (["--heads", "3/4"], "--heads (3/4)"), (["--sizes", "1x"], "--sizes ('1x')"),
+     (["--on", "v9"], "--target 'v9'"), (["--chunk", "48"], "chunk (48)"),
+     (["--solver", "lu"], "solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
+     (["--form", "jax_reference"], "compiled for TPUs alone"),
+     (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),
+     (["--json", "/proc/nowhere/r.json"], "cannot be made")],
+)  # fmt: skip
+def test_bad_input_gives_one_line(flags, word, capsys):
+    assert tool.main([*SMALL, *flags]) == 2
+    text = capsys.readouterr().err
+    assert word in text and text.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_every_rule_runs_on_xla_without_the_host(tmp_path):
+    path = tmp_path / "r.json"
+    assert tool.main(["--on", "xla", *SMALL, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["variant"] for row in rows} == set(VARIANTS)
+    assert all(row["fallbacks"] == {} and row["hlo_lines"] > 10 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
+def test_cycles_stand_where_no_tpu_is(tmp_path):
+    path = tmp_path / "r.json"
+    forms = ["xla", "pallas", "jax_reference"]
+    flags = ["--on", "v5e", "--variants", "gdn", "--modes", "forward", "both", "--heads", "1/2",
+             "--sizes", "1x256", "--form", *forms, "--json", str(path)]  # fmt: skip
+    assert tool.main(flags) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["form"] for row in rows] == forms * 2
+    for row in rows:
+        assert row["mcycles_with_dma"] >= row["mcycles_bundles"] > row["mcycles_matrix"] > 0
+        assert (row["unknown"], row["kind"]) == (0, "bundles") and row["error_output"] < 1e-5

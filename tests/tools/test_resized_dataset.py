@@ -1,0 +1,172 @@
+"""`tools.prepare_dataset resize`: smaller images, and nothing else is another."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from datasets import create_loader
+from tests.support.input_data import create_section
+from tools.prepare_dataset import write
+from tools.prepare_dataset.__main__ import main
+
+SIDES = ((40, 60), (50, 33), (16, 20), (64, 64), (30, 100))
+
+
+def draw(number: int, sides: tuple[int, int]) -> np.ndarray:
+    """[H, W, 3] uint8: smooth waves, as photographs are, which JPEG keeps well."""
+    rows, columns = np.meshgrid(*map(np.arange, sides), indexing="ij")
+    waves = [np.sin((rows + columns * (c + 1)) / (9 + number)) for c in range(3)]
+    return (127.5 + 120 * np.stack(waves, -1)).astype(np.uint8)
+
+
+def write_photos(root, file_format, broken=None):
+    """Ten examples, two in a file; of `broken` the image is none."""
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+
+    def encode(number):
+        image = draw(number, SIDES[number % len(SIDES)])
+        encoded = tf.io.encode_jpeg(image, quality=95).numpy()
+        return {
+            "scene": {"picture": b"none" if number == broken else encoded, "weight": 0.5},
+            "label": number % 2,
+            "boxes": [[0.0, 0.0, 1.0, number / 10]],
+        }
+
+    conversion = write.Conversion(
+        name="photos",
+        description="Waves.",
+        features={
+            "scene": {"picture": tfds.features.Image(shape=(None, None, 3)), "weight": np.float32},
+            "label": tfds.features.ClassLabel(names=["a", "b"]),
+            "boxes": tfds.features.Tensor(shape=(None, 4), dtype=np.float32),
+        },
+        splits={"train": range(5), "test": range(5, 10)},
+        encode=encode,
+        get_bytes=lambda number: 1,
+    )
+    write.write_dataset(conversion, root / "photos" / "1.2.0", file_format, 2)
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "array_record"])
+def source(request, tmp_path_factory):
+    root = tmp_path_factory.mktemp(request.param)
+    write_photos(root, request.param)
+    return root
+
+
+def run(root, *flags, code=0):
+    begin = ["resize", "photos", "--root", str(root), "--image-key", "scene/picture"]
+    assert main([*begin, "--short-side", "32", *flags]) == code
+
+
+def read(root, name):
+    """All features of all examples, images encoded, as TFDS itself gives them."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(root / name / "1.2.0")
+    decoders = {"scene": {"picture": tfds.decode.SkipDecoding()}}
+    if builder.info.file_format.value == "array_record":
+        data = builder.as_data_source(decoders=decoders)
+    else:
+        data = {
+            split: tfds.as_numpy(builder.as_dataset(split=split, decoders=decoders))
+            for split in builder.info.splits
+        }
+    return {split: list(data[split]) for split in sorted(data)}
+
+
+def load(root, name, pp, key="scene/picture"):
+    data = create_section(
+        root, name=name, image_key=key, eval_pp=pp, eval_split="test", eval_batch_size=5
+    )
+    return next(create_loader(data, "eval", seed=0).batches())
+
+
+def test_jpegs_are_smaller_and_all_else_is_as_it_was(source, tmp_path, capsys):
+    import tensorflow as tf
+
+    run(source, "--out", str(tmp_path))
+    assert capsys.readouterr().out.strip() == str(tmp_path / "photos_32" / "1.2.0")
+    old, new = read(source, "photos"), read(tmp_path, "photos_32")
+    assert {split: len(of) for split, of in new.items()} == {"test": 5, "train": 5}
+    for split in old:
+        for number, (before, after) in enumerate(zip(old[split], new[split], strict=True)):
+            encoded = before["scene"]["picture"]
+            assert after["original_sha256"].decode() == hashlib.sha256(encoded).hexdigest()
+            assert after["label"] == before["label"] and after["scene"]["weight"] == 0.5
+            assert np.array_equal(after["boxes"], before["boxes"])
+            small = after["scene"]["picture"]
+            height, width = SIDES[number]
+            if min(height, width) <= 32:  # never enlarged, and never encoded twice
+                assert small == encoded
+                continue
+            scale = 32 / min(height, width)
+            pixels = tf.io.decode_jpeg(small).numpy()
+            assert pixels.shape == (int(height * scale), int(width * scale), 3)
+    files = {path.name.replace("photos_32", "photos") for path in _list(tmp_path / "photos_32")}
+    assert {path.name for path in _list(source / "photos")} == files
+
+
+def test_stored_pixels_are_those_that_a_string_makes_of_the_source(source, tmp_path):
+    run(source, "--out", str(tmp_path), "--format", "uint8")
+    rest = "central_crop(16)|value_range(-1, 1)"
+    before = load(source, "photos", f"decode|resize_small(32)|{rest}")
+    after = load(tmp_path, "photos_32_uint8", f"resize_small(32)|{rest}")
+    assert torch.equal(before.images, after.images) and before.images.float().std() > 0
+    assert torch.equal(before.labels, after.labels)
+
+
+def test_what_is_there_is_taken_or_refused_by_its_description(source, tmp_path, capsys):
+    flags = ("--out", str(tmp_path), "--splits", "test")
+    run(source, *flags, "--files", "array_record")
+    run(source, *flags)
+    assert "is there already; nothing is written" in capsys.readouterr().err
+    run(source, *flags, "--quality", "50", code=2)
+    told = capsys.readouterr().err
+    assert "is there already with other images" in told and "quality 90" in told
+    # Made smaller once more, it keeps the hashes of the first images.
+    begin = ["resize", "photos_32", "--root", str(tmp_path), "--image-key", "scene/picture"]
+    assert main([*begin, "--short-side", "8"]) == 0
+    first, second = (read(tmp_path, name)["test"] for name in ("photos_32", "photos_32_8"))
+    assert [one["original_sha256"] for one in first] == [one["original_sha256"] for one in second]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--short-side", "0"], "--short-side (0) must be 1 to 16384 pixels"),
+        (["--quality", "101"], "--quality (101) must be 1 to 100"),
+        (["--name", "Small-1"], "--name (Small-1) must consist of a-z, 0-9 and _"),
+        (["--image-key", "label"], "--image-key (label) is no encoded image"),
+        (["--image-key", "picture"], "data.image_key (picture): the dataset has no such feature"),
+        (["--splits", "val"], "--splits (val): "),
+    ],
+)
+def test_what_means_nothing_is_refused_in_one_line(source, tmp_path, capsys, flags, words):
+    run(source, "--out", str(tmp_path), *flags, code=2)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert words in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_url_is_no_place_to_write_to(capsys):
+    assert main(["resize", "photos", "--root", "gs://bucket/data"]) == 2
+    assert "--out is missing, and --root ('gs://bucket/data') is a URL" in capsys.readouterr().err
+
+
+def test_an_image_that_cannot_be_decoded_is_named(tmp_path, capsys):
+    write_photos(tmp_path, "tfrecord", broken=7)
+    run(tmp_path, code=2)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "photos-test.tfrecord-00001-of-00003, record 0: " in line
+    assert "mend that image or file in the source" in line
+    assert not (tmp_path / "photos_32" / "1.2.0").exists()
+
+
+def _list(directory):
+    return [path for path in (directory / "1.2.0").iterdir() if "record" in path.name]

@@ -1,0 +1,44 @@
+"""The table of published speeds: the document's and the tool's are one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tools.compile_for_tpu import NOTE
+from tools.tpu.calibration import PUBLISHED, describe_calibration, find_range
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs/tpu_compiler.md").read_text(encoding="utf-8")
+
+
+def test_the_document_shows_the_table_that_the_tool_reads():
+    for one in PUBLISHED:
+        speed = " to ".join(f"{value:g}" for value in dict.fromkeys(one.per_s))
+        shown = [
+            " to ".join(dict.fromkeys(f"{ratio:.2f}" for ratio in one.get_ratios(cycles)))
+            for cycles in (one.estimate, one.bundles)
+        ]
+        device = f"{one.generation} core, {one.examples}"
+        row = (one.name, device, speed, f"{one.estimate:.2f}", f"{one.bundles:.2f}", *shown)
+        assert f"| {' | '.join(row)} |" in TEXT
+        assert f"| {one.name} | {one.program} | {one.source} |" in TEXT
+    rows = re.findall(r"^\| [^|]+ \| v\w+ (?:core|chip), \d+ \|", TEXT, re.MULTILINE)
+    assert len(rows) == len(PUBLISHED)
+
+
+def test_a_ratio_is_published_time_over_the_time_of_the_cycles():
+    """128 images at 1,011 a second are 126.6 ms; 130.30 Mcyc at 0.94 GHz are 138.6."""
+    (one,) = [one for one in PUBLISHED if one.name == "flax ResNet-50"]
+    assert one.step_ms == pytest.approx((126.607, 126.607), abs=1e-3)
+    assert one.get_ratios(one.estimate) == pytest.approx((0.9134, 0.9134), abs=1e-4)
+    slow, fast = (one.get_ratios(cycles)[0] for cycles in (100.0, 200.0))
+    assert slow == pytest.approx(2 * fast)
+
+
+def test_the_tool_prints_the_range_of_the_table():
+    low, high = find_range("bundles")
+    assert low < high and low >= find_range("estimate")[0]
+    assert f"{low:.2f} to {high:.2f} times their bundles with DMA" in describe_calibration()
+    assert describe_calibration() in NOTE and "not a measurement" in NOTE

@@ -1,0 +1,1 @@
+"""Stored answers of teachers: written, described, verified, merged and cut."""

@@ -1,0 +1,200 @@
+"""What a cache holds, and whether it is what was written."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, read_view_facts
+from tasks.teacher_cache import (
+    TeacherCache,
+    get_file_name,
+    is_by_example,
+    read_manifest,
+    read_shape,
+    unpack_values,
+)
+from tools.cache.card import format_card, make_card, read_all_facts
+from tools.cache.files import Expected, find_faults
+from utils.errors import UserError
+from utils.json_types import JsonMapping
+from utils.storage import open_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from datasets import Batch
+    from job.spec import Job
+    from tasks.teacher_cache import Column
+    from utils.runtime.base import Runtime
+
+EXIT_DAMAGED = 1
+# Nats, or units of features, by which a second answer of the same teacher may lie further off.
+_TOLERANCE = 0.01
+
+
+def add_commands(commands: argparse._SubParsersAction) -> None:
+    """`info` and `verify`."""
+    parser = commands.add_parser("info", help="the card of a cache: whose answers, how exact")
+    parser.add_argument("cache", help="directory or URL")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(run=show, takes_keys=False, config="")
+    parser = commands.add_parser(
+        "verify",
+        help="hold all files against their checksums, and ask the teachers again about some",
+        epilog="With --config all other flags are keys of the run that was stored for. Exit code "
+        "1: something is not what was written.",
+    )
+    add = parser.add_argument
+    add("cache", help="directory or URL")
+    add("--config", default="", help="YAML of that run; none: no teacher is asked again")
+    add("--workers", type=int, default=1, metavar="N", help="processes that read the files (1)")
+    add("--steps", type=int, default=4, metavar="N", help="batches to ask about again (4)")
+    add("--tolerance", type=float, default=_TOLERANCE, help="beyond the noted mean error (0.01)")
+    parser.set_defaults(run=verify, takes_keys=True)
+
+
+def show(options: argparse.Namespace, rest: list[str]) -> int:
+    """Print the card."""
+    card = make_card(options.cache)
+    print(
+        json.dumps(card, indent=2)
+        if options.json
+        else format_card(card, open_folder(options.cache).name)
+    )
+    return 0
+
+
+def verify(options: argparse.Namespace, rest: list[str]) -> int:
+    """Print each file that is not what was written; gives the exit code."""
+    if rest and not options.config:
+        raise UserError(f"{rest[0]} is a key of a run's configuration; name the run by --config")
+    if options.steps < 1:
+        raise UserError(f"--steps ({options.steps}) must be at least 1")
+    if options.workers < 1:
+        raise UserError(f"--workers ({options.workers}) must be at least 1")
+    faults = find_damage(options.cache, options.workers)
+    for fault in faults:
+        print(fault)
+    if faults:
+        return EXIT_DAMAGED
+    print(f"{options.cache}: all files are what was written")
+    return ask_again(options, rest) if options.config else 0
+
+
+def find_damage(place: str, workers: int = 1) -> list[str]:
+    """A line for each file that is missing, cut, changed, or of a program that kept no checksum.
+
+    Args:
+      workers: processes that read.
+    """
+    folder = open_folder(place)
+    manifest = read_manifest(folder)
+    shape, writers = read_shape(manifest), manifest["writers"]
+    facts, wanted = read_all_facts(folder, shape, writers), []
+    for epoch, writer in itertools.product(range(shape.epochs), range(writers)):
+        name = get_file_name(epoch, writer, writers)
+        rows = shape.count_steps(epoch) * (shape.global_batch_size // writers)
+        checksum = facts.get(name, {}).get("crc32c", "none noted")
+        wanted.append(Expected(name, rows * shape.row_dtype.itemsize, checksum))
+    if is_by_example(manifest) and VIEWS_JSON in folder.list_names():
+        views = read_view_facts(place)
+        size = views.epochs * views.examples * views.form.row_dtype.itemsize
+        wanted.append(Expected(VIEWS, size, views.crc32c))
+    faults = find_faults(place, wanted, workers)
+    remedy = f"finish it by {_get_remedy(manifest)}"
+    return [
+        f"{place}: {one.name} {fault}; {remedy}"
+        for one, fault in zip(wanted, faults, strict=True)
+        if fault
+    ]
+
+
+def _get_remedy(manifest: JsonMapping) -> str:
+    return f"python -m tools.cache {'import' if is_by_example(manifest) else 'write'}"
+
+
+def ask_again(options: argparse.Namespace, rest: list[str]) -> int:
+    """Ask the run's teachers about batches spread over the cache; gives the exit code."""
+    from job.check import check
+    from tools.cache.writing import without_cache
+    from utils.config import change, load_config
+    from utils.runtime import create_runtime
+
+    if is_by_example(read_manifest(options.cache)):
+        raise UserError(
+            f"{options.cache!r} was imported, and its teachers are not here to be asked again; "
+            "verify it without --config"
+        )
+    config = load_config(["--config", options.config, *rest])
+    job = check(change(config, distill={"teacher_cache": options.cache, "cache_end": "cycle"}))
+    live = check(without_cache(config))
+    manifest = read_manifest(options.cache)
+    chosen = TeacherCache(options.cache, teachers=job.facts.teachers)
+    if any("+" in column.teacher for column in chosen.columns):
+        raise UserError(
+            f"{options.cache!r} holds several teachers as one answer, of which none can be asked "
+            "again; verify it without --config"
+        )
+    total = read_shape(manifest).total_steps
+    steps = sorted({int(step) for step in np.linspace(0, total - 1, min(options.steps, total))})
+    found = _compare(create_runtime(config.runtime), live, chosen, steps)
+    return _judge(options, chosen, found)
+
+
+def _compare(
+    runtime: Runtime, job: Job, cache: TeacherCache, steps: list[int]
+) -> list[list[float]]:
+    """Mean differences of each column, for each of some steps."""
+    from engine import map_batches
+    from job.build import build_parts
+    from job.stream import iterate_batches
+
+    parts = build_parts(runtime, job)
+    found: list[list[float]] = [[] for _ in cache.columns]
+
+    def ask(batch: Batch) -> tuple[Tensor, ...]:
+        return parts.task.ask_to_store(batch, cache.columns)
+
+    try:
+        for step in steps:
+            asked = map_batches(ask, iterate_batches(parts, step), runtime)
+            with contextlib.closing(asked):
+                batch, answers = next(asked)
+            cache.read(step, runtime.fetch(batch.indices))  # answers to other examples are refused
+            rows = cache.read_rows(step)
+            for number, (column, answer) in enumerate(zip(cache.columns, answers, strict=True)):
+                stored = unpack_values(rows, cache.numbers[number], column)
+                gap = np.abs(stored - _take(column, runtime.fetch(answer)))
+                found[number].append(float(gap.mean()))
+    finally:
+        parts.close()
+    return found
+
+
+def _take(column: Column, answer: Tensor) -> np.ndarray:
+    kept = answer[..., : column.top_k] if column.top_k else answer
+    return kept.to(torch.float32).numpy()
+
+
+def _judge(options: argparse.Namespace, cache: TeacherCache, found: list[list[float]]) -> int:
+    """Print how far the second answers lie from the stored ones; gives the exit code."""
+    noted = {
+        one["hash"] + one["part"]: one["mean_error"] for one in make_card(options.cache)["teachers"]
+    }
+    code = 0
+    for column, gaps in zip(cache.columns, found, strict=True):
+        allowed = (noted[column.teacher + column.part] or 0.0) + options.tolerance
+        is_good = max(gaps) <= allowed
+        print(
+            f"{column.name or column.teacher}: asked again about {len(gaps)} batches, mean "
+            f"difference up to {max(gaps):.2g}, {'within' if is_good else 'beyond'} {allowed:.2g}"
+        )
+        code = code if is_good else EXIT_DAMAGED
+    return code

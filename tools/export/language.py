@@ -1,0 +1,104 @@
+"""Language models as transformers and fla read them: config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.programs import prepare_folder
+from utils.storage import write_atomically
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from utils.json_types import JsonMapping
+
+FORM, REPORT = "transformers", "export.json"
+_TOKENS, _SEED = 32, 0
+# What image forms are asked with, and language models know nothing of.
+_OF_IMAGES = {
+    "normalize": False, "batch_size": None, "images": "", "model": "", "model_args": "", "pp": "",
+    "classes": None,
+}  # fmt: skip
+
+
+def export_language(options: argparse.Namespace) -> int:
+    """Write a language model's folder, read it back and compare logits; gives the exit code.
+
+    They are compared with those of this program's own model of what was written, and with
+    transformers' where it is installed and has the model.
+
+    Raises:
+      UserError: weights of no such model, or a flag that means nothing to it.
+    """
+    from tools.generate import load_model
+
+    for name, usual in _OF_IMAGES.items():
+        if getattr(options, name, usual) != usual:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} means nothing to --to {FORM}, which images do not enter; "
+                            "leave it out")  # fmt: skip
+    model, facts = load_model(options.weights)
+    folder = options.out / FORM
+    prepare_folder(folder, "--out")
+    write_folder(model, facts, folder)
+    tokens = torch.randint(
+        model.vocab_size, (2, min(_TOKENS, model.sequence_length)),
+        generator=torch.Generator().manual_seed(_SEED),
+    )  # fmt: skip
+    with torch.no_grad():
+        wanted = model.compute_logits(model(tokens))
+        again, _ = load_model(f"local-dir:{folder}")
+        found = {"own": again.compute_logits(again(tokens))}
+        if (twin := _load_twin(folder)) is not None:
+            found[FORM] = twin(tokens).logits.float()
+    differences = {name: float((one - wanted).abs().max()) for name, one in found.items()}
+    within = all(one <= options.bound for one in differences.values())
+    report = {"weights": options.weights, "model": facts["model"], "bound": options.bound,
+              "differences": differences, "within": within}  # fmt: skip
+    write_atomically(folder / REPORT, json.dumps(report, indent=2) + "\n")
+    told = ", ".join(f"{name} {one:.1e}" for name, one in differences.items())
+    print(f"{folder}: largest difference of a logit: {told}, bound {options.bound:g}")
+    return 0 if within else 1
+
+
+def write_folder(model: nn.Module, facts: JsonMapping, folder: Path) -> None:
+    """Write config.json and the weights of a model of which `facts` tell name and sizes.
+
+    Raises:
+      UserError: neither transformers nor fla has such a model.
+    """
+    from safetensors.torch import save_file
+
+    from utils.weights.language_files import FILE, split
+    from utils.weights.language_hub import describe_language
+
+    told: JsonObject = describe_language(facts, model.shape)
+    tensors = {
+        name: one.contiguous()
+        for own, tensor in model.state_dict().items()
+        for name, one in split(own, tensor, str(facts["model"]))
+    }
+    if facts["model"] == "kimi_linear":
+        # transformers ties no Kimi Linear, whatever its config.json says.
+        tensors.setdefault("lm_head.weight", model.head_weight.detach().clone())
+    save_file(tensors, folder / FILE, {"format": "pt"})
+    write_atomically(folder / "config.json", json.dumps(told, indent=2) + "\n")
+
+
+def _load_twin(folder: Path) -> nn.Module | None:
+    """transformers' model of a folder; none: it is not installed, or has no such model."""
+    try:
+        from transformers import AutoModelForCausalLM
+    except ImportError:
+        return None
+    try:
+        return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    except ValueError:  # it knows no such model_type, or class
+        return None

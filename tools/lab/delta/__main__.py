@@ -1,0 +1,223 @@
+"""Times the rules of delta attention on a device, or counts their cycles on a TPU that is not here.
+
+Each form is held against the recurrence in float64, gradients included, before any time is taken.
+On cpu, cuda and xla times are measured; for v4, v5e, v5p and v6e they are bundles with DMA over a
+derived clock, which are no measurements. Full attention stands beside the rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from store.environment import read_environment
+from tools.lab.delta.cases import ATTENTION, MODES, VARIANTS, LabCase, check_case
+from tools.lab.delta.report import (
+    describe_case,
+    describe_cost,
+    describe_errors,
+    describe_timing,
+    draw,
+    find_crossings,
+    print_rows,
+    write_json,
+)
+from tools.lab.delta.running import HERE, open_device, time_program
+from tools.tpu.targets import Target, parse_target
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.programs import DefaultsHelp, ProgramParser, prepare_file, prepare_folder, run_program
+from utils.storage import to_path
+
+if TYPE_CHECKING:
+    from models.delta import CoreOptions
+
+SCHEMA_VERSION = 1
+HEADS = ("16/16", "16/32", "16/48", "16/64", "24/24")
+SIZES = ("1x2048", "1x8192", "1x32768", "8x4096", "4x2048")
+DECODE_BATCHES = (1, 32, 256, 1024)
+FORMS = ("xla", "pallas", "jax_reference")
+# Keys and values that a decoding step of attention reads.
+_SEEN = 8192
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, check, measure, print; gives the exit code."""
+    return run_program(run, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
+    parser = ProgramParser(
+        prog="python -m tools.lab.delta", description=" ".join(__doc__.split()),
+        allow_abbrev=False, formatter_class=DefaultsHelp,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--on", default="cpu", help="cpu, cuda, xla, or a TPU to compile for, such as v5e or v6e")
+    add("--form", nargs="+", default=["xla"], choices=FORMS, help="the project's own, with "
+        "XLA's loops or Pallas kernels, or the same in JAX (compiled for TPUs alone)")  # fmt: skip
+    add("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, help="rules")
+    add("--modes", nargs="+", default=list(MODES), choices=MODES, help="both: with gradients")
+    add("--heads", nargs="+", default=list(HEADS), help="of q and k / of v")
+    add("--sizes", nargs="+", default=list(SIZES), help="sequences x tokens")
+    add("--decode-batches", nargs="+", type=int, default=list(DECODE_BATCHES), help="sequences")
+    add("--width", type=int, default=128, help="of keys and values")
+    add("--chunk", type=int, default=64, help="tokens of a chunk")
+    add("--solver", default="triangular_solve", help="triangular_solve, ladder16 or rows")
+    add("--precision", default="default", choices=("default", "high", "highest"),
+        help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16")  # fmt: skip
+    add("--repeats", type=int, default=5, help="executions that count, behind two that do not")
+    add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
+    add("--json", type=Path, help="write the report here")
+    add("--picture", type=Path, help="draw time over tokens here")
+    add("--store", metavar="DIR", help="keep the report in lab/ below this run.output_dir")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the cases that the flags name; 1 where one of them failed."""
+    target = None if options.on in HERE else parse_target(options.on)
+    _check(options, target)
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
+    rows = []
+    for case, form in list_cases(options):
+        row = describe_case(case, form)
+        sys.stderr.write(f"{case.variant} {form} {case.mode} {case.batch}x{case.tokens}\n")
+        try:
+            row |= _measure(case, form, options, target)
+        except (UserError, RuntimeError) as error:
+            row["failure"] = str(error).partition("\n")[0][:300]
+        rows.append(row)
+    print_rows(rows)
+    report = _create_report(options, rows)
+    for name, tokens in report["crossings"].items():
+        where = "nowhere measured" if tokens is None else f"from {tokens:,.0f} tokens"
+        print(f"{name}: faster than attention {where}")
+    _keep(options, report)
+    return int(any("failure" in row for row in rows))
+
+
+def list_cases(options: argparse.Namespace) -> Iterator[tuple[LabCase, str]]:
+    """Every case of the grid and its form."""
+    for heads, variant, mode in itertools.product(options.heads, options.variants, options.modes):
+        keys, values = _read_pair(heads, "/", "--heads")
+        sizes = [_read_pair(one, "x", "--sizes") for one in options.sizes]
+        if mode == "decode":
+            sizes = [(batch, _SEEN) for batch in options.decode_batches]
+        for batch, tokens in sizes:
+            case = LabCase(variant, mode, keys, values, batch, tokens, options.width, options.chunk)
+            check_case(case)
+            yield from ((case, form) for form in options.form)
+
+
+def _check(options: argparse.Namespace, target: Target | None) -> None:
+    """Refuse what cannot be measured, before anything is.
+
+    Raises:
+      UserError: names the flag.
+    """
+    for flag, value in (("--repeats", options.repeats), ("--width", options.width)):
+        if value < 1:
+            raise UserError(f"{flag} ({value}) must be at least 1")
+    if "jax_reference" in options.form and target is None:
+        raise UserError("--form jax_reference is compiled for TPUs alone; give --on v5e or v6e")
+    if "pallas" in options.form and options.on in ("cpu", "cuda"):
+        raise UserError(f"--form pallas runs on XLA, not on {options.on}; give --on xla or v5e")
+    for form in options.form:
+        _create_options(options, form)
+    list(list_cases(options))
+    if target is None:
+        open_device(options.on)
+    else:
+        from tools.tpu.compiler import require_compiler
+
+        require_compiler()
+    prepare_file(options.json, "--json")
+    prepare_file(options.picture, "--picture")
+    if options.store:
+        prepare_folder(to_path(options.store, "--store") / "lab", "--store")
+
+
+def _measure(
+    case: LabCase, form: str, options: argparse.Namespace, target: Target | None
+) -> JsonObject:
+    """Errors first, then time or cycles."""
+    import torch
+
+    from tools.lab.delta.judging import check_program, shrink
+
+    core = _create_options(options, form)
+    if form == "pallas" and case.variant == ATTENTION and case.mode == "decode":
+        raise UserError("--form pallas has no kernel for a step of attention")
+    if target is None:
+        device = open_device(options.on)
+        errors = check_program(shrink(case), core, device)
+        timing = time_program(case, core, device, repeats=options.repeats)
+        found = describe_timing(case, timing, device.type)
+        return found | describe_errors(errors, device.type)
+    from tools.lab.delta import compiling
+
+    limit = options.time_limit
+    if form == "jax_reference":
+        errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
+        cost, fallbacks = compiling.compile_in_jax(case, target, time_limit_s=limit), []
+    else:
+        # Kernels are interpreted by XLA alone.
+        place = open_device("xla") if form == "pallas" else torch.device("cpu")
+        errors = check_program(shrink(case), core, place)
+        cost, fallbacks = compiling.compile_in_torch(
+            case, core, target, precision=options.precision, time_limit_s=limit
+        )
+    found = describe_cost(case, cost, target.generation, fallbacks)
+    return found | describe_errors(errors, "cpu")
+
+
+def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
+    from models.delta import CoreOptions
+
+    kernels = "pallas" if form == "pallas" else "xla"
+    return CoreOptions(chunk=options.chunk, solver=options.solver, kernels=kernels)
+
+
+def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
+    words = text.split(mark)
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        raise UserError(f"{flag} ({text!r}) must be two numbers, such as 16{mark}32")
+    return int(words[0]), int(words[1])
+
+
+def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonObject:
+    settings = {name: str(value) if isinstance(value, Path) else value
+                for name, value in vars(options).items()}  # fmt: skip
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "settings": settings, "environment": read_environment(), "rows": rows,
+        "crossings": find_crossings(rows),
+    }  # fmt: skip
+
+
+def _keep(options: argparse.Namespace, report: JsonObject) -> None:
+    if options.json:
+        write_json(report, options.json)
+    if options.picture:
+        draw(report["rows"], options.picture)
+    if options.store:
+        digest = hashlib.sha256(json.dumps(report, sort_keys=True).encode()).hexdigest()[:10]
+        stamp = report["created"].replace(":", "").replace("+0000", "Z")
+        path = to_path(options.store) / "lab" / f"delta-{stamp}-{digest}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        print(f"kept: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""Cycles on a TPU that is not here: a program exported and compiled, its bundles counted."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tools.lab.costing import CompiledCost, compile_program, export_in_jax, run_in_jax
+from tools.lab.delta.cases import LabCase, create_inputs
+from tools.lab.delta.forms import add_extra, create_program, recur
+from tools.lab.delta.judging import Errors, find_error
+from tools.tpu.targets import Target
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from models.delta import CoreOptions
+
+# What the form in JAX is written for.
+IN_JAX = ("gdn", "deltanet")
+
+
+def export_in_torch(case: LabCase, options: CoreOptions, precision: str) -> tuple[bytes, list[str]]:
+    """The program's artifact, and the operators that would run on the host.
+
+    Args:
+      precision: of float32 products on the matrix unit: default (one pass of bfloat16), high
+        (three) or highest (six).
+    """
+    import torch
+    import torch_xla
+    import torch_xla.backends
+    from torch_xla.debug import metrics
+
+    torch_xla.backends.set_mat_mul_precision(precision)
+    device = torch_xla.device()
+    given = [x.to(device) for x in add_extra(case, create_inputs(case, torch.bfloat16))]
+    torch_xla.sync()
+    metrics.clear_all()
+    calls = call_kernels() if options.kernels == "pallas" else contextlib.nullcontext()
+    with calls, torch.set_grad_enabled(case.mode == "both"):
+        outputs = create_program(case, options)(given)
+    artifact = torch_xla._XLAC._get_stablehlo(outputs, str(device), [], True)
+    fallbacks = [one for one in metrics.counter_names() if one.startswith("aten::")]
+    return artifact, fallbacks
+
+
+@contextlib.contextmanager
+def call_kernels() -> Iterator[None]:
+    """Let kernels be a TPU's custom calls, where PyTorch/XLA on the CPU would interpret them."""
+    from torch_xla.experimental import custom_kernel
+
+    from models.delta import kernels_bridge
+
+    held = kernels_bridge.has_custom_calls, custom_kernel.trace_pallas
+    kernels_bridge.has_custom_calls, custom_kernel.trace_pallas = lambda: True, _lower_kernel
+    try:
+        yield
+    finally:
+        kernels_bridge.has_custom_calls, custom_kernel.trace_pallas = held
+
+
+def _lower_kernel(
+    kernel: Callable[..., object], *tensors: Tensor, **_: object
+) -> tuple[str, list[Tensor]]:
+    """What PyTorch/XLA's own does where a TPU is jax's device: a custom call's text, its inputs."""
+    import jax
+    from jax._src import tpu_custom_call
+    from torch_xla.experimental import custom_kernel
+
+    # This jax writes a newer form of kernels than its own libtpu reads, unless it sees a TPU.
+    tpu_custom_call.get_ir_version = lambda context: 7
+    given = [custom_kernel.to_jax_shape_dtype_struct(x) for x in tensors]
+    lowered = jax.jit(kernel).trace(*given).lower(lowering_platforms=("tpu",))
+    return custom_kernel._extract_backend_config(lowered.compiler_ir()), list(tensors)
+
+
+def compile_in_torch(
+    case: LabCase, options: CoreOptions, target: Target, *, precision: str, time_limit_s: float
+) -> tuple[CompiledCost, list[str]]:
+    """What the project's own form costs."""
+    artifact, fallbacks = export_in_torch(case, options, precision)
+    return compile_program(artifact, target, time_limit_s=time_limit_s), fallbacks
+
+
+def compile_in_jax(case: LabCase, target: Target, *, time_limit_s: float) -> CompiledCost:
+    """What the same rule costs as one writes it in JAX."""
+    (artifact,) = export_in_jax([describe_in_jax(case)], target, time_limit_s=time_limit_s)
+    return compile_program(artifact, target, time_limit_s=time_limit_s)
+
+
+def describe_in_jax(case: LabCase) -> JsonObject:
+    """The request of `jax_child.py`.
+
+    Raises:
+      UserError: there is no such form.
+    """
+    if case.variant not in IN_JAX or case.mode == "decode":
+        raise UserError(
+            f"--form jax_reference knows {' and '.join(IN_JAX)}, forward and both; "
+            f"{case.variant} {case.mode} is none of them"
+        )
+    sizes = [case.batch, case.tokens, case.key_heads, case.value_heads, case.width, case.chunk]
+    return {"form": "delta_rule", "sizes": sizes, "backward": case.mode == "both"}
+
+
+@functools.cache
+def check_in_jax(small: LabCase, target: Target, *, time_limit_s: float) -> Errors:
+    """Hold a small case of the form in JAX, on JAX's CPU, against the recurrence in float64.
+
+    Raises:
+      UserError: it is wrong.
+    """
+    import numpy as np
+    import torch
+
+    given = add_extra(small, create_inputs(small, torch.float32))
+    wide = [x.double().requires_grad_(small.mode == "both") for x in given[:5]]
+    wanted = [recur(small, wide)]
+    if small.mode == "both":
+        wanted += torch.autograd.grad(wanted[0], wide, given[-1].double(), allow_unused=True)
+    with tempfile.TemporaryDirectory() as name:
+        places = Path(name, "given.npz"), Path(name, "found.npz")
+        np.savez(places[0], *[x.numpy() for x in given])
+        run_in_jax(describe_in_jax(small), places, target, time_limit_s=time_limit_s)
+        with np.load(places[1]) as file:
+            found = [torch.from_numpy(file[key]) for key in file.files]
+    errors = [find_error(a, b.detach()) for a, b in zip(found, wanted, strict=True)]
+    output, gradients = errors[0], max(errors[1:], default=0.0)
+    if not (output < 1e-5 and gradients < 1e-4):
+        raise UserError(f"the form in JAX is wrong by {output:.1e}, its gradients {gradients:.1e}")
+    return Errors(output, gradients if small.mode == "both" else None, float("nan"))

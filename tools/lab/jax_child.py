@@ -1,0 +1,205 @@
+"""Exports JAX programs for TPUs as StableHLO: `python jax_child.py REQUEST.json`.
+
+A process of its own, because PyTorch/XLA and JAX do not share one. The request is `programs`, a
+list of objects with `form` (a name of `FORMS`), `artifact` (a file to write) and the form's sizes;
+one with `given` and `found` is run on the CPU instead, from arrays of one file into the other.
+These are yardsticks: what one would write in plain JAX.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_OUT_OF_REACH = -1e30
+
+
+def main(argv: list[str]) -> int:
+    """Export every program that the request names."""
+    path = Path(argv[0])
+    request = json.loads(path.read_text(encoding="utf-8"))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ.pop("PJRT_DEVICE", None)
+    for program in request["programs"]:
+        function, arguments = FORMS[program["form"]](program)
+        if "given" in program:
+            run_program(function, program)
+        else:
+            Path(program["artifact"]).write_bytes(export_program(function, arguments))
+    (path.parent / "facts.json").write_text("{}", encoding="utf-8")
+    return 0
+
+
+def export_program(function: Any, arguments: Any) -> bytes:
+    """A portable artifact of a function of arrays of such shapes."""
+    import jax
+    from jax import export
+    from jax._src import tpu_custom_call
+
+    # This jax writes a newer form of kernels than its own libtpu reads, unless it sees a TPU.
+    tpu_custom_call.get_ir_version = lambda context: 7
+    exported = export.export(jax.jit(function), platforms=["tpu"])(*arguments)
+    return exported.mlir_module_serialized
+
+
+def run_program(function: Any, program: dict[str, Any]) -> None:
+    """What a function gives of stored arrays."""
+    import jax
+    import numpy as np
+
+    with np.load(program["given"]) as file:
+        found = jax.jit(function)(*[file[name] for name in file.files])
+    np.savez(program["found"], *jax.tree.leaves(found))
+
+
+def describe(*sizes: int, dtype: str = "bfloat16") -> Any:
+    """An argument's shape."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype))
+
+
+def make_product(program: dict[str, Any]) -> tuple[Any, Any]:
+    """`sizes` [M, K, N]: a product of bfloat16 matrices."""
+    import jax.numpy as jnp
+
+    rows, inner, columns = program["sizes"]
+    return jnp.matmul, (describe(rows, inner), describe(inner, columns))
+
+
+def make_kernel_product(program: dict[str, Any]) -> tuple[Any, Any]:
+    """The same as a Pallas kernel that sums over K in blocks of `block` in its memory."""
+    import jax.numpy as jnp
+    from jax import ShapeDtypeStruct
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    rows, inner, columns = program["sizes"]
+    block = program["block"]
+
+    def kernel(left: Any, right: Any, result: Any, total: Any) -> None:
+        @pl.when(pl.program_id(2) == 0)
+        def _() -> None:
+            total[...] = jnp.zeros_like(total)
+
+        total[...] += jnp.dot(left[...], right[...], preferred_element_type=jnp.float32)
+
+        @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+        def _() -> None:
+            result[...] = total[...].astype(result.dtype)
+
+    function = pl.pallas_call(
+        kernel,
+        grid=(rows // block, columns // block, inner // block),
+        in_specs=[pl.BlockSpec((block, block), lambda i, j, k: (i, k)),
+                  pl.BlockSpec((block, block), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((block, block), lambda i, j, k: (i, j)),
+        out_shape=ShapeDtypeStruct((rows, columns), jnp.bfloat16),
+        scratch_shapes=[pltpu.VMEM((block, block), jnp.float32)],
+    )  # fmt: skip
+    return function, (describe(rows, inner), describe(inner, columns))
+
+
+def make_loop(program: dict[str, Any]) -> tuple[Any, Any]:
+    """`trips` products of a square matrix of `size` with itself, one after the other."""
+    import jax
+    import jax.numpy as jnp
+
+    def function(x: Any) -> Any:
+        def turn(_: Any, y: Any) -> Any:
+            return jnp.tanh(y @ x)
+
+        return jax.lax.fori_loop(0, program["trips"], turn, x)
+
+    return function, (describe(program["size"], program["size"]),)
+
+
+def make_sum(program: dict[str, Any]) -> tuple[Any, Any]:
+    """Two float32 arrays of `elements` added: nothing but traffic."""
+    import jax.numpy as jnp
+
+    argument = describe(program["elements"] // 1024, 1024, dtype="float32")
+    return jnp.add, (argument, argument)
+
+
+def make_delta_rule(program: dict[str, Any]) -> tuple[Any, Any]:
+    """Gated DeltaNet of `sizes` [B, T, Hk, Hv, K = V, C], and with `backward` its gradients.
+
+    As JAX trainers write it: a triangular solve of all chunks, a scan over them, every product at
+    the highest precision, float32 inside.
+    """
+    import jax
+
+    batch, tokens, keys, values, width, _ = program["sizes"]
+    rows = describe(batch, tokens, keys, width)
+    wide = describe(batch, tokens, values, width)
+    gates = describe(batch, tokens, values, dtype="float32")
+
+    def forward(q: Any, k: Any, v: Any, g: Any, rate: Any) -> Any:
+        return compute_delta_rule(q, k, v, g, rate, program["sizes"][-1])
+
+    def both(*given: Any) -> Any:
+        output, pull = jax.vjp(forward, *given[:-1])
+        return output, pull(given[-1])
+
+    if program["backward"]:
+        return both, (rows, rows, wide, gates, gates, wide)
+    return forward, (rows, rows, wide, gates, gates)
+
+
+def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) -> Any:
+    """[B, T, Hv, V] of q and k [B, T, Hk, K], v, and g and rate [B, T, Hv]."""
+    import jax
+    import jax.numpy as jnp
+
+    (batch, tokens, heads, width), dtype = v.shape, v.dtype
+    chunk = min(chunk, tokens)
+    share = heads // k.shape[2]
+    multiply = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+
+    def cut(x: Any) -> Any:
+        x = x.astype(jnp.float32).reshape(batch, tokens // chunk, chunk, heads, -1)
+        return x.transpose(1, 0, 3, 2, 4)
+
+    q, k = (cut(jnp.repeat(x, share, axis=2)) for x in (q, k))
+    v, sums, rate = cut(v), jnp.cumsum(cut(g[..., None])[..., 0], axis=-1), cut(rate[..., None])
+    place = jnp.arange(chunk)
+    lower, below = place[:, None] >= place, place[:, None] > place
+    decay = jnp.exp(jnp.where(lower, sums[..., :, None] - sums[..., None, :], _OUT_OF_REACH))
+    system = multiply("nbhik,nbhjk->nbhij", k * rate, k) * jnp.where(below, decay, 0.0)
+    sides = jnp.concatenate([v * rate, k * rate * jnp.exp(sums)[..., None]], axis=-1)
+    solved = jax.scipy.linalg.solve_triangular(
+        system + jnp.eye(chunk), sides, lower=True, unit_diagonal=True
+    )
+    pairs = multiply("nbhik,nbhjk->nbhij", q, k) * decay
+    into, last = q * jnp.exp(sums)[..., None], sums[..., -1:]
+    out = k * jnp.exp(last - sums)[..., None]
+
+    def step(state: Any, one: Any) -> Any:
+        u, w, p, query, key, whole = one
+        values = u - multiply("bhck,bhkv->bhcv", w, state)
+        output = multiply("bhck,bhkv->bhcv", query, state) + multiply("bhij,bhjv->bhiv", p, values)
+        moved = state * whole[..., None] + multiply("bhck,bhcv->bhkv", key, values)
+        return moved, output
+
+    start = jnp.zeros((batch, heads, width, width))
+    parts = (solved[..., :width], solved[..., width:], pairs, into, out, jnp.exp(last))
+    _, output = jax.lax.scan(step, start, parts)
+    return output.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, heads, width).astype(dtype)
+
+
+FORMS = {
+    "delta_rule": make_delta_rule,
+    "product": make_product,
+    "kernel_product": make_kernel_product,
+    "loop": make_loop,
+    "sum": make_sum,
+}
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,319 @@
+"""The images of a TFDS dataset at the size that is needed: decoding them then costs a fraction."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from tqdm import tqdm
+
+from tools.prepare_dataset import write
+from utils.errors import UserError
+from utils.storage import is_remote
+
+if TYPE_CHECKING:
+    from big_vision.input.catalog import StoredSplit, TfdsCatalog
+
+HASH_KEY = "original_sha256"
+_STORES = ("jpeg", "uint8")
+_MAX_SIDE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Images:
+    """What becomes of each image.
+
+    Attributes:
+      key: the feature; `a/b` is feature b of the group a.
+      channels: 1 or 3.
+      stored: "jpeg", or "uint8": the pixels themselves.
+    """
+
+    key: str
+    channels: int
+    short_side: int
+    quality: int
+    stored: str
+
+
+def add_command(commands: argparse._SubParsersAction) -> None:
+    """The subcommand `resize`."""
+    resize = commands.add_parser(
+        "resize", help="a prepared dataset with smaller images, as JPEGs or as pixels"
+    )
+    add = resize.add_argument
+    add("source", metavar="NAME", help="the prepared dataset: imagenet2012, imagenet2012:5.1.0")
+    add("--root", required=True, metavar="DIR", help="data root that it lies below")
+    add("--out", metavar="DIR", help="data root to write below (default: --root)")
+    add("--name", help="of the new dataset (default NAME_256, or NAME_256_uint8)")
+    add(
+        "--short-side", type=int, default=256, metavar="PIXELS",
+        help="to which the smaller side is brought down (default 256); none is enlarged",
+    )  # fmt: skip
+    add("--quality", type=int, default=90, help="of the JPEGs, 1 to 100 (default 90)")
+    add(
+        "--format", choices=_STORES, default="jpeg",
+        help="jpeg; or uint8, pixels that nothing has to decode, in 5 to 10 times the space",
+    )  # fmt: skip
+    add("--files", choices=write.FORMATS, help="file format (default: the source's)")
+    add("--image-key", default="image", help="the feature that holds the image (default image)")
+    add("--splits", default="", help="comma-separated splits (default: all)")
+    resize.set_defaults(prepare=prepare_resized)
+
+
+def prepare_resized(arguments: argparse.Namespace) -> Path:
+    """Write the dataset again, file by file, with smaller images; all else stays as it was.
+
+    An example keeps its file, its place and its features, so that splits, slices and the order of
+    training are those of the source. A new feature, `original_sha256`, has the hash of the source's
+    encoded image.
+
+    Raises:
+      UserError: a flag means nothing, or an image cannot be decoded.
+    """
+    from big_vision.input.catalog import load_tfds_catalog
+
+    _check_numbers(arguments)
+    root = _get_root(arguments)
+    catalog = load_tfds_catalog(arguments.root, arguments.source)
+    images = Images(
+        key=arguments.image_key,
+        channels=_get_channels(catalog, arguments.image_key, arguments.format),
+        short_side=arguments.short_side,
+        quality=arguments.quality,
+        stored=arguments.format,
+    )
+    splits = _choose_splits(catalog, arguments.splits)
+    target = root / _name(arguments) / Path(catalog.directory).name
+    description = _describe(catalog, splits, images)
+    if write.is_complete(target):
+        return _accept(target, description)
+    file_format = arguments.files or catalog.file_format
+    return _write(catalog, splits, images, target, file_format, description)
+
+
+def _check_numbers(arguments: argparse.Namespace) -> None:
+    if not 1 <= arguments.short_side <= _MAX_SIDE:
+        raise UserError(
+            f"--short-side ({arguments.short_side}) must be 1 to {_MAX_SIDE} pixels; 256 is usual"
+        )
+    if not 1 <= arguments.quality <= 100:
+        raise UserError(f"--quality ({arguments.quality}) must be 1 to 100; 90 is the default")
+    if arguments.name:
+        write.check_name(arguments.name)
+
+
+def _get_root(arguments: argparse.Namespace) -> Path:
+    if arguments.out is None and is_remote(arguments.root):
+        raise UserError(
+            f"--out is missing, and --root ({arguments.root!r}) is a URL, below which nothing is "
+            "written; give a local directory"
+        )
+    return write.get_root(arguments.out or arguments.root, "--out" if arguments.out else "--root")
+
+
+def _get_channels(catalog: TfdsCatalog, key: str, stored: str) -> int:
+    sides = catalog.get_image_sides(key)
+    if sides is None:
+        raise UserError(
+            f"--image-key ({key}) is no encoded image in {catalog.directory}; pixels are resized "
+            "in the preprocessing string, or name another feature"
+        )
+    channels = sides[2] or 3
+    if channels not in (1, 3):
+        raise UserError(
+            f"--image-key ({key}): {catalog.directory} has images of {channels} channels, and "
+            f"{stored} is written of 1 or 3 alone; use the dataset as it is"
+        )
+    return channels
+
+
+def _choose_splits(catalog: TfdsCatalog, asked: str) -> dict[str, StoredSplit]:
+    names = [name for name in asked.split(",") if name] or list(catalog.splits)
+    for name in names:
+        if name not in catalog.splits:
+            raise UserError(
+                f"--splits ({asked}): {catalog.directory} has no {name!r}; it has "
+                f"{', '.join(catalog.splits)}"
+            )
+    return {name: catalog.splits[name] for name in names}
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    if arguments.name:
+        return arguments.name
+    name = arguments.source.split(":")[0].replace("/", "_")
+    return f"{name}_{arguments.short_side}" + ("_uint8" if arguments.format == "uint8" else "")
+
+
+def _describe(catalog: TfdsCatalog, splits: Mapping[str, StoredSplit], images: Images) -> str:
+    """What the dataset's metadata tell of it; another source or another size has other words."""
+    hashes = ", ".join(f"{name} {catalog.select(name, '', '').files_hash}" for name in splits)
+    how = f"JPEG of quality {images.quality}" if images.stored == "jpeg" else "uint8 pixels"
+    version = Path(catalog.directory)
+    return (
+        f"{images.key} of {version.parent.name}:{version.name}, the smaller side at most "
+        f"{images.short_side} pixels (decode|resize_small({images.short_side})), as {how}. "
+        f"Files of the source: {hashes}."
+    )
+
+
+def _accept(target: Path, description: str) -> Path:
+    """What is there already, if it is what was asked for."""
+    facts = json.loads((target / "dataset_info.json").read_text(encoding="utf-8"))
+    if facts.get("description") != description:
+        raise UserError(
+            f"--name ({target.parent.name}): {target} is there already with other images: "
+            f"{facts.get('description', '')!r}; give another --name, or remove it"
+        )
+    print("is there already; nothing is written", file=sys.stderr)
+    return target
+
+
+def _write(
+    catalog: TfdsCatalog,
+    splits: Mapping[str, StoredSplit],
+    images: Images,
+    target: Path,
+    file_format: str,
+    description: str,
+) -> Path:
+    import tensorflow_datasets as tfds
+
+    write.open_partial(target, f"{description} {file_format}")
+    old = tfds.builder_from_directory(catalog.directory).info.features
+    convert = _Conversion(images, catalog.file_format, keeps_hash=HASH_KEY in old)
+    total = sum(sum(split.lengths) for split in splits.values())
+    name = target.parent.name
+    with tqdm(total=total, desc=f"write {name}", unit="example", disable=None) as bar:
+
+        def report(count: int, size: int) -> None:
+            bar.update(count)
+            _check_space(target.parent, size * (total - bar.n) // count)
+
+        infos = [
+            write.write_split(
+                target,
+                split,
+                file_format,
+                list(zip(stored.lengths, map(convert, stored.paths), strict=True)),
+                report,
+            )
+            for split, stored in splits.items()
+        ]
+    features = _replace(old, images.key.split("/"), convert.feature)
+    features.setdefault(HASH_KEY, tfds.features.Text())
+    return write.finish(target, tfds.features.FeaturesDict(features), infos, description)
+
+
+def _check_space(place: Path, needed: int) -> None:
+    """Refuse as soon as it is seen that the rest will find no room."""
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise UserError(
+            f"--out: the rest needs about {needed / 2**30:.1f} GiB and {place} has "
+            f"{free / 2**30:.1f}; make room, or give a smaller --short-side or --format jpeg"
+        )
+
+
+def _replace(features: Mapping[str, Any], path: list[str], feature: Any) -> dict[str, Any]:
+    first, *rest = path
+    return {
+        name: old if name != first else (_replace(old, rest, feature) if rest else feature)
+        for name, old in features.items()
+    }
+
+
+class _Conversion:
+    """A file of the source -> its records with smaller images, in their order.
+
+    Args:
+      keeps_hash: the source has been resized itself and knows the hashes of the first images.
+    """
+
+    def __init__(self, images: Images, file_format: str, *, keeps_hash: bool) -> None:
+        import tensorflow_datasets as tfds
+
+        self._images, self._file_format, self._keeps_hash = images, file_format, keeps_hash
+        shape = (None, None, images.channels)
+        if images.stored == "jpeg":
+            self.feature = tfds.features.Image(shape=shape)
+        else:
+            self.feature = tfds.features.Tensor(shape=shape, dtype=np.uint8, encoding="bytes")
+        own = {} if keeps_hash else {HASH_KEY: tfds.features.Text()}
+        self._own = tfds.features.FeaturesDict({images.key: self.feature, **own})
+
+    def __call__(self, path: str) -> Iterator[bytes]:
+        """Raises UserError where an image cannot be decoded."""
+        import tensorflow as tf
+
+        from big_vision.input.faults import get_reason
+
+        records = self._read(path).map(self._shrink, num_parallel_calls=tf.data.AUTOTUNE)
+        number = 0
+        try:
+            for record, image in records.prefetch(16).as_numpy_iterator():
+                yield self._merge(record, image)
+                number += 1
+        except (tf.errors.InvalidArgumentError, tf.errors.DataLossError) as error:
+            raise UserError(
+                f"{path}, record {number}: {get_reason(error)}; mend that image or file in the "
+                "source, and run the same command again"
+            ) from error
+
+    def _read(self, path: str) -> Any:
+        import tensorflow as tf
+
+        if self._file_format != "array_record":
+            return tf.data.TFRecordDataset(path)
+        from array_record.python.array_record_data_source import ArrayRecordDataSource
+
+        def read() -> Iterator[bytes]:
+            source = ArrayRecordDataSource(path)
+            for start in range(0, len(source), 64):
+                yield from source.__getitems__(range(start, min(start + 64, len(source))))
+
+        return tf.data.Dataset.from_generator(read, output_signature=tf.TensorSpec((), tf.string))
+
+    def _shrink(self, record: Any) -> tuple[Any, Any]:
+        """A serialised example -> itself and the image as it will be stored."""
+        import tensorflow as tf
+
+        from big_vision.pp.builder import get_preprocess_fn
+
+        images, key = self._images, self._images.key
+        encoded = tf.io.parse_single_example(record, {key: tf.io.FixedLenFeature((), tf.string)})
+        decode = get_preprocess_fn(f"decode({images.channels})")
+        shrink = get_preprocess_fn(f"resize_small({images.short_side})")
+        pixels = decode({"image": encoded[key]})["image"]
+        is_large = tf.reduce_min(tf.shape(pixels)[:2]) > images.short_side
+
+        def smaller() -> Any:
+            return shrink({"image": pixels})["image"]
+
+        if images.stored == "uint8":
+            return record, tf.cond(is_large, smaller, lambda: pixels)
+        return record, tf.cond(
+            is_large,
+            lambda: tf.io.encode_jpeg(smaller(), quality=images.quality),
+            lambda: encoded[key],
+        )
+
+    def _merge(self, record: bytes, image: Any) -> bytes:
+        """The example with its new image; other features keep their bytes."""
+        import tensorflow as tf
+
+        key, example = self._images.key, tf.train.Example.FromString(record)
+        original = example.features.feature.pop(key).bytes_list.value[0]
+        told = {} if self._keeps_hash else {HASH_KEY: hashlib.sha256(original).hexdigest()}
+        own = tf.train.Example.FromString(self._own.serialize_example({key: image, **told}))
+        example.MergeFrom(own)
+        return example.SerializeToString(deterministic=True)

@@ -1,0 +1,17 @@
+"""Where kernels that are written for TPUs run."""
+
+from __future__ import annotations
+
+import torch
+
+
+def takes_kernels(device: torch.device) -> bool:
+    """Whether a kernel can be part of a device's program, be it interpreted."""
+    return device.type == "xla"
+
+
+def has_custom_calls() -> bool:
+    """Whether the program's device is a TPU, whose kernels are custom calls."""
+    import torch_xla.runtime
+
+    return torch_xla.runtime.device_type() == "TPU"
