@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 
 import numpy as np
 import pytest
@@ -152,6 +153,13 @@ def test_what_means_nothing_is_refused_in_one_line(source, tmp_path, capsys, fla
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
     assert not list(tmp_path.iterdir())
+
+
+def test_a_config_with_a_dash_gets_a_name_that_tfds_reads(source, tmp_path):
+    shutil.copytree(source / "photos" / "1.2.0", tmp_path / "photos" / "far-away" / "1.2.0")
+    begin = ["resize", "photos/far-away", "--root", str(tmp_path), "--image-key", "scene/picture"]
+    assert main([*begin, "--short-side", "32"]) == 0
+    assert len(read(tmp_path, "photos_far_away_32")["test"]) == 5
 
 
 def test_a_url_is_no_place_to_write_to(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -150,7 +151,8 @@ def _choose_splits(catalog: TfdsCatalog, asked: str) -> dict[str, StoredSplit]:
 def _name(arguments: argparse.Namespace) -> str:
     if arguments.name:
         return arguments.name
-    name = arguments.source.split(":")[0].replace("/", "_")
+    # TFDS splits the names of files at their dashes.
+    name = re.sub(r"\W", "_", arguments.source.split(":")[0]).lower()
     return f"{name}_{arguments.short_side}" + ("_uint8" if arguments.format == "uint8" else "")
 
 
@@ -202,7 +204,7 @@ def _write(
         infos = [
             write.write_split(
                 target,
-                split,
+                f"{name}-{split}",
                 file_format,
                 list(zip(stored.lengths, map(convert, stored.paths), strict=True)),
                 report,

@@ -145,14 +145,20 @@ def write_dataset(conversion: Conversion, target: Path, file_format: str, shard_
                 for shard in _cut(examples, conversion.get_bytes, shard_bytes)
             ]
             infos.append(
-                write_split(target, split, file_format, shards, lambda count, _: bar.update(count))
+                write_split(
+                    target,
+                    f"{conversion.name}-{split}",
+                    file_format,
+                    shards,
+                    lambda count, _: bar.update(count),
+                )
             )
     return finish(target, features, infos, conversion.description)
 
 
 def write_split(
     target: Path,
-    split: str,
+    stem: str,
     file_format: str,
     shards: Sequence[tuple[int, Iterator[bytes]]],
     report: Callable[[int, int], object],
@@ -160,14 +166,16 @@ def write_split(
     """Write the files of a split among the unfinished ones of `target`; TFDS's SplitInfo.
 
     Args:
+      stem: how the files' names begin, DATASET-SPLIT.
       shards: number and records of each file; records are not drawn of a file that is there.
       report: is told the number of examples and of bytes of each file when it is there.
     """
     import tensorflow_datasets as tfds
 
-    partial, dataset, num_bytes = _get_partial(target), target.parent.name, 0
+    partial, num_bytes = _get_partial(target), 0
+    dataset, _, split = stem.partition("-")
     for number, (count, records) in enumerate(shards):
-        name = f"{dataset}-{split}.{file_format}-{number:05d}-of-{len(shards):05d}"
+        name = f"{stem}.{file_format}-{number:05d}-of-{len(shards):05d}"
         size = write_shard(partial / name, records, file_format)
         num_bytes += size
         report(count, size)
