@@ -63,14 +63,16 @@ def test_tokens_go_through_the_likeliest_experts_that_have_room(factor):
 
 def test_a_full_expert_drops_and_a_window_is_dealt_out_alone():
     mlp = create_mlp(capacity_factor=1.01)
-    x = torch.randn(3, 16, 32)
+    # What all tokens share makes most of them choose the same experts.
+    x = torch.randn(3, 16, 32) + 3 * torch.randn(32)
     with torch.no_grad():
         together, balance = mlp(x)
         alone = [mlp(one[None]) for one in x]
         roomy = create_mlp(capacity_factor=4.0)(x)[0]
-    assert torch.equal(together, torch.cat([one for one, _ in alone]))
-    assert torch.equal(balance, torch.cat([one for _, one in alone]))
-    assert not torch.equal(together, roomy)
+    # Not to the bit: a product of fewer rows may be summed in another order.
+    torch.testing.assert_close(together, torch.cat([one for one, _ in alone]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(balance, torch.cat([one for _, one in alone]), rtol=0, atol=1e-6)
+    assert (together - roomy).abs().max() > 1e-3
 
 
 def test_the_balance_is_least_where_experts_are_evenly_busy():
