@@ -73,14 +73,14 @@ def make_product(program: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def make_kernel_product(program: dict[str, Any]) -> tuple[Any, Any]:
-    """The same as a Pallas kernel that sums over K in blocks of `block` in its memory."""
+    """The same as a Pallas kernel that sums over K in its memory, `blocks` [M, K, N] at a time."""
     import jax.numpy as jnp
     from jax import ShapeDtypeStruct
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
     rows, inner, columns = program["sizes"]
-    block = program["block"]
+    of_rows, of_inner, of_columns = program["blocks"]
 
     def kernel(left: Any, right: Any, result: Any, total: Any) -> None:
         @pl.when(pl.program_id(2) == 0)
@@ -95,12 +95,12 @@ def make_kernel_product(program: dict[str, Any]) -> tuple[Any, Any]:
 
     function = pl.pallas_call(
         kernel,
-        grid=(rows // block, columns // block, inner // block),
-        in_specs=[pl.BlockSpec((block, block), lambda i, j, k: (i, k)),
-                  pl.BlockSpec((block, block), lambda i, j, k: (k, j))],
-        out_specs=pl.BlockSpec((block, block), lambda i, j, k: (i, j)),
+        grid=(rows // of_rows, columns // of_columns, inner // of_inner),
+        in_specs=[pl.BlockSpec((of_rows, of_inner), lambda i, j, k: (i, k)),
+                  pl.BlockSpec((of_inner, of_columns), lambda i, j, k: (k, j))],
+        out_specs=pl.BlockSpec((of_rows, of_columns), lambda i, j, k: (i, j)),
         out_shape=ShapeDtypeStruct((rows, columns), jnp.bfloat16),
-        scratch_shapes=[pltpu.VMEM((block, block), jnp.float32)],
+        scratch_shapes=[pltpu.VMEM((of_rows, of_columns), jnp.float32)],
     )  # fmt: skip
     return function, (describe(rows, inner), describe(inner, columns))
 

@@ -160,7 +160,7 @@ def test_a_program_tells_what_each_cost_is_from(tmp_path: Path):
 
 PROGRAMS = [
     {"form": "product", "sizes": [2048, 2048, 2048]},
-    {"form": "kernel_product", "sizes": [2048, 2048, 2048], "block": 512},
+    {"form": "kernel_product", "sizes": [2048, 2048, 2048], "blocks": [512, 512, 512]},
     {"form": "loop", "size": 512, "trips": 12},
     {"form": "loop", "size": 512, "trips": 24},
     {"form": "sum", "elements": 1 << 26},
