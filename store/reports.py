@@ -1,5 +1,5 @@
-"""Reports of `tools.benchmark` and verdicts of `tools.compile_for_tpu`: their figures, and what
-must be equal for two of them to be comparable.
+"""Reports of `tools.benchmark` and `tools.lab.delta` and verdicts of `tools.compile_for_tpu`: their
+figures, and what must be equal for two of them to be comparable.
 
 Versions of the software are no part of that: whether a newer compiler makes a step slower is what
 is asked.
@@ -19,13 +19,20 @@ from store.config_text import flatten_config
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
-Kind = Literal["benchmark", "verdict"]
-BENCHMARK, VERDICT = "benchmark", "verdict"
+Kind = Literal["benchmark", "verdict", "lab"]
+BENCHMARK, VERDICT, LAB = "benchmark", "verdict", "lab"
 # Where a run writes, and which of several measurements of one report it was.
 _FREE_KEYS = ("run.", "runtime.num_processes")
 _SHARED = ("hardware", "devices", "global_batch_size", "unit")
 _STEP = ("target", "chips", "examples_per_chip")
 _REPEATS = "_repeats"
+# Of the lab of delta rules: what all rows share, what tells one from another, and its figures.
+_LAB_SETTINGS = ("on", "width", "chunk", "solver", "precision")
+_LAB_ROW = "{variant} {form} {mode} {key_heads}/{value_heads} {batch}x{tokens}"
+_LAB_COSTS = {
+    "mcycles_with_dma": "bundles_mcycles", "mcycles_estimate": "estimated_mcycles",
+    "hbm_bytes": "hbm_bytes", "peak_bytes": "peak_bytes",
+}  # fmt: skip
 # Figures of a verdict; how long it was compiled tells of the host.
 _ESTIMATES = (
     "estimated_mcycles", "bundles_mcycles", "hbm_bytes", "collective_bytes", "max_batch_per_chip",
@@ -33,6 +40,7 @@ _ESTIMATES = (
 
 FIGURES = Catalogue(
     Metric("*_per_s", "1/s", "higher", "clock", "what a run's task counts, by the clock"),
+    Metric("ms", "ms", "lower", "clock", "time of one execution"),
     Metric("step_p50_s", "s", "lower", "clock", "half of the steps are faster"),
     Metric("step_p95_s", "s", "lower", "clock", "nineteen of twenty steps are faster"),
     Metric("input_stall_share", "", "lower", "clock", "share of the time without a batch"),
@@ -95,6 +103,8 @@ def get_kind(report: JsonObject) -> Kind:
         return BENCHMARK
     if "estimated_mcycles" in report and version in (2, 3, 4):
         return VERDICT
+    if report.get("lab") == "delta" and version == 2 and report["rows"]:
+        return LAB
     raise ValueError(f"its form is {version!r}")
 
 
@@ -105,6 +115,9 @@ def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
     """
     if get_kind(report) == VERDICT:
         return {name: report[name] for name in _STEP}
+    if get_kind(report) == LAB:
+        shared = {f"--{name}": report["settings"][name] for name in _LAB_SETTINGS}
+        return {**shared, "rows": [_LAB_ROW.format(**row) for row in report["rows"]]}
     found = get_settings(report["config"], report["settings"]["input"])
     for one in report["results"]:
         found |= {f"{one['processes']} x {name}": one.get(name) for name in _SHARED}
@@ -112,7 +125,12 @@ def get_conditions(report: JsonObject) -> dict[str, JsonValue]:
 
 
 def read_config(report: JsonObject) -> dict[str, JsonValue]:
-    """Dotted key -> value of the configuration that was measured or compiled; empty: not told."""
+    """Dotted key -> value of the configuration that was measured or compiled; empty: not told.
+
+    Of the lab its flags.
+    """
+    if get_kind(report) == LAB:
+        return dict(report["settings"])
     told = report.get("configuration" if get_kind(report) == VERDICT else "config")
     return flatten_config(told) if isinstance(told, dict) else {}
 
@@ -146,6 +164,8 @@ def get_identity(report: JsonObject) -> str:
             )
         results: JsonValue = {name: report[name] for name in (*_STEP, "unit", "example")}
         config, source = flatten_config(told), VERDICT
+    elif get_kind(report) == LAB:
+        config, source, results = {}, LAB, get_conditions(report)
     else:
         results = [
             {name: one.get(name) for name in ("processes", *_SHARED)} for one in report["results"]
@@ -167,6 +187,9 @@ def describe_report(report: JsonObject) -> str:
     """What was measured or compiled, in a few words."""
     if get_kind(report) == VERDICT:
         return f"{report['model']} for {report['target']}, {report['examples_per_chip']} a device"
+    if get_kind(report) == LAB:
+        rules = ", ".join(dict.fromkeys(row["variant"] for row in report["rows"]))
+        return f"lab of delta rules on {report['settings']['on']}: {rules}"
     first = report["results"][0]
     model = report["config"].get("model", {}).get("name", "?")
     # Few devices have a name of their own; all are of a kind.
@@ -184,7 +207,8 @@ def get_versions(report: JsonObject) -> dict[str, str]:
 def read_figures(report: JsonObject) -> dict[str, float | None]:
     """Figure -> value; none: it was not measured, or is not finite.
 
-    Those of a benchmark have the number of processes in front: `2 x img_per_s`.
+    Those of a benchmark have the number of processes in front: `2 x img_per_s`; those of the lab
+    their row: `gdn xla forward 16/32 1x8192 x bundles_mcycles`.
     """
     if get_kind(report) == VERDICT:
         told = {name: report.get(name) for name in _ESTIMATES}
@@ -192,9 +216,20 @@ def read_figures(report: JsonObject) -> dict[str, float | None]:
         told["faults"] = len(report.get("faults") or ())
         return _pick(told, "")
     found: dict[str, float | None] = {}
+    if get_kind(report) == LAB:
+        for row in report["rows"]:
+            found |= _pick(_list_costs(row), f"{_LAB_ROW.format(**row)} x ")
+        return found
     for one in report["results"]:
         found |= _pick(one, f"{one['processes']} x ")
     return found
+
+
+def _list_costs(row: JsonObject) -> JsonObject:
+    """What a row of the lab was measured or counted by; milliseconds of cycles are derived."""
+    if row.get("kind") == "measured":
+        return {"ms": row["ms"]}
+    return {name: row.get(told) for told, name in _LAB_COSTS.items()}
 
 
 def read_blocks(report: JsonObject, figure: str) -> list[float]:

@@ -22,8 +22,8 @@ from typing import Literal
 from store.gates import Gate, GateFinding, check_samples
 from store.report_gates import settle_gates
 from store.reports import (
+    BENCHMARK,
     COMPILER_NOISE,
-    VERDICT,
     describe_report,
     find_figure,
     get_identity,
@@ -95,8 +95,8 @@ def place_report(store: Path, report: JsonObject) -> Path:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(
-            f"no report of tools.benchmark or tools.compile_for_tpu ({error}); give a --json file "
-            "of theirs"
+            f"no report of tools.benchmark, tools.compile_for_tpu or tools.lab.delta ({error}); "
+            "give a --json file of theirs"
         ) from error
     stem = re.sub(r"[^0-9A-Za-z.-]", "", name)
     return store / FOLDER / identity / f"{stem}-{_hash(report)}.json"
@@ -162,7 +162,7 @@ def find_trends(identity: str, reports: Sequence[JsonObject]) -> list[Trend]:
     found = []
     for name in names:
         values = [table[name] for table in tables if table.get(name) is not None]
-        least = COMPILER_NOISE if kind == VERDICT else 0.0
+        least = 0.0 if kind == BENCHMARK else COMPILER_NOISE
         median, worse, p, verdict = judge(name, values, least=least)
         if tables[-1].get(name) is None:
             verdict = "missing"

@@ -34,6 +34,15 @@ REPORT = {
 }  # fmt: skip
 
 
+LAB = {
+    "schema_version": 2, "lab": "delta", "environment": {"git_commit": "abc"},
+    "settings": {"on": "v5e", "width": 128, "chunk": 64, "solver": "rows", "precision": "default"},
+    "rows": [{"variant": "gdn", "form": "xla", "mode": "forward", "key_heads": 16, "batch": 1,
+              "value_heads": 32, "tokens": 8192, "kind": "bundles", "ms": 9.8, "peak_bytes": 7e8,
+              "mcycles_with_dma": 14.6, "mcycles_estimate": 18.7, "hbm_bytes": 4e9}],
+}  # fmt: skip
+
+
 def draw_series(draw: random.Random, count: int, change: float = 0.0) -> list[float]:
     return [draw.gauss(100 * (1 - change), 3.0) for _ in range(count)]
 
@@ -243,3 +252,34 @@ def test_every_turned_bit_of_a_report_is_found(tmp_path):
         assert count == 1 and (list(damaged) == [path] or whole[place : place + 1].isspace())
     path.write_bytes(whole[: len(whole) // 2])
     assert list(check_reports(tmp_path)[1]) == [path] and read_reports(tmp_path) == {}
+
+
+def create_lab_report(second: int, mcycles: float, **settings: object) -> dict:
+    report = copy.deepcopy(LAB)
+    report["created"] = f"2026-11-22T10:00:{second:02d}+00:00"
+    report["rows"][0]["mcycles_with_dma"] = mcycles
+    report["settings"] |= settings
+    return report
+
+
+def test_cycles_of_the_lab_have_a_trend_over_commits(tmp_path, capsys):
+    figure = "gdn xla forward 16/32 1x8192 x bundles_mcycles"
+    for second in range(10):
+        keep_report(tmp_path, create_lab_report(second, 14.6 if second < 9 else 14.9))
+    ((identity, reports),) = read_reports(tmp_path).items()
+    trends = {one.figure: one for one in find_trends(identity, reports)}
+    assert trends[figure].values == (*[14.6] * 9, 14.9) and trends[figure].verdict == "steady"
+    assert not any(name.endswith(" x ms") for name in trends)
+    assert main(["trend", "--store", str(tmp_path), "--filter", "on=v5e", "--json"]) == 0
+    keep_report(tmp_path, create_lab_report(11, 20.0))
+    assert main(["trend", "--store", str(tmp_path), "--json"]) == 1
+    assert "lab of delta rules on v5e: gdn" in capsys.readouterr().out
+    # Another chunk, or another grid, is another series; a row that failed is missing.
+    other = create_lab_report(12, 5.0, chunk=32)
+    assert get_identity(other) != identity
+    failed = create_lab_report(13, 0.0)
+    failed["rows"][0] = {k: v for k, v in failed["rows"][0].items() if k in (
+        "variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens")}  # fmt: skip
+    assert get_identity(failed) == identity
+    told = {one.figure: one.verdict for one in find_trends(identity, [*reports, failed])}
+    assert told[figure] == "missing"

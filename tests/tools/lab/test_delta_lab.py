@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from models.delta import CoreOptions
+from store.trends import find_trends, read_reports
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
 from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs
@@ -84,8 +85,12 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     for row in report["rows"]:
         assert row["kind"] == "measured" and row["ms_low"] <= row["ms"] <= row["ms_high"]
         assert row["error_output"] < 1e-5 and row["tokens_per_s"] > 0
-    (kept,) = (tmp_path / "runs" / "lab").iterdir()
+    (kept,) = (tmp_path / "runs" / "benchmarks").glob("*/*.json")
     assert json.loads(kept.read_text()) == report
+    trends = [one for name, found in read_reports(tmp_path / "runs").items()
+              for one in find_trends(name, found)]  # fmt: skip
+    assert trends[0].figure == "gdn xla forward 1/2 1x32 x ms"
+    assert [one.values for one in trends] == [(row["ms"],) for row in report["rows"]]
     assert (tmp_path / "r.png").stat().st_size > 1000
 
 

@@ -8,9 +8,7 @@ derived clock, which are no measurements. Full attention stands beside the rules
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from store.environment import read_environment
+from store.trends import FOLDER, keep_report
 from tools.lab.delta.cases import ATTENTION, MODES, VARIANTS, LabCase, check_case
 from tools.lab.delta.report import (
     describe_case,
@@ -40,7 +39,7 @@ from utils.storage import to_path
 if TYPE_CHECKING:
     from models.delta import CoreOptions
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 HEADS = ("16/16", "16/32", "16/48", "16/64", "24/24")
 SIZES = ("1x2048", "1x8192", "1x32768", "8x4096", "4x2048")
 DECODE_BATCHES = (1, 32, 256, 1024)
@@ -78,7 +77,8 @@ def create_parser() -> argparse.ArgumentParser:
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--json", type=Path, help="write the report here")
     add("--picture", type=Path, help="draw time over tokens here")
-    add("--store", metavar="DIR", help="keep the report in lab/ below this run.output_dir")
+    add("--store", metavar="DIR", help="keep the report below this run.output_dir, for runs "
+        "trend")  # fmt: skip
     return parser
 
 
@@ -143,7 +143,7 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
     prepare_file(options.json, "--json")
     prepare_file(options.picture, "--picture")
     if options.store:
-        prepare_folder(to_path(options.store, "--store") / "lab", "--store")
+        prepare_folder(to_path(options.store, "--store") / FOLDER, "--store")
 
 
 def _measure(
@@ -198,7 +198,7 @@ def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonO
     settings = {name: str(value) if isinstance(value, Path) else value
                 for name, value in vars(options).items()}  # fmt: skip
     return {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": SCHEMA_VERSION, "lab": "delta",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "settings": settings, "environment": read_environment(), "rows": rows,
         "crossings": find_crossings(rows),
@@ -211,12 +211,7 @@ def _keep(options: argparse.Namespace, report: JsonObject) -> None:
     if options.picture:
         draw(report["rows"], options.picture)
     if options.store:
-        digest = hashlib.sha256(json.dumps(report, sort_keys=True).encode()).hexdigest()[:10]
-        stamp = report["created"].replace(":", "").replace("+0000", "Z")
-        path = to_path(options.store) / "lab" / f"delta-{stamp}-{digest}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        print(f"kept: {path}")
+        print(f"kept: {keep_report(to_path(options.store), report)}")
 
 
 if __name__ == "__main__":
