@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
 from tools.compile_for_tpu import NOTE
-from tools.tpu.calibration import PUBLISHED, describe_calibration, find_range
+from tools.lab.costing import compile_program, export_in_jax
+from tools.tpu.calibration import PRODUCTS, PUBLISHED, describe_calibration, find_range
+from tools.tpu.targets import parse_target
 
+HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
 TEXT = (Path(__file__).resolve().parents[3] / "docs/tpu_compiler.md").read_text(encoding="utf-8")
 
 
@@ -26,6 +30,29 @@ def test_the_document_shows_the_table_that_the_tool_reads():
         assert f"| {one.name} | {one.program} | {one.source} |" in TEXT
     rows = re.findall(r"^\| [^|]+ \| v\w+ (?:core|chip), \d+ \|", TEXT, re.MULTILINE)
     assert len(rows) == len(PUBLISHED)
+
+
+def test_the_document_shows_the_products_that_others_have_timed():
+    for one in PRODUCTS:
+        cells = [
+            f"{value:.2f}" if value is not None else "none" for value in (one.estimate, one.bundles)
+        ]
+        for cycles in (one.estimate, one.bundles):
+            cells += [f"{ratio:.2f}" for ratio in one.get_ratios(cycles)] or ["-"]
+        assert f"| {one.name} | {one.step_ms:.3f} | {' | '.join(cells)} |" in TEXT
+        assert one.source in TEXT
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
+@pytest.mark.parametrize("one", PRODUCTS, ids=lambda one: one.name)
+def test_the_products_cost_what_the_table_says(one):
+    target = parse_target(one.generation)
+    artifacts = export_in_jax([one.describe()], target, time_limit_s=900)
+    found = compile_program(artifacts[0], target, time_limit_s=900).program
+    assert found.with_dma / 1e6 == pytest.approx(one.bundles, rel=0.02)
+    if one.estimate is not None:
+        assert found.estimate / 1e6 == pytest.approx(one.estimate, rel=0.02)
 
 
 def test_a_ratio_is_published_time_over_the_time_of_the_cycles():
