@@ -30,7 +30,7 @@ KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
 model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
 model.norm_width model.norm_copies model.lora model.lora_rank model.lora_alpha model.xla_patches
-model.skip_patches model.kernels
+model.skip_patches model.attention_kernel model.kernels
 data.source data.name data.root data.allow_download data.train_split data.eval_split
 data.test_split data.evals
 data.train_pp data.eval_pp data.strong_pp data.image_key data.label_key data.labels_file

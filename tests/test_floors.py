@@ -78,7 +78,7 @@ ROOMS_OF = {
     ),
     "tensorflow": ("big_vision/", "tools/", "tests/"),
     "tensorflow_datasets": ("big_vision/", "tools/", "tests/"),
-    "jax": ("models/delta/kernels", "tools/", "tests/"),
+    "jax": ("models/delta/kernels", "models/patches/kernels", "tools/", "tests/"),
     # Other trackers' clients live in an environment of their own.
     "mlflow": ("tools/mirror/targets/", "tests/"),
     "wandb": ("tools/mirror/targets/", "tests/"),

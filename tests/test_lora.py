@@ -49,7 +49,7 @@ def test_an_adapted_layer_is_its_merged_weights():
     plain.load_state_dict(merge_adapters(adapted.state_dict()))
     torch.testing.assert_close(plain(IMAGES), answers, rtol=1e-4, atol=1e-5)
     patched = apply_patches(deepcopy(adapted))
-    assert type(patched.blocks[0].attn).__name__ == "XlaAttention"
+    assert type(patched.blocks[0].attn).__name__ == "KernelAttention"
     torch.testing.assert_close(patched(IMAGES), answers, rtol=1e-4, atol=1e-4)
 
 

@@ -46,10 +46,10 @@ class XlaAttention(Attention):
         with without_autocast(x):
             x = x.to(dtype)
             q, k, v = _project(self, x, self.qkv.bias)
-            q, k = _normalise_heads(self.q_norm, q), _normalise_heads(self.k_norm, k)
+            q, k = normalise_heads(self.q_norm, q), normalise_heads(self.k_norm, k)
             mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
             mixed = _mix(self, q * self.scale, k, v, mask)
-            return self.proj_drop(_merge(self, mixed, x))
+            return self.proj_drop(merge_heads(self, mixed, x))
 
 
 class XlaBeitAttention(BeitAttention):
@@ -143,14 +143,25 @@ def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     return _Project.apply(x, weight, bias, (layer.num_heads, fp32_result), *apart)
 
 
-def _normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
+def project_packed(layer: nn.Module, x: Tensor) -> Tensor:
+    """q, k and v as one [B, 3, H, D, N]; through the module itself where somebody listens to it."""
+    if has_output_hooks(layer.qkv):
+        packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
+        return packed.permute(0, 2, 3, 4, 1)
+    weight, bias = layer.qkv.weight, layer.qkv.bias
+    form = (layer.num_heads, layer.fp32_weight_gradient)
+    apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
+    return _ProjectPacked.apply(x, weight, bias, form, *apart)
+
+
+def normalise_heads(norm: nn.Module, heads: Tensor) -> Tensor:
     """A norm over D of [B, H, D, N], in the type of its input."""
     if isinstance(norm, nn.Identity) and not has_output_hooks(norm):
         return heads
     return norm(heads.transpose(2, 3)).transpose(2, 3).to(heads.dtype)
 
 
-def _merge(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
+def merge_heads(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
     if is_plain and not has_output_hooks(layer.proj) and not has_output_hooks(layer.norm):
@@ -208,6 +219,40 @@ class _Project(torch.autograd.Function):
             rows = [one.flatten(1, 2).transpose(1, 2) for one in gradients]
             sums = [sum_rows(one, ctx.bias_dtype, devices=ctx.devices[1]) for one in rows]
             db = torch.cat(sums, dim=-1)
+        return dx, *place_gradients(ctx.devices, dw, db)
+
+
+class _ProjectPacked(torch.autograd.Function):
+    """The same product, whose result stays one array, and so does its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, form: tuple[int, bool],
+        *apart: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        heads, ctx.fp32_result = form
+        ctx.save_for_backward(x, weight)
+        ctx.devices, ctx.heads = [count_parts(parts) for parts in apart], heads
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        parts = weight.to(x.dtype).unflatten(0, (3, heads, -1))
+        packed = torch.einsum("bnc,thdc->bthdn", x, parts)
+        return packed if bias is None else packed + bias.to(x.dtype).view(3, heads, -1, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        gradient = gradient.to(x.dtype)
+        dx = dw = db = None
+        if ctx.needs_input_grad[0]:
+            parts = weight.to(x.dtype).unflatten(0, (3, ctx.heads, -1))
+            dx = torch.einsum("bthdn,thdc->bnc", gradient, parts)
+        if ctx.needs_input_grad[1]:
+            apart = ctx.devices[0]
+            dw = einsum("bthdn,bnc->thdc", gradient, x, ctx.fp32_result, devices=apart)
+            dw = dw.flatten(-4, -2).to(weight.dtype)
+        if ctx.bias_dtype is not None and ctx.needs_input_grad[2]:
+            rows = gradient.flatten(1, 3).transpose(1, 2)
+            db = sum_rows(rows, ctx.bias_dtype, devices=ctx.devices[1])
         return dx, *place_gradients(ctx.devices, dw, db)
 
 

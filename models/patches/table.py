@@ -44,6 +44,7 @@ from models.patches.convolution import (
 )
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.fused_attention import KernelAttention, choose_attention_kernel
 from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
 
@@ -96,15 +97,16 @@ def patch_for(
       frozen: whether the model is never trained: it may then hold its weights in bf16.
     """
     choose_kernels(section.kernels, runtime.device, model, is_asked=not frozen)
-    if not section.xla_patches or not runtime.wants_patches:
-        return
-    is_bf16 = runtime.section.precision == "bf16"
-    apply_patches(
-        model,
-        skip=section.skip_patches,
-        fp32_weight_gradients=runtime.fp32_weight_gradients,
-        frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
-    )
+    if section.xla_patches and runtime.wants_patches:
+        is_bf16 = runtime.section.precision == "bf16"
+        apply_patches(
+            model,
+            skip=section.skip_patches,
+            fp32_weight_gradients=runtime.fp32_weight_gradients,
+            frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
+        )
+    choice = section.attention_kernel
+    choose_attention_kernel(choice, runtime.device, model, is_asked=not frozen)
 
 
 def check_patch_names(names: Iterable[str]) -> None:
@@ -144,6 +146,11 @@ def patch_attention(model: nn.Module) -> None:
                   CausalAttention: XlaCausalAttention})  # fmt: skip
 
 
+def patch_attention_kernel(model: nn.Module) -> None:
+    """The patched attention may compute by kernels, where `model.attention_kernel` says so."""
+    _swap(model, {XlaAttention: KernelAttention})
+
+
 def patch_embedding(model: nn.Module) -> None:
     """Patch embedding as a product."""
     _swap(model, {PatchEmbed: XlaPatchEmbed})
@@ -181,6 +188,7 @@ PATCHES: dict[str, Callable[[nn.Module], None]] = {
     "layer_norm": patch_layer_norm,
     "gelu": patch_gelu,
     "attention": patch_attention,
+    "attention_kernel": patch_attention_kernel,
     "embedding": patch_embedding,
     "residual_stream": patch_residual_stream,
     "head_tokens": patch_head_tokens,

@@ -91,11 +91,30 @@ def list_steps() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
         yield f"step {name}", partial(step_forward, plan), given
 
 
+def list_attention() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
+    """That of vision transformers, with and without gradients."""
+    from models.patches.kernels_attention import (
+        AttentionPlan,
+        attend_back,
+        attend_forward,
+        choose_group,
+    )
+
+    for heads, width, tokens in ((6, 64, 197), (16, 80, 257), (12, 64, 785)):
+        plan = AttentionPlan(width**-0.5, choose_group(heads, width, tokens), keep=True)
+        packed = ((2, 3, heads, width, tokens), "bfloat16")
+        mixed = ((2, heads, width, tokens), "bfloat16")
+        yield f"attend {tokens}", partial(attend_forward, plan), [packed]
+        given = [packed, ((2, heads, 1, tokens), "float32"), mixed, mixed]
+        yield f"attend back {tokens}", partial(attend_back, plan), given
+
+
 def list_kernels() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
     """All of them."""
     for name, function, shapes in (*list_walks(), *list_steps()):
         yield name, function, [(shape, "float32") for shape in shapes]
     yield from list_rules()
+    yield from list_attention()
 
 
 def main(generation: str) -> None:

@@ -371,6 +371,7 @@ _PLAIN_ROWS: list[Row] = [
     ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
     ("model.skip_patches", ("--runtime.device=xla",),
      "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
+    ("model.attention_kernel", (), "--model.attention_kernel=on", "refused"),
     ("model.kernels", (), "--model.kernels=pallas", "refused"),
     ("model.norm_width", (), "--model.norm_width=8", "refused:model.norm_width"),
     ("model.norm_copies", (), "--model.norm_copies=0", "invalid:model.norm_copies"),

@@ -29,7 +29,7 @@ def test_a_model_on_xla_agrees_layer_by_layer(weights, capsys):
     assert lines[-1].startswith("no layer deviates by more than 0.0001")
     shown = {line.split()[0]: line.split()[1] for line in lines[1:-1]}
     # The patches of a run on XLA are what is compared.
-    assert shown["blocks.1.attn"] == "XlaAttention" and "patch_embed" in shown
+    assert shown["blocks.1.attn"] == "KernelAttention" and "patch_embed" in shown
 
 
 def test_the_layer_that_deviates_is_named_and_what_follows_it_is_not(weights):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tools.tpu.kernels import call_kernels
 from tools.tpu.scopes import ScopeLabels
 from tools.twin import describe_example
 
@@ -82,12 +83,9 @@ def trace_step(config: RunConfig) -> StepExport:
 
     runtime = _create_tracing_runtime(config)
     job = check(config)
-    parts = build_parts(runtime, job)
-    runtime.updates.prepare(parts.state.optimizer)
-    try:
+    with call_kernels(), contextlib.closing(build_parts(runtime, job)) as parts:
+        runtime.updates.prepare(parts.state.optimizer)
         return _run_step(runtime, job, parts)
-    finally:
-        parts.close()
 
 
 def _create_tracing_runtime(config: RunConfig) -> Any:

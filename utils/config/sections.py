@@ -92,6 +92,11 @@ class ModelSection(ConfigSection):
         default_factory=list,
         description="patches to leave out, named in docs/tpu_compiler.md",
     )
+    attention_kernel: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="attention of timm's vision transformers by a Pallas kernel on XLA; auto: on a "
+        "TPU where that costs fewer cycles (docs/tpu_compiler.md)",
+    )
     kernels: Literal["auto", "xla", "pallas"] = Field(
         "auto",
         description="what walks over a delta rule's chunks: XLA's loop or a Pallas kernel; auto: "

@@ -15,3 +15,12 @@ def has_custom_calls() -> bool:
     import torch_xla.runtime
 
     return torch_xla.runtime.device_type() == "TPU"
+
+
+def count_chips() -> int:
+    """Devices that a tensor's examples are dealt out to: those of the run's mesh, or one."""
+    import torch_xla.runtime
+    from torch_xla.distributed import spmd
+
+    mesh = spmd.get_global_mesh() if torch_xla.runtime.is_spmd() else None
+    return 1 if mesh is None else mesh.size()

@@ -142,7 +142,7 @@ def test_the_tpu_compiler_takes_the_kernels(generation):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 15 and set(found.values()) == {1}, found
+    assert len(found) == 21 and set(found.values()) == {1}, found
 
 
 def test_kernels_are_refused_where_there_are_none():

@@ -12,9 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from models import FeatureTap, apply_patches
 from models.patches import PATCHES
-from models.patches.attention import XlaAttention, XlaPatchEmbed
+from models.patches.attention import XlaPatchEmbed
 from models.patches.convolution import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.fused_attention import KernelAttention
 from utils.errors import UserError
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}
@@ -151,7 +152,7 @@ def test_bfloat16_is_little_further_from_float32_than_timms_own(family):
 def test_every_layer_of_the_families_is_reached():
     _, vit = create_pair("vit")
     kinds = {type(module) for module in vit.modules()}
-    assert {XlaAttention, XlaPatchEmbed, XlaLinear, XlaLayerNorm, XlaGelu} <= kinds
+    assert {KernelAttention, XlaPatchEmbed, XlaLinear, XlaLayerNorm, XlaGelu} <= kinds
     assert not kinds & {nn.Linear, nn.LayerNorm, nn.GELU}
     _, resnet = create_pair("resnet")
     kinds = [type(module) for module in resnet.modules()]

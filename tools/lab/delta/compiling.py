@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,12 @@ from tools.lab.costing import CompiledCost, compile_program, export_in_jax, run_
 from tools.lab.delta.cases import LabCase, create_inputs
 from tools.lab.delta.forms import add_extra, create_program, recur
 from tools.lab.delta.judging import Errors, find_error
+from tools.tpu.kernels import call_kernels
 from tools.tpu.targets import Target
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from models.delta import CoreOptions
 
 # What the form in JAX is written for.
@@ -49,36 +47,6 @@ def export_in_torch(case: LabCase, options: CoreOptions, precision: str) -> tupl
     artifact = torch_xla._XLAC._get_stablehlo(outputs, str(device), [], True)
     fallbacks = [one for one in metrics.counter_names() if one.startswith("aten::")]
     return artifact, fallbacks
-
-
-@contextlib.contextmanager
-def call_kernels() -> Iterator[None]:
-    """Let kernels be a TPU's custom calls, where PyTorch/XLA on the CPU would interpret them."""
-    from torch_xla.experimental import custom_kernel
-
-    from models.delta import kernels_bridge
-
-    held = kernels_bridge.has_custom_calls, custom_kernel.trace_pallas
-    kernels_bridge.has_custom_calls, custom_kernel.trace_pallas = lambda: True, _lower_kernel
-    try:
-        yield
-    finally:
-        kernels_bridge.has_custom_calls, custom_kernel.trace_pallas = held
-
-
-def _lower_kernel(
-    kernel: Callable[..., object], *tensors: Tensor, **_: object
-) -> tuple[str, list[Tensor]]:
-    """What PyTorch/XLA's own does where a TPU is jax's device: a custom call's text, its inputs."""
-    import jax
-    from jax._src import tpu_custom_call
-    from torch_xla.experimental import custom_kernel
-
-    # This jax writes a newer form of kernels than its own libtpu reads, unless it sees a TPU.
-    tpu_custom_call.get_ir_version = lambda context: 7
-    given = [custom_kernel.to_jax_shape_dtype_struct(x) for x in tensors]
-    lowered = jax.jit(kernel).trace(*given).lower(lowering_platforms=("tpu",))
-    return custom_kernel._extract_backend_config(lowered.compiler_ir()), list(tensors)
 
 
 def compile_in_torch(

@@ -1,0 +1,196 @@
+"""timm's self-attention with the part between its projections as one Pallas kernel each way.
+
+The numbers are those of `models.patches.attention`, with a softmax in float32. Scores never leave
+the chip: what is kept for the backward pass are queries, keys, values, the result, and one number
+of each query and head.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+from typing import Any
+
+import torch
+from timm.models.beit import Attention as BeitAttention
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from models.delta.kernels_bridge import deal, run_kernel
+from models.patches.attention import XlaAttention, merge_heads, normalise_heads, project_packed
+from models.patches.dense import get_compute_dtype, without_autocast
+from models.patches.kernels_attention import (
+    AttentionPlan,
+    attend_back,
+    attend_forward,
+    choose_group,
+)
+from utils.errors import UserError
+from utils.runtime.xla_kernels import count_chips, has_custom_calls, takes_kernels
+
+_SETUP = "bash run_commands.sh setup --tpu-compiler"
+_WAY_OUT = "choose model.attention_kernel: auto or off"
+# Bytes of a layer's scores on one chip, in bfloat16, above which both bundles and estimate are
+# lower with the kernel (docs/tpu_compiler.md).
+_DEAR_BYTES = 40 * 2**20
+
+
+class KernelAttention(XlaAttention):
+    """The patched attention, which may compute by kernels.
+
+    Attributes:
+      kernel: on, off, or auto: where scores are too large to stay on the chip.
+    """
+
+    kernel = "off"
+
+    def forward(
+        self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False
+    ) -> Tensor:
+        if not self._takes_kernel(x, is_masked=attn_mask is not None or is_causal):
+            return super().forward(x, attn_mask, is_causal)
+        dtype = get_compute_dtype(x)
+        with without_autocast(x):
+            x = x.to(dtype)
+            packed = project_packed(self, x)
+            norms = (self.q_norm, self.k_norm)
+            if any(not isinstance(one, nn.Identity) or one._forward_hooks for one in norms):
+                q, k, v = packed.unbind(1)
+                heads = [normalise_heads(n, y) for n, y in zip(norms, (q, k), strict=True)]
+                packed = torch.stack([*heads, v], dim=1)
+            return self.proj_drop(merge_heads(self, attend(packed, self.scale), x))
+
+    def _takes_kernel(self, x: Tensor, *, is_masked: bool) -> bool:
+        if self.kernel == "off":
+            return False
+        if self.kernel == "on" and is_masked:
+            raise UserError(
+                "model.attention_kernel (on) has no masks, and this model's attention got one; "
+                f"{_WAY_OUT}"
+            )
+        draws = self.training and self.attn_drop.p > 0
+        if is_masked or draws or x.shape[0] % count_chips():
+            return False
+        return self.kernel == "on" or is_dear(x.shape[0], self.num_heads, x.shape[1])
+
+
+def is_dear(examples: int, heads: int, tokens: int) -> bool:
+    """Whether scores of so many examples, on all chips, are too many to stay where they are."""
+    return examples // count_chips() * heads * tokens**2 * 2 > _DEAR_BYTES
+
+
+def choose_attention_kernel(
+    choice: str, device: torch.device, model: nn.Module, *, is_asked: bool = True
+) -> None:
+    """Let the attention of a model compute by kernels, where `model.attention_kernel` says so.
+
+    Args:
+      choice: auto, on or off.
+      is_asked: `on` is refused where it cannot be; else what can be is.
+
+    Raises:
+      UserError: there are no kernels for this model or here.
+    """
+    if choice == "off":
+        return
+    layers = [one for one in model.modules() if isinstance(one, KernelAttention)]
+    if choice == "on" and is_asked:
+        _require(device, model, layers)
+    is_possible = takes_kernels(device) and importlib.util.find_spec("jax") is not None
+    if not is_possible or (choice == "auto" and not has_custom_calls()):
+        return
+    for layer in layers:
+        layer.kernel = choice
+
+
+def _require(device: torch.device, model: nn.Module, layers: list[KernelAttention]) -> None:
+    """That a kernel can be what computes the attention of a model here."""
+    lack = None
+    if not takes_kernels(device):
+        lack = f"needs runtime.device=xla, and this is {device.type}"
+    elif importlib.util.find_spec("jax") is None:
+        lack = f"needs jax, which is not installed here; run {_SETUP}, or {_WAY_OUT}"
+    elif any(isinstance(one, BeitAttention) for one in model.modules()):
+        lack = "has no learned biases of scores, which BEiT's relative positions are"
+    elif not layers:
+        lack = (
+            "is for the self-attention of timm's vision transformers with the patches linear "
+            "to attention on, and this model has none"
+        )
+    elif any(one.attn_drop.p > 0 for one in layers):
+        lack = "has no dropout of attention, and model.args has attn_drop_rate"
+    if lack is not None:
+        raise UserError(f"model.attention_kernel (on) {lack}; {_WAY_OUT}")
+
+
+def attend(packed: Tensor, scale: float) -> Tensor:
+    """Values [B, H, D, N] mixed, of queries, keys and values [B, 3, H, D, N]."""
+    keep = torch.is_grad_enabled() and packed.requires_grad
+    return _Attend.apply(packed, scale, keep)
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, scale: float, keep: bool) -> Tensor:
+        mixed, sums = kernel_attend(packed, scale, keep)
+        ctx.scale = scale
+        if keep:
+            ctx.save_for_backward(packed, sums, mixed)
+        return mixed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        packed, sums, mixed = ctx.saved_tensors
+        gradient = gradient.to(packed.dtype)
+        return kernel_attend_back(packed, sums, mixed, gradient, ctx.scale), None, None
+
+
+@torch.library.custom_op("patches::kernel_attend", mutates_args=())
+def kernel_attend(packed: Tensor, scale: float, keep: bool) -> tuple[Tensor, Tensor]:
+    """Values mixed, and what is kept of rows [B, H, 1, N] float32.
+
+    Args:
+      keep: the second is wanted; else it comes as [0].
+    """
+    plan = _plan(packed, scale, keep)
+    mixed, *sums = deal(partial(_run, plan), [packed], [0], [0, 0] if keep else [0])
+    return mixed, *(sums or [packed.new_empty(0, dtype=torch.float32)])
+
+
+@kernel_attend.register_fake
+def _(packed: Tensor, scale: float, keep: bool) -> tuple[Tensor, Tensor]:
+    batch, _, heads, _, tokens = packed.shape
+    rows = (batch, heads, 1, tokens) if keep else 0
+    mixed = packed.new_empty((batch, *packed.shape[2:]))
+    return mixed, packed.new_empty(rows, dtype=torch.float32)
+
+
+@torch.library.custom_op("patches::kernel_attend_back", mutates_args=())
+def kernel_attend_back(
+    packed: Tensor, sums: Tensor, mixed: Tensor, gradient: Tensor, scale: float
+) -> Tensor:
+    """The gradient of `packed`, of that of the values mixed."""
+    plan = _plan(packed, scale, keep=False)
+    (found,) = deal(partial(_run_back, plan), [packed, sums, mixed, gradient], [0] * 4, [0])
+    return found
+
+
+@kernel_attend_back.register_fake
+def _(packed: Tensor, sums: Tensor, mixed: Tensor, gradient: Tensor, scale: float) -> Tensor:
+    return torch.empty_like(packed, memory_format=torch.contiguous_format)
+
+
+def _plan(packed: Tensor, scale: float, keep: bool) -> AttentionPlan:
+    return AttentionPlan(scale, choose_group(*packed.shape[2:]), keep)
+
+
+def _run(plan: AttentionPlan, packed: Tensor) -> list[Tensor]:
+    batch, _, heads, width, tokens = packed.shape
+    rows = [((batch, heads, 1, tokens), torch.float32)] if plan.keep else []
+    shape = (batch, heads, width, tokens)
+    return run_kernel(attend_forward, plan, [packed], [(shape, packed.dtype), *rows])
+
+
+def _run_back(plan: AttentionPlan, packed: Tensor, *given: Tensor) -> list[Tensor]:
+    return run_kernel(attend_back, plan, [packed, *given], [(packed.shape, packed.dtype)])

@@ -1,0 +1,185 @@
+"""Pallas kernels of self-attention over a few hundred tokens, forward and back.
+
+A program of the grid holds a group of heads of one image whole, tokens last, and goes over up to
+256 queries at a time: scores [keys, queries] live and die in VMEM, in float32. Maximum and sum of
+a query's scores run along sublanes. Written against jax 0.7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jax import Array
+
+# exp(x) is 2^(x log2 e): the factor goes into that of the scores.
+_LOG2_E = 1.4426950408889634
+# Queries at a time.
+_QUERIES = 256
+# Of what a program has at once, scores of the next queries included.
+_VMEM_BYTES = 48 * 2**20
+# Numbers of one kind, such as queries, that a program holds.
+_MOST_NUMBERS = 128 * 1024
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What a program is compiled for, beside the shapes of its arguments.
+
+    Attributes:
+      scale: of scores.
+      heads: of a program of the grid; divides those of the model.
+      keep: logarithms of the sums of exponentials are wanted.
+      interpret: run as plain XLA, for devices that are no TPU.
+    """
+
+    scale: float
+    heads: int
+    keep: bool = False
+    interpret: bool = False
+
+
+def choose_group(heads: int, width: int, tokens: int) -> int:
+    """Heads of a program of the grid: as many as divide those of the model and fit its memory."""
+    most = max(_MOST_NUMBERS // (width * tokens), 1)
+    return max(one for one in range(1, min(heads, most) + 1) if heads % one == 0)
+
+
+def attend_forward(plan: AttentionPlan, packed: Array) -> tuple[Array, ...]:
+    """Values mixed [B, H, D, N] and, where kept, of rows log2 of the sums [B, H, 1, N] float32.
+
+    Args:
+      packed: queries, keys and values [B, 3, H, D, N].
+    """
+    import jax
+    from jax import numpy as jnp
+
+    batch, _, heads, width, tokens = packed.shape
+    results = [jax.ShapeDtypeStruct((batch, heads, width, tokens), packed.dtype)]
+    if plan.keep:
+        results.append(jax.ShapeDtypeStruct((batch, heads, 1, tokens), jnp.float32))
+    return _call(partial(_attend, plan), plan, [packed], results)
+
+
+def attend_back(
+    plan: AttentionPlan, packed: Array, sums: Array, mixed: Array, grad: Array
+) -> tuple[Array]:
+    """Gradients of `packed`.
+
+    Args:
+      sums: what the forward pass kept of rows.
+      mixed: its result.
+      grad: the gradient of that.
+    """
+    import jax
+
+    results = [jax.ShapeDtypeStruct(packed.shape, packed.dtype)]
+    return _call(partial(_return, plan), plan, [packed, sums, mixed, grad], results)
+
+
+def _call(
+    kernel: Any, plan: AttentionPlan, given: Sequence[Array], results: Sequence[Any]
+) -> tuple[Array, ...]:
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    batch, _, heads, _, _ = given[0].shape
+
+    def describe(x: Any) -> Any:
+        thirds = x.shape[1:-3]
+        sizes = (1, *thirds, plan.heads, *x.shape[-2:])
+        return pl.BlockSpec(sizes, lambda b, h: (b, *[0 for _ in thirds], h, 0, 0))
+
+    return pl.pallas_call(
+        kernel,
+        grid=(batch, heads // plan.heads),
+        in_specs=[describe(x) for x in given],
+        out_specs=[describe(x) for x in results],
+        out_shape=results,
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel"), vmem_limit_bytes=_VMEM_BYTES
+        ),
+        interpret=plan.interpret,
+    )(*given)
+
+
+def _attend(plan: AttentionPlan, packed: Any, mixed: Any, sums: Any = None) -> None:
+    from jax import numpy as jnp
+
+    def score(head: int, part: slice) -> Any:
+        return _multiply(packed[0, 1, head], packed[0, 0, head, :, part], 0, 0)
+
+    for (head, part), scores in _look_ahead(score, plan.heads, packed.shape[-1]):
+        value = packed[0, 2, head]
+        scaled = scores * (plan.scale * _LOG2_E)
+        largest = jnp.max(scaled, axis=0, keepdims=True)
+        powers = jnp.exp2(scaled - largest)
+        total = jnp.sum(powers, axis=0, keepdims=True)
+        found = _multiply(value, powers.astype(value.dtype), 1, 0) / total
+        mixed[0, head, :, part] = found.astype(mixed.dtype)
+        if sums is not None:
+            sums[0, head, :, part] = largest + jnp.log2(total)
+
+
+def _return(
+    plan: AttentionPlan, packed: Any, sums: Any, mixed: Any, grad: Any, to_packed: Any
+) -> None:
+    from jax import numpy as jnp
+
+    tokens, exact, both = packed.shape[-1], jnp.float32, ()
+
+    def score(head: int, part: slice) -> tuple[Any, Any]:
+        query, slope = packed[0, 0, head, :, part], grad[0, head, :, part]
+        products = (packed[0, 1, head], query), (packed[0, 2, head], slope)
+        return tuple(_multiply(*one, 0, 0) for one in products)
+
+    for (head, part), (scores, slopes) in _look_ahead(score, plan.heads, tokens):
+        key, query = packed[0, 1, head], packed[0, 0, head, :, part]
+        slope = grad[0, head, :, part]
+        shares = jnp.exp2(scores * (plan.scale * _LOG2_E) - sums[0, head, :, part])
+        along = slope.astype(exact) * mixed[0, head, :, part].astype(exact)
+        slopes = shares * (slopes - jnp.sum(along, axis=0, keepdims=True))
+        slopes, shares = slopes.astype(key.dtype), shares.astype(key.dtype)
+        to_query = _multiply(key, slopes, 1, 0) * plan.scale
+        to_packed[0, 0, head, :, part] = to_query.astype(to_packed.dtype)
+        found = _multiply(query, slopes, 1, 1), _multiply(slope, shares, 1, 1)
+        is_first = part.start == 0
+        both = found if is_first else [x + y for x, y in zip(both, found, strict=True)]
+        if part.stop == tokens:
+            to_packed[0, 1, head] = (both[0] * plan.scale).astype(to_packed.dtype)
+            to_packed[0, 2, head] = both[1].astype(to_packed.dtype)
+
+
+def _look_ahead(
+    score: Callable[[int, slice], Any], heads: int, tokens: int
+) -> Iterator[tuple[tuple[int, slice], Any]]:
+    """Heads and parts of their queries with what `score` makes of them.
+
+    The next scores are made before the last ones are used, so that the matrix unit is at work on
+    them while the vector unit takes exponentials.
+    """
+    firsts = range(0, tokens, _QUERIES)
+    places = [(h, slice(n, min(n + _QUERIES, tokens))) for h in range(heads) for n in firsts]
+    following = score(*places[0])
+    for number, place in enumerate(places):
+        scores = following
+        if number + 1 < len(places):
+            following = score(*places[number + 1])
+        yield place, scores
+
+
+def _multiply(left: Any, right: Any, of_left: int, of_right: int) -> Any:
+    """A product of matrices over these dimensions, in float32."""
+    import jax
+    from jax import numpy as jnp
+
+    # Float32 factors are multiplied as they are, not rounded to bfloat16.
+    exact = left.dtype == jnp.float32
+    return jax.lax.dot_general(
+        left, right, (((of_left,), (of_right,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST if exact else None,
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
