@@ -23,7 +23,13 @@ def choose_chunk(examples: int, length: int, vocab_size: int, limit_mib: float) 
 
 
 def score_in_chunks(
-    hidden: Tensor, weight: Tensor, score: Score, chunk: int, *, devices: int = 1
+    hidden: Tensor,
+    weight: Tensor,
+    score: Score,
+    chunk: int,
+    *,
+    devices: int = 1,
+    parts: int = 1,
 ) -> tuple[Tensor, Tensor]:
     """Sums of `score` over all chunks of a sequence.
 
@@ -37,6 +43,7 @@ def score_in_chunks(
       chunk: places of a chunk; the last one may hold fewer.
       devices: of a mesh, that the examples are dealt to. Each adds the weight's gradient of all
         chunks up by itself, so that a step sums over devices once, in float32.
+      parts: of a sequence, each with devices of its own; a chunk has places of all of them.
 
     Returns:
       The scalar, which carries gradients to `hidden` and `weight`, and the detached sums [S].
@@ -45,11 +52,22 @@ def score_in_chunks(
         # The function would be told of the weight's gradient all the same, and compute it.
         hidden, weight = hidden.detach(), weight.detach()
     apart = devices if len(hidden) % devices == 0 else 1
-    return _ScoreInChunks.apply(hidden, weight, score, chunk, apart)
+    places = list(iterate_chunks(hidden.shape[1], chunk, parts))
+    return _ScoreInChunks.apply(hidden, weight, score, places, apart)
 
 
-def iterate_chunks(length: int, chunk: int) -> Iterator[slice]:
-    """The places of each chunk of a sequence; the last one may be shorter."""
+def iterate_chunks(length: int, chunk: int, parts: int = 1) -> Iterator[slice]:
+    """The places of each chunk of a sequence; the last one may be shorter.
+
+    Args:
+      parts: of the sequence, equal ones; of several, every so-manieth place, so that each part
+        has as many of a chunk.
+    """
+    if parts > 1:
+        own = length // parts
+        count = next(n for n in range(1, own + 1) if own % n == 0 and length <= n * chunk)
+        yield from (slice(start, length, count) for start in range(count))
+        return
     for start in range(0, length, chunk):
         yield slice(start, min(start + chunk, length))
 
@@ -59,14 +77,14 @@ class _ScoreInChunks(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, score: Score, chunk: int, devices: int
+        ctx: Any, hidden: Tensor, weight: Tensor, score: Score, chunks: list[slice], devices: int
     ) -> tuple[Tensor, Tensor]:
         needs = ctx.needs_input_grad[:2]
         with torch.autocast(hidden.device.type, enabled=False):
             cast = weight.to(hidden.dtype)
             total = sums = d_weight = None
             d_hidden = []
-            for places in iterate_chunks(hidden.shape[1], chunk):
+            for places in chunks:
                 part = hidden[:, places]
                 logits = torch.einsum("btc,vc->btv", part, cast)
                 value, counted, slope = _score_chunk(logits, score, places, any(needs))
@@ -79,7 +97,7 @@ class _ScoreInChunks(torch.autograd.Function):
                     d_weight = own if d_weight is None else d_weight + own
             if d_weight is not None and devices > 1:
                 d_weight = d_weight.sum(dim=0)
-        ctx.save_for_backward(torch.cat(d_hidden, dim=1) if d_hidden else None, d_weight)
+        ctx.save_for_backward(_join(d_hidden, chunks) if d_hidden else None, d_weight)
         ctx.dtypes = hidden.dtype, weight.dtype
         ctx.mark_non_differentiable(sums)
         return total, sums
@@ -91,6 +109,13 @@ class _ScoreInChunks(torch.autograd.Function):
             for kept, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return *scaled, None, None, None
+
+
+def _join(found: list[Tensor], chunks: list[slice]) -> Tensor:
+    """[B, T, C] of its chunks."""
+    if chunks[0].step is None:
+        return torch.cat(found, dim=1)
+    return torch.stack(found, dim=2).flatten(1, 2)
 
 
 def _multiply(slope: Tensor, part: Tensor, devices: int) -> Tensor:

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from models.factory import MODELS
 from utils.errors import UserError
+from utils.runtime.sequence import deal_sequence, gather_sequence
 
 _POSITIONS = ("rope", "learned", "sinusoidal")
 _INIT_STD = 0.02
@@ -158,6 +159,7 @@ class CausalAttention(nn.Module):
             q, k = (rotate(heads, start, self.shape.rope_base) for heads in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)
+        q, k, v = deal_sequence(q, 2), gather_sequence(k), gather_sequence(v)
         mixed = self.attend(q, k, v, start)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -270,7 +272,7 @@ class Transformer(nn.Module):
           tokens: int [B, N].
           cache: of what stands before the tokens, one for each block; it grows.
         """
-        x = self.embed(tokens, cache[0].length if cache else 0)
+        x = deal_sequence(self.embed(tokens, cache[0].length if cache else 0), 1)
         if cache is None:
             return self.norm(self.blocks(x))
         for block, layer in zip(self.blocks, cache, strict=True):

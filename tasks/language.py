@@ -28,6 +28,7 @@ from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.log import get_logger
 from utils.metrics import Evaluation
+from utils.runtime.sequence import count_sequence_parts
 
 if TYPE_CHECKING:
     from engine import Plan, TrainState
@@ -294,9 +295,11 @@ class Language(RunTask):
         """
         examples, length = hidden.shape[:2]
         weight = model.head_weight
-        limit = self.config.train.logits_mib / answers
-        chunk = choose_chunk(-(-examples // self._devices), length, len(weight), limit)
-        return score_in_chunks(hidden, weight, score, chunk, devices=self._devices)
+        limit, parts = self.config.train.logits_mib / answers, count_sequence_parts()
+        own = choose_chunk(-(-examples // self._devices), length // parts, len(weight), limit)
+        return score_in_chunks(
+            hidden, weight, score, own * parts, devices=self._devices, parts=parts
+        )
 
     def _count_bytes(self, targets: Tensor, valid: Tensor) -> Tensor:
         """Bytes of text that the targets of valid windows stand for; 0 where nobody knows."""

@@ -65,7 +65,7 @@ distill.alpha_schedule
 distill.losses distill.projector distill.projector_width distill.standardise distill.statistics
 distill.score distill.group_size distill.allow_weak_teacher
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
-runtime.mesh_fsdp
+runtime.mesh_fsdp runtime.mesh_context
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.matmul_precision runtime.compile_cache
 runtime.compile_cache_gib
@@ -103,7 +103,7 @@ run.tensorboard
 train.epochs train.steps train.verdicts train.early_stop_patience train.early_stop_min_delta
 train.deterministic train.logits_mib train.remat train.scan_layers
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
-runtime.mesh_fsdp
+runtime.mesh_fsdp runtime.mesh_context
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
 runtime.channels_last runtime.tf32 runtime.matmul_precision runtime.compile_cache
 runtime.compile_cache_gib runtime.graph_budget runtime.num_threads

@@ -46,6 +46,7 @@ RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
     ("flags", "message"),
     [
         (("--runtime.mesh_fsdp=2",), r"runtime.mesh_fsdp \(2\) needs a mesh"),
+        (("--runtime.mesh_context=2",), r"runtime.mesh_context \(2\) needs a mesh"),
         (("--runtime.mesh_data=2",), r"runtime.mesh_data \(2\) needs a mesh"),
         (("--runtime.parallel=spmd", "--runtime.num_processes=2"), "contradicts runtime.parallel"),
         (("--runtime.parallel=spmd", "--runtime.reduce_dtype=bf16"), "no effect on a mesh with"),

@@ -151,7 +151,8 @@ class LoopMeter:
         if peak is None:
             return {}
         done = self._units * self._flops_per_unit
-        return {"mfu": done / elapsed / (peak * 1e12 * self._runtime.device_count)}
+        devices = self._runtime.device_count * self._runtime.sequence_devices
+        return {"mfu": done / elapsed / (peak * 1e12 * devices)}
 
     def _note(self, phase: str, step: int) -> int:
         """Book what the counters gained to a phase; gives the undeclared host reads."""

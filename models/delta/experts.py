@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.delta.qwen import QwenMlp
+from utils.runtime.sequence import deal_sequence, gather_sequence
 
 if TYPE_CHECKING:
     from models.delta.qwen_next import ExpertShape
@@ -91,6 +92,7 @@ class SparseMlp(nn.Module):
           weights: of a token's experts, [B, T, k].
         """
         batch, tokens, each = *x.shape[:2], weights.shape[-1]
+        x, chosen, choices = (gather_sequence(one) for one in (x, chosen, choices))
         room = self.shape.find_capacity(tokens)
         before = choices.to(torch.int32).cumsum(dim=1) - 1
         place = torch.where(choices, before, 0).sum(dim=-1)
@@ -102,9 +104,11 @@ class SparseMlp(nn.Module):
         holder = holder.scatter(1, slot, own.expand_as(slot).to(slot.dtype))[:, :-1]
         none = torch.zeros_like(x[:, :1])
         taken = _take(torch.cat([x, none], dim=1), holder)
-        given = self.experts(taken.unflatten(1, (-1, room))).flatten(1, 2)
+        taken = deal_sequence(taken.unflatten(1, (-1, room)), 2)
+        given = gather_sequence(self.experts(taken)).flatten(1, 2)
         found = _take(torch.cat([given, none.to(given.dtype)], dim=1), slot)
-        return (found.unflatten(1, (tokens, each)) * weights.unsqueeze(-1)).sum(dim=2)
+        found = deal_sequence(found.unflatten(1, (tokens, each)), 1)
+        return (found * weights.unsqueeze(-1)).sum(dim=2)
 
 
 def find_capacity(tokens: int, each: int, experts: int, factor: float) -> int:

@@ -25,6 +25,7 @@ from models.delta.qwen import GroupedShape, Qwen, QwenMlp
 from models.factory import MODELS
 from models.transformer import LayerCache, RmsNorm
 from utils.errors import UserError
+from utils.runtime.sequence import deal_sequence, gather_sequence
 
 _EPS = 1e-5
 _STEPS = (1e-3, 1e-1)
@@ -177,6 +178,7 @@ class LatentAttention(nn.Module):
         q, k, v = (one.transpose(1, 2) for one in (q, k, v))
         if cache is not None:
             k, v = cache.append(k, v)
+        q, k, v = deal_sequence(q, 2), gather_sequence(k), gather_sequence(v)
         rows, columns = (torch.arange(n, device=x.device) for n in (q.shape[2], k.shape[2]))
         mask = columns <= rows[:, None] + start if start else None
         mixed = functional.scaled_dot_product_attention(

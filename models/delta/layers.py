@@ -14,6 +14,7 @@ from models.delta.kernels import require_kernels
 from models.delta.kernels_step import step_rule
 from models.delta.layout import CoreOptions
 from models.delta.recurrence import recur_delta_rule, recur_dplr
+from utils.runtime.sequence import look_back
 
 # The largest rate of forgetting that a layer begins with, and the least one, which keeps its
 # logarithm finite.
@@ -81,13 +82,13 @@ class ShortConvolution(nn.Module):
         Args:
           tail: inputs [B, W - 1, C] before the first; none: zeros.
         """
-        width, count = self.weight.shape[2], x.shape[1]
+        width = self.weight.shape[2]
         if tail is None:
             tail = x.new_zeros(x.shape[0], width - 1, x.shape[2])
-        seen = torch.cat([tail, x], dim=1)
-        taps = self.weight[:, 0].to(x.dtype)
-        mixed = sum(seen[:, place : place + count] * taps[:, place] for place in range(width))
-        return mixed, seen[:, count:]
+        seen = look_back(x, tail)
+        count, taps = seen.shape[2] - tail.shape[1], self.weight[:, 0].to(x.dtype)
+        mixed = sum(seen[:, :, place : place + count] * taps[:, place] for place in range(width))
+        return mixed.flatten(1, 2), seen[:, -1, count:]
 
 
 class GatedDeltaNet(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -28,8 +29,8 @@ class CoreOptions:
       solver: of the triangular system: triangular_solve, ladder16 or rows.
       loop: over chunks: scan (one loop of the device, where it has one) or unrolled.
       pad: tokens that fill no chunk are padded; else they are refused.
-      parts: of a sequence, walked over at the same time; on a mesh with an axis for sequences at
-        least as many as that has devices.
+      parts: of a sequence, walked over at the same time, if it is a multiple; on a mesh with an
+        axis for sequences as many times its devices.
       kernels: xla, or pallas: the walk over chunks is a kernel and `loop` of no account.
       backend: own, or a package whose kernels layers use in place of all that: fla, flash_qla or
         flashinfer.
@@ -121,15 +122,16 @@ def apply_in_chunks(
     Raises:
       UserError: tokens fill no chunks and may not be padded.
     """
-    tokens = parts[2].shape[1]
-    chunk = options.fit(tokens)
-    runs = max(options.parts, count_sequence_parts()) if tokens > chunk else 1
-    options, missing = replace(options, parts=runs), -tokens % (chunk * runs)
-    parts = [pad_tokens(x, missing) for x in parts]
-    starts = None if starts is None else pad_tokens(starts, missing)
+    tokens, runs = parts[2].shape[1], math.lcm(options.parts, count_sequence_parts())
+    length = -(-tokens // runs)
+    options, chunk = replace(options, parts=runs), options.fit(length)
+    starts = None if starts is None else _pad_runs(starts, runs, length, chunk)
+    parts = [_pad_runs(x, runs, length, chunk) for x in parts]
     keep = torch.is_grad_enabled() and any(x.requires_grad for x in (*parts, state))
     with in_full_width(parts[2]):
         output, state = rule.apply(ChunkPlan(options, chunk, keep), starts, *parts, state)
+    if length % chunk:
+        output = output.unflatten(1, (runs, -1))[:, :, :length].flatten(1, 2)
     return output[:, :tokens], state
 
 
@@ -173,6 +175,16 @@ def _has_autocast(kind: str) -> bool:
     return torch.amp.is_autocast_available(kind)
 
 
-def pad_tokens(x: Tensor, count: int) -> Tensor:
-    """So many zeros behind the tokens of [B, T, ...]."""
-    return functional.pad(x, [0, 0] * (x.dim() - 2) + [0, count]) if count else x
+def _pad_runs(x: Tensor, runs: int, length: int, chunk: int) -> Tensor:
+    """Tokens [B, T, ...] as runs of a length, each a multiple of the chunk by zeros behind it.
+
+    Zeros change no state, and none of them moves a token to another device.
+    """
+    x = _pad(x, 1, runs * length - x.shape[1])
+    if not length % chunk:
+        return x
+    return _pad(x.unflatten(1, (runs, length)), 2, -length % chunk).flatten(1, 2)
+
+
+def _pad(x: Tensor, dim: int, count: int) -> Tensor:
+    return functional.pad(x, [0, 0] * (x.dim() - dim - 1) + [0, count]) if count else x

@@ -19,6 +19,7 @@ from models.delta.shapes import ChunkedShape, ModelShape
 from models.factory import MODELS
 from models.transformer import LayerCache, RmsNorm, get_angles
 from utils.errors import UserError
+from utils.runtime.sequence import deal_sequence, gather_sequence
 
 _INIT_STD = 0.02
 
@@ -170,6 +171,7 @@ class QwenAttention(nn.Module):
         q, k = (self._turn(one, start) for one in (q, k))
         if cache is not None:
             k, v = cache.append(k, v)
+        q, k, v = deal_sequence(q, 2), gather_sequence(k), gather_sequence(v)
         mixed = self._attend(q, k, v, start).transpose(1, 2)
         for one in gate:
             mixed = mixed * one.sigmoid()
@@ -296,7 +298,7 @@ class Qwen(nn.Module):
           tokens: int [B, N].
           cache: of what stands before the tokens, one for each layer; it grows.
         """
-        x = self.model.embed_tokens(tokens)
+        x = deal_sequence(self.model.embed_tokens(tokens), 1)
         if cache is None:
             layers = self._groups[0] if self._groups else self.model.layers
             return self.model.norm(layers(x))

@@ -14,6 +14,7 @@ from models.delta.qwen import HybridShape, Qwen, QwenBlock
 from models.factory import MODELS
 from models.transformer import LayerCache
 from utils.errors import UserError
+from utils.runtime.sequence import deal_sequence
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class ExpertQwen(Qwen):
         self, tokens: Tensor, cache: Sequence[LayerCache | DeltaCache] | None = None
     ) -> Tensor:
         """Hidden states [B, N, C], normalised."""
-        x = self.model.embed_tokens(tokens)
+        x = deal_sequence(self.model.embed_tokens(tokens), 1)
         balance = torch.zeros(x.shape[0], dtype=torch.float32, device=x.device)
         if cache is None and self._groups:
             carried = balance.to(x.dtype)[:, None, None].expand(-1, x.shape[1], 1)

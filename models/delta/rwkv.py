@@ -18,6 +18,7 @@ from models.delta.layers import DeltaCache, run_rule
 from models.delta.shapes import ChunkedShape
 from models.factory import MODELS
 from utils.errors import UserError
+from utils.runtime.sequence import deal_sequence, look_back
 
 _EPS = 1e-5
 # A state keeps at least e to minus this of each channel, a token: 0.545.
@@ -265,7 +266,7 @@ class Rwkv(nn.Module):
           tokens: int [B, N].
           cache: of what stands before the tokens, one for each layer; it changes.
         """
-        x, first = self.model.embeddings(tokens), None
+        x, first = deal_sequence(self.model.embeddings(tokens), 1), None
         if cache is None and self._chain:
             x, first = self.model.layers[0](x)
             pair = self._chain[0](torch.cat([x, first.to(x.dtype)], dim=-1))
@@ -325,4 +326,4 @@ def shift_tokens(x: Tensor, tail: Tensor | None) -> tuple[Tensor, Tensor]:
       tail: what stands before the first, [B, 1, C]; none: zeros.
     """
     start = torch.zeros_like(x[:, :1]) if tail is None else tail.to(x.dtype)
-    return torch.cat([start, x[:, :-1]], dim=1), x[:, -1:]
+    return look_back(x, start)[:, :, :-1].flatten(1, 2), x[:, -1:]

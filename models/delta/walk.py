@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from utils.runtime.loops import scan, unroll
-from utils.runtime.sequence import deal_sequence
+from utils.runtime.sequence import deal_sequence, gather_sequence
 
 LOOPS = {"scan": scan, "unrolled": unroll}
 
@@ -58,9 +58,9 @@ def walk(
 
     if parts > 1:
         w, u, _, _, k, last, *added = factors = [_part(x, parts) for x in factors]
-        begins = _find_begins(move, [w, u, k, last, *added], state, loop)
+        begins = _find_begins(move, [w, u, k, last, *added], state.flatten(0, 1), loop)
         moved, found = LOOPS[loop](step, begins, factors)
-        moved, found = moved[-1].contiguous(), [_whole(x) for x in found]
+        moved, found = moved[-1].view_as(state), [_whole(x, state) for x in found]
     else:
         moved, found = LOOPS[loop](step, state, factors)
     states = found[1] if keep else state.new_empty(0)
@@ -98,9 +98,9 @@ def walk_back(
 
     if parts > 1:
         factors = [_part(x, parts) for x in factors]
-        begins = _find_begins(move, factors, grad, loop, reverse=True)
+        begins = _find_begins(move, factors, grad.flatten(0, 1), loop, reverse=True)
         moved, found = LOOPS[loop](step, begins, factors, reverse=True)
-        return _whole(found[0]), moved[0].contiguous()
+        return _whole(found[0], grad), moved[0].view_as(grad)
     moved, found = LOOPS[loop](step, grad, factors, reverse=True)
     return found[0], moved
 
@@ -113,24 +113,27 @@ def _(factors: Sequence[Tensor], grad: Tensor, loop: str, parts: int) -> tuple[T
 def _find_begins(
     move: _Move, factors: Sequence[Tensor], state: Tensor, loop: str, *, reverse: bool = False
 ) -> Tensor:
-    """The state [G, B, H, K, V] that each of G parts begins with.
+    """The state [G, B H, K, V] that each of G parts begins with, of the sequence's.
 
     Each part takes a state [1 | 0] of K and V columns through its chunks, which gives [M | R].
     """
     parts, keys = factors[0].shape[1], state.shape[-2]
     one = torch.eye(keys, dtype=state.dtype, device=state.device)
     start = torch.cat([one.expand(*state.shape[:-1], keys), torch.zeros_like(state)], dim=-1)
-    start = deal_sequence(start.expand(parts, *start.shape).contiguous(), 0)
+    start = deal_sequence(start.repeat(parts, 1, 1, 1), 0, batch=1)
     found, _ = LOOPS[loop](
         lambda carry, slices: (move(carry, slices), []), start, factors, reverse=reverse
     )
-    maps, rests = found.split([keys, state.shape[-1]], dim=-1)
+    # All that devices tell each other: of each part K K + K V numbers a head.
+    found = gather_sequence(found, batch=1)
+    # No views of the last dimension: within an operator XLA takes them from its beginning.
+    maps, rests = torch.split_with_sizes_copy(found, [keys, state.shape[-1]], dim=-1)
     order = range(parts - 1, -1, -1) if reverse else range(parts)
     begins = []
     for part in order:
         begins.append(state)
         state = maps[part] @ state + rests[part]
-    return deal_sequence(torch.stack(begins[::-1] if reverse else begins), 0)
+    return deal_sequence(torch.stack(begins[::-1] if reverse else begins), 0, batch=1)
 
 
 def _widen(x: Tensor, state: Tensor) -> Tensor:
@@ -140,10 +143,14 @@ def _widen(x: Tensor, state: Tensor) -> Tensor:
 
 
 def _part(x: Tensor, parts: int) -> Tensor:
-    """[N, ...] -> [N / G, G, ...], a run of chunks in each column."""
-    return deal_sequence(x.unflatten(0, (parts, -1)).transpose(0, 1), 1)
+    """[N, B, H, ...] -> [N / G, G, B H, ...], a run of chunks in each column.
+
+    Examples and heads are one dimension, because PyTorch/XLA lays out no more than five.
+    """
+    columns = x.flatten(1, 2).unflatten(0, (parts, -1)).transpose(0, 1)
+    return deal_sequence(columns, 1, batch=2)
 
 
-def _whole(x: Tensor) -> Tensor:
-    """[N / G, G, ...] -> [N, ...]."""
-    return x.transpose(0, 1).flatten(0, 1).contiguous()
+def _whole(x: Tensor, state: Tensor) -> Tensor:
+    """[N / G, G, B H, ...] -> [N, B, H, ...]."""
+    return x.transpose(0, 1).flatten(0, 1).unflatten(1, state.shape[:2]).contiguous()

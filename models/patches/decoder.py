@@ -20,6 +20,7 @@ from models.patches.dense import (
 )
 from models.transformer import CausalAttention, LayerCache, RmsNorm, get_angles
 from utils.runtime.parts import count_parts, get_parts
+from utils.runtime.sequence import count_sequence_parts
 
 # Queries whose scores are made at once: fewer leave more products of future keys out, more make
 # fewer operations. Scores of 256 places stay on the chip.
@@ -29,14 +30,16 @@ _QUERIES = 256
 class XlaCausalAttention(CausalAttention):
     """Heads as [B, H, D, N] and scores key by query, of no key behind the last query.
 
-    A step of a sampler, which has a cache, takes the plain way.
+    A step of a sampler, which has a cache, takes the plain way, and so does a mesh that deals out
+    the tokens of a sequence.
     """
 
     fp32_weight_gradient = False
 
     def forward(self, x: Tensor, cache: LayerCache | None = None) -> Tensor:
         parts = (self.query, self.key, self.value, self.out)
-        if cache is not None or any(has_output_hooks(one) for one in parts):
+        is_plain = cache is not None or count_sequence_parts() > 1
+        if is_plain or any(has_output_hooks(one) for one in parts):
             return super().forward(x, cache)
         dtype, shape = get_compute_dtype(x), self.shape
         with without_autocast(x):

@@ -459,6 +459,7 @@ _PLAIN_ROWS: list[Row] = [
     ("runtime.cpu_processes", (), "--runtime.cpu_processes=2", "ranks"),
     ("runtime.channels_last", (), "--runtime.channels_last=true", "layout"),
     ("runtime.mesh_fsdp", _MESH, "--runtime.mesh_fsdp=2", "mesh"),
+    ("runtime.mesh_context", _MESH, "--runtime.mesh_context=2", "invalid:runtime.mesh_context"),
     ("runtime.mesh_data", _MESH, "--runtime.mesh_data=2", "refused"),
     ("profile.steps", (), "--profile.steps=2-3", "callbacks"),
     ("quantile.epsilon", (), "--quantile.epsilon=0.05", "callbacks"),

@@ -97,8 +97,9 @@ def test_xla_is_told_of_the_cpu_where_there_is_nothing_else(
 
 @pytest.mark.parametrize(
     ("keys", "devices", "shape"),
-    [({}, 4, (4, 1)), ({"mesh_fsdp": 2}, 8, (4, 2)), ({"mesh_data": 2, "mesh_fsdp": 3}, 6, (2, 3))],
-)
+    [({}, 4, (4, 1)), ({"mesh_fsdp": 2}, 8, (4, 2)), ({"mesh_data": 2, "mesh_fsdp": 3}, 6, (2, 3)),
+     ({"mesh_context": 2, "mesh_fsdp": 2}, 8, (2, 2, 2))],
+)  # fmt: skip
 def test_the_mesh_takes_all_devices_along_data_but_those_for_fsdp(keys, devices, shape):
     assert get_mesh_shape(RuntimeSection(parallel="spmd", **keys), devices) == shape
 

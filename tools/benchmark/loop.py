@@ -285,7 +285,7 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject
     hardware = name_hardware(runtime.describe().get("hardware", ""))
     return {
         "processes": runtime.ranks.size,
-        "devices": runtime.device_count,
+        "devices": runtime.device_count * runtime.sequence_devices,
         "hardware": hardware,
         "global_batch_size": job.config.data.global_batch_size,
         "steps": pace.steps,

@@ -350,12 +350,15 @@ def _check_schedule(config: RunConfig) -> None:
 
 def _check_runtime(config: RunConfig) -> None:
     runtime = config.runtime
-    if runtime.parallel != "spmd" and (runtime.mesh_fsdp > 1 or runtime.mesh_data):
-        key = "mesh_fsdp" if runtime.mesh_fsdp > 1 else "mesh_data"
-        raise UserError(
-            f"runtime.{key} ({getattr(runtime, key)}) needs a mesh; set runtime.parallel=spmd or "
-            f"leave it out"
-        )
+    for key in ("mesh_fsdp", "mesh_context", "mesh_data"):
+        least = 1 if key == "mesh_data" else 2
+        if runtime.parallel != "spmd" and (getattr(runtime, key) or 0) >= least:
+            raise UserError(
+                f"runtime.{key} ({getattr(runtime, key)}) needs a mesh; set "
+                "runtime.parallel=spmd or leave it out"
+            )
+    if runtime.mesh_context > 1:
+        _check_context(config)
     for key in ("num_processes", "cpu_processes"):
         count = getattr(runtime, key) or 1
         if runtime.parallel == "spmd" and count > 1:
@@ -390,6 +393,26 @@ def _check_runtime(config: RunConfig) -> None:
         raise UserError(
             "train.scan_layers runs one block's graph for all blocks, so it cannot draw dropout; "
             "set model.drop_rate and model.drop_path_rate to 0, or drop train.scan_layers"
+        )
+
+
+def _check_context(config: RunConfig) -> None:
+    """Refuse what cannot deal the tokens of a sequence to several devices."""
+    parts, length = config.runtime.mesh_context, config.data.sequence_length
+    if config.train.task != "language":
+        raise UserError(
+            f"runtime.mesh_context ({parts}) deals out the tokens of a sequence, and "
+            f"train.task={config.train.task} has none; leave it out, or use runtime.mesh_data"
+        )
+    if length % parts:
+        raise UserError(
+            f"runtime.mesh_context ({parts}) does not divide data.sequence_length ({length}); "
+            "change one of them"
+        )
+    if config.model.kernels == "pallas":
+        raise UserError(
+            f"runtime.mesh_context ({parts}) deals out the tokens of a sequence, and model.kernels "
+            "(pallas) walk over it as a whole; choose model.kernels: auto or xla"
         )
 
 

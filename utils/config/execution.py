@@ -51,6 +51,11 @@ class RuntimeSection(ConfigSection):
     mesh_fsdp: int = Field(
         1, ge=1, description="mesh devices that each parameter is sharded over (spmd)"
     )
+    mesh_context: int = Field(
+        1,
+        ge=1,
+        description="mesh devices that each sequence of tokens is dealt to (context parallelism)",
+    )
     timeout_s: float = Field(
         600.0,
         gt=0,

@@ -17,6 +17,7 @@ from utils.json_types import JsonObject
 from utils.runtime.feeding import Feeder
 from utils.runtime.instruments import Instruments
 from utils.runtime.ranks import Alone, Ranks
+from utils.runtime.sequence import set_sequence_axis
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class Runtime(ABC):
       updates: how an optimizer changes weights on the device.
       section: what the configuration says of the device.
       local_devices: that this process's part of a batch is dealt to.
+      sequence_devices: that the tokens of each example are dealt to.
       instruments: what can be read off the device and its loop beside results.
     """
 
@@ -70,9 +72,11 @@ class Runtime(ABC):
     section: RuntimeSection
     instruments: Instruments
     local_devices: int = 1
+    sequence_devices: int = 1
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section
+        set_sequence_axis(1)
         self.ranks = Alone()
         self.updates = self._create_updates()
         self.instruments = self._create_instruments()
@@ -248,7 +252,7 @@ class Runtime(ABC):
         """Device facts for run.json."""
         return {
             "runtime": self.name, "device": str(self.device), "world_size": self.ranks.size,
-            "devices": self.device_count,
+            "devices": self.device_count * self.sequence_devices,
         }  # fmt: skip
 
 

@@ -1,24 +1,26 @@
 """The axis of a mesh that deals out the tokens of a sequence, for models that can use it.
 
 A runtime with such an axis says so when it starts. Elsewhere a sequence is one part, and nothing
-is marked.
+is marked. Marks hold for gradients, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
-# Marks a tensor as dealt along the axis: tensor, dimension -> the tensor.
-Deal = Callable[[Tensor, int], Tensor]
+# Marks a tensor: dealt along the axis by a dimension, or by none; and by examples.
+Mark = Callable[[Tensor, int | None, int], Tensor]
 
-_axis: list[tuple[int, Deal]] = []
+_axis: list[tuple[int, Mark]] = []
 
 
-def set_sequence_axis(parts: int, deal: Deal) -> None:
+def set_sequence_axis(parts: int, mark: Mark | None = None) -> None:
     """Say that sequences are dealt out to so many devices; 1: they are not."""
-    _axis[:] = [(parts, deal)] if parts > 1 else []
+    _axis[:] = [(parts, mark)] if parts > 1 and mark is not None else []
 
 
 def count_sequence_parts() -> int:
@@ -26,8 +28,60 @@ def count_sequence_parts() -> int:
     return _axis[0][0] if _axis else 1
 
 
-def deal_sequence(x: Tensor, dim: int) -> Tensor:
-    """x, dealt along a dimension of tokens or of parts of a sequence, if it is a multiple."""
+def deal_sequence(x: Tensor, dim: int, *, batch: int = 0) -> Tensor:
+    """x, dealt along a dimension of tokens or of parts of a sequence, if it is a multiple.
+
+    Args:
+      batch: the dimension of examples, which stay where they are.
+    """
     if not _axis or x.shape[dim] % _axis[0][0]:
         return x
-    return _axis[0][1](x, dim)
+    return _Mark.apply(x, dim, batch)
+
+
+def gather_sequence(x: Tensor, *, batch: int = 0) -> Tensor:
+    """x whole on all devices of its sequence."""
+    return _Mark.apply(x, None, batch) if _axis else x
+
+
+def look_back(x: Tensor, tail: Tensor) -> Tensor:
+    """Tokens [B, T, C] as parts [B, G, n + T / G, C], each behind the n tokens before it.
+
+    Devices tell each other no more than these.
+
+    Args:
+      tail: what stands before the first token, [B, n, C].
+    """
+    count, parts = tail.shape[1], count_sequence_parts()
+    if x.shape[1] % parts or x.shape[1] // parts < count:
+        parts = 1
+    if parts == 1:
+        return torch.cat([tail, x], dim=1).unsqueeze(1)
+    own = deal_sequence(x.unflatten(1, (parts, -1)), 1)
+    ends = gather_sequence(own[:, :, own.shape[2] - count :])
+    before = torch.cat([tail.unsqueeze(1), ends[:, :-1]], dim=1)
+    return torch.cat([deal_sequence(before, 1), own], dim=2)
+
+
+class _Mark(torch.autograd.Function):
+    """x, marked; and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int | None, batch: int) -> Tensor:
+        ctx.place = dim, batch
+        return _mark(x, dim, batch)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _mark(gradient, *ctx.place), None, None
+
+
+@torch.library.custom_op("runtime::mark_sequence", mutates_args=())
+def _mark(x: Tensor, dim: int | None, batch: int) -> Tensor:
+    """A copy of x that is marked."""
+    return _axis[0][1](x.clone(), dim, batch)
+
+
+@_mark.register_fake
+def _(x: Tensor, dim: int | None, batch: int) -> Tensor:
+    return torch.empty_like(x)

@@ -1,8 +1,9 @@
 """One process for each host and one mesh over all devices: XLA's partitioner deals out the step.
 
-Every tensor is a global array. The batch is dealt along both axes of the mesh, parameters are
+Every tensor is a global array. The batch is dealt along `data` and `fsdp`, parameters are
 replicated along `data` and, with `runtime.mesh_fsdp`, sharded along `fsdp`; sums over examples are
-sums over all devices without being asked for, BatchNorm's statistics included.
+sums over all devices without being asked for, BatchNorm's statistics included. With
+`runtime.mesh_context` language models deal out the tokens of each example along a third axis.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.parts import split_gradients
 from utils.runtime.ranks import Ranks
+from utils.runtime.sequence import set_sequence_axis
 from utils.runtime.updates import Updates
 from utils.runtime.xla import XlaRuntime, XlaUpdates
 from utils.runtime.xla_ranks import MeshRanks, join_hosts
@@ -25,23 +27,26 @@ from utils.runtime.xla_ranks import MeshRanks, join_hosts
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
 
-_DATA, _FSDP = "data", "fsdp"
+_DATA, _FSDP, _CONTEXT = "data", "fsdp", "context"
+_BATCH = (_DATA, _FSDP)
 
 
-def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, int]:
-    """Devices along (data, fsdp).
+def get_mesh_shape(section: RuntimeSection, devices: int) -> tuple[int, ...]:
+    """Devices along (data, fsdp), and along context where sequences are dealt out.
 
     Raises:
       UserError: the keys do not match the devices.
     """
-    fsdp = section.mesh_fsdp
-    data = section.mesh_data or max(devices // fsdp, 1)
-    if data * fsdp != devices:
+    fsdp, context = section.mesh_fsdp, section.mesh_context
+    data = section.mesh_data or max(devices // (fsdp * context), 1)
+    if data * fsdp * context != devices:
+        last = f" x runtime.mesh_context ({context})" if context > 1 else ""
         raise UserError(
-            f"runtime.mesh_data ({data}) x runtime.mesh_fsdp ({fsdp}) is {data * fsdp}, but there "
-            f"are {devices} devices; change one of them, or CPU_NUM_DEVICES on the CPU"
+            f"runtime.mesh_data ({data}) x runtime.mesh_fsdp ({fsdp}){last} is "
+            f"{data * fsdp * context}, but there are {devices} devices; change one of them, or "
+            "CPU_NUM_DEVICES on the CPU"
         )
-    return data, fsdp
+    return (data, fsdp, context) if context > 1 else (data, fsdp)
 
 
 class _MeshUpdates(XlaUpdates):
@@ -65,7 +70,7 @@ class _MeshUpdates(XlaUpdates):
 
 
 class XlaSpmdRuntime(XlaRuntime):
-    """All devices of the run behind one mesh of (data, fsdp)."""
+    """All devices of the run behind one mesh of (data, fsdp), and context where it is asked for."""
 
     def _create_updates(self) -> Updates:
         return _MeshUpdates(self, self._lay_out_state)
@@ -82,13 +87,22 @@ class XlaSpmdRuntime(XlaRuntime):
         self._xr.use_spmd()
         super()._start_backend()
         count = self._xr.global_runtime_device_count()
-        self._mesh = xs.Mesh(np.arange(count), get_mesh_shape(self.section, count), (_DATA, _FSDP))
+        shape = get_mesh_shape(self.section, count)
+        self._mesh = xs.Mesh(np.arange(count), shape, (*_BATCH, _CONTEXT)[: len(shape)])
+        self.sequence_devices = self.section.mesh_context
+        set_sequence_axis(self.sequence_devices, self._mark_sequence)
         # Kernels, of which the partitioner knows nothing, deal out their examples by it.
         xs.set_global_mesh(self._mesh)
 
     def _create_ranks(self) -> Ranks:
         hosts = self._xr.process_count()
-        self.local_devices = self._xr.global_runtime_device_count() // hosts
+        if hosts > 1 and self.sequence_devices > 1:
+            raise UserError(
+                f"runtime.mesh_context ({self.sequence_devices}) works on the devices of one host, "
+                f"and these are {hosts}; leave it out, or use runtime.mesh_fsdp"
+            )
+        devices = self._xr.global_runtime_device_count() // hosts
+        self.local_devices = devices // self.sequence_devices
         group = join_hosts(self.section) if hosts > 1 else None
         return MeshRanks(self, group, None if self.fp32_weight_gradients else torch.bfloat16)
 
@@ -100,7 +114,20 @@ class XlaSpmdRuntime(XlaRuntime):
         return module
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
-        return self._upload(tensor, ((_DATA, _FSDP), *[None] * (tensor.dim() - 1)), part=True)
+        if tensor.dim() == 1 and self.sequence_devices > 1:
+            # PyTorch/XLA 2.9 cannot lay out a vector along some of a mesh's axes.
+            return self._replicate(tensor)
+        return self._upload(tensor, (_BATCH, *[None] * (tensor.dim() - 1)), part=True)
+
+    def _mark_sequence(self, x: Tensor, dim: int | None, batch: int) -> Tensor:
+        """x with a dimension of tokens or parts dealt along `context`, and its examples dealt."""
+        partition: list[str | tuple[str, ...] | None] = [None] * x.dim()
+        if x.shape[batch] % self.device_count == 0:
+            partition[batch] = _BATCH
+        if dim is not None:
+            partition[dim] = _CONTEXT
+        # Not `mark_sharding`: that refuses what descends from a tensor which was laid out before.
+        return self._xs.annotate_custom_sharding(x, self._mesh, tuple(partition)).global_tensor
 
     def _lay_out_state(self, value: Tensor, parameter: Tensor) -> Tensor:
         """A tensor of an optimizer's state as its parameter lies; other shapes on every device.
@@ -117,7 +144,7 @@ class XlaSpmdRuntime(XlaRuntime):
     def _upload(
         self,
         tensor: Tensor,
-        partition: Sequence[str | tuple[str, str] | None],
+        partition: Sequence[str | tuple[str, ...] | None],
         *,
         part: bool = False,
     ) -> Tensor:
@@ -145,7 +172,7 @@ class XlaSpmdRuntime(XlaRuntime):
 
     def _deal(self, tensor: Tensor) -> Tensor:
         """Mark a tensor of the graph as dealt along its first dimension."""
-        partition = ((_DATA, _FSDP), *[None] * (tensor.dim() - 1))
+        partition = (_BATCH, *[None] * (tensor.dim() - 1))
         self._xs.mark_sharding(tensor, self._mesh, partition)
         return tensor
 

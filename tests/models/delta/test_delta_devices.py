@@ -17,8 +17,8 @@ SHARED = (
 )  # fmt: skip
 
 
-def run_form(folder, form: Form, *flags: str) -> list[dict]:
-    argv = create_argv(folder, "qwen3_5", *SHARED, *form.flags, *flags, device=form.device)
+def run_form(folder, form: Form, *flags: str, name: str = "qwen3_5") -> list[dict]:
+    argv = create_argv(folder, name, *SHARED, *form.flags, *flags, device=form.device)
     run_child(argv, form)
     return read_metrics(folder / "lang" / "a")
 

@@ -22,7 +22,7 @@ xla = pytest.importorskip("torch_xla")
 @pytest.mark.parametrize(
     ("name", "options", "packed"),
     [
-        ("gdn", CoreOptions(chunk=8, solver="ladder16"), False),
+        ("gdn", CoreOptions(chunk=4, solver="ladder16", parts=2), False),
         ("gdn2", CoreOptions(chunk=8), True),
         ("rwkv7", CoreOptions(chunk=8, loop="unrolled"), True),
     ],
