@@ -32,9 +32,9 @@ from models.delta.inputs import GATE_FLOOR, DeltaInputs, create_state, find_star
 from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels
 from models.delta.kernels_rule import (
     fits_fused,
-    fits_fused_back,
     kernel_rule,
     kernel_rule_back,
+    shares_fused,
 )
 from models.delta.layout import (
     ChunkPlan,
@@ -85,7 +85,7 @@ def _shares_keys(inputs: DeltaInputs, segments: Tensor | None, options: CoreOpti
     """Whether kernels take queries and keys as they are, with fewer heads than values have."""
     if options.kernels != "pallas" or segments is not None:
         return False
-    return fits_fused_back(options, _list_parts(inputs.widen(keys=False)))
+    return shares_fused(options, _list_parts(inputs.widen(keys=False)))
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class _DeltaRule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
         starts, *parts, inverse, states = ctx.saved_tensors
-        if starts is None and fits_fused_back(ctx.plan.options, parts):
+        if starts is None and fits_fused(ctx.plan.options, parts):
             kept = [inverse, states]
             return None, None, *kernel_rule_back(parts, kept, grad, grad_state)
         with in_full_width(grad):

@@ -86,11 +86,12 @@ def _require_flash(layers: Sequence[nn.Module]) -> None:
 def _is_cheaper(layer: nn.Module, device: torch.device) -> bool:
     """Whether the compiler's bundles say so, of those that were counted (docs/delta.md).
 
-    They were of one decay of a head, of heads of 128 and of the fused kernel alone.
+    They were of the fused kernels alone, of heads of 128: of Gated DeltaNet and of KDA.
     """
+    from models.delta.kimi import KimiDeltaAttention
     from models.delta.layers import GatedDeltaNet
 
-    if not isinstance(layer, GatedDeltaNet) or layer.widths != (128, 128):
+    if not isinstance(layer, (GatedDeltaNet, KimiDeltaAttention)) or layer.widths != (128, 128):
         return False
     is_whole = layer.options.parts == 1 == count_sequence_parts()
     return is_whole and takes_kernels(device) and has_custom_calls()

@@ -1,4 +1,4 @@
-"""The way back through a delta rule whose decay is one number of a head, as one Pallas kernel.
+"""The way back through a delta rule as one Pallas kernel: decays of a head or of channels.
 
 A program goes over the chunks of a group of heads from the last to the first, with the gradient of
 their states in VMEM. What the forward kernel kept is the inverse A and the state before each chunk;
@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from models.delta.kernels_back_channels import ChannelBack
+from models.delta.kernels_channels import ChannelChunk
 from models.delta.kernels_chunks import ROWS, HeadChunk
 from models.delta.kernels_parts import multiply, split
 
@@ -21,12 +23,11 @@ if TYPE_CHECKING:
 
     from models.delta.kernels_fused import FusedPlan
 
-# Rows of gradients: of g, of erase and of write.
-KINDS = 3
-
 
 def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Array]:
-    """Gradients of q, k and v, of gates [N, B, H / group, KINDS ROWS, C], and of the first state.
+    """Gradients of q, k, v and gates, and of the first state.
+
+    Those of numbers of a token and head are [N, B, H / group, kinds ROWS, C].
 
     Args:
       grad_state: of the last state, [B, H, K, V].
@@ -38,29 +39,29 @@ def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Ar
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    q, k, v, gates = given[:4]
-    (batch, heads, key, value), (chunks, size) = grad_state.shape, (gates.shape[0], gates.shape[-1])
-    group, end = plan.group, chunks - 1
+    of_tokens, of_heads = given[: len(plan.lanes)], given[len(plan.lanes) : -3]
+    (batch, heads, key, value), group, size = grad_state.shape, plan.group, plan.chunk
+    chunks, end = of_tokens[0].shape[1] // size, of_tokens[0].shape[1] // size - 1
 
-    def of_tokens(width: int) -> pl.BlockSpec:
+    def cut_tokens(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, size, width), lambda b, h, n: (b, end - n, h))
 
     def of_chunk(*sizes: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (end - n, b, h, 0, 0))
 
     of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
-    of_keys, of_values = of_tokens(group // plan.share * key), of_tokens(group * value)
-    found = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, k, v)]
-    of_gates = (*gates.shape[:3], KINDS * ROWS, size)
-    found += [jax.ShapeDtypeStruct(x, jnp.float32) for x in (of_gates, grad_state.shape)]
+    placed = [cut_tokens(n) for n in plan.lanes]
+    found = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_tokens]
+    shapes = [(*x.shape[:3], plan.rows * ROWS, size) for x in of_heads]
+    found += [jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, grad_state.shape)]
     return pl.pallas_call(
         partial(_return, plan),
         grid=(batch, heads // group, chunks),
         in_specs=[
-            of_state, of_keys, of_keys, of_values, of_chunk(1, *gates.shape[3:]),
-            of_chunk(group, size, size), of_chunk(group, key, value), of_values,
+            of_state, *placed, *(of_chunk(1, *x.shape[3:]) for x in of_heads),
+            of_chunk(group, size, size), of_chunk(group, key, value), placed[2],
         ],
-        out_specs=[of_keys, of_keys, of_values, of_chunk(1, KINDS * ROWS, size), of_state],
+        out_specs=[*placed, *(of_chunk(1, *x[3:]) for x in shapes), of_state],
         out_shape=found,
         scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],
         compiler_params=pltpu.CompilerParams(
@@ -74,35 +75,53 @@ def _return(plan: FusedPlan, *refs: Any) -> None:
     """One chunk of a group of heads."""
     from jax.experimental import pallas as pl
 
-    last, q, k, v, gates, inverse, states, grad, to_q, to_k, to_v, to_gates, before, moving = refs
+    count = len(plan.lanes) + bool(plan.rows)
+    (last, *given), (inverse, states, grad) = refs[: count + 1], refs[count + 1 : count + 4]
+    *targets, before, moving = refs[count + 4 :]
 
     @pl.when(pl.program_id(2) == 0)
     def _() -> None:
         moving[...] = last[0]
 
     heads = range(plan.group)
-    kept = [states[0, 0, h] for h in heads]
-    chunk = HeadChunk(plan, [q, k, v, gates], kept)
-    back = _Back(chunk, [inverse[0, 0, h] for h in heads], kept, [moving[h] for h in heads], grad)
+    kept, afters = ([x[h] for h in heads] for x in (states[0, 0], moving))
+    inverses = [inverse[0, 0, h] for h in heads]
+    back: HeadBack | ChannelBack
+    if plan.channels:
+        back = ChannelBack(ChannelChunk(plan, given), inverses, kept, afters, grad)
+    else:
+        back = HeadBack(HeadChunk(plan, given, kept), inverses, kept, afters, grad)
     for h in heads:
         moving[h] = back.find_state(h)
-    of_keys = [back.find_keys(h) for h in heads]
-    key, value = plan.widths
-    for one, target in enumerate((to_q, to_k)):
-        for place in range(plan.group // plan.share):
-            shared = of_keys[place * plan.share : (place + 1) * plan.share]
-            total = sum((x[one] for x in shared[1:]), shared[0][one])
-            target[0, :, place * key : (place + 1) * key] = total.astype(target.dtype)
-    for h in heads:
-        to_v[0, :, h * value : (h + 1) * value] = back.find_values(h).astype(to_v.dtype)
-    to_gates[0, 0, 0] = back.find_gates()
+    _write_tokens(plan, back, targets)
+    if plan.rows:
+        targets[-1][0, 0, 0] = back.find_gates()
 
     @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
     def _() -> None:
         before[0] = moving[...]
 
 
-class _Back:
+def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequence[Any]) -> None:
+    """Gradients of q, k and v, and of gates of channels."""
+    to_v, (key, value) = targets[2], plan.widths
+    of_keys = [back.find_keys(h) for h in range(plan.group)]
+    for one, target in enumerate(targets[:2]):
+        for place in range(plan.group // plan.share):
+            shared = of_keys[place * plan.share : (place + 1) * plan.share]
+            total = sum((x[one] for x in shared[1:]), shared[0][one])
+            target[0, :, place * key : (place + 1) * key] = total.astype(target.dtype)
+    for h in range(plan.group):
+        to_v[0, :, h * value : (h + 1) * value] = back.find_values(h).astype(to_v.dtype)
+        if isinstance(back, ChannelBack):
+            for target, found in zip(
+                targets[3:], back.list_gates(h)[: plan.channels], strict=False
+            ):
+                width = found.shape[1]
+                target[0, :, h * width : (h + 1) * width] = found
+
+
+class HeadBack:
     """Gradients of one chunk of a group of heads.
 
     Args:
@@ -170,7 +189,7 @@ class _Back:
         return self._chunk.column(3, head) * self._to_sides[head]
 
     def find_gates(self) -> Any:
-        """[KINDS ROWS, C], behind `find_keys` of all heads."""
+        """Of g, erase and write [3 ROWS, C], behind `find_keys` of all heads."""
         import jax
         from jax import numpy as jnp
 

@@ -1,9 +1,8 @@
 """What a fused kernel knows of one chunk of a group of heads: decays, and products with them.
 
 Two kinds of decays have one interface. Of a head a decay is a number of two tokens, multiplied
-behind the products of keys. Of channels it stands inside of them: the chunk is cut into halves
-again and again down to single tokens, rows decay since the boundary of two halves and columns up to
-it, and one product serves all pairs of a size. No exponent is above 0, whatever the gates are.
+behind the products of keys; of channels it stands inside of them (`kernels_channels.py`). No
+exponent is above 0, whatever the gates are.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from models.delta.kernels_parts import SUB_BLOCK, list_places, multiply, split
+from models.delta.kernels_parts import list_places, multiply, split
 
 if TYPE_CHECKING:
     from models.delta.kernels_fused import FusedPlan
@@ -31,14 +30,14 @@ class HeadChunk:
     def __init__(self, plan: FusedPlan, given: Sequence[Any], moving: Any) -> None:
         self._queries, self._keys, self._values, gates = given
         self.plan, self.size = plan, self._keys.shape[1]
-        self.is_wide, self.depth = _find_depth(self._values)
+        self.is_wide, self.depth = find_depth(self._values)
         self.place, self.other = list_places(self.size)
         self._rows = self._sum_gates(gates[0, 0, 0])
         self._columns = self._rows.T
         self.decays = [self._find_decay(h) for h in range(plan.group)]
         heads = range(plan.group)
-        self.queries = [split(_cut(plan, self._queries, h), self.depth) for h in heads]
-        self.keys = [split(_cut(plan, self._keys, h), self.depth) for h in heads]
+        self.queries = [split(cut_keys(plan, self._queries, h), self.depth) for h in heads]
+        self.keys = [split(cut_keys(plan, self._keys, h), self.depth) for h in heads]
         self._reads = self._read(moving)
 
     def column(self, kind: int, head: int) -> Any:
@@ -50,11 +49,11 @@ class HeadChunk:
         """Float32 [C, K]."""
         from jax import numpy as jnp
 
-        return _cut(self.plan, self._keys, head).astype(jnp.float32)
+        return cut_keys(self.plan, self._keys, head).astype(jnp.float32)
 
     def get_values(self, head: int) -> Any:
         """Float32 [C, V]."""
-        return _cut_values(self.plan, self._values, head)
+        return cut_values(self.plan, self._values, head)
 
     def get_products(self, head: int) -> Any:
         """Keys and queries [2 C] times keys."""
@@ -135,122 +134,7 @@ class HeadChunk:
         return jnp.where(self.place >= self.other, decay, 0.0)
 
 
-class ChannelChunk:
-    """Decays are of channels; attributes and methods are `HeadChunk`'s."""
-
-    def __init__(self, plan: FusedPlan, given: Sequence[Any], moving: Any) -> None:
-        q, k, self._values, g, gates = given
-        self.plan, self.size = plan, k.shape[1]
-        self.is_wide, self.depth = _find_depth(self._values)
-        self.place, self.other = list_places(self.size)
-        self._columns = gates[0, 0, 0].T
-        self._spans = self._list_spans()
-        self._found = [self._read(h, q, k, g, moving) for h in range(plan.group)]
-
-    def column(self, kind: int, head: int) -> Any:
-        """[C, 1] of: erase, write."""
-        place = kind * ROWS + head
-        return self._columns[:, place : place + 1]
-
-    def get_system(self, head: int) -> Any:
-        """L, strictly lower."""
-        return self.column(0, head) * self._found[head][0]
-
-    def get_sides(self, head: int) -> Any:
-        """write v - erase (e^c K) S."""
-        values = _cut_values(self.plan, self._values, head)
-        erased = self.column(0, head) * self._found[head][2][: self.size]
-        return self.column(1, head) * values - erased
-
-    def get_pairs(self, head: int) -> tuple[Any, Any]:
-        """P, and what queries see of the state before the chunk."""
-        return self._found[head][1], self._found[head][2][self.size :]
-
-    def write(self, head: int, moved: Any) -> Any:
-        """What V' leaves in the state behind the chunk."""
-        return multiply(self._found[head][3], split(moved, self.depth), self.depth, left=0)
-
-    def decay(self, head: int, state: Any) -> Any:
-        """A state over the whole chunk."""
-        from jax import numpy as jnp
-
-        return jnp.broadcast_to(self._found[head][4], state.shape[::-1]).T * state
-
-    def _read(self, head: int, q: Any, k: Any, g: Any, moving: Any) -> tuple[Any, ...]:
-        """L without erase, P, keys and queries times the state, keys as they end, last decay."""
-        from jax import numpy as jnp
-
-        width, depth = self.plan.widths[0], self.depth
-        gates = g[0, :, head * width : (head + 1) * width]
-        decays = jnp.exp(multiply([self._spans], split(gates, depth), depth))
-        *levels, into, out = (
-            decays[n : n + self.size] for n in range(0, decays.shape[0], self.size)
-        )
-        exact = [_cut(self.plan, x, head) for x in (k, q)]
-        keys, queries = (x.astype(jnp.float32) for x in exact)
-        same = multiply(split(exact[1], depth), split(exact[0], depth), depth, right=1)
-        system = jnp.zeros_like(same)
-        pairs = jnp.where(self.place == self.other, same, 0.0)
-        odd = self._get_column_places() % 2 == 1
-        levels = [jnp.where(odd, jnp.exp(gates), 1.0), *levels]
-        for level, decay in enumerate(levels):
-            halves = self._pair_halves(keys * decay, queries * decay, 1 << level)
-            below = self._find_below(1 << level)
-            system, pairs = (
-                jnp.where(below, new, old) for new, old in zip(halves, (system, pairs), strict=True)
-            )
-        both = split(jnp.concatenate([keys * into, queries * into]), depth)
-        seen = multiply(both, split(moving[head], depth), depth)
-        return system, pairs, seen, split(keys * out, depth), into[self.size - 1 :]
-
-    def _pair_halves(self, keys: Any, queries: Any, width: int) -> tuple[Any, Any]:
-        """Products of rows of second halves and columns of first ones, among others."""
-        from jax import numpy as jnp
-
-        columns, rows = split(keys, self.depth), split(queries, self.depth)
-        if width < SUB_BLOCK:
-            both = [jnp.concatenate(pair) for pair in zip(columns, rows, strict=True)]
-            found = multiply(both, columns, self.depth, right=1)
-            return found[: self.size], found[self.size :]
-        places = range(width, self.size, 2 * width)
-        seconds = [
-            jnp.concatenate([x[n : n + width] for x in pair for n in places])
-            for pair in zip(columns, rows, strict=True)
-        ]
-        found = multiply(seconds, columns, self.depth, right=1)
-        none, spread = jnp.zeros((width, self.size), jnp.float32), []
-        for n in range(0, self.size, width):
-            spread += [none, found[n : n + width]]
-        count = len(spread) // 2
-        return jnp.concatenate(spread[:count]), jnp.concatenate(spread[count:])
-
-    def _find_below(self, width: int) -> Any:
-        """Pairs of a second half's row and a first one's column."""
-        block = self.place // (2 * width) == self.other // (2 * width)
-        return block & (self.place // width > self.other // width)
-
-    def _list_spans(self) -> Any:
-        """Of which gates sums are: [n C, C], for each size of halves, up to rows, behind rows."""
-        from jax import numpy as jnp
-
-        place, other, width, spans = self.place, self.other, 2, []
-        while width < self.size:
-            half = place // width == other // width
-            is_second = place // width % 2 == 1
-            up_to = (is_second & (other <= place)) | (~is_second & (other > place))
-            spans.append(half & up_to)
-            width *= 2
-        spans += [other <= place, other > place]
-        return jnp.concatenate([x.astype(jnp.float32) for x in spans]).astype(jnp.bfloat16)
-
-    def _get_column_places(self) -> Any:
-        import jax
-        from jax import numpy as jnp
-
-        return jax.lax.broadcasted_iota(jnp.int32, (self.size, self.plan.widths[0]), 0)
-
-
-def _find_depth(values: Any) -> tuple[bool, int]:
+def find_depth(values: Any) -> tuple[bool, int]:
     """Whether values are float32, and parts of a float32 factor."""
     from jax import numpy as jnp
 
@@ -258,13 +142,13 @@ def _find_depth(values: Any) -> tuple[bool, int]:
     return is_wide, 3 if is_wide else 2
 
 
-def _cut(plan: FusedPlan, tokens: Any, head: int) -> Any:
+def cut_keys(plan: FusedPlan, tokens: Any, head: int) -> Any:
     """Keys or queries [C, K] of a head of values."""
     width, place = plan.widths[0], head // plan.share
     return tokens[0, :, place * width : (place + 1) * width]
 
 
-def _cut_values(plan: FusedPlan, tokens: Any, head: int) -> Any:
+def cut_values(plan: FusedPlan, tokens: Any, head: int) -> Any:
     """Float32 [C, V]."""
     from jax import numpy as jnp
 

@@ -1,4 +1,4 @@
-"""One Pallas kernel for a whole delta rule, forward: a decay of a head, or one of each channel.
+"""One Pallas kernel for a whole delta rule, forward: gates of a head, or of each channel.
 
 A program goes over the chunks of a group of heads with their states in VMEM. Of each chunk it makes
 the decays, both products of pairs, the inverse A, V' = A (write v - erase e^c (K S)), outputs and
@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from models.delta.kernels_chunks import ChannelChunk, HeadChunk
+from models.delta.kernels_channels import ChannelChunk
+from models.delta.kernels_chunks import HeadChunk
 from models.delta.kernels_parts import invert, multiply, split
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class FusedPlan:
       widths: of a head of keys, and of one of values.
       share: heads of values to one of keys.
       group: heads of values of a program, a multiple of `share`.
-      channels: decays are of channels.
+      chunk: tokens of a chunk.
+      channels: gates that are of channels: none, 1 (decays) or 3 (erase and write, too).
       keep: inverses and states are wanted.
       interpret: run as plain XLA, for devices that are no TPU.
     """
@@ -40,9 +42,22 @@ class FusedPlan:
     widths: tuple[int, int]
     share: int
     group: int
-    channels: bool = False
+    chunk: int
+    channels: int = 0
     keep: bool = False
     interpret: bool = False
+
+    @property
+    def lanes(self) -> list[int]:
+        """Of blocks of tokens: q, k and v; decays, erase and write where they are of channels."""
+        key, value = (self.group * x for x in self.widths)
+        shared = key // self.share
+        return [shared, shared, value, key, key, value][: 3 + self.channels]
+
+    @property
+    def rows(self) -> int:
+        """Gates that are of a head; where there are any, their numbers are a block."""
+        return 3 - self.channels
 
 
 def fused_forward(
@@ -54,18 +69,17 @@ def fused_forward(
       state: [B, H, K, V].
       q: [B, T, H / share * K], and so k.
       v: [B, T, H * V].
-      gates: decays [B, T, H * K] where they are of channels; then [N, B, H / group, kinds ROWS, C]
-        of a token and head: its gate on a grid and what the grid leaves (of a head's decays),
-        erase and write.
+      gates: those of channels, decays and erase [B, T, H * K] and write [B, T, H * V]; then, where
+        some are of a head, [N, B, H / group, kinds ROWS, C] of a token and head: its gate on a grid
+        and what the grid leaves (of a head's decays), erase and write.
     """
     import jax
     from jax import numpy as jnp
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import tpu as pltpu
 
-    (batch, heads, key, value), of_heads = state.shape, gates[-1]
-    chunks, size = of_heads.shape[0], of_heads.shape[-1]
-    group = plan.group
+    (batch, heads, key, value), group, size = state.shape, plan.group, plan.chunk
+    chunks = q.shape[1] // size
 
     def of_tokens(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, size, width), lambda b, h, n: (b, n, h))
@@ -74,7 +88,6 @@ def fused_forward(
         return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (n, b, h, 0, 0))
 
     of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
-    of_keys = of_tokens(group // plan.share * key)
     placed, kinds = [of_tokens(group * value), of_state], [(v.shape, v.dtype)]
     kinds.append((state.shape, jnp.float32))
     for sizes in ((size, size), (key, value)) if plan.keep else ():
@@ -84,8 +97,8 @@ def fused_forward(
         partial(_run, plan),
         grid=(batch, heads // group, chunks),
         in_specs=[
-            of_state, of_keys, of_keys, of_tokens(group * value),
-            *(of_tokens(group * key) for _ in gates[:-1]), of_chunk(1, *of_heads.shape[3:]),
+            of_state, *map(of_tokens, plan.lanes),
+            *(of_chunk(1, *x.shape[3:]) for x in gates[plan.channels :]),
         ],
         out_specs=placed,
         out_shape=[jax.ShapeDtypeStruct(shape, kind) for shape, kind in kinds],
@@ -105,7 +118,7 @@ def _run(plan: FusedPlan, *refs: Any) -> None:
     """
     from jax.experimental import pallas as pl
 
-    count = 6 if plan.channels else 5
+    count = 1 + len(plan.lanes) + bool(plan.rows)
     (first, *given), (output, last, *kept, moving) = refs[:count], refs[count:]
 
     @pl.when(pl.program_id(2) == 0)

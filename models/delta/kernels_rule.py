@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from models.delta.kernels_back import KINDS, fused_back
+from models.delta.kernels_back import fused_back
 from models.delta.kernels_bridge import deal, run_kernel
 from models.delta.kernels_chunks import ROWS
 from models.delta.kernels_fused import FusedPlan, fused_forward
@@ -18,23 +18,24 @@ from models.delta.layout import CoreOptions, to_chunks
 # What a block of the kernel's must be a multiple of, and heads of one program at most.
 _LANES = 128
 _HEADS, _HEADS_BACK = 8, 4
+# Whether g, erase and write are of channels, of rules that the kernels compute.
+_KNOWN = ([False, False, False], [True, False, False], [True, True, True])
 # Sums of 256 gates of at least -64 on this grid are exact in float32.
 _GRID = 512.0
 
 
 def fits_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
-    """Whether the fused kernel computes a rule: heads of whole lanes, erase and write of a head."""
-    _, k, v, _, *gates = parts
+    """Whether the fused kernels compute a rule: heads of whole lanes, and gates that they know."""
+    _, k, v, *gates = parts
     is_whole = k.shape[-1] % _LANES == 0 == v.shape[-1] % _LANES
-    of_head = all(x.shape[-1] == 1 for x in gates)
-    return options.kernels == "pallas" and is_whole and of_head
+    is_known = [x.shape[-1] > 1 for x in gates] in _KNOWN
+    return options.kernels == "pallas" and is_whole and is_known
 
 
-def fits_fused_back(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
-    """Whether its way back is a kernel, too: decays are of a head. It takes shared keys."""
-    q, _, v, g, *_ = parts
-    is_few = v.shape[2] // q.shape[2] <= _HEADS
-    return is_few and g.shape[-1] == 1 and fits_fused(options, parts)
+def shares_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
+    """Whether it takes q and k of fewer heads than v has."""
+    q, _, v, *_ = parts
+    return v.shape[2] // q.shape[2] <= _HEADS and fits_fused(options, parts)
 
 
 @torch.library.custom_op("delta::kernel_rule", mutates_args=())
@@ -88,52 +89,51 @@ def _(
 
 
 def _run(chunk: int, keep: bool, state: Tensor, *parts: Tensor) -> list[Tensor]:
-    q, k, v, g, *_ = parts
+    v = parts[2]
     batch, tokens, heads, width = v.shape
-    plan, of_heads = _plan(parts, chunk, _HEADS, keep=keep)
-    flat = [x.flatten(2) for x in (q, k, v)]
+    plan, flat, of_heads = _plan(parts, chunk, _HEADS, keep=keep)
     results = [(flat[2].shape, v.dtype), (state.shape, state.dtype)]
     if keep:
         of_chunks = (tokens // chunk, batch, heads)
         results += [((*of_chunks, chunk, chunk), state.dtype)]
         results += [((*of_chunks, *state.shape[2:]), state.dtype)]
-    if plan.channels:
-        flat.append(g.to(torch.float32).flatten(2))
-    output, *rest = run_kernel(fused_forward, plan, [state, *flat, of_heads], results)
+    output, *rest = run_kernel(fused_forward, plan, [state, *flat, *of_heads], results)
     return [output.unflatten(2, (heads, width)), *rest]
 
 
 def _run_back(grad_state: Tensor, *given: Tensor) -> list[Tensor]:
     *parts, inverse, states, grad = given
-    q, k, v, *gates = parts
-    plan, of_heads = _plan(parts, inverse.shape[-1], _HEADS_BACK)
-    flat = [x.flatten(2) for x in (q, k, v)]
-    sizes = (*of_heads.shape[:3], KINDS * ROWS, of_heads.shape[-1])
-    results = [*((x.shape, x.dtype) for x in flat), (sizes, grad_state.dtype)]
-    results.append((grad_state.shape, grad_state.dtype))
-    tensors = [grad_state, *flat, of_heads, inverse, states, grad.flatten(2)]
-    *of_tokens, to_gates, before = run_kernel(fused_back, plan, tensors, results)
+    plan, flat, of_heads = _plan(parts, inverse.shape[-1], _HEADS_BACK)
+    shapes = [(*x.shape[:3], plan.rows * ROWS, plan.chunk) for x in of_heads]
+    results = [(x.shape, x.dtype) for x in flat]
+    results += [(x, grad_state.dtype) for x in (*shapes, grad_state.shape)]
+    tensors = [grad_state, *flat, *of_heads, inverse, states, grad.flatten(2)]
+    *of_inputs, before = run_kernel(fused_back, plan, tensors, results)
+    of_tokens, of_rows = of_inputs[: len(flat)], of_inputs[len(flat) :]
     found = [x.unflatten(2, one.shape[2:]) for x, one in zip(of_tokens, parts, strict=False)]
-    # [N, B, H / group, KINDS, group, C] -> KINDS of [B, T, H, 1].
-    rows = to_gates.unflatten(3, (KINDS, ROWS))[:, :, :, :, : plan.group]
-    rows = rows.permute(3, 1, 0, 5, 2, 4).flatten(4).flatten(2, 3).unsqueeze(-1)
-    found += [x.to(one.dtype) for x, one in zip(rows.unbind(), gates, strict=True)]
-    return [*found, before]
+    for x in of_rows:
+        # [N, B, H / group, kinds, group, C] -> kinds of [B, T, H, 1].
+        rows = x.unflatten(3, (plan.rows, ROWS))[:, :, :, :, : plan.group]
+        found += rows.permute(3, 1, 0, 5, 2, 4).flatten(4).flatten(2, 3).unsqueeze(-1).unbind()
+    return [*(x.to(one.dtype) for x, one in zip(found, parts, strict=True)), before]
 
 
 def _plan(
     parts: Sequence[Tensor], chunk: int, most: int, *, keep: bool = False
-) -> tuple[FusedPlan, Tensor]:
-    """What a program is compiled for, and numbers of its tokens and heads."""
-    _, k, v, g, *gates = parts
+) -> tuple[FusedPlan, list[Tensor], list[Tensor]]:
+    """What a program is compiled for, its tokens [B, T, H * D], and numbers of tokens and heads."""
+    _, k, v, *gates = parts
     heads, share = v.shape[2], v.shape[2] // k.shape[2]
     sizes = [n for n in range(1, max(most, share) + 1) if heads % n == 0 == n % share]
-    plan = FusedPlan((k.shape[-1], v.shape[-1]), share, sizes[-1], g.shape[-1] > 1, keep)
-    if not plan.channels:
-        g = g.to(torch.float32)
-        exact = (g * _GRID).round() / _GRID
-        gates = [exact, g - exact, *gates]
-    return plan, arrange_gates(gates, chunk, plan.group)
+    channels = sum(x.shape[-1] > 1 for x in gates)
+    plan = FusedPlan((k.shape[-1], v.shape[-1]), share, sizes[-1], chunk, channels, keep)
+    gates = [x.to(torch.float32) for x in gates]
+    flat = [x.flatten(2) for x in (*parts[:3], *gates[:channels])]
+    if channels == 0:
+        exact = (gates[0] * _GRID).round() / _GRID
+        gates = [exact, gates[0] - exact, *gates[1:]]
+    of_heads = gates[channels:]
+    return plan, flat, [arrange_gates(of_heads, chunk, plan.group)] if of_heads else []
 
 
 def arrange_gates(kinds: Sequence[Tensor], chunk: int, group: int) -> Tensor:

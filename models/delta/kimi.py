@@ -111,6 +111,9 @@ class SigmoidRmsNorm(nn.Module):
 class KimiDeltaAttention(nn.Module):
     """KDA: a delta rule whose gates are of channels.
 
+    Attributes:
+      widths: of a key's head and of a value's.
+
     Source: Kimi Team 2025, arXiv:2510.26692.
     """
 
@@ -118,6 +121,7 @@ class KimiDeltaAttention(nn.Module):
         super().__init__()
         self.shape, self.options = shape, shape.get_options()
         width, head = shape.width, shape.linear_width
+        self.widths = (head, head)
         size = shape.linear_heads * head
         self.q_proj = nn.Linear(width, size, bias=False)
         self.k_proj = nn.Linear(width, size, bias=False)

@@ -13,6 +13,10 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.delta.kernels_fused import FusedPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
@@ -43,39 +47,74 @@ def list_walks() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
 
 def list_rules() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
     """The fused kernel, with sizes and types of its arguments."""
-    from models.delta.kernels_chunks import ROWS
     from models.delta.kernels_fused import FusedPlan, fused_forward
 
     for kind, chunk, keep, channels in (
-        ("bfloat16", 128, False, False), ("bfloat16", 64, True, False),
-        ("float32", 64, True, False), ("bfloat16", 64, True, True), ("float32", 64, False, True),
+        ("bfloat16", 128, False, 0), ("bfloat16", 64, True, 0), ("float32", 64, True, 0),
+        ("bfloat16", 64, True, 1), ("float32", 64, False, 1), ("bfloat16", 64, True, 3),
     ):  # fmt: skip
         heads, group, width, tokens = 4, 2, 128, 256
-        plan = FusedPlan((width, width), 1, group, channels, keep)
-        gates = (tokens // chunk, 1, heads // group, (2 if channels else 4) * ROWS, chunk)
+        plan = FusedPlan((width, width), 1, group, chunk, channels, keep)
         of_tokens = (1, tokens, heads * width)
         given = [((1, heads, width, width), "float32"), *([(of_tokens, kind)] * 3)]
-        given += [(of_tokens, "float32")] * channels + [(gates, "float32")]
-        name = "channels" if channels else "rule"
-        yield f"{name} {kind} {chunk}", partial(fused_forward, plan), given
+        given += list_gates(plan, of_tokens)
+        yield f"rule {kind} {chunk} {channels}", partial(fused_forward, plan), given
     yield from list_backs()
 
 
 def list_backs() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
     """Its way back, keys shared by two heads."""
     from models.delta.kernels_back import fused_back
-    from models.delta.kernels_chunks import ROWS
     from models.delta.kernels_fused import FusedPlan
 
     heads, group, width, tokens = 8, 4, 128, 256
-    for kind, chunk in (("bfloat16", 128), ("float32", 64)):
+    for kind, chunk, channels in (
+        ("bfloat16", 128, 0), ("float32", 64, 0), ("bfloat16", 128, 1), ("float32", 64, 1),
+        ("bfloat16", 64, 3),
+    ):  # fmt: skip
+        plan = FusedPlan((width, width), 2, group, chunk, channels)
         count, state = tokens // chunk, ((1, heads, width, width), "float32")
         of_tokens, of_keys = ((1, tokens, n * width) for n in (heads, heads // 2))
         given = [state, *((x, kind) for x in (of_keys, of_keys, of_tokens))]
-        given += [((count, 1, heads // group, 4 * ROWS, chunk), "float32")]
+        given += list_gates(plan, of_tokens)
         given += [((count, 1, heads, n, n), "float32") for n in (chunk, width)]
-        plan = FusedPlan((width, width), 2, group)
-        yield f"back {kind} {chunk}", partial(fused_back, plan), [*given, (of_tokens, kind)]
+        name = f"back {kind} {chunk} {channels}"
+        yield name, partial(fused_back, plan), [*given, (of_tokens, kind)]
+
+
+def list_gates(
+    plan: FusedPlan, of_tokens: tuple[int, int, int]
+) -> list[tuple[tuple[int, ...], str]]:
+    """Gates of each channel, and rows of those of a head."""
+    from models.delta.kernels_chunks import ROWS
+
+    kinds = (4, 2, 0, 0)[plan.channels]
+    chunks, groups = of_tokens[1] // plan.chunk, of_tokens[2] // plan.widths[0] // plan.group
+    rows = ((chunks, 1, groups, kinds * ROWS, plan.chunk), "float32")
+    return [(of_tokens, "float32")] * plan.channels + [rows] * bool(kinds)
+
+
+def list_flashes() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
+    """Flash attention, forward and its two ways back, of heads of one row of lanes and of half."""
+    from models.delta.kernels_flash import (
+        FlashPlan,
+        flash_back_columns,
+        flash_back_rows,
+        flash_forward,
+    )
+
+    for kind, width in (("bfloat16", 128), ("float32", 64)):
+        sizes = (1, 2, 1024)
+        of_tokens, plan = ((*sizes, width), kind), FlashPlan(width**-0.5)
+        yield f"flash {kind}", partial(flash_forward, plan), [of_tokens] * 3
+        kept = FlashPlan(width**-0.5, keep=True)
+        yield f"flash kept {kind}", partial(flash_forward, kept), [of_tokens] * 3
+        for name, function, lanes in (
+            ("rows", flash_back_rows, 512), ("columns", flash_back_columns, 128),
+        ):  # fmt: skip
+            of_rows = [((*sizes, n), "float32") for n in (128, 128, lanes)]
+            given = [*[of_tokens] * 3, *of_rows[:2], of_tokens, of_rows[2]]
+            yield f"flash {name} {kind}", partial(function, plan), given
 
 
 def list_steps() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
@@ -115,6 +154,7 @@ def list_kernels() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], st
         yield name, function, [(shape, "float32") for shape in shapes]
     yield from list_rules()
     yield from list_attention()
+    yield from list_flashes()
 
 
 def main(generation: str) -> None:

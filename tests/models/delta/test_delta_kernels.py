@@ -98,13 +98,17 @@ def create_wide(dtype: torch.dtype, tokens: int = 40) -> tuple[DeltaInputs, torc
 @needs_jax
 @pytest.mark.xla
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [False, True])
-def test_the_fused_kernels_give_the_recurrence_and_its_gradients(channels):
+@pytest.mark.parametrize("rule", ["gdn", "kda", "gdn2"])
+def test_the_fused_kernels_give_the_recurrence_and_its_gradients(rule):
     """One program for the rule, in float32; strong gates stand before weak ones."""
     import torch_xla
 
     inputs, start = create_wide(torch.float32)
-    g = inputs.g.unsqueeze(-1) * torch.rand(128) if channels else inputs.g
+    torch.manual_seed(0)
+    g = inputs.g if rule == "gdn" else inputs.g.unsqueeze(-1) * torch.rand(128)
+    if rule == "gdn2":
+        rates = {name: torch.rand(*inputs.v.shape) for name in ("erase", "write")}
+        inputs = replace(inputs, **rates)
     strong = (torch.arange(40) % 5 == 0).view(-1, *[1] * (g.dim() - 2))
     inputs = replace(inputs, g=torch.where(strong, -40.0, g))
     wanted = find_gradients(recur_delta_rule, rebuild(inputs, torch.Tensor.double), start.double())
@@ -114,6 +118,41 @@ def test_the_fused_kernels_give_the_recurrence_and_its_gradients(channels):
     values = [{name: x[name] for name in ("output", "state")} for x in (found, wanted)]
     assert find_largest_error(*values) < 1e-5
     assert find_largest_error(found, wanted) < 1e-4
+
+
+@needs_jax
+@pytest.mark.xla
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("channels", "gates", "tokens"),
+    [
+        (False, "published", 32768), (True, "published", 32768), (True, "published", 256),
+        (True, "keep all", 256), (True, "keep nothing", 256),
+    ],
+)  # fmt: skip
+def test_fused_gradients_are_those_of_the_float64_form_however_long(channels, gates, tokens):
+    """Published: A between 1 and 16, steps between 0.001 and 0.1 (A_log, dt_bias)."""
+    import torch_xla
+
+    inputs, start = create_wide(torch.float32, tokens)
+    width = 128 if channels else 1
+    draw = torch.Generator().manual_seed(2)
+    step = torch.exp(torch.empty(width).uniform_(-6.9, -2.3, generator=draw))
+    noise = 0.1 * torch.randn(1, tokens, 2, width, generator=draw)
+    rate = torch.empty(2, 1).uniform_(1, 16, generator=draw)
+    published = -rate * softplus(noise + step.expm1().log())
+    g = {"published": published, "keep all": 0 * noise, "keep nothing": 0 * noise - 64}[gates]
+    inputs = replace(inputs, g=g if channels else g.squeeze(-1))
+    wanted = find_gradients(chunk_delta_rule, rebuild(inputs, torch.Tensor.double), start.double())
+    options = CoreOptions(chunk=128, kernels="pallas")
+    device = str(torch_xla.device())
+    found = find_gradients(chunk_delta_rule, inputs, start, device=device, options=options)
+    assert all(x.isfinite().all() for x in found.values())
+    for name, one in wanted.items():
+        limit = 2e-5 if name in ("output", "state") else 1e-4
+        # Gradients of what is kept nowhere are smaller than those of the rest by e^64.
+        largest = max(float(one.abs().max()), 1e-20)
+        assert float((found[name].double() - one).abs().max()) < limit * largest, name
 
 
 @needs_jax
@@ -142,7 +181,7 @@ def test_the_tpu_compiler_takes_the_kernels(generation):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
-    assert len(found) == 21 and set(found.values()) == {1}, found
+    assert len(found) == 33 and set(found.values()) == {1}, found
 
 
 def test_kernels_are_refused_where_there_are_none():
@@ -167,10 +206,15 @@ def test_auto_takes_kernels_on_a_tpu_for_what_was_counted(monkeypatch):
     """Whether this is a TPU is all that is made up here."""
     monkeypatch.setattr(kernels, "has_custom_calls", lambda: True)
     for width, found in ((128, "pallas"), (64, "xla")):
-        args = {"linear_key_width": width, "linear_value_width": width}
-        model = MODELS.get("qwen3_5")(16, 8, depth=1, width=32, mlp_width=32, **args)
-        choose_kernels("auto", torch.device("xla"), model)
-        assert model.model.layers[0].linear_attn.options.kernels == found
+        for name, widths in (
+            ("qwen3_5", ("linear_key_width", "linear_value_width")),
+            ("kimi_linear", ("linear_width",)),
+        ):
+            args = dict.fromkeys(widths, width)
+            model = MODELS.get(name)(16, 8, depth=1, width=32, mlp_width=32, **args)
+            choose_kernels("auto", torch.device("xla"), model)
+            options = [x.options for x in model.modules() if hasattr(x, "options")]
+            assert [x.kernels for x in options] == [found]
 
 
 def create_layers(width: int, kernels: str) -> torch.nn.Sequential:
