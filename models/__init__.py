@@ -10,6 +10,7 @@ from models.batch_norm import has_batch_norm, synchronise_batch_norm
 from models.delta import kimi as kimi
 from models.delta import qwen as qwen
 from models.delta import qwen_next as qwen_next
+from models.delta import rules as rules
 from models.delta import rwkv as rwkv
 from models.embedding import (
     Embedded,

@@ -23,7 +23,7 @@ from models import EMA, TokenTeacher, create_model, create_token_teachers, get_t
 from tasks.language_check import LanguageCheck, LanguageFacts
 from tasks.language_twin import LanguageTwin
 from tasks.protocol import RunTask, SumOver
-from tasks.token_teaching import TokenTeaching, count_answers
+from tasks.token_teaching import TokenTeaching, count_answers, create_place_weights
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.log import get_logger
@@ -68,6 +68,8 @@ class Language(RunTask):
         self.teaching = TokenTeaching(config, self.losses, self.tokens)
         self._devices = 1
         self._token_bytes = torch.tensor(self.tokens.token_bytes, dtype=torch.float32)
+        self._places = len(self.tokens.judged) or self.tokens.sequence_length
+        self._judged = create_place_weights(self.tokens)
 
     @property
     def teachers(self) -> list[TokenTeacher]:
@@ -78,6 +80,8 @@ class Language(RunTask):
         """Learn how many devices share the examples that this process sees."""
         self._devices = runtime.local_devices
         self._token_bytes = runtime.upload(self.tokens.token_bytes)
+        if self._judged is not None:
+            self._judged = runtime.upload(self._judged.tolist())
 
     def prepare(self, student: nn.Module) -> None:
         """Make what is trained beside the student."""
@@ -92,12 +96,13 @@ class Language(RunTask):
         z_weight = self.config.train.z_loss
         targets = batch.tokens[:, 1:]
         states = model(batch.tokens[:, :-1])
-        lesson = self.teaching.begin(batch)
+        lesson = self.teaching.begin(batch, self._judged)
         valid, names = batch.mask.float()[:, None], []
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
             nats, normaliser = count_next_tokens(logits, targets[:, places])
-            nats, squares = (nats * valid).sum(), (normaliser * normaliser * valid).sum()
+            kept = self._judge(valid, places)
+            nats, squares = (nats * kept).sum(), (normaliser * normaliser * kept).sum()
             task = nats + z_weight * squares
             terms = self.teaching.score(lesson, logits, targets[:, places], places)
             names[:] = ["task", "z_loss", *terms]
@@ -105,7 +110,7 @@ class Language(RunTask):
             return total, torch.stack([nats, squares, *terms.values()])
 
         total, sums = self.score_states(model, states, score, count_answers(self.config))
-        count = valid.sum().clamp(min=1) * targets.shape[1]
+        count = valid.sum().clamp(min=1) * self._places
         total, terms = total / count, dict(zip(names, sums / count, strict=True))
         of_layers = self.teaching.score_layers(batch, states)
         if of_layers:
@@ -129,12 +134,13 @@ class Language(RunTask):
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
             nats, _ = count_next_tokens(logits, targets[:, places])
             is_right = find_right_tokens(logits, targets[:, places])
-            sums = [(values.sum(dim=1) * valid).sum() for values in (nats, is_right)]
+            judged = (self._judge(values, places) for values in (nats, is_right))
+            sums = [(values.sum(dim=1) * valid).sum() for values in judged]
             return sums[0], torch.stack(sums)
 
         _, sums = self.score(model, batch, score)
         sums = [*sums.unbind(), self._count_bytes(targets, valid)]
-        return torch.stack([*(one / targets.shape[1] for one in sums), valid.sum()])
+        return torch.stack([*(one / self._places for one in sums), valid.sum()])
 
     def summarise(self, sums: Tensor) -> Evaluation:
         """`loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss.
@@ -258,13 +264,17 @@ class Language(RunTask):
 
         def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
             answers = teacher.compute_logits(states[:, places])
-            same = (logits.argmax(dim=-1) == answers.argmax(dim=-1)).float().sum(dim=1)
-            count = (same * valid).sum()
+            same = (logits.argmax(dim=-1) == answers.argmax(dim=-1)).float()
+            count = (self._judge(same, places).sum(dim=1) * valid).sum()
             return count, count.reshape(1)
 
         hidden = model(batch.tokens[:, :-1])
         _, sums = self.score_states(model, hidden, score, answers=2)
-        return torch.cat([sums / states.shape[1], valid.sum().reshape(1)])
+        return torch.cat([sums / self._places, valid.sum().reshape(1)])
+
+    def _judge(self, values: Tensor, places: slice) -> Tensor:
+        """Values [B, n or 1] of some places, zeros where nothing is judged."""
+        return values if self._judged is None else values * self._judged[places]
 
     def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
         loss, limit = evaluation.metrics["loss"], math.log(self.tokens.vocab_size)
@@ -305,4 +315,5 @@ class Language(RunTask):
         """Bytes of text that the targets of valid windows stand for; 0 where nobody knows."""
         if not len(self._token_bytes):
             return torch.zeros_like(valid.sum())
-        return (self._token_bytes[targets.long()].sum(dim=1) * valid).sum()
+        size = self._judge(self._token_bytes[targets.long()], slice(None))
+        return (size.sum(dim=1) * valid).sum()

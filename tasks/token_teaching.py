@@ -49,12 +49,14 @@ class Lesson:
       stored: answers [B, T, k] of a cache, of each teacher.
       mask: bool [B], valid windows.
       term_scales: float [terms], scheduled factors on the weights of the terms.
+      judged: float [T], 1 at the places that are learnt; none: all are.
     """
 
     hidden: tuple[Tensor, ...]
     stored: tuple[SparseTeacher, ...]
     mask: Tensor
     term_scales: Tensor | None
+    judged: Tensor | None = None
 
 
 class TokenTeaching(Teaching):
@@ -102,13 +104,18 @@ class TokenTeaching(Teaching):
         answers = self.cache.read(step, batch.indices)
         return replace(batch, draws={**batch.draws, **answers})
 
-    def begin(self, batch: TokenBatch) -> Lesson:
-        """Ask the teachers about the tokens of a micro-batch."""
+    def begin(self, batch: TokenBatch, judged: Tensor | None = None) -> Lesson:
+        """Ask the teachers about the tokens of a micro-batch.
+
+        Args:
+          judged: float [T], 1 at the places that are learnt; none: all are.
+        """
         return Lesson(
             hidden=tuple(self.ask(batch.tokens[:, :-1])),
             stored=get_stored_answers(batch),
             mask=batch.mask,
             term_scales=batch.values.get(TERM_SCALES),
+            judged=judged,
         )
 
     def score(
@@ -132,15 +139,19 @@ class TokenTeaching(Teaching):
             logits.shape[-1],
             *self.get_ensemble(),
         )
+        mask = lesson.mask[:, None].expand_as(targets)
+        rows = lesson.mask.float().sum() * targets.shape[1]
+        if lesson.judged is not None:
+            mask = mask & (lesson.judged[places] > 0)
+            rows = mask.float().sum()
         inputs = LossInputs(
             student_logits=logits.flatten(0, 1),
             targets=None,
             labels=targets.flatten(),
-            mask=lesson.mask[:, None].expand_as(targets).flatten(),
+            mask=mask.flatten(),
             teacher_logits=stored or self.answer(lesson.hidden, places),
             sparse_teacher=only_stored,
         )
-        rows = lesson.mask.float().sum() * targets.shape[1]
         return {name: loss(inputs) * rows for name, loss in terms}
 
     def score_layers(self, batch: TokenBatch, states: Tensor) -> dict[str, Tensor]:
@@ -187,6 +198,15 @@ class TokenTeaching(Teaching):
         """Let the stored answers go."""
         if self.cache is not None:
             self.cache.close()
+
+
+def create_place_weights(tokens: TokenFacts) -> Tensor | None:
+    """Float [T], 1 at the places that are learnt and judged; none: all are."""
+    if not tokens.judged:
+        return None
+    weights = torch.zeros(tokens.sequence_length)
+    weights[list(tokens.judged)] = 1.0
+    return weights
 
 
 def find_token_shapes(

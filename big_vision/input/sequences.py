@@ -32,6 +32,9 @@ class SequenceShape:
         bracket of dyck.
       strides: of counting: 1 to so many.
       depth: of dyck: brackets that are open at once, at most.
+      keys: of recall: different keys, of which each window has some; 0: as many as it has pairs.
+      answers: 1: only what a window asks for is judged, the second half of copy and reverse and
+        the answers of recall.
       num_examples: windows of the training split.
       num_held_out: windows of every other split.
     """
@@ -40,6 +43,8 @@ class SequenceShape:
     symbols: int = 8
     strides: int = 4
     depth: int = 8
+    keys: int = 0
+    answers: int = 0
     num_examples: int = 20_000
     num_held_out: int = 1_000
 
@@ -53,12 +58,14 @@ class SequenceKind:
       count_tokens: (T, shape) -> size of the vocabulary.
       make: (uniform [n, T + 1] in [0, 1), shape) -> tokens [n, T + 1].
       get_bounds: (T, shape) -> nats a token: floor, and ceiling without a look at any token.
+      list_answers: T -> places of the targets that follow from the window; none: it asks nothing.
     """
 
     length_rule: int
     count_tokens: Callable[[int, SequenceShape], int]
     make: Callable[[np.ndarray, SequenceShape], np.ndarray]
     get_bounds: Callable[[int, SequenceShape], tuple[float, float]]
+    list_answers: Callable[[int], range] | None = None
 
 
 def parse_sequence_name(name: str) -> SequenceShape:
@@ -82,12 +89,25 @@ def parse_sequence_name(name: str) -> SequenceShape:
                 "copy,symbols=8,num_examples=20000,num_held_out=1000"
             )
         shape = replace(shape, **{match[1]: int(match[2])})
+    _refuse_answers(shape, name)
     if shape.symbols < shape.strides and kind == "counting":
         raise UserError(
             f"data.name ({name}): strides ({shape.strides}) exceeds symbols ({shape.symbols}), "
             "modulo which it counts; lower it"
         )
     return shape
+
+
+def _refuse_answers(shape: SequenceShape, name: str) -> None:
+    """Refuse terms that say nothing of this kind."""
+    asking = [kind for kind, one in SEQUENCES.items() if one.list_answers]
+    if shape.answers and shape.kind not in asking:
+        raise UserError(
+            f"data.name ({name}): {shape.kind} asks for nothing, so that answers has no meaning; "
+            f"leave it out, or choose {', '.join(asking)}"
+        )
+    if shape.keys and shape.kind != "recall":
+        raise UserError(f"data.name ({name}): keys are of recall alone; leave the term out")
 
 
 def draw_uniform(split: int, indices: np.ndarray, count: int) -> np.ndarray:
@@ -123,6 +143,11 @@ def _draw_half(uniform: np.ndarray, shape: SequenceShape) -> tuple[np.ndarray, n
     return first, np.full((len(first), 1), shape.symbols)
 
 
+def _list_second_half(length: int) -> range:
+    """Targets behind the bar."""
+    return range(length // 2, length)
+
+
 def _bound_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
     """The first symbol is given, the second half follows from the first."""
     drawn = length // 2 - 1
@@ -148,23 +173,39 @@ def _make_recall(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
     Keys come first in the vocabulary, then values, then the bar.
     """
     pairs = uniform.shape[1] // 4
-    keys = np.argsort(uniform[:, :pairs], axis=1, kind="stable")
-    values = pairs + (uniform[:, pairs : 2 * pairs] * shape.symbols).astype(np.int64)
+    count = shape.keys or pairs
+    keys = _draw_keys(uniform[:, :pairs], count)
+    values = count + (uniform[:, pairs : 2 * pairs] * shape.symbols).astype(np.int64)
     asked = (uniform[:, 2 * pairs : 3 * pairs] * pairs).astype(np.int64)
     queries = np.take_along_axis(keys, asked, axis=1)
     answers = np.take_along_axis(values, asked, axis=1)
-    bar = np.full((len(keys), 1), pairs + shape.symbols)
+    bar = np.full((len(keys), 1), count + shape.symbols)
     halves = [np.stack(one, axis=2).reshape(len(keys), -1)
               for one in ((keys, values), (queries, answers))]  # fmt: skip
     return np.concatenate([halves[0], bar, halves[1]], axis=1)
 
 
+def _draw_keys(uniform: np.ndarray, count: int) -> np.ndarray:
+    """Different ones of `count` keys [n, m], in any order: a permutation where m is `count`."""
+    pairs = uniform.shape[1]
+    if count == pairs:
+        return np.argsort(uniform, axis=1, kind="stable")
+    keys = np.tile(np.arange(count), (len(uniform), 1))
+    rows = np.arange(len(uniform))
+    for place in range(pairs):  # Fisher and Yates
+        other = place + (uniform[:, place] * (count - place)).astype(np.int64)
+        keys[rows, place], keys[rows, other] = keys[rows, other], keys[rows, place].copy()
+    return keys[:, :pairs]
+
+
 def _bound_recall(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """Keys are a permutation whose first one is given; answers follow from the pairs."""
+    """Keys differ, and the first one is given; answers follow from the pairs."""
     pairs = length // 4
-    value, key = pairs * math.log(shape.symbols), math.log(pairs)
-    floor = math.lgamma(pairs) + value + pairs * key
-    return floor / length, ((2 * pairs - 1) * key + 2 * value) / length
+    count = shape.keys or pairs
+    values = pairs * math.log(shape.symbols)
+    drawn = math.lgamma(count) - math.lgamma(count - pairs + 1)
+    floor = drawn + values + pairs * math.log(pairs)
+    return floor / length, ((2 * pairs - 1) * math.log(count) + 2 * values) / length
 
 
 def _make_dyck(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
@@ -227,11 +268,19 @@ def _compute_entropy(law: np.ndarray) -> float:
 
 
 SEQUENCES: dict[str, SequenceKind] = {
-    "copy": SequenceKind(2, lambda length, s: s.symbols + 1, _make_copy, _bound_copy),
-    "reverse": SequenceKind(2, lambda length, s: s.symbols + 1, _make_reverse, _bound_copy),
+    "copy": SequenceKind(
+        2, lambda length, s: s.symbols + 1, _make_copy, _bound_copy, _list_second_half
+    ),
+    "reverse": SequenceKind(
+        2, lambda length, s: s.symbols + 1, _make_reverse, _bound_copy, _list_second_half
+    ),
     "counting": SequenceKind(1, lambda length, s: s.symbols, _make_counting, _bound_counting),
     "recall": SequenceKind(
-        4, lambda length, s: length // 4 + s.symbols + 1, _make_recall, _bound_recall
+        4,
+        lambda length, s: (s.keys or length // 4) + s.symbols + 1,
+        _make_recall,
+        _bound_recall,
+        lambda length: range(length // 2 + 1, length, 2),
     ),
     "dyck": SequenceKind(1, lambda length, s: 2 * s.symbols, _make_dyck, _bound_dyck),
     "noise": SequenceKind(1, lambda length, s: s.symbols, _make_noise, _bound_noise),
@@ -291,8 +340,17 @@ class SequenceSource(Source):
                 f"data.sequence_length ({length}) does not suit {shape.kind}; make it a multiple "
                 f"of {rule}, {2 * rule} or more"
             )
-        floor, ceiling = kind.get_bounds(length, shape)
-        return TokenFacts(kind.count_tokens(length, shape), length, floor, ceiling)
+        if 0 < shape.keys < length // 4:
+            raise UserError(
+                f"data.name ({self.data.name}): keys ({shape.keys}) are fewer than the "
+                f"{length // 4} pairs of data.sequence_length ({length}); raise them"
+            )
+        vocabulary = kind.count_tokens(length, shape)
+        if shape.answers and kind.list_answers:
+            # They follow from the window, and each symbol is as likely as any other.
+            judged, ceiling = tuple(kind.list_answers(length)), math.log(shape.symbols)
+            return TokenFacts(vocabulary, length, 0.0, ceiling, judged=judged)
+        return TokenFacts(vocabulary, length, *kind.get_bounds(length, shape))
 
     def open(self, selection: SequenceSelection, reading: Reading) -> SequenceReader:
         """A reader that makes windows from their index."""

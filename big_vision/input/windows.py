@@ -27,6 +27,7 @@ class TokenFacts:
       ceiling: nats a token of the best model that looks at no token, where that is known.
       tokenizer: what tells tokens of one meaning from others; empty: nothing does.
       token_bytes: bytes of text that each token stands for; empty: it is no text.
+      judged: places of a window whose targets are learnt and judged; empty: all.
     """
 
     vocab_size: int
@@ -35,6 +36,7 @@ class TokenFacts:
     ceiling: float | None = None
     tokenizer: str = ""
     token_bytes: tuple[int, ...] = ()
+    judged: tuple[int, ...] = ()
 
 
 def require_tokens(facts: object, source: str) -> TokenFacts:

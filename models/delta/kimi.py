@@ -6,7 +6,6 @@ layers of KDA alone.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +16,7 @@ from models.delta.inputs import DeltaInputs
 from models.delta.layers import (
     DeltaCache,
     ShortConvolution,
+    draw_step_bias,
     run_rule,
     scale_to_length_one,
     scale_to_unit,
@@ -28,7 +28,6 @@ from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
 _EPS = 1e-5
-_STEPS = (1e-3, 1e-1)
 _RATES = (1.0, 16.0)
 
 
@@ -84,9 +83,7 @@ class ForgetGate(nn.Module):
         self.heads, size = shape.linear_heads, shape.linear_heads * shape.linear_width
         self.f_a_proj = nn.Linear(shape.width, shape.linear_width, bias=False)
         self.f_b_proj = nn.Linear(shape.linear_width, size, bias=False)
-        steps = torch.empty(size).uniform_(*(math.log(one) for one in _STEPS)).exp()
-        # The inverse of softplus, so that gates begin with these steps.
-        self.dt_bias = nn.Parameter(steps + torch.log(-torch.expm1(-steps)))
+        self.dt_bias = nn.Parameter(draw_step_bias(size))
         self.A_log = nn.Parameter(torch.empty(1, 1, self.heads, 1).uniform_(*_RATES).log())
 
     def forward(self, x: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,6 +21,8 @@ from utils.runtime.sequence import look_back
 # The largest rate of forgetting that a layer begins with, and the least one, which keeps its
 # logarithm finite.
 _RATES = (0.01, 16.0)
+# Steps that gates begin with, where they are drawn.
+_STEPS = (1e-3, 1e-1)
 
 
 class DeltaCache:
@@ -167,6 +171,12 @@ class PackedDeltaNet(GatedDeltaNet):
         write, rate = self.in_proj_ba(x).unflatten(-1, (keys, -1)).chunk(2, dim=-1)
         mixed = torch.cat([one.flatten(2) for one in (q, k, v)], dim=-1)
         return mixed, gate.flatten(2), write.flatten(2), rate.flatten(2)
+
+
+def draw_step_bias(count: int) -> Tensor:
+    """What softplus makes of it are drawn steps, evenly of their logarithms."""
+    steps = torch.empty(count).uniform_(*(math.log(one) for one in _STEPS)).exp()
+    return steps + torch.log(-torch.expm1(-steps))
 
 
 def run_rule(

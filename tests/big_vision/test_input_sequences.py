@@ -17,7 +17,8 @@ COUNT = 100_000
 # Small enough that windows repeat thousands of times: their entropy can be counted.
 NAMES = {
     "copy,symbols=3": 8, "reverse,symbols=3": 8, "counting,symbols=5,strides=3": 6,
-    "recall,symbols=3": 8, "dyck,symbols=2,depth=3": 7, "noise,symbols=3": 6,
+    "recall,symbols=3": 8, "recall,symbols=2,keys=4": 8, "dyck,symbols=2,depth=3": 7,
+    "noise,symbols=3": 6,
 }  # fmt: skip
 
 
@@ -60,6 +61,7 @@ def test_what_follows_follows():
         pairs = dict(zip(row[:6:2], row[1:6:2], strict=True))
         assert len(pairs) == 3
         assert [pairs[key] for key in row[7::2]] == row[8::2].tolist()
+    assert all(len(set(row)) == 3 for row in make("recall,keys=5", 12, np.arange(99))[:, :6:2])
     for row in make("dyck,symbols=3,depth=2", 30, np.arange(50)):
         stack = []
         for token in row:
@@ -68,6 +70,28 @@ def test_what_follows_follows():
                 assert len(stack) <= 2
             else:
                 assert stack.pop() == token - 3
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "judged"),
+    [
+        ("copy,symbols=9", 8, (4, 5, 6, 7)),
+        ("reverse,symbols=9", 6, (3, 4, 5)),
+        ("recall,symbols=9,keys=7", 12, (7, 9, 11)),
+    ],
+)
+def test_answers_follow_from_their_window_and_reach_a_loss_of_zero(name, length, judged):
+    """Each is a symbol that stands in the first half."""
+    data = DataSection(source="sequences", name=f"{name},answers=1", sequence_length=length)
+    loader = create_loader(data, "eval", seed=0)
+    facts, tokens = loader.facts, loader.load_examples(range(200)).tokens.numpy()
+    assert facts.judged == judged
+    assert (facts.floor, facts.ceiling) == (0.0, math.log(9))
+    plain = create_loader(data.model_copy(update={"name": name}), "eval", seed=0)
+    assert (plain.load_examples(range(200)).tokens.numpy() == tokens).all()
+    assert plain.facts.judged == ()
+    for row in tokens:
+        assert {row[place + 1] for place in judged} <= set(row[: length // 2])
 
 
 def test_a_window_is_a_function_of_split_and_index_alone():
@@ -95,6 +119,9 @@ def test_a_window_is_a_function_of_split_and_index_alone():
         ("copy", 2, r"make it a multiple of 2, 4 or more"),
         ("counting,strides=9", 8, r"strides \(9\) exceeds symbols \(8\)"),
         ("copy,symbols=0", 8, "'symbols=0' does not describe a sequence"),
+        ("dyck,answers=1", 8, "dyck asks for nothing.*choose copy, reverse, recall"),
+        ("copy,keys=9", 8, "keys are of recall alone"),
+        ("recall,keys=3", 16, r"keys \(3\) are fewer than the 4 pairs"),
         ("copy,kind=3", 8, "'kind=3' does not describe a sequence"),
     ],
 )

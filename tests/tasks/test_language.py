@@ -76,6 +76,27 @@ def test_logits_of_no_chunk_exceed_the_limit(tmp_path, monkeypatch):
     assert max(sizes) <= 0.002 and len(sizes) > 2
 
 
+@pytest.mark.parametrize("limit", [0.002, 64])
+def test_answers_alone_are_learnt_and_judged(tmp_path, limit):
+    """The second half of each window of copy, whatever the chunks of places."""
+    flags = ("--data.name=copy,symbols=4,answers=1", f"--train.logits_mib={limit}")
+    task, model, batch = create_task(tmp_path, *flags)
+    logits = model.compute_logits(model(batch.tokens[:, :-1]))[:, 4:]
+    wanted = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), batch.tokens[:, 5:].long().flatten()
+    )
+    found = task.loss(model, batch)
+    torch.testing.assert_close(found.total, wanted)
+    grads = [torch.autograd.grad(one.total if one is found else one, list(model.parameters()))
+             for one in (found, wanted)]  # fmt: skip
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-7)
+    with torch.no_grad():
+        metrics = task.summarise(task.count(model, batch)).metrics
+    assert metrics["loss"] == pytest.approx(wanted.item(), rel=1e-5)
+    right = (logits.argmax(dim=-1) == batch.tokens[:, 5:]).float().mean().item()
+    assert metrics["accuracy"] == pytest.approx(100 * right, abs=1e-3)
+
+
 def test_a_limit_below_one_token_is_refused(tmp_path):
     config = load_config(create_language_argv(tmp_path, "--train.logits_mib=0.0001"))
     with pytest.raises(UserError, match=r"train.logits_mib \(0.0001\) holds no logits of 5 tokens"):

@@ -102,6 +102,18 @@ def test_a_teacher_in_chunks_gives_the_loss_and_the_gradients_of_all_logits(
     assert not answers.requires_grad and not asked.model.training
 
 
+def test_where_answers_alone_are_learnt_the_teacher_is_heard_there_alone(tmp_path, teacher):
+    flags = ("--data.name=copy,symbols=4,answers=1,num_examples=640", "--train.logits_mib=0.002")
+    parts, batch = build(tmp_path, teacher, "--distill.alpha=1", *flags)
+    model, (asked,) = parts.state.model, parts.task.teaching.teachers
+    inputs = batch.tokens[:, :-1]
+    logits, answers = (
+        one.compute_logits(one(inputs))[:, 4:].flatten(0, 1) for one in (model, asked)
+    )
+    wanted = kd_kl_div(logits, answers, 4.0)
+    torch.testing.assert_close(parts.task.loss(model, batch).total, wanted)
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

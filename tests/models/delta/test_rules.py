@@ -1,0 +1,53 @@
+"""The decoder of all rules: chunks against tokens one by one, decays, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from models.delta.rules import DECAYS, RuleAttention, RuleShape, create_rules
+from utils.errors import UserError
+
+SMALL = {
+    "depth": 2, "width": 16, "heads": 2, "kv_heads": 2, "head_width": 8, "mlp_width": 24,
+    "linear_heads": 2, "linear_width": 8, "chunk": 4,
+}  # fmt: skip
+VOCAB = 11
+
+
+def create(rule: str, **args: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return create_rules(VOCAB, 16, **{**SMALL, "rule": rule, **args})
+
+
+def draw_tokens(count: int) -> torch.Tensor:
+    return torch.randint(0, VOCAB, (2, count), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("rule", DECAYS)
+def test_tokens_one_by_one_give_what_chunks_give_and_all_weights_learn(rule):
+    model, tokens = create(rule, depth=3, full_every=2), draw_tokens(9)
+    assert [one.is_full for one in model.model.layers] == [False, True, False]
+    wanted = model(tokens)
+    model.compute_logits(wanted).square().mean().backward()
+    silent = {name for name, one in model.named_parameters() if not one.grad.abs().max() > 0}
+    assert not silent
+    with torch.no_grad():
+        cache = model.create_cache()
+        parts = [tokens[:, :5], *tokens[:, 5:].split(1, dim=1)]
+        found = torch.cat([model(part, cache) for part in parts], dim=1)
+    torch.testing.assert_close(found, wanted.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_linear_state_adds_up_what_a_delta_rule_corrects():
+    """The same key twice: one state holds both values' sum, the other moves towards the last."""
+    for rule, is_sum in (("linear", True), ("delta_net", False)):
+        layer = RuleAttention(RuleShape(**{**SMALL, "rule": rule}))
+        erase, write = layer._create_gates(torch.zeros(1, 2, 16))
+        assert bool((erase == 0).all() and (write == 1).all()) == is_sum
+        assert bool((erase == write).all()) != is_sum
+
+
+def test_a_rule_that_is_none_is_refused():
+    with pytest.raises(UserError, match=r"model.args.rule \('delta_nett'\).*'delta_net'"):
+        create("delta_nett")
