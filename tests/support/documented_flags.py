@@ -68,7 +68,7 @@ NOT_RUN = {
     "tests/tools/test_prepare_mnist.py",
     r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
     r"python -m tools\.proofs\.rules_table ": "minutes: tests/tools/proofs/test_rules_table.py",
-    r"python main\.py --config configs/delta_distil\.yaml ": "tests/models/delta/test_rules.py",
+    r"python main\.py --config configs/delta_distil\.yaml ": "minutes: tests/test_configs.py",
     r"python main\.py --config configs/kd/digits_labelfree\.yaml ": "tests/tasks/test_distil.py",
     r"python -m tools\.feature_statistics ": "tests/tasks/test_feature_statistics.py",
     r"python main\.py --config configs/qwen3_5_sequences\.yaml": "minutes: "
