@@ -117,6 +117,53 @@ class LayerCache:
         return keys, values
 
 
+class FixedCache(LayerCache):
+    """The same of a size that never changes: a prompt at once, then single tokens.
+
+    So one program serves all steps: the tokens seen are counted on the device, and keys and values
+    are written where they lie.
+
+    Args:
+      room: tokens that it can hold.
+    """
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.place: Tensor | None = None
+
+    @property
+    def length(self) -> int | Tensor:
+        """Tokens seen so far: 0, or an int64 [1] on the device."""
+        return 0 if self.place is None else self.place
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of the prompt; later all that there is room for, of which a mask tells the seen."""
+        count = keys.shape[2]
+        if self.keys is None or self.values is None:
+            rest = [0, 0, 0, self.room - count]
+            self.keys, self.values = functional.pad(keys, rest), functional.pad(values, rest)
+            self.place = torch.full((1,), count, device=keys.device)
+            return keys, values
+        self.keys.index_copy_(2, self.place, keys)
+        self.values.index_copy_(2, self.place, values)
+        # Not in place: who asked for the length before holds this very tensor.
+        self.place = self.place + count
+        return self.keys, self.values
+
+
+def create_mask(start: int | Tensor, q: Tensor, k: Tensor) -> Tensor | None:
+    """Which keys [B, H, M, D] each query [B, H, N, D] may see, bool [N, M]; none: as a triangle.
+
+    Args:
+      start: tokens before the first query.
+    """
+    if isinstance(start, int) and not start:
+        return None
+    rows, columns = (torch.arange(x.shape[2], device=x.device) for x in (q, k))
+    return columns <= rows[:, None] + start
+
+
 class RmsNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, computed in float32.
 
@@ -167,19 +214,16 @@ class CausalAttention(nn.Module):
         """[B, N, H * D] -> [B, H, N, D]."""
         return x.unflatten(2, (-1, self.shape.head_width)).transpose(1, 2)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, start: int | Tensor) -> Tensor:
         """[B, heads, N, D]: values mixed for N tokens that stand behind `start` others."""
-        mask = None
-        if start:
-            rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
-            mask = columns <= rows[:, None] + start
+        mask = create_mask(start, q, k)
         grouped = q.shape[1] != k.shape[1]
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped
         )
 
 
-def rotate(heads: Tensor, start: int, base: float) -> Tensor:
+def rotate(heads: Tensor, start: int | Tensor, base: float) -> Tensor:
     """Heads [B, H, N, D] turned by their places: pairs (i, i + D/2) by place / base^(2i/D).
 
     The angles are made where they are used: a table would have to travel through a loop over
@@ -195,10 +239,10 @@ def rotate(heads: Tensor, start: int, base: float) -> Tensor:
 
 
 def get_angles(
-    start: int, count: int, half: int, *, base: float, device: torch.device | None = None
+    start: int | Tensor, count: int, half: int, *, base: float, device: torch.device | None = None
 ) -> tuple[Tensor, Tensor]:
     """Float32 cosines and sines [count, half] of the places from `start` on."""
-    place = torch.arange(start, start + count, device=device, dtype=torch.float32)
+    place = torch.arange(count, device=device, dtype=torch.float32) + start
     step = torch.arange(half, device=device, dtype=torch.float32) / -half
     angle = place[:, None] * torch.pow(torch.full_like(step, base), step)
     return torch.cos(angle), torch.sin(angle)
@@ -279,12 +323,14 @@ class Transformer(nn.Module):
             x = block(x, layer)
         return self.norm(x)
 
-    def embed(self, tokens: Tensor, start: int) -> Tensor:
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         """[B, N, C] of tokens whose first one has the place `start`."""
         x = self.embedding(tokens)
         if self.shape.positions == "rope":
             return x
-        return x + self.places[start : start + tokens.shape[1]]
+        if isinstance(start, int):
+            return x + self.places[start : start + tokens.shape[1]]
+        return x + self.places[torch.arange(tokens.shape[1], device=x.device) + start]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""

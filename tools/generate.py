@@ -6,7 +6,8 @@
 RUN is a run's directory, an export or a checkpoint. Text is read and shown by the tokenizer that
 the run's data was made with, which lies in the dataset's directory (--data, or as the run's
 configuration says); bytes need none. A model of made-up sequences takes and gives numbers of
-tokens. It runs on the CPU, with a cache of keys and values.
+tokens. It keeps keys, values and states of what it has seen; on --device xla and cuda in room that
+is taken once, so that one program serves all tokens.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from big_vision.input.tokenizer import ByteTokenizer, TextTokenizer, load_tokenizer
 from big_vision.input.tokens import read_token_index
+from models.delta.kernels import choose_kernels
 from models.factory import build_model
+from models.transformer import FixedCache, LayerCache
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import create_program_parser, run_program
 from utils.storage import to_path
 from utils.weights import find_run_folder, load_weights, open_weights, read_run_config
+
+if TYPE_CHECKING:
+    from utils.runtime.base import Runtime
 
 _RUN_KEY = "RUN"
 _MAX_SEED = 2**63 - 1
@@ -54,6 +61,9 @@ def create_parser() -> argparse.ArgumentParser:
         help="the fewest of the likeliest whose probabilities add up to P",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument(
+        "--device", choices=("cpu", "xla", "cuda"), default="cpu", help="default cpu"
+    )
     parser.add_argument("--data", default="", metavar="DIR", help="directory of tokenizer.json")
     return parser
 
@@ -73,7 +83,11 @@ def show(arguments: argparse.Namespace) -> str:
     generator = torch.Generator().manual_seed(arguments.seed)
     choose = create_choice(arguments, generator)
     end = None if tokenizer is None else tokenizer.end
-    found = generate(model, prompt, arguments.max_tokens, choose, end=end)
+    if arguments.device == "cpu":
+        found = generate(model, prompt, arguments.max_tokens, choose, end=end)
+    else:
+        runtime = place_model(model, arguments)
+        found = generate_on_device(runtime, model, prompt, arguments.max_tokens, choose, end=end)
     if tokenizer is None:
         return " ".join(map(str, [*prompt, *found]))
     return tokenizer.decode([*prompt, *found])
@@ -165,12 +179,69 @@ def generate(
     return found
 
 
+def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
+    """The model on a device, computed as `model.kernels` of its run says.
+
+    Raises:
+      UserError: there is no such device, or there are no such kernels.
+    """
+    from utils.config.execution import RuntimeSection
+    from utils.runtime import choose_device, create_runtime, prepare_environment
+
+    section = RuntimeSection(device=arguments.device)
+    prepare_environment(choose_device(section))
+    runtime = create_runtime(section)
+    runtime.prepare(model)
+    folder = find_run_folder(arguments.run)
+    choice = {} if folder is None else read_run_config(folder, _RUN_KEY)["model"]
+    choose_kernels(choice.get("kernels", "auto"), runtime.device, model, is_asked=False)
+    return runtime
+
+
+@torch.no_grad()
+def generate_on_device(
+    runtime: Runtime,
+    model: nn.Module,
+    prompt: Sequence[int],
+    count: int,
+    choose: Callable[[Tensor], int],
+    *,
+    end: int | None = None,
+) -> list[int]:
+    """What `generate` gives, by one program for the prompt and one for each token.
+
+    Of a step the token alone is read where the likeliest is taken, else the logits, from which the
+    host draws.
+    """
+    room = len(prompt) + count
+    cache = [FixedCache(room) if type(x) is LayerCache else x for x in model.create_cache()]
+    found, tokens = [], torch.tensor([list(prompt)])
+    while len(found) < count:
+        hidden = model(runtime.tensor_to_device(tokens), cache)[:, -1]
+        seen = model.compute_logits(hidden)[0]
+        if choose is take_likeliest:
+            seen = seen.argmax()
+        runtime.finish_step()
+        told = seen.cpu()  # host read: what the next step begins with
+        token = choose(told) if told.dim() else int(told)
+        if token == end:
+            break
+        found.append(token)
+        tokens = torch.tensor([[token]])
+    return found
+
+
+def take_likeliest(logits: Tensor) -> int:
+    """Of logits [V]."""
+    return int(logits.argmax())
+
+
 def create_choice(
     arguments: argparse.Namespace, generator: torch.Generator
 ) -> Callable[[Tensor], int]:
     """How a token is chosen from logits [V]: the likeliest, or drawn from `compute_law`."""
     if arguments.temperature == 0:
-        return lambda logits: int(logits.argmax())
+        return take_likeliest
 
     def draw(logits: Tensor) -> int:
         law = compute_law(logits, arguments.temperature, arguments.top_k, arguments.top_p)

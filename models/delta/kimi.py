@@ -23,7 +23,7 @@ from models.delta.layers import (
 )
 from models.delta.qwen import GroupedShape, Qwen, QwenMlp
 from models.factory import MODELS
-from models.transformer import LayerCache, RmsNorm
+from models.transformer import LayerCache, RmsNorm, create_mask
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
@@ -180,8 +180,7 @@ class LatentAttention(nn.Module):
         if cache is not None:
             k, v = cache.append(k, v)
         q, k, v = deal_sequence(q, 2), gather_sequence(k), gather_sequence(v)
-        rows, columns = (torch.arange(n, device=x.device) for n in (q.shape[2], k.shape[2]))
-        mask = columns <= rows[:, None] + start if start else None
+        mask = create_mask(start, q, k)
         mixed = functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None
         )

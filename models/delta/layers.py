@@ -38,6 +38,14 @@ class DeltaCache:
         self.state: Tensor | None = None
         self.tail: Tensor | None = None
 
+    def keep(self, state: Tensor, tail: Tensor) -> None:
+        """Take what follows; where there is something already it is written over, not replaced."""
+        if self.state is None or self.tail is None:
+            self.state, self.tail = state, tail
+            return
+        self.state.copy_(state)
+        self.tail.copy_(tail)
+
 
 class CentredRmsNorm(nn.Module):
     """x / rms(x) * (1 + weight) over the last dimension, in float32; weights begin at 0."""
@@ -198,7 +206,7 @@ def run_rule(
         output, state = run_backend(options.backend, inputs, cache.state)
     else:
         output, state = chunks(inputs, cache.state, options=options)
-    cache.state, cache.tail = state, tail
+    cache.keep(state, tail)
     return output
 
 

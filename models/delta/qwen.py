@@ -17,7 +17,7 @@ from models.delta.kernels_flash import attend_causally
 from models.delta.layers import CentredRmsNorm, DeltaCache, GatedDeltaNet
 from models.delta.shapes import ChunkedShape, ModelShape
 from models.factory import MODELS
-from models.transformer import LayerCache, RmsNorm, get_angles
+from models.transformer import LayerCache, RmsNorm, create_mask, get_angles
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
@@ -177,18 +177,15 @@ class QwenAttention(nn.Module):
             mixed = mixed * one.sigmoid()
         return self.o_proj(mixed.flatten(2))
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
-        if self.kernels == "pallas" and not start and q.shape[2] > 1:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, start: int | Tensor) -> Tensor:
+        mask = create_mask(start, q, k)
+        if self.kernels == "pallas" and mask is None and q.shape[2] > 1:
             return attend_causally(q, k, v)
-        mask = None
-        if start:
-            rows, columns = (torch.arange(n, device=q.device) for n in (q.shape[2], k.shape[2]))
-            mask = columns <= rows[:, None] + start
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )
 
-    def _turn(self, heads: Tensor, start: int) -> Tensor:
+    def _turn(self, heads: Tensor, start: int | Tensor) -> Tensor:
         """Heads [B, H, T, D] whose first channels are turned by their places."""
         width, base = self.shape.rotary_width, self.shape.rope_base
         half = width // 2

@@ -203,7 +203,9 @@ class ChannelMix(nn.Module):
     def forward(self, x: Tensor, cache: RwkvCache | None = None) -> Tensor:
         """[B, T, C] -> [B, T, C]."""
         before, tail = shift_tokens(x, None if cache is None else cache.mlp_tail)
-        if cache is not None:
+        if cache is not None and cache.mlp_tail is not None:
+            cache.mlp_tail.copy_(tail)
+        elif cache is not None:
             cache.mlp_tail = tail
         return self.value(functional.relu(self.key(x + (before - x) * self.x_k)).square())
 

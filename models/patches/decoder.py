@@ -172,6 +172,6 @@ def _scale_rows(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 class DecoderInComputeType:
     """Mixed into the decoder: the sum that blocks add to has the compute type."""
 
-    def embed(self, tokens: Tensor, start: int) -> Tensor:
+    def embed(self, tokens: Tensor, start: int | Tensor) -> Tensor:
         x = super().embed(tokens, start)
         return x.to(get_compute_dtype(x))

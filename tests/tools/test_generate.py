@@ -9,11 +9,16 @@ import torch
 
 import main
 from big_vision.input.sequences import SEQUENCES, draw_uniform, parse_sequence_name
+from models.delta.kernels import choose_kernels
 from models.transformer import Transformer
+from tests.models.delta.test_qwen import create as create_hybrid
+from tests.models.delta.test_rwkv import create as create_rwkv
 from tests.support.language import LEARNING, create_language_argv, write_texts
-from tools.generate import compute_law, generate
+from tools.generate import compute_law, generate, generate_on_device, take_likeliest
 from tools.generate import main as run_tool
 from tools.prepare_dataset.__main__ import main as prepare
+from utils.config.execution import RuntimeSection
+from utils.runtime import create_runtime
 
 SHAPES = (
     {}, {"kv_heads": 2}, {"positions": "learned"}, {"positions": "sinusoidal", "tied": False},
@@ -48,6 +53,52 @@ def test_greedy_generation_is_the_likeliest_token_of_all_that_stands_before():
             logits = model.compute_logits(model(torch.tensor([prompt]))[:, -1])
         prompt = [*prompt, int(logits.argmax())]
     assert prompt[3:] == found and len(found) == 9
+
+
+def test_tokens_of_a_cache_that_never_grows_are_the_same():
+    """On the CPU's runtime; of drawn tokens the host has the logits."""
+    runtime, prompt = create_runtime(RuntimeSection(device="cpu")), [3, 1, 4, 1]
+    for shape in SHAPES:
+        model = create_model(**shape)
+        wanted = generate(model, prompt, 9, take_likeliest)
+        assert generate_on_device(runtime, model, prompt, 9, take_likeliest) == wanted
+
+        def second(logits):
+            return int(logits.topk(2).indices[1])
+
+        wanted = generate(model, prompt, 9, second)
+        assert generate_on_device(runtime, model, prompt, 9, second) == wanted
+        stopped = generate_on_device(runtime, model, prompt, 9, second, end=wanted[3])
+        assert stopped == wanted[: wanted.index(wanted[3])]
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("qwen3_5", "xla"), *(pytest.param(*one, marks=pytest.mark.slow) for one in (
+        ("qwen3_5", "pallas"), ("kimi_linear", "xla"), ("qwen3_next", "xla"), ("rwkv7", "xla"),
+        ("rwkv7", "pallas"),
+    ))],
+)  # fmt: skip
+def test_a_device_takes_one_program_for_all_tokens_and_gives_those_of_the_cpu(name, kernels):
+    pytest.importorskip("torch_xla")
+    model = create_rwkv() if name == "rwkv7" else create_hybrid(name)
+    for parameter in model.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)  # no longer one token for all
+    prompt, count = [3, 1, 4, 1], 7
+    wanted = generate(model, prompt, count, take_likeliest)
+    assert len(set(wanted)) > 2
+    runtime = create_runtime(RuntimeSection(device="xla"))
+    runtime.prepare(model)
+    if kernels == "pallas":
+        pytest.importorskip("jax", reason="needs jax: setup --tpu-compiler")
+        choose_kernels(kernels, runtime.device, model)
+    before = runtime.counters()
+    assert generate_on_device(runtime, model, prompt, count, take_likeliest) == wanted
+    after = runtime.counters()
+    gained = {key: after[key] - before[key] for key in after}
+    # The prompt's and the step's; of each token one number.
+    assert gained == {"graphs": 2, "host_reads": count, "host_ops": 0}
 
 
 def test_nothing_follows_an_end():

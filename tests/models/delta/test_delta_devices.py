@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from store import read_metrics
 from tests.models.delta.test_qwen import create_argv
+from tests.models.delta.test_rwkv import create_argv as create_rwkv_argv
 from tests.test_parity import FORMS, Form, compare, run_child
 
 SHARED = (
@@ -18,7 +21,8 @@ SHARED = (
 
 
 def run_form(folder, form: Form, *flags: str, name: str = "qwen3_5") -> list[dict]:
-    argv = create_argv(folder, name, *SHARED, *form.flags, *flags, device=form.device)
+    create = create_rwkv_argv if name == "rwkv7" else partial(create_argv, name=name)
+    argv = create(folder, *SHARED, *form.flags, *flags, device=form.device)
     run_child(argv, form)
     return read_metrics(folder / "lang" / "a")
 
