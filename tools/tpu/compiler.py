@@ -33,6 +33,10 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TAIL = 6
 
 
+class TimeLimitError(UserError):
+    """A compilation took too long, which tells nothing of its program."""
+
+
 def require_compiler() -> dict[str, str]:
     """Versions of the compiler's packages.
 
@@ -188,7 +192,7 @@ def _wait(child: subprocess.Popen[Any], began: float, time_limit_s: float) -> in
             passed = time.monotonic() - began
             _show_progress(passed)
         if passed > time_limit_s:
-            raise UserError(
+            raise TimeLimitError(
                 f"the TPU compiler did not finish within --time-limit ({time_limit_s:.0f} s); "
                 "raise it, or compile fewer chips: 16 and 64 tell as much as 256"
             )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from store.reports import COMPILER_NOISE
+from tools.tpu.compiler import TimeLimitError
 from tools.tpu.schema import MicroBatches, Report
 from utils.errors import UserError
 from utils.storage.local import write_atomically
@@ -25,8 +26,8 @@ def search_micro_batches(batch: int, measure: Callable[[int], Report]) -> list[R
       measure: compiles the step in so many micro-batches.
 
     Raises:
-      UserError: the step as one batch is refused; a split that is refused ends the search, and is
-        told.
+      UserError: the step as one batch is refused, or a split took too long to compile; one that is
+        refused ends the search, and is told.
     """
     found: list[Report] = []
     parts = 1
@@ -34,7 +35,8 @@ def search_micro_batches(batch: int, measure: Callable[[int], Report]) -> list[R
         try:
             found.append(measure(parts))
         except UserError as error:
-            if not found:
+            # What was not compiled in time may be the cheapest: no verdict without it.
+            if not found or isinstance(error, TimeLimitError):
                 raise
             sys.stderr.write(f"{parts} micro-batches: {error}\n")
             break

@@ -59,6 +59,16 @@ def test_a_split_that_is_refused_ends_the_search_and_the_first_one_is_an_error(c
         search_micro_batches(64, refuse)
 
 
+def test_a_split_that_took_too_long_leaves_no_verdict():
+    def measure(parts: int) -> Report:
+        if parts == 2:
+            raise compiler.TimeLimitError("900 s")
+        return report(10.0)
+
+    with pytest.raises(UserError, match="900 s"):
+        search_micro_batches(64, measure)
+
+
 def test_a_verdict_goes_into_the_file_and_replaces_an_older_one(tmp_path: Path):
     path = tmp_path / "x.yaml"
     path.write_text(
