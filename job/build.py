@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
 
+# XLA graphs beyond a run's own where torch.compile makes the forward and the backward pass graphs
+# apart from the rest of a step and of an evaluation.
+_CUT_GRAPHS = 8
+
 
 @dataclass
 class Parts:
@@ -179,11 +183,12 @@ def _count_declared(config: RunConfig) -> int:
     """Graphs beyond those of a run whose steps have one shape: what is declared is no surprise.
 
     One for each further shape, and one that brings the state back after it was tried; and those
-    that further sets are judged by, as far as the task knows them.
+    that further sets are judged by, as far as the task knows them; and what torch.compile cuts off.
     """
     kind = TASKS.get(config.train.task)
     shapes = kind.count_graphs(config)
-    return (shapes if shapes > 1 else 0) + kind.count_judging_graphs(config)
+    cut = _CUT_GRAPHS if config.runtime.compile else 0
+    return (shapes if shapes > 1 else 0) + kind.count_judging_graphs(config) + cut
 
 
 def _create_plan(job: Job) -> Plan:

@@ -40,7 +40,7 @@ _OUTSIDE = (
     "distill.allow_weak_teacher", "runtime.device", "runtime.num_processes",
     "runtime.cpu_processes", "runtime.timeout_s", "runtime.compile_cache*",
     "runtime.graph_budget", "runtime.num_threads", "runtime.overlap", "runtime.channels_last",
-    "runtime.tf32", "runtime.compile",
+    "runtime.tf32", "runtime.compile", "runtime.compile_backend",
 )  # fmt: skip
 
 

@@ -67,6 +67,7 @@ distill.score distill.group_size distill.allow_weak_teacher
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
 runtime.mesh_fsdp runtime.mesh_context
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
+runtime.compile_backend
 runtime.channels_last runtime.tf32 runtime.matmul_precision runtime.compile_cache
 runtime.compile_cache_gib
 runtime.graph_budget runtime.num_threads profile.steps quantile.epsilon
@@ -105,6 +106,7 @@ train.deterministic train.logits_mib train.remat train.scan_layers
 runtime.device runtime.parallel runtime.num_processes runtime.cpu_processes runtime.mesh_data
 runtime.mesh_fsdp runtime.mesh_context
 runtime.timeout_s runtime.precision runtime.reduce_dtype runtime.overlap runtime.compile
+runtime.compile_backend
 runtime.channels_last runtime.tf32 runtime.matmul_precision runtime.compile_cache
 runtime.compile_cache_gib runtime.graph_budget runtime.num_threads
 """,

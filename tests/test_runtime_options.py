@@ -81,8 +81,20 @@ def test_keys_that_contradict_each_other_are_refused(flags, message, tmp_path):
             r"precision \('fp16'\) works on cpu and cuda.*use bf16",
         ),
         (
-            {"device": "xla", "compile": True},
-            r"runtime.compile \(True\) works on cpu and cuda, not on 'xla': XLA compiles",
+            {"device": "xla", "compile": True, "compile_backend": "inductor"},
+            r"compile_backend \('inductor'\) works not on 'xla', which has openxla",
+        ),
+        (
+            {"device": "cpu", "compile": True, "compile_backend": "openxla"},
+            r"compile_backend \('openxla'\) works not on 'cpu', which has inductor, aot_eager",
+        ),
+        (
+            {"device": "cpu", "compile_backend": "eager"},
+            r"compile_backend \('eager'\) compiles nothing without runtime.compile",
+        ),
+        (
+            {"device": "xla", "compile": True, "parallel": "spmd"},
+            "works not with runtime.parallel 'spmd'",
         ),
         ({"device": "xla", "channels_last": True}, "runtime.channels_last"),
         ({"device": "xla", "overlap": False}, "runtime.overlap"),

@@ -79,8 +79,11 @@ class RuntimeSection(ConfigSection):
     )
     compile: bool = Field(
         False,
-        description="torch.compile of student and teachers",
-        **about(devices=_NATIVE),
+        description="torch.compile of student and teachers; xla compiles whole steps without it",
+    )
+    compile_backend: Literal["auto", "inductor", "aot_eager", "eager", "openxla"] = Field(
+        "auto",
+        description="what runtime.compile compiles with; auto: openxla on xla, else inductor",
     )
     channels_last: bool = Field(
         False, description="weights in channels-last layout", **about(devices=_NATIVE)

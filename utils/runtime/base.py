@@ -14,6 +14,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from utils.json_types import JsonObject
+from utils.runtime.compilation import ModelCompiler
 from utils.runtime.feeding import Feeder
 from utils.runtime.instruments import Instruments
 from utils.runtime.ranks import Alone, Ranks
@@ -63,6 +64,7 @@ class Runtime(ABC):
       local_devices: that this process's part of a batch is dealt to.
       sequence_devices: that the tokens of each example are dealt to.
       instruments: what can be read off the device and its loop beside results.
+      compilation: what torch.compile does for the run.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Runtime(ABC):
     updates: Updates
     section: RuntimeSection
     instruments: Instruments
+    compilation: ModelCompiler
     local_devices: int = 1
     sequence_devices: int = 1
 
@@ -80,6 +83,7 @@ class Runtime(ABC):
         self.ranks = Alone()
         self.updates = self._create_updates()
         self.instruments = self._create_instruments()
+        self.compilation = ModelCompiler(section, self.name, lambda: self.counters()["host_ops"])
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
@@ -124,6 +128,7 @@ class Runtime(ABC):
 
     def accelerate(self, module: nn.Module) -> nn.Module:
         """A placed model whose forward pass may be compiled or laid out for the device."""
+        self.compilation.attach(module)
         return module
 
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
@@ -158,6 +163,7 @@ class Runtime(ABC):
         self._seed(seed, step)
         yield
         self.finish_step()
+        self.compilation.end_step()
 
     @abstractmethod
     def _seed(self, seed: int, step: int) -> None:
@@ -253,6 +259,7 @@ class Runtime(ABC):
         return {
             "runtime": self.name, "device": str(self.device), "world_size": self.ranks.size,
             "devices": self.device_count * self.sequence_devices,
+            **({"compiler": self.compilation.backend} if self.compilation.backend else {}),
         }  # fmt: skip
 
 

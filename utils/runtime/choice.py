@@ -22,6 +22,9 @@ _NARROWING = (
     "XLA_USE_FP16",
     "XLA_DOWNCAST_FP16",
 )
+# What torch.compile may compile with; the first is `auto`.
+_NATIVE_COMPILERS = ("inductor", "aot_eager", "eager")
+_COMPILERS = {"cpu": _NATIVE_COMPILERS, "cuda": _NATIVE_COMPILERS, "xla": ("openxla",)}
 _RENDEZVOUS = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -48,6 +51,31 @@ def choose_device(section: RuntimeSection) -> str:
     _check_environment(name)
     _check_keys(section, name)
     return name
+
+
+def choose_compiler(section: RuntimeSection, name: str) -> str:
+    """The backend of torch.compile behind `runtime.compile_backend`, on a runtime.
+
+    Raises:
+      UserError: the runtime has no such backend, or it would not be used.
+    """
+    backend, known = section.compile_backend, _COMPILERS[name]
+    if backend not in ("auto", *known):
+        raise UserError(
+            f"runtime.compile_backend ({backend!r}) works not on {name!r}, which has "
+            f"{', '.join(known)}; choose one of them or auto"
+        )
+    if backend != "auto" and not section.compile:
+        raise UserError(
+            f"runtime.compile_backend ({backend!r}) compiles nothing without runtime.compile; set "
+            "runtime.compile=true, or leave the backend out"
+        )
+    if section.compile and section.parallel == "spmd":
+        raise UserError(
+            "runtime.compile (True) works not with runtime.parallel 'spmd', whose partitioner "
+            "needs the step as a whole, as xla compiles it by itself; leave it out"
+        )
+    return known[0] if backend == "auto" else backend
 
 
 def count_planned_ranks(section: RuntimeSection, name: str) -> int:
@@ -189,6 +217,7 @@ def _check_versions() -> None:
 def _check_keys(section: RuntimeSection, name: str) -> None:
     """Keys that this runtime cannot honour are refused, not ignored."""
     check_devices(name, runtime=section)
+    choose_compiler(section, name)
     is_tpu = name == "xla" and os.environ.get("PJRT_DEVICE") != "CPU" and _has_tpu()
     if (section.num_processes or 1) > 1 and is_tpu:
         raise UserError(

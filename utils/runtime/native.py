@@ -51,9 +51,7 @@ class NativeRuntime(Runtime):
     def accelerate(self, module: nn.Module) -> nn.Module:
         if self.section.channels_last:
             module.to(memory_format=torch.channels_last)
-        if self.section.compile:
-            module.compile()
-        return module
+        return super().accelerate(module)
 
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
         if not self._uses_ddp:

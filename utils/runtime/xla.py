@@ -116,7 +116,8 @@ class XlaRuntime(Runtime):
 
     @property
     def wants_patches(self) -> bool:
-        return True
+        # torch.compile cannot trace their own backward passes.
+        return not self.section.compile
 
     def _start_backend(self) -> None:
         """What must be set before the first computation."""

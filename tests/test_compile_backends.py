@@ -1,0 +1,105 @@
+"""`runtime.compile_backend`: each backend really compiles, or one line says why it did not."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import main
+from tests.support.tiny_parts import TinyConvNet, create_argv
+from utils.config.execution import RuntimeSection
+from utils.errors import UserError
+from utils.runtime import create_runtime
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager", "openxla"])
+def test_each_backend_compiles_one_graph_and_gives_equal_values(backend):
+    device = "xla" if backend == "openxla" else "cpu"
+    runtime = create_runtime(
+        RuntimeSection(device=device, compile=True, compile_backend=backend, num_threads=1)
+    )
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model, same = TinyConvNet(), TinyConvNet()
+    same.load_state_dict(model.state_dict())
+    runtime.accelerate(runtime.prepare(model))
+    images = torch.rand(4, 1, 8, 8)
+    with runtime.step(0, 0):
+        found = model(runtime.tensor_to_device(images))
+        found.sum().backward()
+    assert torch.allclose(runtime.fetch(found), same(images), atol=1e-6)
+    assert runtime.compilation.graphs == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["frames"] == {"total": 1, "ok": 1}
+    assert runtime.describe()["compiler"] == backend
+    model(runtime.tensor_to_device(images))
+    assert runtime.compilation.graphs == 1
+
+
+class _Branching(nn.Module):
+    """A new shape or number of each call is a new graph."""
+
+    def forward(self, x: torch.Tensor, number: int) -> torch.Tensor:
+        return x * number if number % 2 else x + number
+
+
+def _compile_module(module: nn.Module, backend: str = "eager") -> nn.Module:
+    torch._dynamo.reset()
+    section = RuntimeSection(device="cpu", compile=True, compile_backend=backend)
+    return create_runtime(section).accelerate(module)
+
+
+def test_a_compiler_that_is_switched_off_is_one_line():
+    module = _compile_module(_Branching())
+    words = r"\('eager'\) compiled nothing of _Branching, which ran"
+    with torch._dynamo.config.patch(disable=True), pytest.raises(UserError, match=words):
+        module(torch.ones(2), 1)
+
+
+def test_a_module_that_cannot_be_compiled_is_one_line(monkeypatch):
+    def fail(graph: object, inputs: object) -> None:
+        raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr("torch._dynamo.backends.registry.lookup_backend", lambda name: fail)
+    module = _compile_module(_Branching())
+    with pytest.raises(
+        UserError, match=r"cannot compile _Branching .*no such instruction"
+    ) as error:
+        module(torch.ones(2), 1)
+    assert "\n" not in str(error.value)
+
+
+def test_a_step_without_a_compiled_module_is_one_line():
+    runtime = create_runtime(RuntimeSection(device="cpu", compile=True, compile_backend="eager"))
+    runtime.accelerate(_Branching())
+    with (
+        pytest.raises(UserError, match="no compiled module was called in the first step"),
+        runtime.step(0, 0),
+    ):
+        pass
+
+
+def test_shapes_past_the_limit_of_graphs_do_not_run_uncompiled():
+    module = _compile_module(_Branching())
+    limit = torch._dynamo.config.patch(recompile_limit=1)
+    with limit, pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+        for number in range(1, 6):
+            module(torch.ones(2), number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "xla"])
+def test_a_compiled_run_that_goes_on_is_the_unbroken_one(device, tmp_path):
+    flags = (
+        "--runtime.compile", "--runtime.num_threads=1", "--train.steps=4", "--run.run_id=run",
+        "--train.checkpoint_every_steps=2", "--train.keep_checkpoints=9",
+    )  # fmt: skip
+    argv = create_argv(tmp_path, *flags, device=device)
+    run = tmp_path / "tiny" / "run"
+    assert main.main(argv) == 0
+    whole = load_file(run / "student.safetensors")
+    (run / "student.safetensors").unlink()
+    torch._dynamo.reset()
+    assert main.main([*argv, f"--resume={run / 'checkpoints' / 'step_00000002'}"]) == 0
+    again = load_file(run / "student.safetensors")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
