@@ -1,0 +1,125 @@
+"""Start-up, from the flags to the first step, of this tree and of another one, in turns.
+
+    python -m tools.proofs.benchmark_startup --against ../before -- --config configs/smoke.yaml
+
+Everything behind `--` goes to main.py as it is. Each measurement is a process of its own that ends
+as soon as its first step was made; it tells CPU time (user and system, all threads) and time by the
+clock since the process began, at four points: flags read, checks made, parts built, first step. A
+round measures both trees; medians and the ratio of CPU times are told. Runs are written to a
+directory that is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from utils.errors import UserError
+from utils.programs import create_program_parser, run_program
+
+_ROOT = Path(__file__).resolve().parents[2]
+_POINTS = ("flags", "checks", "parts", "step")
+# Runs in the tree that is measured, which need not know of this program: it may be an older one.
+_CHILD = """
+import json, os, sys, time
+sys.path.insert(0, os.getcwd())
+began, found = float(os.environ["STARTUP_BEGAN"]), {}
+
+def mark(point):
+    found[point] = [time.process_time(), time.time() - began, len(sys.modules)]
+
+def wrap(owner, name, point):
+    wrapped = getattr(owner, name)
+    def call(*args, **kwargs):
+        result = wrapped(*args, **kwargs)
+        mark(point)
+        if point == "step":
+            args[3].finish_step()
+            args[3].fetch(result if hasattr(result, "cpu") else next(iter(result.values())))
+            mark(point)
+            print(json.dumps(found), flush=True)
+            os._exit(0)
+        return result
+    setattr(owner, name, call)
+
+import main
+wrap(main, "load_config", "flags")
+import job.entry, job.replica, engine
+wrap(job.entry, "check", "checks")
+wrap(job.replica, "build_parts", "parts")
+wrap(engine, "train_step", "step")
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; the exit code."""
+    return run_program(run, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.proofs.benchmark_startup")
+    parser.add_argument(
+        "--against", default="", metavar="TREE", help="another checkout; none: this one alone"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds after one to warm up (3)")
+    parser.add_argument("--json", default="", metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("flags", nargs="+", help="of main.py, behind --")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Measure in turns, print, and write the figures where they are wanted."""
+    trees = {"this": _ROOT}
+    if arguments.against:
+        trees["before"] = Path(arguments.against).resolve()
+    with tempfile.TemporaryDirectory(prefix="benchmark_startup_") as folder:
+        rounds = [
+            {name: _measure(tree, arguments.flags, folder) for name, tree in trees.items()}
+            for _ in range(arguments.rounds + 1)
+        ][1:]
+    found = {
+        name: {
+            point: [statistics.median(r[name][point][i] for r in rounds) for i in range(3)]
+            for point in _POINTS
+        }
+        for name in trees
+    }
+    for name, points in found.items():
+        for point, (cpu_s, wall_s, modules) in points.items():
+            print(f"{name:7s} {point:7s} {cpu_s:7.2f} CPU s {wall_s:8.2f} s {modules:6.0f} modules")
+    if arguments.against:
+        ratios = [r["this"]["step"][0] / r["before"]["step"][0] for r in rounds]
+        print(f"CPU time to the first step, this over before: {statistics.median(ratios):.3f}")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps({"rounds": rounds, "medians": found}) + "\n")
+
+
+def _measure(tree: Path, flags: Sequence[str], folder: str) -> dict[str, list[float]]:
+    """One start in a tree: (CPU s, s, modules) at each point.
+
+    Raises:
+      UserError: it did not get as far as its first step.
+    """
+    own = [f"--run.output_dir={folder}", f"--run.run_id={time.time_ns()}"]
+    environment = os.environ | {"STARTUP_BEGAN": str(time.time())}
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, *flags, *own],
+        cwd=tree, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError(f"the run in {tree} failed: {done.stderr[-500:]}; mend its flags")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
