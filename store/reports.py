@@ -27,7 +27,7 @@ _SHARED = ("hardware", "devices", "global_batch_size", "unit")
 _STEP = ("target", "chips", "examples_per_chip")
 _REPEATS = "_repeats"
 # Of the lab of delta rules: what all rows share, what tells one from another, and its figures.
-_LAB_SETTINGS = ("on", "width", "chunk", "solver", "precision")
+_LAB_SETTINGS = ("on", "width", "chunk", "solver", "loop", "precision")
 _LAB_ROW = "{variant} {form} {mode} {key_heads}/{value_heads} {batch}x{tokens}"
 _LAB_COSTS = {
     "mcycles_with_dma": "bundles_mcycles", "mcycles_estimate": "estimated_mcycles",

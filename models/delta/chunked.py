@@ -13,6 +13,7 @@ Source: the WY form of Yang et al. 2024, arXiv:2406.06484; gates 2412.06464, 251
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +21,13 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from models.delta.blocks import (
+    advance_in_blocks,
+    count_block,
+    retreat_in_blocks,
+    walk_back_by,
+    walk_chunks,
+)
 from models.delta.decay import (
     Pairing,
     multiply_pairs,
@@ -46,8 +54,8 @@ from models.delta.layout import (
     keep_reached,
     to_chunks,
 )
-from models.delta.solve import invert
-from models.delta.walk import walk, walk_back
+from models.delta.solve import invert, invert_beside
+from models.delta.walk import walk
 
 _USUAL = CoreOptions()
 
@@ -82,8 +90,10 @@ def chunk_delta_rule(
 
 
 def _shares_keys(inputs: DeltaInputs, segments: Tensor | None, options: CoreOptions) -> bool:
-    """Whether kernels take queries and keys as they are, with fewer heads than values have."""
-    if options.kernels != "pallas" or segments is not None:
+    """Whether queries and keys go in as they are, with fewer heads than values have."""
+    if options.kernels != "pallas":
+        return options.loop == "blocks"
+    if segments is not None:
         return False
     return shares_fused(options, _list_parts(inputs.widen(keys=False)))
 
@@ -129,9 +139,10 @@ class _Chunks:
         return inverse @ known, inverse @ values
 
 
-def _cut(parts: list[Tensor], starts: Tensor | None, chunk: int) -> _Chunks:
-    dtype = get_state_dtype(parts[2])
-    q, k, v, g, erase, write = (to_chunks(x, chunk, dtype) for x in parts)
+def _cut(parts: Sequence[Tensor], starts: Tensor | None, chunk: int) -> _Chunks:
+    dtype, heads = get_state_dtype(parts[2]), parts[2].shape[2]
+    wide = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in parts)
+    q, k, v, g, erase, write = (to_chunks(x, chunk, dtype) for x in wide)
     reach = find_reach(starts, chunk)
     return _Chunks(
         q, k, v, g, erase, write, erase * k,
@@ -150,28 +161,20 @@ class _DeltaRule(torch.autograd.Function):
         ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         *parts, state = tensors
-        ctx.plan = plan
+        ctx.plan = plan = replace(plan, block=count_block(plan.options, parts, plan.chunk))
         if starts is None and fits_fused(plan.options, parts):
             output, inverse, states, state = kernel_rule(parts, state, plan.chunk, plan.keep)
             if plan.keep:
                 ctx.save_for_backward(starts, *parts, inverse, states)
             return output, state
-        chunks = _cut(parts, starts, plan.chunk)
-        inverse = invert(chunks.compute_system(), plan.options.solver)
-        factors = [
-            chunks.compute_pairs(), chunks.q * chunks.into, chunks.k * chunks.out, chunks.last,
-        ]  # fmt: skip
-        if plan.options.kernels == "pallas":
-            factors = [inverse, *chunks.get_sides(), *factors]
-            output, states, state = kernel_walk(factors, state, plan.keep)
+        if plan.block:
+            found = advance_in_blocks(_advance, parts, starts, state, plan)
         else:
-            factors = [*chunks.solve(inverse), *factors]
-            output, states, state = walk(
-                factors, state, plan.options.loop, plan.keep, plan.options.parts
-            )
+            found = _advance(parts, starts, state, plan)
+        output, inverse, states, state = found
         if plan.keep:
             ctx.save_for_backward(starts, *parts, inverse, states)
-        return from_chunks(output).to(parts[2].dtype), state
+        return output, state
 
     @staticmethod
     @once_differentiable
@@ -180,16 +183,57 @@ class _DeltaRule(torch.autograd.Function):
         if starts is None and fits_fused(ctx.plan.options, parts):
             kept = [inverse, states]
             return None, None, *kernel_rule_back(parts, kept, grad, grad_state)
+        kept, grads = [inverse, states], [grad, grad_state]
         with in_full_width(grad):
-            chunks = _cut(parts, starts, ctx.plan.chunk)
-            grad = to_chunks(grad, ctx.plan.chunk, chunks.v.dtype)
-            pulled = _Pull(chunks, inverse, states).pull(grad, grad_state, ctx.plan.options)
-        *grads, to_state = pulled
-        of_inputs = [
-            from_chunks(_shrink(one, x.shape[-1])).to(x.dtype)
-            for one, x in zip(grads, parts, strict=True)
-        ]
-        return None, None, *of_inputs, to_state
+            if ctx.plan.block:
+                back = retreat_in_blocks(_retreat, parts, starts, kept, grads, ctx.plan)
+            else:
+                back = _retreat(parts, starts, kept, grads, ctx.plan)
+        return None, None, *back
+
+
+def _advance(
+    parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs [B, T, H, V], inverses and states of chunks, and the last state."""
+    chunks, options = _cut(parts, starts, plan.chunk), plan.options
+    find = invert_beside if options.is_written_out else invert
+    inverse = find(chunks.compute_system(), options.solver)
+    factors = [
+        chunks.compute_pairs(), chunks.q * chunks.into, chunks.k * chunks.out, chunks.last,
+    ]  # fmt: skip
+    if options.kernels == "pallas":
+        factors = [inverse, *chunks.get_sides(), *factors]
+        output, states, state = kernel_walk(factors, state, plan.keep)
+    elif options.is_written_out:
+        output, states, state = walk_chunks([*chunks.solve(inverse), *factors], state, plan.keep)
+    else:
+        factors = [*chunks.solve(inverse), *factors]
+        output, states, state = walk(factors, state, options.loop, plan.keep, options.parts)
+    return from_chunks(output).to(parts[2].dtype), inverse, states, state
+
+
+def _retreat(
+    parts: Sequence[Tensor],
+    starts: Tensor | None,
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    plan: ChunkPlan,
+) -> list[Tensor]:
+    """Gradients of all parts, in their types, and of the first state."""
+    chunks = _cut(parts, starts, plan.chunk)
+    grad = to_chunks(grads[0], plan.chunk, chunks.v.dtype)
+    *found, to_state = _Pull(chunks, *kept).pull(grad, grads[1], plan.options)
+    of_inputs = [
+        _gather_heads(from_chunks(_shrink(one, x.shape[-1])), x.shape[2]).to(x.dtype)
+        for one, x in zip(found, parts, strict=True)
+    ]
+    return [*of_inputs, to_state]
+
+
+def _gather_heads(grad: Tensor, heads: int) -> Tensor:
+    """Summed over the heads of values [B, T, H, D] that share one of keys."""
+    return grad if grad.shape[2] == heads else grad.unflatten(2, (heads, -1)).sum(dim=3)
 
 
 @dataclass(frozen=True)
@@ -214,7 +258,7 @@ class _Pull:
         w, u = one.solve(self.inverse)
         from_outputs, to_state = _turn(pairs) @ grad, _turn(query) @ grad
         factors = [from_outputs, key, w, one.last, to_state]
-        after, before = walk_back(factors, grad_state, options.loop, options.parts)
+        after, before = walk_back_by(factors, grad_state, options)
         sides = _turn(self.inverse) @ (from_outputs + key @ after)
         return u - w @ self.states, sides, after, before
 
@@ -233,9 +277,12 @@ class _Pull:
         erased_before = -one.into * (sides @ _turn(self.states))
         k_behind = one.out * (values @ _turn(after))
         to_erased = to_erased + erased_before
-        to_g = self._pull_gates(one.q * q_before + one.erased * erased_before, one.k * k_behind)
-        to_last = one.last * (after * self.states).sum(dim=-1)
-        to_g = _shrink(to_g + to_last.unsqueeze(-2), one.g.shape[-1]) + g_of_q + g_of_erased
+        of_gates = (
+            one.q * q_before + one.erased * erased_before, one.k * k_behind,
+            (one.last * (after * self.states).sum(dim=-1)).unsqueeze(-2),
+        )  # fmt: skip
+        of_rows, of_columns, to_last = (_shrink(x, one.g.shape[-1]) for x in of_gates)
+        to_g = self._pull_gates(of_rows, of_columns) + to_last + g_of_q + g_of_erased
         # The two products with `sides` differ in their order, so that the programs of the two
         # gradients differ, too: PyTorch/XLA tells those apart by operations and shapes alone, and
         # would answer one with the other where v and write are of one shape (pytorch/xla 8353).

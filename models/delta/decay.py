@@ -42,6 +42,8 @@ def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
     Args:
       before: the row's own gate is left out.
     """
+    if g.shape[-1] == 1:
+        return _sum_marked(g, _lower(g.shape[-2], strict=before, device=g.device))
     sums = g.cumsum(dim=-2)
     if not before:
         return sums
@@ -50,13 +52,26 @@ def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
 
 def sum_behind(g: Tensor) -> Tensor:
     """Sums of gates [..., C, D] of the rows that follow each row."""
+    if g.shape[-1] == 1:
+        return _sum_marked(g, ~_lower(g.shape[-2], strict=False, device=g.device))
     sums = sum_to_end(g)
     return torch.cat([sums[..., 1:, :], torch.zeros_like(g[..., :1, :])], dim=-2)
 
 
 def sum_to_end(g: Tensor) -> Tensor:
     """Sums of [..., C, D] over each row and those that follow it."""
+    if g.shape[-1] == 1:
+        return _sum_marked(g, ~_lower(g.shape[-2], strict=True, device=g.device))
     return g.flip(-2).cumsum(dim=-2).flip(-2)
+
+
+def _sum_marked(g: Tensor, marks: Tensor) -> Tensor:
+    """For each row of [..., C, 1] the sum of the rows that its row of marks [C, C] names.
+
+    Of single numbers XLA's running sum goes over almost empty registers; this one is a full tile.
+    """
+    row = g.transpose(-1, -2)
+    return torch.where(marks, row, torch.zeros_like(row)).sum(dim=-1, keepdim=True)
 
 
 def multiply_pairs(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:

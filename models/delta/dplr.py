@@ -10,13 +10,21 @@ Source: Peng et al. 2025, arXiv:2503.14456; Yang et al. 2024, arXiv:2406.06484.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from models.delta.blocks import (
+    advance_in_blocks,
+    count_block,
+    retreat_in_blocks,
+    walk_back_by,
+    walk_chunks,
+)
 from models.delta.decay import (
     Pairing,
     multiply_pairs,
@@ -37,8 +45,8 @@ from models.delta.layout import (
     keep_reached,
     to_chunks,
 )
-from models.delta.solve import invert
-from models.delta.walk import walk, walk_back
+from models.delta.solve import invert, invert_beside
+from models.delta.walk import walk
 
 _USUAL = CoreOptions()
 
@@ -93,7 +101,7 @@ class _DplrChunks:
     of_a: Pairing
 
 
-def _cut(parts: list[Tensor], starts: Tensor | None, chunk: int) -> _DplrChunks:
+def _cut(parts: Sequence[Tensor], starts: Tensor | None, chunk: int) -> _DplrChunks:
     dtype = get_state_dtype(parts[2])
     q, k, v, g, a, b = (to_chunks(x, chunk, dtype) for x in parts)
     reach = find_reach(starts, chunk)
@@ -128,35 +136,64 @@ class _Dplr(torch.autograd.Function):
         ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
     ) -> tuple[Tensor, Tensor]:
         *parts, state = tensors
-        one = _cut(parts, starts, plan.chunk)
-        inverse = invert(-multiply_pairs(one.a, one.b, one.g, one.of_a), plan.options.solver)
-        pairs, known = (multiply_pairs(one.q, y, one.g, one.of_q) for y in (one.b, one.k))
-        factors = [
-            pairs, one.q * one.into, one.b * one.out, one.last, _turn(one.k * one.out) @ one.v,
-        ]  # fmt: skip
-        if plan.options.kernels == "pallas":
-            factors = [inverse, *_get_sides(one), *factors]
-            output, states, state = kernel_walk(factors, state, plan.keep)
+        ctx.plan = plan = replace(plan, block=count_block(plan.options, parts, plan.chunk))
+        if plan.block:
+            found = advance_in_blocks(_advance, parts, starts, state, plan)
         else:
-            factors = [*_solve(one, inverse), *factors]
-            output, states, state = walk(
-                factors, state, plan.options.loop, plan.keep, plan.options.parts
-            )
-        ctx.plan = plan
+            found = _advance(parts, starts, state, plan)
+        output, inverse, states, state = found
         if plan.keep:
             ctx.save_for_backward(starts, *parts, inverse, states)
-        return from_chunks(output + known @ one.v).to(parts[2].dtype), state
+        return output, state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
         starts, *parts, inverse, states = ctx.saved_tensors
+        kept, grads = [inverse, states], [grad, grad_state]
         with in_full_width(grad):
-            one = _cut(parts, starts, ctx.plan.chunk)
-            grad = to_chunks(grad, ctx.plan.chunk, one.v.dtype)
-            *grads, to_state = _pull(one, (inverse, states), grad, grad_state, ctx.plan.options)
-        grads = [from_chunks(x).to(like.dtype) for x, like in zip(grads, parts, strict=True)]
-        return None, None, *grads, to_state
+            if ctx.plan.block:
+                back = retreat_in_blocks(_retreat, parts, starts, kept, grads, ctx.plan)
+            else:
+                back = _retreat(parts, starts, kept, grads, ctx.plan)
+        return None, None, *back
+
+
+def _advance(
+    parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Outputs [B, T, H, V], inverses and states of chunks, and the last state."""
+    one, options = _cut(parts, starts, plan.chunk), plan.options
+    find = invert_beside if options.is_written_out else invert
+    inverse = find(-multiply_pairs(one.a, one.b, one.g, one.of_a), options.solver)
+    pairs, known = (multiply_pairs(one.q, y, one.g, one.of_q) for y in (one.b, one.k))
+    factors = [
+        pairs, one.q * one.into, one.b * one.out, one.last, _turn(one.k * one.out) @ one.v,
+    ]  # fmt: skip
+    if options.kernels == "pallas":
+        factors = [inverse, *_get_sides(one), *factors]
+        output, states, state = kernel_walk(factors, state, plan.keep)
+    elif options.is_written_out:
+        output, states, state = walk_chunks([*_solve(one, inverse), *factors], state, plan.keep)
+    else:
+        factors = [*_solve(one, inverse), *factors]
+        output, states, state = walk(factors, state, options.loop, plan.keep, options.parts)
+    return from_chunks(output + known @ one.v).to(parts[2].dtype), inverse, states, state
+
+
+def _retreat(
+    parts: Sequence[Tensor],
+    starts: Tensor | None,
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    plan: ChunkPlan,
+) -> list[Tensor]:
+    """Gradients of all parts, in their types, and of the first state."""
+    one = _cut(parts, starts, plan.chunk)
+    grad = to_chunks(grads[0], plan.chunk, one.v.dtype)
+    *found, to_state = _pull(one, (kept[0], kept[1]), grad, grads[1], plan.options)
+    of_inputs = [from_chunks(x).to(like.dtype) for x, like in zip(found, parts, strict=True)]
+    return [*of_inputs, to_state]
 
 
 def _pull(
@@ -212,7 +249,7 @@ def _walk(
     w, u = _solve(one, inverse)
     from_outputs, to_state = _turn(pairs) @ grad, _turn(one.q * one.into) @ grad
     factors = [from_outputs, written, w, one.last, to_state]
-    after, before = walk_back(factors, grad_state, options.loop, options.parts)
+    after, before = walk_back_by(factors, grad_state, options)
     return u - w @ states, _turn(inverse) @ (from_outputs + written @ after), after, before
 
 

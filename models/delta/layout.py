@@ -27,7 +27,8 @@ class CoreOptions:
     Attributes:
       chunk: tokens of a chunk, a power of two; fewer where there are fewer.
       solver: of the triangular system: triangular_solve, ladder16 or rows.
-      loop: over chunks: scan (one loop of the device, where it has one) or unrolled.
+      loop: over chunks: scan (one loop of the device, where it has one, behind what all chunks are
+        prepared for at once), blocks (the loop prepares a few chunks at a time) or unrolled.
       pad: tokens that fill no chunk are padded; else they are refused.
       parts: of a sequence, walked over at the same time, if it is a multiple; on a mesh with an
         axis for sequences as many times its devices.
@@ -65,6 +66,11 @@ class CoreOptions:
                 "asked for; leave one of them"
             )
 
+    @property
+    def is_written_out(self) -> bool:
+        """Chunks of one sequence are walked over one by one, without a loop of the device."""
+        return self.loop == "unrolled" and self.parts == 1
+
     def fit(self, tokens: int) -> int:
         """The chunk for so many tokens.
 
@@ -81,11 +87,16 @@ class CoreOptions:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Options as they meet inputs: the chunk that fits, and whether a backward pass follows."""
+    """Options as they meet inputs: the chunk that fits, and whether a backward pass follows.
+
+    Attributes:
+      block: chunks of a step of the loop; 0: all are prepared at once.
+    """
 
     options: CoreOptions
     chunk: int
     keep: bool
+    block: int = 0
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,15 @@ def invert(lower: Tensor, solver: str) -> Tensor:
     return SOLVERS[solver](lower)
 
 
+def invert_beside(lower: Tensor, solver: str) -> Tensor:
+    """The same of systems [N, B, H, C, C], with those of an example as one dimension.
+
+    A TPU takes as many at once as the last of their dimensions holds, one in each lane.
+    """
+    found = invert(lower.transpose(0, 1).flatten(1, 2), solver)
+    return found.unflatten(1, (lower.shape[0], -1)).transpose(0, 1)
+
+
 def _solve(lower: Tensor) -> Tensor:
     one = _create_identity(lower).expand_as(lower)
     if torch.compiler.is_compiling():
@@ -43,13 +52,50 @@ def _solve(lower: Tensor) -> Tensor:
 
 
 def _substitute(lower: Tensor) -> Tensor:
-    one = _create_identity(lower).expand_as(lower)
-    rows = [one[..., :1, :]]
-    for place in range(1, lower.shape[-1]):
-        known = torch.cat(rows, dim=-2)
-        row = lower[..., place : place + 1, :place]
-        rows.append(one[..., place : place + 1, :] - row @ known)
-    return torch.cat(rows, dim=-2)
+    """By elements alone, all systems side by side: no product, nothing rounded to bfloat16.
+
+    Blocks of 16 row by row, then doubled.
+    """
+    shape, count = lower.shape, lower.shape[-1]
+    lower = lower[(None,) * (5 - lower.dim())]
+    outer = lower.shape[0], lower.shape[2]
+    # [C, C, B, N H] of [N, B, H, C, C]: systems are the last dimension, one in each lane.
+    systems = lower.movedim((-2, -1), (0, 1)).movedim(2, 3).flatten(3)
+    size = min(SUB_BLOCK, count)
+    inverse = _substitute_rows(_cut_beside(systems, size, 0))
+    while size < count:
+        below = _cut_beside(systems, 2 * size, size)
+        first, second = inverse[0::2], inverse[1::2]
+        lower_left = -_multiply_beside(second, _multiply_beside(below, first))
+        upper = torch.cat([first, torch.zeros_like(first)], dim=2)
+        inverse = torch.cat([upper, torch.cat([lower_left, second], dim=2)], dim=1)
+        size *= 2
+    whole = inverse.squeeze(0).unflatten(3, outer)
+    return whole.movedim(3, 2).movedim((0, 1), (-2, -1)).reshape(shape)
+
+
+def _cut_beside(systems: Tensor, size: int, down: int) -> Tensor:
+    """Blocks [C / size, s, s, ...] of [C, C, ...] on the diagonal; with `down` = s below it."""
+    width = size - down
+    places = range(0, systems.shape[0], size)
+    return torch.stack([systems[x + down : x + size, x : x + width] for x in places])
+
+
+def _substitute_rows(blocks: Tensor) -> Tensor:
+    """The inverses of unit triangular blocks [P, s, s, ...], given what is below their diagonal."""
+    count = blocks.shape[1]
+    one = _create_identity(blocks[0, :, :, 0, 0]).view(count, count, 1, 1)
+    rows = [one[0].expand_as(blocks[:, 0])]
+    for place in range(1, count):
+        known = torch.stack(rows, dim=1)
+        row = blocks[:, place, :place].unsqueeze(2)
+        rows.append(one[place] - (row * known).sum(dim=1))
+    return torch.stack(rows, dim=1)
+
+
+def _multiply_beside(x: Tensor, y: Tensor) -> Tensor:
+    """Products of blocks [P, s, s, ...]."""
+    return (x.unsqueeze(3) * y.unsqueeze(1)).sum(dim=2)
 
 
 def _climb(lower: Tensor) -> Tensor:

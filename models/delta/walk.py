@@ -19,7 +19,8 @@ from torch import Tensor
 from utils.runtime.loops import scan, unroll
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
-LOOPS = {"scan": scan, "unrolled": unroll}
+# Blocks of chunks that are prepared all at once are walked over as by `scan`.
+LOOPS = {"scan": scan, "blocks": scan, "unrolled": unroll}
 
 # State, slices of a chunk -> the next state.
 _Move = Callable[[Tensor, Sequence[Tensor]], Tensor]

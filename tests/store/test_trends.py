@@ -36,7 +36,8 @@ REPORT = {
 
 LAB = {
     "schema_version": 2, "lab": "delta", "environment": {"git_commit": "abc"},
-    "settings": {"on": "v5e", "width": 128, "chunk": 64, "solver": "rows", "precision": "default"},
+    "settings": {"on": "v5e", "width": 128, "chunk": 64, "solver": "rows", "loop": None,
+                 "precision": "default"},
     "rows": [{"variant": "gdn", "form": "xla", "mode": "forward", "key_heads": 16, "batch": 1,
               "value_heads": 32, "tokens": 8192, "kind": "bundles", "ms": 9.8, "peak_bytes": 7e8,
               "mcycles_with_dma": 14.6, "mcycles_estimate": 18.7, "hbm_bytes": 4e9}],

@@ -23,11 +23,16 @@ def scan(
       xs: tensors [N, ...], of which a step gets [...].
       reverse: from the last slice to the first; outputs stay in the order of the inputs.
     """
-    if carry.device.type != "xla":
+    if not has_loop(carry):
         return unroll(step, carry, xs, reverse=reverse)
     from utils.runtime.xla_scan import scan_on_xla
 
     return scan_on_xla(step, carry, xs, reverse=reverse)
+
+
+def has_loop(x: Tensor) -> bool:
+    """Whether the device of x has a loop of its own, as XLA has; tensors of a tracer have none."""
+    return x.device.type == "xla" and type(x) is Tensor
 
 
 def unroll(

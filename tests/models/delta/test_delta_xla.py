@@ -24,7 +24,12 @@ xla = pytest.importorskip("torch_xla")
     [
         ("gdn", CoreOptions(chunk=4, solver="ladder16", parts=2), False),
         ("gdn2", CoreOptions(chunk=8), True),
+        # 21 tokens: six chunks of 4 with padding, in blocks of two; three of 8, one at a time.
+        ("gdn", CoreOptions(chunk=4, solver="ladder16", loop="blocks"), False),
+        ("gdn2", CoreOptions(chunk=4, loop="blocks"), True),
         ("rwkv7", CoreOptions(chunk=8, loop="unrolled"), True),
+        ("rwkv7", CoreOptions(chunk=8, solver="rows", loop="blocks"), False),
+        ("gdn2", CoreOptions(chunk=8), True),
     ],
 )
 def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
@@ -78,7 +83,8 @@ def count_lines(loop: str, tokens: int) -> int:
 
 def test_a_scans_program_does_not_grow_with_the_tokens():
     assert count_lines("scan", 128) == count_lines("scan", 64)
-    assert count_lines("unrolled", 128) > 1.3 * count_lines("unrolled", 64)
+    assert count_lines("blocks", 512) == count_lines("blocks", 256)
+    assert count_lines("unrolled", 256) > 1.3 * count_lines("unrolled", 64)
 
 
 def test_xla_runs_a_scan_without_gradients_after_one_with_them():

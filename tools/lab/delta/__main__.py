@@ -71,6 +71,8 @@ def create_parser() -> argparse.ArgumentParser:
     add("--width", type=int, default=128, help="of keys and values")
     add("--chunk", type=int, default=64, help="tokens of a chunk")
     add("--solver", default="triangular_solve", help="triangular_solve, ladder16 or rows")
+    add("--loop", default=None, choices=("scan", "blocks", "unrolled"), help="over chunks; none: "
+        "as models have it")  # fmt: skip
     add("--precision", default="default", choices=("default", "high", "highest"),
         help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16")  # fmt: skip
     add("--repeats", type=int, default=5, help="executions that count, behind two that do not")
@@ -170,8 +172,9 @@ def _measure(
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
         cost, fallbacks = compiling.compile_in_jax(case, target, time_limit_s=limit), []
     else:
-        # Kernels are interpreted by XLA alone.
-        place = open_device("xla") if form == "pallas" else torch.device("cpu")
+        # Kernels are interpreted by XLA alone, and it alone has a loop.
+        is_there = form == "pallas" or core.loop == "blocks"
+        place = open_device("xla") if is_there else torch.device("cpu")
         errors = check_program(shrink(case), core, place)
         cost, fallbacks = compiling.compile_in_torch(
             case, core, target, precision=options.precision, time_limit_s=limit
@@ -184,7 +187,8 @@ def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
     from models.delta import CoreOptions
 
     kernels = "pallas" if form == "pallas" else "xla"
-    return CoreOptions(chunk=options.chunk, solver=options.solver, kernels=kernels)
+    loop = options.loop or CoreOptions().loop
+    return CoreOptions(options.chunk, options.solver, loop, kernels=kernels)
 
 
 def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:

@@ -1,0 +1,161 @@
+"""Chunks a few at a time, inside the loop: all between a rule's inputs and outputs stays on a chip.
+
+Where all chunks are prepared at once, each decay, product of pairs and inverse is an array as large
+as the inputs, written to the device's memory and read again. Here one step of a While takes a block
+of chunks from the inputs as they lie, prepares it, walks over it chunk by chunk, and writes outputs
+alone (with gradients also inverses and states, which the way back needs). What a step makes is a
+few MiB.
+
+Where a compiler or a loop over layers traces what surrounds a rule, all chunks are prepared at
+once as before: `models.delta.walk` is an operator that they do not look into. This is none, because
+PyTorch/XLA has no functional views inside an operator, and there transposes of square matrices
+were found to come out wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from models.delta.layout import ChunkPlan, CoreOptions
+from models.delta.walk import walk_back
+from utils.runtime.loops import has_loop, scan
+
+# Systems of a block: their inverses are computed side by side, one in each lane of a register;
+# and chunks of one at most, as they are written out.
+_SYSTEMS = 128
+_MOST = 8
+
+# Parts, starts, state, plan -> outputs [B, T, H, V], inverses, states of chunks, the last state.
+Advance = Callable[
+    [Sequence[Tensor], Tensor | None, Tensor, ChunkPlan], tuple[Tensor, Tensor, Tensor, Tensor]
+]
+# Parts, starts, (inverses, states), (gradients of outputs, of the last state), plan -> gradients of
+# parts and of the state.
+Retreat = Callable[
+    [Sequence[Tensor], Tensor | None, Sequence[Tensor], Sequence[Tensor], ChunkPlan], list[Tensor]
+]
+
+
+def count_block(options: CoreOptions, parts: Sequence[Tensor], chunk: int) -> int:
+    """Chunks of a step of the loop; 0: all chunks are prepared at once.
+
+    That is where options say so, a sequence is walked over in parts, or there is no loop.
+    """
+    is_plain = options.kernels != "pallas" and options.loop == "blocks" and options.parts == 1
+    if not is_plain or not has_loop(parts[2]):
+        return 0
+    batch, tokens, heads, _ = parts[2].shape
+    count, block = tokens // chunk, 1
+    most = min(_MOST, _SYSTEMS // (batch * heads))
+    while 2 * block <= most and count % (2 * block) == 0:
+        block *= 2
+    return block
+
+
+def advance_in_blocks(
+    advance: Advance,
+    parts: Sequence[Tensor],
+    starts: Tensor | None,
+    state: Tensor,
+    plan: ChunkPlan,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `advance` gives of all chunks at once, of a block of them at a time."""
+    inside, size = _write_out(plan), plan.chunk * plan.block
+    given = parts if starts is None else [*parts, starts]
+
+    def step(state: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        mine, begun = _take(slices, len(parts))
+        output, inverse, states, state = advance(mine, begun, state, inside)
+        return state, [output, inverse, states] if plan.keep else [output]
+
+    moved, found = scan(step, state, [_cut(x, size) for x in given])
+    kept = [x.flatten(0, 1) for x in found[1:]] if plan.keep else [state.new_empty(0)] * 2
+    return _join(found[0]), kept[0], kept[1], moved
+
+
+def retreat_in_blocks(
+    retreat: Retreat,
+    parts: Sequence[Tensor],
+    starts: Tensor | None,
+    kept: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    plan: ChunkPlan,
+) -> list[Tensor]:
+    """What `retreat` gives of all chunks at once, from the last block to the first."""
+    inside, size = _write_out(plan), plan.chunk * plan.block
+    given = parts if starts is None else [*parts, starts]
+
+    def step(after: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        *rest, inverse, states, grad = slices
+        mine, begun = _take(rest, len(parts))
+        *found, before = retreat(mine, begun, [inverse, states], [grad, after], inside)
+        return before, found
+
+    tensors = [
+        *(_cut(x, size) for x in given), *(x.unflatten(0, (-1, plan.block)) for x in kept),
+        _cut(grads[0], size),
+    ]  # fmt: skip
+    before, found = scan(step, grads[1], tensors, reverse=True)
+    return [*(_join(x) for x in found), before]
+
+
+def walk_chunks(
+    factors: Sequence[Tensor], state: Tensor, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What `walk.walk` gives of the same factors, chunk by chunk, written out."""
+    outputs, states = [], []
+    for place in range(factors[0].shape[0]):
+        w, u, pairs, query, key, last, *added = (x[place] for x in factors)
+        values = u - w @ state
+        states.append(state)
+        outputs.append(query @ state + pairs @ values)
+        state = last.unsqueeze(-1) * state + key.transpose(-1, -2) @ values
+        for one in added:
+            state = state + one
+    return torch.stack(outputs), torch.stack(states) if keep else state.new_empty(0), state
+
+
+def walk_back_by(
+    factors: Sequence[Tensor], grad: Tensor, options: CoreOptions
+) -> tuple[Tensor, Tensor]:
+    """`walk.walk_back`, written out where options say so."""
+    if options.is_written_out:
+        return _walk_chunks_back(factors, grad)
+    return walk_back(factors, grad, options.loop, options.parts)
+
+
+def _walk_chunks_back(factors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, Tensor]:
+    """What `walk.walk_back` gives of the same factors, written out."""
+    after = []
+    for place in range(factors[0].shape[0] - 1, -1, -1):
+        from_outputs, key, w, last, to_state = (x[place] for x in factors)
+        after.append(grad)
+        values = from_outputs + key @ grad
+        grad = last.unsqueeze(-1) * grad + to_state - w.transpose(-1, -2) @ values
+    return torch.stack(after[::-1]), grad
+
+
+def _write_out(plan: ChunkPlan) -> ChunkPlan:
+    return replace(plan, options=replace(plan.options, loop="unrolled"))
+
+
+def _take(slices: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Tensor | None]:
+    """Parts, and starts where they are behind them."""
+    return slices[:count], slices[count] if len(slices) > count else None
+
+
+def _cut(x: Tensor, size: int) -> Tensor:
+    """[B, T, ...] -> [T / size, B, size, ...]."""
+    return x.unflatten(1, (-1, size)).transpose(0, 1).contiguous()
+
+
+def _join(x: Tensor) -> Tensor:
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _turn(x: Tensor) -> Tensor:
+    return x.transpose(-1, -2)
