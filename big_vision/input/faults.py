@@ -17,7 +17,7 @@ _BEGINNINGS = {
     "TIFF": (b"II*\x00", b"MM\x00*"),
 }
 _DECODABLE = ("JPEG", "PNG", "GIF", "BMP", "WebP")
-_JPEG_OP = "decode_jpeg_and_inception_crop"
+_JPEG_OPS = ("decode_jpeg_and_inception_crop", "decode_jpeg_scaled_and_inception_crop")
 _FILE_WORDS = ("file", "path")
 _REASON_CHARS = 200
 # What TensorFlow wraps around the reason: graph nodes, op names, where the error was counted.
@@ -47,11 +47,12 @@ def create_record_error(
     image = _get_bytes(raw.get("image"))
     found = None if image is None else find_format(image)
     name = _find_file_name(raw)
-    jpeg_ops = [s.text for s in split_sections(text) if parse_section(s).name == _JPEG_OP]
+    jpeg_ops = [s.text for s in split_sections(text) if parse_section(s).name in _JPEG_OPS]
     if jpeg_ops and found in _DECODABLE and found != "JPEG":
-        general = jpeg_ops[0].replace(_JPEG_OP, "decode|inception_crop")
+        op = jpeg_ops[0].partition("(")[0].strip()
+        general = jpeg_ops[0].replace(op, "decode|inception_crop")
         return UserError(
-            f"{record} cannot be read ({name}it is a {found}, but {_JPEG_OP} of {key} reads JPEGs "
+            f"{record} cannot be read ({name}it is a {found}, but {op} of {key} reads JPEGs "
             f"alone); write {general} instead"
         )
     if found is not None and found not in _DECODABLE:

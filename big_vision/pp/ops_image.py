@@ -5,6 +5,7 @@ An image is uint8 [H, W, C] unless an op says otherwise. Bytes are the encoded f
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ RESIZE_METHODS = (
 )
 # Kernels without negative lobes: the result stays within the input's range.
 _CONVEX_METHODS = ("bilinear", "nearest", "area")
+# By which libjpeg can shrink while it decodes.
+_SCALES = (1, 2, 4, 8)
 VGG_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 VGG_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 CLIP_MEAN = (0.48145466 * 255, 0.4578275 * 255, 0.40821073 * 255)
@@ -120,6 +123,30 @@ def get_decode_jpeg_and_inception_crop(
         return _resize_if_asked(crop, size, method, antialias)
 
     return decode_jpeg_and_inception_crop
+
+
+@OPS.register("decode_jpeg_scaled_and_inception_crop")
+@on_key_at_random
+def get_decode_jpeg_scaled_and_inception_crop(
+    size,
+    area_min=5,
+    area_max=100,
+    ratio_min=0.75,
+    ratio_max=1.33,
+    method="bilinear",
+    antialias=False,
+):
+    """The same boxes, decoded at 1/2, 1/4 or 1/8 of their size where `size` is not larger."""
+
+    def decode_jpeg_scaled_and_inception_crop(image, randomness):
+        tf = _import_tensorflow()
+        areas, ratios = (area_min / 100, area_max / 100), (ratio_min, ratio_max)
+        begin, box = sample_box(tf.io.extract_jpeg_shape(image), areas, ratios, randomness)
+        height_width = get_height_width(size)
+        crop = decode_jpeg_scaled_window(image, begin[:2], box[:2], height_width)
+        return resize_image(crop, height_width, method, antialias)
+
+    return decode_jpeg_scaled_and_inception_crop
 
 
 @OPS.register("random_crop")
@@ -237,6 +264,27 @@ def decode_jpeg_window(image: Any, window: Any) -> Any:
     """Three channels of a JPEG's window [y, x, height, width]; nothing else is decoded."""
     tf = _import_tensorflow()
     return tf.image.decode_and_crop_jpeg(image, window, channels=3)
+
+
+def decode_jpeg_scaled_window(image: Any, begin: Any, sides: Any, smallest: tuple[int, int]) -> Any:
+    """A JPEG's window, shrunk by the decoder to 1/2, 1/4 or 1/8 unless it got below `smallest`.
+
+    libjpeg then computes fewer frequencies of each block of 8 pixels. Of scaled pixels the window
+    has all that it touches: up to seven pixels more on each side than were asked for.
+
+    Args:
+      begin, sides: int32 [2], (y, x) and (height, width) in pixels of the whole image.
+    """
+    tf = _import_tensorflow()
+    room = tf.reduce_min(sides // tf.constant(smallest, tf.int32))
+
+    def decode(ratio: int) -> Any:
+        first = begin // ratio
+        window = tf.concat([first, -(-(begin + sides) // ratio) - first], axis=0)
+        return tf.image.decode_and_crop_jpeg(image, window, channels=3, ratio=ratio)
+
+    index = sum(tf.cast(room >= ratio, tf.int32) for ratio in _SCALES[1:])
+    return tf.switch_case(index, [functools.partial(decode, ratio) for ratio in _SCALES])
 
 
 def sample_box(

@@ -149,10 +149,15 @@ def _keep(shape: Sides, _arguments: dict[str, Any]) -> Shape:
     return shape
 
 
-_DECODERS = ("decode", "decode_jpeg_and_inception_crop")
+_DECODERS = (
+    "decode",
+    "decode_jpeg_and_inception_crop",
+    "decode_jpeg_scaled_and_inception_crop",
+)
 _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "decode": _decode,
     "decode_jpeg_and_inception_crop": _decode_box,
+    "decode_jpeg_scaled_and_inception_crop": _decode_box,
     "inception_crop": _box,
     "resize": _resize,
     "stored_view": _resize,

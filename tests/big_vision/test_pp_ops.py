@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from big_vision.pp.ops_image import RESIZE_METHODS
+from big_vision.pp.ops_image import RESIZE_METHODS, decode_jpeg_scaled_window
 
 
 def get_fn(spec, seed=0):
@@ -350,3 +350,26 @@ def test_numbers_for_another_example_are_those_of_that_example():
     moved = here.for_example(tf.constant(7, tf.int64), tf.constant(9, tf.int64))
     assert moved.key().numpy().tolist() == there.key().numpy().tolist()
     assert here.key().numpy().tolist() != there.key().numpy().tolist()
+
+
+@pytest.mark.parametrize(("side", "scale"), [(33, 1), (64, 2), (128, 4), (300, 8)])
+def test_a_box_is_decoded_at_the_smallest_scale_that_is_no_smaller_than_asked(side, scale):
+    import tensorflow as tf
+
+    ramp = np.linspace(20, 235, side)
+    image = np.stack([ramp[:, None] + 0 * ramp, ramp + 0 * ramp[:, None]], axis=-1)
+    image = np.concatenate([image, image.mean(axis=-1, keepdims=True)], axis=-1)
+    jpeg = tf.io.encode_jpeg(tf.constant(image.round().astype(np.uint8)), quality=95)
+    box = tf.constant([side, side])
+    window = decode_jpeg_scaled_window(jpeg, tf.constant([0, 0]), box, (32, 32))
+    assert window.shape[:2] == (-(-side // scale),) * 2
+    for area in (100, 60):
+        values = f"(32, area_min={area}, area_max={area})"
+        whole, scaled = (
+            get_fn(f"decode_jpeg_{name}inception_crop{values}")({"image": jpeg}, index=3)["image"]
+            for name in ("and_", "scaled_and_")
+        )
+        difference = np.abs(whole.numpy().astype(int) - scaled.numpy()).mean()
+        # A box begins up to scale - 1 pixels early; the ramp climbs 215 levels.
+        limit = (scale - 1) * 215 / side + 1
+        assert difference < limit if scale > 1 else difference == 0
