@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from timm.layers import Attention
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from models import apply_patches
@@ -147,3 +148,28 @@ def test_a_run_with_kernels_trains_alike_on_a_mesh(tmp_path):
         found = run_form(tmp_path / name, FORMS["mesh 4"], flags)
         compare(found, wanted)
         assert found[-1]["graphs_train"] == 1
+
+
+@needs_jax
+@pytest.mark.xla
+@pytest.mark.slow
+def test_the_loop_over_layers_takes_kernels():
+    """`train.scan_layers` traces one block with tensors that hold nothing."""
+    import torch_xla
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*[Block(32, 2, qkv_bias=True) for _ in range(2)])
+    x, results = torch.randn(4, 21, 32), []
+    for kernel in ("off", "on"):
+        own = apply_patches(copy.deepcopy(blocks)).to(torch_xla.device())
+        for block in own:
+            block.attn.kernel = kernel
+        leaf = x.to(torch_xla.device()).requires_grad_()
+        is_loop = kernel == "on"
+        output = scan_layers(list(own), leaf, is_layer_pure=True) if is_loop else own(leaf)
+        output.square().sum().backward()
+        torch_xla.sync()
+        results.append([output.detach(), leaf.grad, *(p.grad for p in own.parameters())])
+    for one, other in zip(*results, strict=True):
+        assert get_distance(one.cpu(), other.cpu()) < 1e-5
