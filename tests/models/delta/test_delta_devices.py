@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 
 from store import read_metrics
@@ -21,8 +19,11 @@ SHARED = (
 
 
 def run_form(folder, form: Form, *flags: str, name: str = "qwen3_5") -> list[dict]:
-    create = create_rwkv_argv if name == "rwkv7" else partial(create_argv, name=name)
-    argv = create(folder, *SHARED, *form.flags, *flags, device=form.device)
+    own = (*SHARED, *form.flags, *flags)
+    if name == "rwkv7":
+        argv = create_rwkv_argv(folder, *own, device=form.device)
+    else:
+        argv = create_argv(folder, name, *own, device=form.device)
     run_child(argv, form)
     return read_metrics(folder / "lang" / "a")
 
