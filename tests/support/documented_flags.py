@@ -76,6 +76,7 @@ NOT_RUN = {
     r"python -m tools\.export runs/qwen3_5_sequences/": "tests/models/delta/test_hub_folders.py",
     r"python -m tools\.proofs\.labelfree_table ": "minutes: "
     "tests/tools/proofs/test_labelfree_table.py",
+    r"python -m tools\.proofs\.jax_vision ": "TPU compiler: tests/tools/proofs/test_jax_vision.py",
     r"python -m tools\.lab\.": "a measurement: tests/tools/lab/test_delta_lab.py",
     r"python -m tools\.compile_for_tpu ": "TPU compiler: tests/tools/test_compile_for_tpu.py",
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",

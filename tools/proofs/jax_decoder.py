@@ -10,10 +10,8 @@ clipping, the loss in the same chunks, its softmax in --softmax. Exit code 1: ou
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,6 +58,7 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
 def run(options: argparse.Namespace, flags: list[str]) -> int:
     """Compile both steps and compare them."""
     from tools.tpu.compiler import require_compiler
+    from tools.tpu.yardstick import compile_jax
 
     config = load_config(["--config", str(options.config), *flags])
     given = {} if options.vocab_size is None else {"vocab_size": options.vocab_size}
@@ -73,7 +72,9 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     options.bundles = options.micro_batches = False
     figures = {
         "ours": measure(*compile_for_tpu.trace_and_compile(compilation, options), compilation),
-        "jax": measure(*compile_jax(request, compilation, options.time_limit), compilation),
+        "jax": measure(
+            *compile_jax(_CHILD, request, compilation, time_limit_s=options.time_limit), compilation
+        ),
     }
     ratios = {name: figures["ours"][name] / figures["jax"][name] for name in figures["jax"]}
     for name, ratio in ratios.items():
@@ -120,32 +121,6 @@ def describe_decoder(
         "kv_heads": shape.num_kv_heads, "hidden": shape.hidden_width, "softmax": options.softmax,
         "chunk": choose_chunk(options.batch, length, vocab, config.train.logits_mib),
     }  # fmt: skip
-
-
-def compile_jax(
-    request: JsonObject, compilation: Compilation, time_limit_s: float
-) -> tuple[StepExport, Compiled]:
-    """JAX's step, exported by the child and compiled as ours is."""
-    from tools.tpu.compiler import compile_step, get_default_store, run_script
-    from tools.tpu.export import StepExport
-
-    with tempfile.TemporaryDirectory() as folder:
-        artifact = Path(folder) / "jax.bin"
-        asked = {**request, "artifact": str(artifact)}
-        facts = run_script(_CHILD, asked, compilation.target, time_limit_s)
-        bytecode = artifact.read_bytes()
-    digest = hashlib.sha256(json.dumps(request, sort_keys=True).encode() + _CHILD.read_bytes())
-    donations = {number: number for number in range(facts["state"])}
-    export = StepExport(bytecode, digest.hexdigest(), [], donations, [], [])
-    sys.stderr.write("compiling JAX's step\n")
-    compiled = compile_step(
-        export,
-        compilation.target,
-        devices=compilation.chips,
-        store=get_default_store(),
-        time_limit_s=time_limit_s,
-    )
-    return export, compiled
 
 
 def measure(export: StepExport, compiled: Compiled, compilation: Compilation) -> dict[str, float]:
