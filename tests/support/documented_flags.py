@@ -82,6 +82,7 @@ NOT_RUN = {
     r"python -m tools\.proofs\.chaos ": "minutes: tests/tools/proofs/test_chaos.py",
     r"python -m tools\.proofs\.benchmark_checkpoint ": "a measurement: tests/test_readme.py",
     r"python -m tools\.benchmark_input ": "a measurement: tests/tools/test_benchmark_input.py",
+    r"python -m tools\.host_feed ": "reads a measurement: tests/tools/test_host_feed.py",
     r"python -m tools\.proofs\.kd_table ": "hours of runs: tests/tools/proofs/test_kd_table.py",
     r"bash run_commands\.sh test(-all)?( |$)": "this suite: tests/test_run_commands.py",
     r"bash run_commands\.sh service$|python -m tools\.serve .*--port ": "serves until it is "
