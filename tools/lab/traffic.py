@@ -27,13 +27,18 @@ KINDS = ("forward", "sums", "weight_gradient", "input_gradient", "total", "both_
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse flags, count, print; gives the exit code."""
+    return run_program(run, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
     parser = create_program_parser(__doc__, prog="python -m tools.lab.traffic")
     add = parser.add_argument
     add("--model", default="resnet50", help="timm's name (default %(default)s)")
     add("--batch", type=int, default=128, help="images of a step (default %(default)s)")
     add("--target", default="v5e:1x1", help="generation and slice (default %(default)s)")
     add("--json", type=Path, help="write the rows here")
-    return run_program(run, parser.parse_args(argv))
+    return parser
 
 
 def run(options: argparse.Namespace) -> int:
