@@ -14,6 +14,7 @@ from tests.models.delta.variants import (
     find_largest_error,
     rebuild,
 )
+from utils.runtime.sequence import set_sequence_axis
 
 pytestmark = pytest.mark.xla
 xla = pytest.importorskip("torch_xla")
@@ -85,6 +86,20 @@ def test_a_scans_program_does_not_grow_with_the_tokens():
     assert count_lines("scan", 128) == count_lines("scan", 64)
     assert count_lines("blocks", 512) == count_lines("blocks", 256)
     assert count_lines("unrolled", 256) > 1.3 * count_lines("unrolled", 64)
+
+
+def test_blocks_are_a_scan_where_a_mesh_deals_out_sequences():
+    """There each device walks over all chunks of its part, not over those of a block."""
+    found: dict[str, list[tuple[torch.Size, int | None]]] = {}
+    for loop in ("scan", "blocks"):
+        told = found.setdefault(loop, [])
+        set_sequence_axis(2, lambda x, dim, batch, told=told: told.append((x.shape, dim)) or x)
+        try:
+            count_lines(loop, 256)
+        finally:
+            set_sequence_axis(1)
+    assert found["blocks"] == found["scan"]
+    assert found["scan"]
 
 
 def test_xla_runs_a_scan_without_gradients_after_one_with_them():
