@@ -17,6 +17,7 @@ import psutil
 from store.catalogue import METRICS
 from store.history import METRICS_FILE, Line, get_numbers, keep_until, read_metrics, write_lines
 from utils.runtime.peaks import find_peak_tflops
+from utils.runtime.sequence import count_sequence_parts
 
 if TYPE_CHECKING:
     from store.mirror import Mirror
@@ -151,7 +152,7 @@ class LoopMeter:
         if peak is None:
             return {}
         done = self._units * self._flops_per_unit
-        devices = self._runtime.device_count * self._runtime.sequence_devices
+        devices = self._runtime.device_count * count_sequence_parts()
         return {"mfu": done / elapsed / (peak * 1e12 * devices)}
 
     def _note(self, phase: str, step: int) -> int:

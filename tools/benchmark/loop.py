@@ -25,6 +25,7 @@ from tools.benchmark.report import get_rate_name
 from tools.twin import describe_example
 from utils.json_types import JsonObject
 from utils.runtime.peaks import find_peak_tflops, name_hardware
+from utils.runtime.sequence import count_sequence_parts
 
 if TYPE_CHECKING:
     from datasets import Batch
@@ -285,7 +286,7 @@ def describe(runtime: Runtime, job: Job, parts: Parts, pace: Pace) -> JsonObject
     hardware = name_hardware(runtime.describe().get("hardware", ""))
     return {
         "processes": runtime.ranks.size,
-        "devices": runtime.device_count * runtime.sequence_devices,
+        "devices": runtime.device_count * count_sequence_parts(),
         "hardware": hardware,
         "global_batch_size": job.config.data.global_batch_size,
         "steps": pace.steps,

@@ -46,9 +46,7 @@ class PublishedStep:
         return self.step_ms[0] / of_cycles, self.step_ms[1] / of_cycles
 
 
-_GUIDE = (
-    "github.com/jax-ml/jax, docs/pallas/tpu/matmul.ipynb: times of 100 calls each, run on a v5e"
-)
+_GUIDE = "github.com/jax-ml/jax, pallas/tpu/matmul.ipynb: times of 100 calls each, run on a v5e"
 _JAX = "plain JAX, by an earlier reader that left strided transfers out"
 PUBLISHED = (
     PublishedStep(

@@ -18,7 +18,7 @@ from utils.runtime.compilation import ModelCompiler
 from utils.runtime.feeding import Feeder
 from utils.runtime.instruments import Instruments
 from utils.runtime.ranks import Alone, Ranks
-from utils.runtime.sequence import set_sequence_axis
+from utils.runtime.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class Runtime(ABC):
       updates: how an optimizer changes weights on the device.
       section: what the configuration says of the device.
       local_devices: that this process's part of a batch is dealt to.
-      sequence_devices: that the tokens of each example are dealt to.
       instruments: what can be read off the device and its loop beside results.
-      compilation: what torch.compile does for the run.
     """
 
     name: str
@@ -73,9 +71,7 @@ class Runtime(ABC):
     updates: Updates
     section: RuntimeSection
     instruments: Instruments
-    compilation: ModelCompiler
     local_devices: int = 1
-    sequence_devices: int = 1
 
     def __init__(self, section: RuntimeSection) -> None:
         self.section = section
@@ -83,7 +79,7 @@ class Runtime(ABC):
         self.ranks = Alone()
         self.updates = self._create_updates()
         self.instruments = self._create_instruments()
-        self.compilation = ModelCompiler(section, self.name, lambda: self.counters()["host_ops"])
+        self._compiler = ModelCompiler(section, self.name, lambda: self.counters()["host_ops"])
         if section.num_threads:
             torch.set_num_threads(section.num_threads)
         self._pending: list[tuple[Callable[..., None], tuple[object, ...], Tensor]] = []
@@ -128,7 +124,7 @@ class Runtime(ABC):
 
     def accelerate(self, module: nn.Module) -> nn.Module:
         """A placed model whose forward pass may be compiled or laid out for the device."""
-        self.compilation.attach(module)
+        self._compiler.attach(module)
         return module
 
     def prepare_task(self, task: Task, model: nn.Module, loss_modules: nn.Module) -> Task:
@@ -163,7 +159,7 @@ class Runtime(ABC):
         self._seed(seed, step)
         yield
         self.finish_step()
-        self.compilation.end_step()
+        self._compiler.end_step()
 
     @abstractmethod
     def _seed(self, seed: int, step: int) -> None:
@@ -258,8 +254,8 @@ class Runtime(ABC):
         """Device facts for run.json."""
         return {
             "runtime": self.name, "device": str(self.device), "world_size": self.ranks.size,
-            "devices": self.device_count * self.sequence_devices,
-            **({"compiler": self.compilation.backend} if self.compilation.backend else {}),
+            "devices": self.device_count * count_sequence_parts(),
+            **({"compiler": self._compiler.backend} if self._compiler.backend else {}),
         }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.runtime.parts import split_gradients
 from utils.runtime.ranks import Ranks
-from utils.runtime.sequence import set_sequence_axis
+from utils.runtime.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
 from utils.runtime.xla import XlaRuntime, XlaUpdates
 from utils.runtime.xla_ranks import MeshRanks, join_hosts
@@ -89,20 +89,19 @@ class XlaSpmdRuntime(XlaRuntime):
         count = self._xr.global_runtime_device_count()
         shape = get_mesh_shape(self.section, count)
         self._mesh = xs.Mesh(np.arange(count), shape, (*_BATCH, _CONTEXT)[: len(shape)])
-        self.sequence_devices = self.section.mesh_context
-        set_sequence_axis(self.sequence_devices, self._mark_sequence)
+        set_sequence_axis(self.section.mesh_context, self._mark_sequence)
         # Kernels, of which the partitioner knows nothing, deal out their examples by it.
         xs.set_global_mesh(self._mesh)
 
     def _create_ranks(self) -> Ranks:
         hosts = self._xr.process_count()
-        if hosts > 1 and self.sequence_devices > 1:
+        if hosts > 1 and count_sequence_parts() > 1:
             raise UserError(
-                f"runtime.mesh_context ({self.sequence_devices}) works on the devices of one host, "
-                f"and these are {hosts}; leave it out, or use runtime.mesh_fsdp"
+                f"runtime.mesh_context ({self.section.mesh_context}) works on one host, and these "
+                f"are {hosts}; leave it out, or use runtime.mesh_fsdp"
             )
         devices = self._xr.global_runtime_device_count() // hosts
-        self.local_devices = devices // self.sequence_devices
+        self.local_devices = devices // count_sequence_parts()
         group = join_hosts(self.section) if hosts > 1 else None
         return MeshRanks(self, group, None if self.fp32_weight_gradients else torch.bfloat16)
 
@@ -114,7 +113,7 @@ class XlaSpmdRuntime(XlaRuntime):
         return module
 
     def tensor_to_device(self, tensor: Tensor) -> Tensor:
-        if tensor.dim() == 1 and self.sequence_devices > 1:
+        if tensor.dim() == 1 and count_sequence_parts() > 1:
             # PyTorch/XLA 2.9 cannot lay out a vector along some of a mesh's axes.
             return self._replicate(tensor)
         return self._upload(tensor, (_BATCH, *[None] * (tensor.dim() - 1)), part=True)
