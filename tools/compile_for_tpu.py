@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -160,26 +159,13 @@ def trace_and_compile(
     compilation: Compilation, options: argparse.Namespace
 ) -> tuple[StepExport, Compiled]:
     """The traced step and what the compiler says of it."""
-    from tools.tpu.export import prepare_tracing
-
-    prepare_tracing(compilation.chips)
-    import torch_xla  # noqa: F401  before TensorFlow, which derive_config may need
-
     from tools.tpu.compiler import compile_step, get_default_store
-    from tools.tpu.derive import derive_config
-    from tools.tpu.export import trace_step
+    from tools.tpu.tracing import trace_alone
 
     name, batch = compilation.config.model.name, compilation.batch
     _log(f"tracing the step of {name}, {batch} examples a device")
-    with tempfile.TemporaryDirectory() as folder:
-        derived = derive_config(
-            compilation.config,
-            Path(folder),
-            batch=compilation.batch,
-            devices=compilation.chips,
-            given=_read_sizes(options),
-        )
-        export = trace_step(derived)
+    given, chips = _read_sizes(options), compilation.chips
+    export = trace_alone(compilation.config, batch=batch, devices=chips, given=given)
     _log(f"compiling for {compilation.target.name}, {compilation.chips} device(s)")
     compiled = compile_step(
         export,

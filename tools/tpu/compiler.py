@@ -7,16 +7,14 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
-import sys
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tools.tpu.bundles.chip import get_chip_model
 from tools.tpu.bundles.counting import count_listings
+from tools.tpu.children import run_child
 from tools.tpu.compiled import Compiled, read_stored, write_stored
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -31,10 +29,6 @@ _PACKAGES = ("jax", "jaxlib", "libtpu")
 _OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", re.IGNORECASE)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _TAIL = 6
-
-
-class TimeLimitError(UserError):
-    """A compilation took too long, which tells nothing of its program."""
 
 
 def require_compiler() -> dict[str, str]:
@@ -173,37 +167,8 @@ def _start(
     path, log = folder / "request.json", folder / "log.txt"
     path.write_text(json.dumps(request), encoding="utf-8")
     with log.open("w") as output:
-        command = [sys.executable, str(script), str(path)]
-        child = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            code = _wait(child, time.monotonic(), time_limit_s)
-        finally:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+        code = run_child(script, path, time_limit_s=time_limit_s, output=output)
     return code, log.read_text(encoding="utf-8", errors="replace")
-
-
-def _wait(child: subprocess.Popen[Any], began: float, time_limit_s: float) -> int:
-    while True:
-        try:
-            return child.wait(timeout=1.0)
-        except subprocess.TimeoutExpired:
-            passed = time.monotonic() - began
-            _show_progress(passed)
-        if passed > time_limit_s:
-            raise TimeLimitError(
-                f"the TPU compiler did not finish within --time-limit ({time_limit_s:.0f} s); "
-                "raise it, or compile fewer chips: 16 and 64 tell as much as 256"
-            )
-
-
-def _show_progress(seconds: float) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\rcompiling: {seconds:.0f} s")
-        sys.stderr.flush()
-    elif int(seconds) % 30 == 0:
-        sys.stderr.write(f"compiling: {seconds:.0f} s\n")
 
 
 def _explain_failure(code: int, log: str, target: Target) -> Compiled:

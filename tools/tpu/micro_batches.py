@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from store.reports import COMPILER_NOISE
-from tools.tpu.compiler import TimeLimitError
+from tools.tpu.children import TimeLimitError
 from tools.tpu.schema import MicroBatches, Report
 from utils.errors import UserError
 from utils.storage.local import write_atomically

@@ -9,6 +9,7 @@ import pytest
 from tests.tools.test_compile_for_tpu import CONFIG, create_report
 from tools import compile_for_tpu as tool
 from tools.tpu import compiler
+from tools.tpu.children import TimeLimitError
 from tools.tpu.micro_batches import choose_cheapest, search_micro_batches, write_verdict
 from tools.tpu.schema import Report
 from utils.config import load_config
@@ -62,7 +63,7 @@ def test_a_split_that_is_refused_ends_the_search_and_the_first_one_is_an_error(c
 def test_a_split_that_took_too_long_leaves_no_verdict():
     def measure(parts: int) -> Report:
         if parts == 2:
-            raise compiler.TimeLimitError("900 s")
+            raise TimeLimitError("900 s")
         return report(10.0)
 
     with pytest.raises(UserError, match="900 s"):
