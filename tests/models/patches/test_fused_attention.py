@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import json
 
 import pytest
 import timm
@@ -17,6 +18,7 @@ from models.patches import fused_attention
 from models.patches.fused_attention import KernelAttention, choose_attention_kernel, is_dear
 from models.patches.kernels_attention import choose_group
 from tests.models.patches.test_patches import TINY, get_distance
+from tests.support.tiny_parts import VIT_ARGS
 from tests.test_parity import FORMS, Form, compare, run_form
 from utils.errors import UserError
 
@@ -142,9 +144,10 @@ def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
 @pytest.mark.slow
 def test_a_run_with_kernels_trains_alike_on_a_mesh(tmp_path):
     """Each device its own examples, in one graph, with and without remat."""
-    wanted = run_form(tmp_path / "cpu", Form("cpu"), ())
+    two = f"--model.args={json.dumps({**VIT_ARGS, 'depth': 2})}"
+    wanted = run_form(tmp_path / "cpu", Form("cpu"), (two,))
     for name, flags in (("plain", ()), ("again", ("--train.remat=true",))):
-        flags = ("--model.attention_kernel=on", *flags)
+        flags = (two, "--model.attention_kernel=on", *flags)
         found = run_form(tmp_path / name, FORMS["mesh 4"], flags)
         compare(found, wanted)
         assert found[-1]["graphs_train"] == 1
