@@ -33,6 +33,13 @@ def test_the_program_in_jax_has_the_models_sizes():
         "mixing": 0, "heads": 6, "hidden": 1536,
     }  # fmt: skip
     assert (found["batch"], found["classes"], found["teacher"]) == (16, 10, None)
+    two = "{model: vit_base_patch16_224, args: {depth: 2}}"
+    taught = describe(f"--distill.teachers=[{two}]", "--distill.loss=kd", "--distill.alpha=0.5")
+    assert (taught["teacher"]["width"], taught["teacher"]["depth"], taught["alpha"]) == (
+        768,
+        2,
+        0.5,
+    )
     mixer = describe("--model.name=mixer_s32_224", "--model.args={}")["student"]
     assert mixer == {
         "kind": "mixer", "image": 224, "patch": 32, "depth": 8, "width": 512, "prefix": 0,
@@ -49,6 +56,17 @@ def test_the_program_in_jax_has_the_models_sizes():
 def test_a_step_that_jax_does_not_have_is_refused(flag, words):
     with pytest.raises(UserError, match=words):
         describe(flag)
+
+
+def test_one_teacher_is_all_that_jax_has():
+    with pytest.raises(UserError, match=r"distill.teachers \(2\) is not in .*; give 1"):
+        describe("--distill.teachers=[{model: resnet18}, {model: resnet18}]", "--distill.loss=kd")
+
+
+def test_the_estimate_alone_is_for_jax_alone(capsys):
+    command = [f"--config={ROOT / CONFIG}", "--batch=16", "--estimate-only"]
+    assert jax_vision.main(command) == 2
+    assert "--estimate-only would leave kernels" in capsys.readouterr().err
 
 
 @pytest.mark.slow
