@@ -276,7 +276,7 @@ def split(compilation: Compilation, parts: int) -> Compilation:
 def find_micro_batches(
     compilation: Compilation, options: argparse.Namespace, flags: list[str]
 ) -> Report:
-    """The report of the cheapest split of a step; prints all that were tried.
+    """The report of the cheapest split of a step, compiled as a whole; prints all tried ones.
 
     Raises:
       UserError: none fits.
@@ -284,21 +284,27 @@ def find_micro_batches(
     from job.micro_batches import compute_step_hash
     from tools.tpu import micro_batches as splitting
 
-    found = splitting.search_micro_batches(
-        compilation.batch, lambda parts: create_report(split(compilation, parts), options, flags)
+    def probe(examples: int) -> Report:
+        is_whole = examples == compilation.batch
+        chosen = options if is_whole else _without_files(options)
+        return create_report(replace(split(compilation, 1), batch=examples), chosen, flags)
+
+    found, place = splitting.search_micro_batches(
+        compilation.batch,
+        probe,
+        lambda parts: create_report(split(compilation, parts), options, flags),
     )
-    place = splitting.choose_cheapest(found)
     if place is None:
         raise UserError(
             f"--batch ({compilation.batch}) does not fit {compilation.target.name} in up to "
-            f"{2 ** (len(found) - 1)} micro-batches; lower it, or shard the state"
+            f"{found[-1].parts} micro-batches; lower it, or shard the state"
         )
-    report = found[place]
+    report = found[place].report
     report.micro_batches = splitting.describe_splits(found, compilation.batch, place)
     splitting.print_splits(report.micro_batches, report.unit)
     name = ":".join(str(part) for part in _name_step(compilation))
     step = compute_step_hash(compilation.config)
-    entry = f"{{parts: {2**place}, step: {step}, graph: {report.graph}}}"
+    entry = f"{{parts: {found[place].parts}, step: {step}, graph: {report.graph}}}"
     print(f"verdict for train.accumulate_steps=auto: train.verdicts {{{name}: {entry}}}")
     if options.write:
         splitting.write_verdict(options.config, name, entry)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from store.reports import COMPILER_NOISE
@@ -18,22 +19,76 @@ _SECTION = re.compile(r"^train:\s*(#.*)?$")
 _KEY = "  verdicts:"
 
 
-def search_micro_batches(batch: int, measure: Callable[[int], Report]) -> list[Report]:
-    """Reports of a step in 1, 2, 4, ... micro-batches, as long as one of both figures falls.
+@dataclass(frozen=True)
+class Split:
+    """A step in equal micro-batches.
+
+    Args:
+      report: of the whole step, or of one micro-batch as a step of its own.
+      is_probe: the latter, which compiles in a fraction of the time.
+    """
+
+    parts: int
+    report: Report
+    is_probe: bool
+
+    @property
+    def fits(self) -> bool:
+        """Whether what was compiled fits."""
+        return self.report.fits
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Mcyc of the whole step by the estimate, with bundles where it has none, and by bundles.
+
+        A probe counts the optimizer once for each micro-batch, where a step adds gradients up.
+        """
+        times, report = self.parts if self.is_probe else 1, self.report
+        lonely = report.bundles.unestimated_mcycles if report.bundles else 0.0
+        return times * (report.estimated_mcycles + lonely), times * report.bundles_mcycles
+
+
+def search_micro_batches(
+    batch: int, probe: Callable[[int], Report], measure: Callable[[int], Report]
+) -> tuple[list[Split], int | None]:
+    """All splits of a step that were tried, and the place of the one of the least cost.
+
+    Micro-batches are compiled as steps of their own; of the splits themselves those alone that
+    these would choose, until the cheapest is one that was compiled as a whole.
 
     Args:
       batch: examples of a step on a device.
+      probe: compiles a step of so many examples.
       measure: compiles the step in so many micro-batches.
 
     Raises:
-      UserError: the step as one batch is refused, or a split took too long to compile; one that is
-        refused ends the search, and is told.
+      UserError: as `probe_splits`, or the chosen split is refused.
     """
-    found: list[Report] = []
+    found = probe_splits(batch, probe)
+    while True:
+        place = choose_cheapest(found)
+        if place is None or not found[place].is_probe:
+            return found, place
+        parts = found[place].parts
+        found[place] = Split(parts, measure(parts), is_probe=False)
+
+
+def probe_splits(batch: int, probe: Callable[[int], Report]) -> list[Split]:
+    """A step in 1, 2, 4, ... micro-batches, as long as one of both figures falls.
+
+    Args:
+      batch: examples of a step on a device.
+      probe: compiles a step of so many examples.
+
+    Raises:
+      UserError: the step as one batch is refused, or one took too long to compile; a smaller one
+        that is refused ends the search, and is told.
+    """
+    found: list[Split] = []
     parts = 1
     while not batch % parts and (parts == 1 or batch // parts >= _LEAST_EXAMPLES):
         try:
-            found.append(measure(parts))
+            found.append(Split(parts, probe(batch // parts), is_probe=parts > 1))
         except UserError as error:
             # What was not compiled in time may be the cheapest: no verdict without it.
             if not found or isinstance(error, TimeLimitError):
@@ -46,47 +101,44 @@ def search_micro_batches(batch: int, measure: Callable[[int], Report]) -> list[R
     return found
 
 
-def _falls(before: Report, now: Report) -> bool:
+def _falls(before: Split, now: Split) -> bool:
     """Whether a finer split is cheaper by the estimate or by bundles."""
-    return now.fits and any(new < old for old, new in zip(_cost(before), _cost(now), strict=True))
+    return now.fits and any(new < old for old, new in zip(before.cost, now.cost, strict=True))
 
 
-def _cost(report: Report) -> tuple[float, float]:
-    return report.estimated_mcycles, report.bundles_mcycles
-
-
-def choose_cheapest(found: Sequence[Report]) -> int | None:
+def choose_cheapest(found: Sequence[Split]) -> int | None:
     """The place of the split of the least cost; none: none fits.
 
     A finer one is taken where it is cheaper by both figures, and by more than the compiler's noise
     by one of them: what only one of the two believes in is no gain.
     """
     best: int | None = None
-    for place, report in enumerate(found):
-        if report.fits and (best is None or _is_cheaper(report, found[best])):
+    for place, split in enumerate(found):
+        if split.fits and (best is None or _is_cheaper(split, found[best])):
             best = place
     return best
 
 
-def _is_cheaper(report: Report, best: Report) -> bool:
-    ratios = [new / old for old, new in zip(_cost(best), _cost(report), strict=True)]
+def _is_cheaper(split: Split, best: Split) -> bool:
+    ratios = [new / old for old, new in zip(best.cost, split.cost, strict=True)]
     return max(ratios) < 1 and min(ratios) < 1 - COMPILER_NOISE
 
 
-def describe_splits(found: Sequence[Report], batch: int, chosen: int) -> list[MicroBatches]:
+def describe_splits(found: Sequence[Split], batch: int, chosen: int) -> list[MicroBatches]:
     """What the verdict keeps of each split."""
     return [
         MicroBatches(
-            parts=2**place,
-            examples=batch // 2**place,
-            estimated_mcycles=report.estimated_mcycles,
-            bundles_mcycles=report.bundles_mcycles,
-            peak_bytes=report.memory.peak_bytes,
-            fits=report.fits,
-            graph=report.graph,
+            parts=split.parts,
+            examples=batch // split.parts,
+            estimated_mcycles=split.cost[0] if split.fits else None,
+            bundles_mcycles=split.cost[1] if split.fits else None,
+            peak_bytes=split.report.memory.peak_bytes,
+            fits=split.fits,
+            graph=split.report.graph,
+            probed=split.is_probe,
             chosen=place == chosen,
         )
-        for place, report in enumerate(found)
+        for place, split in enumerate(found)
     ]
 
 
@@ -95,15 +147,20 @@ def print_splits(splits: Sequence[MicroBatches], unit: str) -> None:
     print(f"\n{'parts':>5} {'at once':>8} {'estimate':>10} {'bundles':>10} "
           f"{'kcyc each by estimate':>22} {'by bundles':>11} {'peak GiB':>9}")  # fmt: skip
     for one in splits:
-        peak, mark = f"{one.peak_bytes / 2**30:9.2f}", "  <- least" if one.chosen else ""
+        peak = f"{one.peak_bytes / 2**30:9.2f}"
+        mark = "  <- least" if one.chosen else "  of one part" if one.probed else ""
         if not one.fits:
-            print(f"{one.parts:5} {one.examples:8} {'does not fit':>56} {peak}")
+            print(f"{one.parts:5} {one.examples:8} {'does not fit':>56} {peak}{mark}")
             continue
         costs = (one.estimated_mcycles, one.bundles_mcycles)
         each = [1e3 * cost / (one.parts * one.examples) for cost in costs]
         print(f"{one.parts:5} {one.examples:8} {costs[0]:10.2f} {costs[1]:10.2f} "
               f"{each[0]:22.1f} {each[1]:11.1f} {peak}{mark}")  # fmt: skip
     print(f"Mcyc of a step, kcyc of one of its examples ({unit}); with DMA waits by the model")
+    if any(one.probed for one in splits):
+        print(
+            "of one part: that of a step of one micro-batch, times the parts; its memory as it is"
+        )
 
 
 def write_verdict(path: Path, name: str, entry: str) -> None:

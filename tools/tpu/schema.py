@@ -148,11 +148,16 @@ class MicroBatches(Part):
 
     parts: int
     examples: int = Field(description="of one micro-batch on a device")
-    estimated_mcycles: float | None = Field(description="of the whole step; none: does not fit")
+    estimated_mcycles: float | None = Field(
+        description="of the whole step, by bundles what has no estimate; none: does not fit"
+    )
     bundles_mcycles: float | None
     peak_bytes: int
     fits: bool
     graph: str = Field(description="hash of program, target and versions")
+    probed: bool = Field(
+        description="figures are a step's of one micro-batch, times the parts; memory and graph its"
+    )
     chosen: bool = Field(description="the least cost")
 
 

@@ -10,8 +10,15 @@ from tests.tools.test_compile_for_tpu import CONFIG, create_report
 from tools import compile_for_tpu as tool
 from tools.tpu import compiler
 from tools.tpu.children import TimeLimitError
-from tools.tpu.micro_batches import choose_cheapest, search_micro_batches, write_verdict
-from tools.tpu.schema import Report
+from tools.tpu.micro_batches import (
+    Split,
+    choose_cheapest,
+    describe_splits,
+    probe_splits,
+    search_micro_batches,
+    write_verdict,
+)
+from tools.tpu.schema import BundleReport, Report
 from utils.config import load_config
 from utils.errors import UserError
 
@@ -22,52 +29,92 @@ def report(estimate: float | None, bundles: float | None = None) -> Report:
     return create_report(estimate).model_copy(update=values)
 
 
-def test_finer_splits_are_tried_while_one_of_both_figures_falls():
-    costs = {1: (108.0, 54.0), 2: (70.0, 41.0), 4: (71.0, 40.5), 8: (75.0, 43.0), 16: (1.0, 1.0)}
-    found = search_micro_batches(128, lambda parts: report(*costs[parts]))
-    assert [one.estimated_mcycles for one in found] == [108.0, 70.0, 71.0, 75.0]
+def splits(*figures: tuple[float | None, float]) -> list[Split]:
+    """In 1, 2, 4, ... micro-batches, each compiled as a whole."""
+    return [Split(2**place, report(*one), is_probe=False) for place, one in enumerate(figures)]
+
+
+def test_finer_splits_are_probed_while_one_of_both_figures_falls():
+    costs = {128: (108.0, 54.0), 64: (35.0, 20.5), 32: (17.8, 10.1), 16: (9.4, 5.4), 8: (0.1, 0.1)}
+    found = probe_splits(128, lambda examples: report(*costs[examples]))
+    assert [one.cost for one in found] == [(108.0, 54.0), (70.0, 41.0), (71.2, 40.4), (75.2, 43.2)]
+    assert [one.is_probe for one in found] == [False, True, True, True]
     assert choose_cheapest(found) == 1
 
 
 def test_micro_batches_hold_eight_examples_or_more_and_are_equal():
-    falling = iter(range(100, 0, -1))
-    assert len(search_micro_batches(64, lambda parts: report(float(next(falling))))) == 4
-    assert len(search_micro_batches(20, lambda parts: report(float(next(falling))))) == 2
-    assert len(search_micro_batches(7, lambda parts: report(float(next(falling))))) == 1
+    for batch, tried in ((64, [64, 32, 16, 8]), (20, [20, 10]), (7, [7])):
+        asked: list[int] = []
+
+        def probe(examples: int, asked: list[int] = asked) -> Report:
+            asked.append(examples)
+            return report(float(examples**2))
+
+        probe_splits(batch, probe)
+        assert asked == tried
+
+
+def test_only_a_split_that_was_compiled_as_a_whole_is_chosen():
+    """The probe promises half; the compiled split of two keeps less than that, of four all."""
+    costs = {64: (100.0, 50.0), 32: (25.0, 14.0), 16: (11.0, 6.5), 8: (9.0, 9.0)}
+    whole = {2: (60.0, 30.0), 4: (101.0, 40.0)}
+    asked: list[int] = []
+
+    def measure(parts: int) -> Report:
+        asked.append(parts)
+        return report(*whole[parts])
+
+    found, place = search_micro_batches(64, lambda examples: report(*costs[examples]), measure)
+    assert (asked, place) == ([4, 2], 1) and found[1].cost == (60.0, 30.0)
+    assert [one.is_probe for one in found] == [False, False, False, True]
+    told = describe_splits(found, 64, place)
+    assert [(one.estimated_mcycles, one.probed, one.chosen) for one in told] == [
+        (100.0, False, False), (60.0, False, True), (101.0, False, False), (72.0, True, False)
+    ]  # fmt: skip
+    whole[2] = (98.0, 49.0)
+    assert search_micro_batches(64, lambda examples: report(*costs[examples]), measure)[1] == 0
+
+
+def test_what_has_no_estimate_costs_its_bundles():
+    """A kernel that the estimate leaves out would look like a gain."""
+    told = report(60.0, 51.0)
+    told.bundles = BundleReport.model_construct(unestimated_mcycles=45.0)
+    found = [Split(1, report(100.0, 52.0), False), Split(2, told, False)]
+    assert found[1].cost == (105.0, 51.0) and choose_cheapest(found) == 0
 
 
 def test_what_only_one_figure_believes_in_is_no_gain():
-    assert choose_cheapest([report(100.0, 50.0), report(60.0, 51.0)]) == 0
-    assert choose_cheapest([report(100.0, 50.0), report(98.0, 49.0)]) == 0
-    assert choose_cheapest([report(100.0, 50.0), report(99.0, 40.0)]) == 1
-    assert choose_cheapest([report(None), report(99.0, 40.0)]) == 1
-    assert choose_cheapest([report(None)]) is None
+    assert choose_cheapest(splits((100.0, 50.0), (60.0, 51.0))) == 0
+    assert choose_cheapest(splits((100.0, 50.0), (98.0, 49.0))) == 0
+    assert choose_cheapest(splits((100.0, 50.0), (99.0, 40.0))) == 1
+    assert choose_cheapest(splits((None, 0.0), (99.0, 40.0))) == 1
+    assert choose_cheapest(splits((None, 0.0))) is None
 
 
 def test_a_split_that_is_refused_ends_the_search_and_the_first_one_is_an_error(capsys):
-    def measure(parts: int) -> Report:
-        if parts == 4:
+    def probe(examples: int) -> Report:
+        if examples == 16:
             raise UserError("pairs")
-        return report(10.0 / parts)
+        return report(float(examples**2))
 
-    assert len(search_micro_batches(64, measure)) == 2
+    assert len(probe_splits(64, probe)) == 2
     assert capsys.readouterr().err == "4 micro-batches: pairs\n"
 
-    def refuse(parts: int) -> Report:
+    def refuse(examples: int) -> Report:
         raise UserError("no such model")
 
     with pytest.raises(UserError, match="no such model"):
-        search_micro_batches(64, refuse)
+        probe_splits(64, refuse)
 
 
 def test_a_split_that_took_too_long_leaves_no_verdict():
-    def measure(parts: int) -> Report:
-        if parts == 2:
+    def probe(examples: int) -> Report:
+        if examples == 32:
             raise TimeLimitError("900 s")
         return report(10.0)
 
     with pytest.raises(UserError, match="900 s"):
-        search_micro_batches(64, measure)
+        probe_splits(64, probe)
 
 
 def test_a_verdict_goes_into_the_file_and_replaces_an_older_one(tmp_path: Path):
@@ -115,11 +162,12 @@ def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeyp
 def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monkeypatch):
     path = tmp_path / "x.yaml"
     path.write_text(Path(CONFIG).read_text())
-    asked: list[int] = []
+    asked: list[tuple[int, int]] = []
 
     def create(compilation: tool.Compilation, *_: object) -> Report:
-        asked.append(compilation.config.train.accumulate_steps)
-        costs = {1: (108.0, 54.0), 2: (70.0, 41.0), 4: (75.0, 43.0)}
+        asked.append((compilation.batch, compilation.config.train.accumulate_steps))
+        costs = {(128, 1): (108.0, 54.0), (64, 1): (34.0, 20.0), (32, 1): (18.0, 10.5),
+                 (128, 2): (70.0, 41.0)}  # fmt: skip
         return report(*costs[asked[-1]])
 
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
@@ -127,15 +175,15 @@ def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monke
     told = tmp_path / "told.json"
     command = ["--config", str(path), "--target", "v5e:2x4", "--json", str(told)]
     assert tool.main([*command, "--micro-batches", "--write"]) == 0
-    assert asked == [1, 2, 4]
+    assert asked == [(128, 1), (64, 1), (32, 1), (128, 2)]
     said = capsys.readouterr().out
     assert "<- least" in said and "train.verdicts {v5e:128: {parts: 2" in said
     splits = Report.model_validate_json(told.read_text()).micro_batches
-    assert [(one.parts, one.examples, one.chosen) for one in splits] == [
-        (1, 128, False), (2, 64, True), (4, 32, False)
+    assert [(one.parts, one.examples, one.probed, one.chosen) for one in splits] == [
+        (1, 128, False, False), (2, 64, False, True), (4, 32, True, False)
     ]  # fmt: skip
     assert tool.main([*command, "--train.accumulate_steps=auto"]) == 0
-    assert asked[-1] == 2
+    assert asked[-1] == (128, 2)
     assert "(auto) is 2: by the compiler's verdict" in capsys.readouterr().err
     monkeypatch.setattr(tool, "create_report", lambda *_: report(None))
     assert tool.main([*command, "--micro-batches"]) == 2
