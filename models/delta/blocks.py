@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from models.delta.layout import ChunkPlan, CoreOptions
+from models.delta.products import multiply
 from models.delta.walk import walk_back
 from utils.runtime.loops import has_loop, scan
 
@@ -104,16 +105,16 @@ def retreat_in_blocks(
 
 
 def walk_chunks(
-    factors: Sequence[Tensor], state: Tensor, keep: bool
+    factors: Sequence[Tensor], state: Tensor, keep: bool, products: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `walk.walk` gives of the same factors, chunk by chunk, written out."""
     outputs, states = [], []
     for place in range(factors[0].shape[0]):
         w, u, pairs, query, key, last, *added = (x[place] for x in factors)
-        values = u - w @ state
+        values = u - multiply(w, state, products)
         states.append(state)
-        outputs.append(query @ state + pairs @ values)
-        state = last.unsqueeze(-1) * state + key.transpose(-1, -2) @ values
+        outputs.append(multiply(query, state, products) + multiply(pairs, values, products))
+        state = last.unsqueeze(-1) * state + multiply(_turn(key), values, products)
         for one in added:
             state = state + one
     return torch.stack(outputs), torch.stack(states) if keep else state.new_empty(0), state
@@ -124,18 +125,20 @@ def walk_back_by(
 ) -> tuple[Tensor, Tensor]:
     """`walk.walk_back`, written out where options say so."""
     if options.is_written_out:
-        return _walk_chunks_back(factors, grad)
-    return walk_back(factors, grad, options.loop, options.parts)
+        return _walk_chunks_back(factors, grad, options.products)
+    return walk_back(factors, grad, options.loop, options.parts, options.products)
 
 
-def _walk_chunks_back(factors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, Tensor]:
+def _walk_chunks_back(
+    factors: Sequence[Tensor], grad: Tensor, products: str
+) -> tuple[Tensor, Tensor]:
     """What `walk.walk_back` gives of the same factors, written out."""
     after = []
     for place in range(factors[0].shape[0] - 1, -1, -1):
         from_outputs, key, w, last, to_state = (x[place] for x in factors)
         after.append(grad)
-        values = from_outputs + key @ grad
-        grad = last.unsqueeze(-1) * grad + to_state - w.transpose(-1, -2) @ values
+        values = from_outputs + multiply(key, grad, products)
+        grad = last.unsqueeze(-1) * grad + to_state - multiply(_turn(w), values, products)
     return torch.stack(after[::-1]), grad
 
 

@@ -54,6 +54,7 @@ from models.delta.layout import (
     keep_reached,
     to_chunks,
 )
+from models.delta.products import multiply, narrow
 from models.delta.solve import invert, invert_beside
 from models.delta.walk import walk
 
@@ -107,6 +108,7 @@ class _Chunks:
       into: decay of the state before the chunk up to each row.
       out: decay of each row up to the chunk's end.
       last: decay of a state over the whole chunk, [N, B, H, K or 1].
+      products: how matrices are multiplied.
     """
 
     q: Tensor
@@ -120,14 +122,19 @@ class _Chunks:
     out: Tensor
     last: Tensor
     pairs: Tensor | None
+    products: str
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y."""
+        return multiply(x, y, self.products)
 
     def compute_pairs(self) -> Tensor:
         """P [N, B, H, C, C]."""
-        return multiply_pairs(self.q, self.k, self.g, Pairing(keep=self.pairs))
+        return multiply_pairs(self.q, self.k, self.g, self.get_pairing())
 
     def compute_system(self) -> Tensor:
         """L, strictly lower."""
-        return multiply_pairs(self.erased, self.k, self.g, Pairing(strict=True, keep=self.pairs))
+        return multiply_pairs(self.erased, self.k, self.g, self.get_pairing(strict=True))
 
     def get_sides(self) -> tuple[Tensor, Tensor]:
         """What A is multiplied with: of the state before the chunk, and of values."""
@@ -136,10 +143,15 @@ class _Chunks:
     def solve(self, inverse: Tensor) -> tuple[Tensor, Tensor]:
         """W and U, by two products: joined for one they would be copied before and behind it."""
         known, values = self.get_sides()
-        return inverse @ known, inverse @ values
+        return self.multiply(inverse, known), self.multiply(inverse, values)
+
+    def get_pairing(self, *, strict: bool = False) -> Pairing:
+        """Which pairs of a chunk count."""
+        return Pairing(strict=strict, keep=self.pairs, products=self.products)
 
 
-def _cut(parts: Sequence[Tensor], starts: Tensor | None, chunk: int) -> _Chunks:
+def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _Chunks:
+    chunk = plan.chunk
     dtype, heads = get_state_dtype(parts[2]), parts[2].shape[2]
     wide = (x.repeat_interleave(heads // x.shape[2], dim=2) for x in parts)
     q, k, v, g, erase, write = (to_chunks(x, chunk, dtype) for x in wide)
@@ -149,7 +161,7 @@ def _cut(parts: Sequence[Tensor], starts: Tensor | None, chunk: int) -> _Chunks:
         into=keep_reached(sum_before(g).exp(), reach.entry),
         out=keep_reached(sum_behind(g).exp(), reach.exit),
         last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
-        pairs=reach.pairs,
+        pairs=reach.pairs, products=plan.options.products,
     )  # fmt: skip
 
 
@@ -196,7 +208,7 @@ def _advance(
     parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs [B, T, H, V], inverses and states of chunks, and the last state."""
-    chunks, options = _cut(parts, starts, plan.chunk), plan.options
+    chunks, options = _cut(parts, starts, plan), plan.options
     find = invert_beside if options.is_written_out else invert
     inverse = find(chunks.compute_system(), options.solver)
     factors = [
@@ -206,10 +218,14 @@ def _advance(
         factors = [inverse, *chunks.get_sides(), *factors]
         output, states, state = kernel_walk(factors, state, plan.keep)
     elif options.is_written_out:
-        output, states, state = walk_chunks([*chunks.solve(inverse), *factors], state, plan.keep)
-    else:
         factors = [*chunks.solve(inverse), *factors]
-        output, states, state = walk(factors, state, options.loop, plan.keep, options.parts)
+        output, states, state = walk_chunks(factors, state, plan.keep, options.products)
+    else:
+        *factors, last = [*chunks.solve(inverse), *factors]
+        factors = [*narrow(factors, options.products), last]
+        output, states, state = walk(
+            factors, state, options.loop, plan.keep, options.parts, options.products
+        )
     return from_chunks(output).to(parts[2].dtype), inverse, states, state
 
 
@@ -221,7 +237,7 @@ def _retreat(
     plan: ChunkPlan,
 ) -> list[Tensor]:
     """Gradients of all parts, in their types, and of the first state."""
-    chunks = _cut(parts, starts, plan.chunk)
+    chunks = _cut(parts, starts, plan)
     grad = to_chunks(grads[0], plan.chunk, chunks.v.dtype)
     *found, to_state = _Pull(chunks, *kept).pull(grad, grads[1], plan.options)
     of_inputs = [
@@ -252,30 +268,33 @@ class _Pull:
         pairs, key, query = one.compute_pairs(), one.k * one.out, one.q * one.into
         if options.kernels == "pallas":
             known, values = one.get_sides()
-            values = self.inverse @ (values - known @ self.states)
+            values = one.multiply(self.inverse, values - one.multiply(known, self.states))
             factors = [self.inverse, known, pairs, query, key, one.last, grad]
             return values, *kernel_walk_back(factors, grad_state)
         w, u = one.solve(self.inverse)
-        from_outputs, to_state = _turn(pairs) @ grad, _turn(query) @ grad
-        factors = [from_outputs, key, w, one.last, to_state]
+        from_outputs, to_state = (one.multiply(_turn(x), grad) for x in (pairs, query))
+        factors = [from_outputs, key, w]
+        if not options.is_written_out:
+            factors = narrow(factors, options.products)
+        factors += [one.last, to_state]
         after, before = walk_back_by(factors, grad_state, options)
-        sides = _turn(self.inverse) @ (from_outputs + key @ after)
-        return u - w @ self.states, sides, after, before
+        sides = one.multiply(_turn(self.inverse), from_outputs + one.multiply(key, after))
+        return u - one.multiply(w, self.states), sides, after, before
 
     def pull(self, grad: Tensor, grad_state: Tensor, options: CoreOptions) -> tuple[Tensor, ...]:
         """Gradients of q, k, v, g, erase, write, gates still of all channels, and of the state."""
         one = self.chunks
         values, sides, after, before = self._walk(grad, grad_state, options)
         to_q, k_of_q, g_of_q = pull_pairs(
-            grad @ _turn(values), one.q, one.k, one.g, Pairing(keep=one.pairs)
+            one.multiply(grad, _turn(values)), one.q, one.k, one.g, one.get_pairing()
         )
         to_erased, k_of_erased, g_of_erased = pull_pairs(
-            -(sides @ _turn(values)), one.erased, one.k, one.g,
-            Pairing(strict=True, keep=one.pairs),
+            -one.multiply(sides, _turn(values)), one.erased, one.k, one.g,
+            one.get_pairing(strict=True),
         )  # fmt: skip
-        q_before = one.into * (grad @ _turn(self.states))
-        erased_before = -one.into * (sides @ _turn(self.states))
-        k_behind = one.out * (values @ _turn(after))
+        q_before = one.into * one.multiply(grad, _turn(self.states))
+        erased_before = -one.into * one.multiply(sides, _turn(self.states))
+        k_behind = one.out * one.multiply(values, _turn(after))
         to_erased = to_erased + erased_before
         of_gates = (
             one.q * q_before + one.erased * erased_before, one.k * k_behind,

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.delta.products import multiply
+
 SUB_BLOCK = 16
 
 
@@ -29,11 +31,17 @@ class Pairing:
       strict: j < i alone.
       before: the decay ends before the row's own gate (t up to i - 1); needs `strict`.
       keep: bool [..., C, C] of pairs that may count, of packed sequences; none: all.
+      products: how matrices are multiplied (`models.delta.products`).
     """
 
     strict: bool = False
     before: bool = False
     keep: Tensor | None = None
+    products: str = "auto"
+
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y."""
+        return multiply(x, y, self.products)
 
 
 def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
@@ -77,14 +85,14 @@ def _sum_marked(g: Tensor, marks: Tensor) -> Tensor:
 def multiply_pairs(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:
     """[..., C, C] of rows x [..., C, K] and columns y [..., C, K], 0 where no pair counts."""
     if g.shape[-1] == 1:
-        return (x @ y.transpose(-1, -2)) * _decay_of_head(g, pairing)
+        return pairing.multiply(x, y.transpose(-1, -2)) * _decay_of_head(g, pairing)
     size, count = _get_sub_block(x), x.shape[-2]
     rows, columns, gates = (_cut(z, size) for z in (x, y, g))
     inside = _decay_inside(gates, pairing)
     blocks = (rows.unsqueeze(-2) * columns.unsqueeze(-3) * inside).sum(dim=-1)
     while size < count:
         rows, columns = _scale_halves(x, y, g, size, pairing)
-        blocks = join_blocks(blocks, rows @ columns.transpose(-1, -2))
+        blocks = join_blocks(blocks, pairing.multiply(rows, columns.transpose(-1, -2)))
         size *= 2
     return _drop(blocks.squeeze(-3), pairing.keep)
 
@@ -99,8 +107,10 @@ def pull_pairs(
     """
     if g.shape[-1] == 1:
         decayed = grad * _decay_of_head(g, pairing)
-        between = _sum_between((decayed * (x @ y.transpose(-1, -2))).unsqueeze(-1), pairing)
-        return decayed @ y, decayed.transpose(-1, -2) @ x, between
+        counted = decayed * pairing.multiply(x, y.transpose(-1, -2))
+        between = _sum_between(counted.unsqueeze(-1), pairing)
+        to_y = pairing.multiply(decayed.transpose(-1, -2), x)
+        return pairing.multiply(decayed, y), to_y, between
     grad = _drop(grad, pairing.keep)
     size, count = _get_sub_block(x), x.shape[-2]
     rows, columns, gates = (_cut(z, size) for z in (x, y, g))
@@ -126,8 +136,8 @@ def _pull_halves(
     x, y, g = given
     ends, begins = _decay_halves(g, size, pairing)
     firsts, seconds = _cut(y, 2 * size)[..., :size, :], _cut(x, 2 * size)[..., size:, :]
-    to_rows = ends * (lower @ (firsts * begins))
-    to_columns = begins * (lower.transpose(-1, -2) @ (seconds * ends))
+    to_rows = ends * pairing.multiply(lower, firsts * begins)
+    to_columns = begins * pairing.multiply(lower.transpose(-1, -2), seconds * ends)
     up_to = sum_behind if pairing.before else sum_to_end
     of_firsts, of_seconds = sum_before(firsts * to_columns, before=True), up_to(seconds * to_rows)
     none = torch.zeros_like(to_rows)

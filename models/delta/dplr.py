@@ -45,6 +45,7 @@ from models.delta.layout import (
     keep_reached,
     to_chunks,
 )
+from models.delta.products import narrow
 from models.delta.solve import invert, invert_beside
 from models.delta.walk import walk
 
@@ -100,8 +101,13 @@ class _DplrChunks:
     of_q: Pairing
     of_a: Pairing
 
+    def multiply(self, x: Tensor, y: Tensor) -> Tensor:
+        """x @ y."""
+        return self.of_q.multiply(x, y)
 
-def _cut(parts: Sequence[Tensor], starts: Tensor | None, chunk: int) -> _DplrChunks:
+
+def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _DplrChunks:
+    chunk, products = plan.chunk, plan.options.products
     dtype = get_state_dtype(parts[2])
     q, k, v, g, a, b = (to_chunks(x, chunk, dtype) for x in parts)
     reach = find_reach(starts, chunk)
@@ -111,20 +117,21 @@ def _cut(parts: Sequence[Tensor], starts: Tensor | None, chunk: int) -> _DplrChu
         before=keep_reached(sum_before(g, before=True).exp(), reach.entry),
         out=keep_reached(sum_behind(g).exp(), reach.exit),
         last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
-        of_q=Pairing(keep=reach.pairs),
-        of_a=Pairing(strict=True, before=True, keep=reach.pairs),
+        of_q=Pairing(keep=reach.pairs, products=products),
+        of_a=Pairing(strict=True, before=True, keep=reach.pairs, products=products),
     )  # fmt: skip
 
 
 def _get_sides(one: _DplrChunks) -> tuple[Tensor, Tensor]:
     """What A is multiplied with: of the state before the chunk, and of values."""
-    return -one.a * one.before, multiply_pairs(one.a, one.k, one.g, one.of_a) @ one.v
+    known = multiply_pairs(one.a, one.k, one.g, one.of_a)
+    return -one.a * one.before, one.multiply(known, one.v)
 
 
 def _solve(one: _DplrChunks, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """W and U of the walk."""
     sides = torch.cat(_get_sides(one), dim=-1)
-    w, u = (inverse @ sides).split([one.k.shape[-1], one.v.shape[-1]], dim=-1)
+    w, u = one.multiply(inverse, sides).split([one.k.shape[-1], one.v.shape[-1]], dim=-1)
     return w, u
 
 
@@ -163,22 +170,28 @@ def _advance(
     parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Outputs [B, T, H, V], inverses and states of chunks, and the last state."""
-    one, options = _cut(parts, starts, plan.chunk), plan.options
+    one, options = _cut(parts, starts, plan), plan.options
     find = invert_beside if options.is_written_out else invert
     inverse = find(-multiply_pairs(one.a, one.b, one.g, one.of_a), options.solver)
     pairs, known = (multiply_pairs(one.q, y, one.g, one.of_q) for y in (one.b, one.k))
     factors = [
-        pairs, one.q * one.into, one.b * one.out, one.last, _turn(one.k * one.out) @ one.v,
+        pairs, one.q * one.into, one.b * one.out, one.last,
+        one.multiply(_turn(one.k * one.out), one.v),
     ]  # fmt: skip
     if options.kernels == "pallas":
         factors = [inverse, *_get_sides(one), *factors]
         output, states, state = kernel_walk(factors, state, plan.keep)
     elif options.is_written_out:
-        output, states, state = walk_chunks([*_solve(one, inverse), *factors], state, plan.keep)
-    else:
         factors = [*_solve(one, inverse), *factors]
-        output, states, state = walk(factors, state, options.loop, plan.keep, options.parts)
-    return from_chunks(output + known @ one.v).to(parts[2].dtype), inverse, states, state
+        output, states, state = walk_chunks(factors, state, plan.keep, options.products)
+    else:
+        *factors, last, written = [*_solve(one, inverse), *factors]
+        factors = [*narrow(factors, options.products), last, written]
+        output, states, state = walk(
+            factors, state, options.loop, plan.keep, options.parts, options.products
+        )
+    output = from_chunks(output + one.multiply(known, one.v))
+    return output.to(parts[2].dtype), inverse, states, state
 
 
 def _retreat(
@@ -189,7 +202,7 @@ def _retreat(
     plan: ChunkPlan,
 ) -> list[Tensor]:
     """Gradients of all parts, in their types, and of the first state."""
-    one = _cut(parts, starts, plan.chunk)
+    one = _cut(parts, starts, plan)
     grad = to_chunks(grads[0], plan.chunk, one.v.dtype)
     *found, to_state = _pull(one, (kept[0], kept[1]), grad, grads[1], plan.options)
     of_inputs = [from_chunks(x).to(like.dtype) for x, like in zip(found, parts, strict=True)]
@@ -208,18 +221,19 @@ def _pull(
     known = multiply_pairs(one.q, one.k, one.g, one.of_q)
     values, sides, after, before = _walk(one, kept, grad, grad_state, options)
     of_pairs = (
-        (grad @ _turn(values), one.q, one.b, one.of_q),
-        (grad @ _turn(one.v), one.q, one.k, one.of_q),
-        (sides @ _turn(values), one.a, one.b, one.of_a),
-        (sides @ _turn(one.v), one.a, one.k, one.of_a),
-    )
+        (grad, values, one.q, one.b, one.of_q), (grad, one.v, one.q, one.k, one.of_q),
+        (sides, values, one.a, one.b, one.of_a), (sides, one.v, one.a, one.k, one.of_a),
+    )  # fmt: skip
     (q_b, b_q, g_0), (q_k, k_q, g_1), (a_b, b_a, g_2), (a_k, k_a, g_3) = (
-        pull_pairs(product, x, y, one.g, pairing) for product, x, y, pairing in of_pairs
+        pull_pairs(one.multiply(left, _turn(right)), x, y, one.g, pairing)
+        for left, right, x, y, pairing in of_pairs
     )
-    b_behind, k_behind = one.out * (values @ _turn(after)), one.out * (one.v @ _turn(after))
-    q_before, a_before = one.into * (grad @ _turn(states)), one.before * (sides @ _turn(states))
-    to_v = _turn(known) @ grad + (one.k * one.out) @ after
-    to_v = to_v + _turn(multiply_pairs(one.a, one.k, one.g, one.of_a)) @ sides
+    b_behind, k_behind = (one.out * one.multiply(x, _turn(after)) for x in (values, one.v))
+    q_before = one.into * one.multiply(grad, _turn(states))
+    a_before = one.before * one.multiply(sides, _turn(states))
+    to_v = one.multiply(_turn(known), grad) + one.multiply(one.k * one.out, after)
+    solved = multiply_pairs(one.a, one.k, one.g, one.of_a)
+    to_v = to_v + one.multiply(_turn(solved), sides)
     # Decay from the chunk's beginning up to rows of q, before those of a, and behind columns.
     to_g = sum_to_end(one.q * q_before) + sum_behind(one.a * a_before)
     to_g = to_g + sum_before(one.b * b_behind + one.k * k_behind, before=True)
@@ -244,13 +258,17 @@ def _walk(
     if options.kernels == "pallas":
         known, values = _get_sides(one)
         factors = [inverse, known, pairs, one.q * one.into, written, one.last, grad]
-        values = inverse @ (values - known @ states)
+        values = one.multiply(inverse, values - one.multiply(known, states))
         return values, *kernel_walk_back(factors, grad_state)
     w, u = _solve(one, inverse)
-    from_outputs, to_state = _turn(pairs) @ grad, _turn(one.q * one.into) @ grad
-    factors = [from_outputs, written, w, one.last, to_state]
+    from_outputs, to_state = (one.multiply(_turn(x), grad) for x in (pairs, one.q * one.into))
+    factors = [from_outputs, written, w]
+    if not options.is_written_out:
+        factors = narrow(factors, options.products)
+    factors += [one.last, to_state]
     after, before = walk_back_by(factors, grad_state, options)
-    return u - w @ states, _turn(inverse) @ (from_outputs + written @ after), after, before
+    sides = one.multiply(_turn(inverse), from_outputs + one.multiply(written, after))
+    return u - one.multiply(w, states), sides, after, before
 
 
 def _turn(x: Tensor) -> Tensor:

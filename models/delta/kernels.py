@@ -86,14 +86,18 @@ def _require_flash(layers: Sequence[nn.Module]) -> None:
 def _is_cheaper(layer: nn.Module, device: torch.device) -> bool:
     """Whether the compiler's bundles say so, of those that were counted (docs/delta.md).
 
-    They were of the fused kernels alone, of heads of 128: of Gated DeltaNet and of KDA.
+    They were of the fused kernels alone, of heads of 128: of Gated DeltaNet and of KDA. Who says
+    how products are rounded wants XLA's form.
     """
     from models.delta.kimi import KimiDeltaAttention
     from models.delta.layers import GatedDeltaNet
 
     if not isinstance(layer, (GatedDeltaNet, KimiDeltaAttention)) or layer.widths != (128, 128):
         return False
-    is_whole = layer.options.parts == 1 == count_sequence_parts()
+    options = layer.options
+    if options.products != "auto":
+        return False
+    is_whole = options.parts == 1 == count_sequence_parts()
     return is_whole and takes_kernels(device) and has_custom_calls()
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.delta.backends import OWN, require_backend
+from models.delta.products import PRODUCTS
 from models.delta.solve import SOLVERS
 from models.delta.walk import LOOPS
 from utils.errors import UserError
@@ -32,6 +33,9 @@ class CoreOptions:
       pad: tokens that fill no chunk are padded; else they are refused.
       parts: of a sequence, walked over at the same time, if it is a multiple; on a mesh with an
         axis for sequences as many times its devices.
+      products: of matrices: auto (of float32, as the device multiplies it), or by parts of
+        bfloat16 that are summed in float32: bfloat16 (one), bfloat16x3 (two, in three products)
+        or bfloat16x6 (three, in six); nothing else is rounded.
       kernels: xla, or pallas: the walk over chunks is a kernel and `loop` of no account.
       backend: own, or a package whose kernels layers use in place of all that: fla, flash_qla or
         flashinfer.
@@ -42,6 +46,7 @@ class CoreOptions:
     loop: str = "scan"
     pad: bool = True
     parts: int = 1
+    products: str = "auto"
     kernels: str = "xla"
     backend: str = OWN
 
@@ -55,11 +60,19 @@ class CoreOptions:
         if type(self.parts) is not int or self.parts < 1:
             raise UserError(f"parts ({self.parts!r}) must be a whole number, 1 or more")
         require_backend(self.backend)
-        for name, known in (("solver", SOLVERS), ("loop", LOOPS), ("kernels", KERNELS)):
+        known_by_name = {
+            "solver": SOLVERS, "loop": LOOPS, "products": PRODUCTS, "kernels": KERNELS,
+        }  # fmt: skip
+        for name, known in known_by_name.items():
             value = getattr(self, name)
             if value not in known:
                 raise UserError(f"{name} ({value!r}) is none of {', '.join(known)}; choose one")
 
+        if self.products != "auto" and self.kernels == "pallas":
+            raise UserError(
+                "kernels (pallas) multiply by parts of their own, and products "
+                f"({self.products}) are asked for; leave one of them"
+            )
         if self.parts > 1 and self.kernels == "pallas":
             raise UserError(
                 f"kernels (pallas) walk over a sequence as a whole, and parts ({self.parts}) are "

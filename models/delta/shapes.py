@@ -32,12 +32,14 @@ class ChunkedShape(ModelShape):
       chunk: tokens that are computed at a time.
       solver: of the triangular systems of chunks.
       loop: over chunks.
+      products: of matrices, in float32 or by parts of bfloat16.
       backend: own, or fla, flash_qla or flashinfer, whose kernels run on NVIDIA GPUs.
     """
 
     chunk: int = 64
     solver: str = "triangular_solve"
     loop: str = "scan"
+    products: str = "auto"
     backend: str = "own"
 
     def __post_init__(self) -> None:
@@ -52,8 +54,9 @@ class ChunkedShape(ModelShape):
         """
         try:
             return CoreOptions(
-                chunk=self.chunk, solver=self.solver, loop=self.loop, backend=self.backend
-            )
+                chunk=self.chunk, solver=self.solver, loop=self.loop,
+                products=self.products, backend=self.backend,
+            )  # fmt: skip
         except UserError as error:
             raise UserError(f"model.args.{error}") from None
 

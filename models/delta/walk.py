@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from models.delta.products import multiply, widen
 from utils.runtime.loops import scan, unroll
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
@@ -28,7 +29,7 @@ _Move = Callable[[Tensor, Sequence[Tensor]], Tensor]
 
 @torch.library.custom_op("delta::walk", mutates_args=())
 def walk(
-    factors: Sequence[Tensor], state: Tensor, loop: str, keep: bool, parts: int
+    factors: Sequence[Tensor], state: Tensor, loop: str, keep: bool, parts: int, products: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Outputs [N, B, H, C, V], the state before each chunk, and the state behind the last.
 
@@ -38,23 +39,24 @@ def walk(
       state: [B, H, K, V].
       keep: states of chunks are wanted; else they come as [0].
       parts: equal runs of chunks that are walked at the same time.
+      products: how matrices are multiplied; factors may be as narrow as its `narrow` makes them.
     """
 
     def step(state: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         w, u, p, q, k, last, *added = slices
-        values = u - w @ state
-        output = q @ state + p @ values
-        moved = last.unsqueeze(-1) * state + k.transpose(-1, -2) @ values
+        values = widen(u) - multiply(w, state, products)
+        output = multiply(q, state, products) + multiply(p, values, products)
+        moved = last.unsqueeze(-1) * state + multiply(k.transpose(-1, -2), values, products)
         for one in added:
             moved = moved + one
         return moved, [output, state] if keep else [output]
 
     def move(state: Tensor, slices: Sequence[Tensor]) -> Tensor:
         w, u, k, last, *added = slices
-        values = _widen(u, state) - w @ state
-        moved = last.unsqueeze(-1) * state + k.transpose(-1, -2) @ values
+        values = _extend(widen(u), state) - multiply(w, state, products)
+        moved = last.unsqueeze(-1) * state + multiply(k.transpose(-1, -2), values, products)
         for one in added:
-            moved = moved + _widen(one, state)
+            moved = moved + _extend(one, state)
         return moved
 
     if parts > 1:
@@ -70,29 +72,30 @@ def walk(
 
 @walk.register_fake
 def _(
-    factors: Sequence[Tensor], state: Tensor, loop: str, keep: bool, parts: int
+    factors: Sequence[Tensor], state: Tensor, loop: str, keep: bool, parts: int, products: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     u = factors[1]
     states = state.new_empty((u.shape[0], *state.shape)) if keep else state.new_empty(0)
-    return torch.empty_like(u), states, torch.empty_like(state)
+    return torch.empty_like(u, dtype=state.dtype), states, torch.empty_like(state)
 
 
 @torch.library.custom_op("delta::walk_back", mutates_args=())
 def walk_back(
-    factors: Sequence[Tensor], grad: Tensor, loop: str, parts: int
+    factors: Sequence[Tensor], grad: Tensor, loop: str, parts: int, products: str
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the state behind each chunk [N, B, H, K, V], and of the state before the first.
 
     Args:
       factors: P^T dO [N, B, H, C, V], K, W, `last` as above, and Q^T dO [N, B, H, K, V].
       grad: of the state behind the last chunk.
-      parts: as above.
+      parts, products: as above.
     """
 
     def move(grad: Tensor, slices: Sequence[Tensor]) -> Tensor:
         from_outputs, k, w, last, to_state = slices
-        values = _widen(from_outputs, grad) + k @ grad
-        return last.unsqueeze(-1) * grad + _widen(to_state, grad) - w.transpose(-1, -2) @ values
+        values = _extend(widen(from_outputs), grad) + multiply(k, grad, products)
+        moved = last.unsqueeze(-1) * grad + _extend(to_state, grad)
+        return moved - multiply(w.transpose(-1, -2), values, products)
 
     def step(grad: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         return move(grad, slices), [grad]
@@ -107,7 +110,9 @@ def walk_back(
 
 
 @walk_back.register_fake
-def _(factors: Sequence[Tensor], grad: Tensor, loop: str, parts: int) -> tuple[Tensor, Tensor]:
+def _(
+    factors: Sequence[Tensor], grad: Tensor, loop: str, parts: int, products: str
+) -> tuple[Tensor, Tensor]:
     return torch.empty_like(factors[4]), torch.empty_like(grad)
 
 
@@ -137,7 +142,7 @@ def _find_begins(
     return deal_sequence(torch.stack(begins[::-1] if reverse else begins), 0, batch=1)
 
 
-def _widen(x: Tensor, state: Tensor) -> Tensor:
+def _extend(x: Tensor, state: Tensor) -> Tensor:
     """x behind columns of zeros, as many as the state has more of."""
     missing = state.shape[-1] - x.shape[-1]
     return torch.nn.functional.pad(x, [missing, 0]) if missing else x

@@ -37,6 +37,8 @@ from tests.models.delta.variants import (
 from utils.errors import UserError
 
 SEGMENTS = torch.tensor([[0] * 5 + [1] * 10 + [2] * 6, [4] * 8 + [1] * 9 + [0] * 4])
+# Least and largest errors of float32 inputs with products of so many parts: 8, 16 and 24 bits.
+BOUNDS = {"bfloat16": (1e-4, 3e-2), "bfloat16x3": (1e-6, 1e-4), "bfloat16x6": (0.0, 3e-6)}
 MASK = torch.rand(B, T, generator=torch.Generator().manual_seed(1)) > 0.3
 
 
@@ -117,6 +119,24 @@ FORMS = [
     # Six chunks and seven of nothing behind them, in parts of three at the same time.
     CoreOptions(chunk=4, parts=3),
 ]
+
+
+@pytest.mark.parametrize("products", BOUNDS)
+@pytest.mark.parametrize("name", RULES)
+def test_products_err_by_the_bits_of_their_parts(name, products):
+    inputs, start = create_inputs(name, dtype=torch.float32), create_start(torch.float32)
+    wide = rebuild(inputs, torch.Tensor.double)
+    wanted = find_gradients(get_recurrence(name), wide, start.double())
+    least, most = BOUNDS[products]
+    for loop, parts in (("scan", 1), ("unrolled", 1), ("scan", 3)):
+        options = CoreOptions(chunk=4, products=products, loop=loop, parts=parts)
+        found = find_gradients(get_chunked(name), inputs, start, options=options)
+        error = find_largest_error(found, wanted)
+        assert least < error < most, f"{loop} in {parts}: {error:.1e}"
+        assert found["state"].dtype == torch.float32
+    # Numbers of 64 bits are no sums of three of 8.
+    found = find_gradients(get_chunked(name), wide, start.double(), options=options)
+    assert find_largest_error(found, wanted) < 1e-12
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -276,6 +296,11 @@ def test_32768_tokens_are_finite_and_those_of_the_recurrence(name):
     [
         (lambda x: CoreOptions(chunk=48), "chunk (48) must be a power of two from 2 to 256"),
         (lambda x: CoreOptions(solver="lu"), "solver ('lu') is none of triangular_solve, ladder16"),
+        (lambda x: CoreOptions(products="fp8"), "products ('fp8') is none of auto, bfloat16, bfl"),
+        (
+            lambda x: CoreOptions(products="bfloat16", kernels="pallas"),
+            "kernels (pallas) multiply by parts of their own, and products (bfloat16) are asked",
+        ),
         (lambda x: CoreOptions(parts=0), "parts (0) must be a whole number, 1 or more"),
         (lambda x: CoreOptions(loop="while"), "loop ('while') is none of scan, blocks, unrolled"),
         (lambda x: chunk_delta_rule(x, options=CoreOptions(8, pad=False)), "21 tokens are no mul"),

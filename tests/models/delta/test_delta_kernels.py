@@ -215,6 +215,11 @@ def test_auto_takes_kernels_on_a_tpu_for_what_was_counted(monkeypatch):
             choose_kernels("auto", torch.device("xla"), model)
             options = [x.options for x in model.modules() if hasattr(x, "options")]
             assert [x.kernels for x in options] == [found]
+            args["products"] = "bfloat16x3"
+            model = MODELS.get(name)(16, 8, depth=1, width=32, mlp_width=32, **args)
+            choose_kernels("auto", torch.device("xla"), model)
+            options = [x.options for x in model.modules() if hasattr(x, "options")]
+            assert [(x.kernels, x.products) for x in options] == [("xla", "bfloat16x3")]
 
 
 def create_layers(width: int, kernels: str) -> torch.nn.Sequential:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from models.delta import CoreOptions, chunk_delta_rule, chunk_dplr, recur_delta_rule, recur_dplr
-from tests.models.delta.test_delta_core import MASK, SEGMENTS
+from tests.models.delta.test_delta_core import BOUNDS, MASK, SEGMENTS
 from tests.models.delta.variants import (
     create_inputs,
     create_start,
@@ -47,6 +47,20 @@ def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
     found = find_gradients(chunked, inputs, start, device=device, options=options, **kwargs)
     assert find_largest_error(found, wanted) < 1e-13
     assert [one for one in metrics.counter_names() if one.startswith("aten::")] == []
+
+
+@pytest.mark.parametrize(("name", "products"), [("gdn", "bfloat16x3"), ("rwkv7", "bfloat16")])
+def test_xla_cuts_factors_into_parts_as_pytorch_does(name, products):
+    """It takes a cast to bfloat16 and back for nothing, and the parts behind the first with it."""
+    recur, chunked = (recur_dplr, chunk_dplr) if name == "rwkv7" else (
+        recur_delta_rule, chunk_delta_rule,
+    )  # fmt: skip
+    inputs, start = create_inputs(name, dtype=torch.float32), create_start(torch.float32)
+    options = CoreOptions(chunk=8, products=products)
+    wanted = find_gradients(recur, rebuild(inputs, torch.Tensor.double), start.double())
+    there = find_gradients(chunked, inputs, start, device=str(xla.device()), options=options)
+    least, most = BOUNDS[products]
+    assert least < find_largest_error(there, wanted) < most
 
 
 def test_gradients_fetched_one_by_one_are_not_taken_for_each_other():

@@ -84,6 +84,19 @@ def test_three_of_four_layers_keep_a_state_of_fixed_size():
     assert cache[3].length == 14
 
 
+def test_models_take_how_products_are_made():
+    """`model.args.products`: of rules alone, so that logits differ by what it rounds."""
+    tokens = draw_tokens(20)
+    for name in ("qwen3_5", "kimi_linear"):
+        with torch.no_grad():
+            wanted = create(name)(tokens)
+            found = {x: create(name, products=x)(tokens) for x in ("bfloat16", "bfloat16x3")}
+        rough, fine = ((x - wanted).abs().max() / wanted.abs().max() for x in found.values())
+        assert 1e-4 < rough < 0.1 and 0 < fine < 1e-2 * rough
+    with pytest.raises(UserError, match=r"^model\.args\.products \('fp8'\) is none of auto, "):
+        create("qwen3_5", products="fp8")
+
+
 def test_a_token_sees_none_behind_it():
     model, tokens = create("qwen3_5"), draw_tokens(20)
     other = tokens.clone()

@@ -73,6 +73,7 @@ def create_parser() -> argparse.ArgumentParser:
     add("--solver", default="triangular_solve", help="triangular_solve, ladder16 or rows")
     add("--loop", default=None, choices=("scan", "blocks", "unrolled"), help="over chunks; none: "
         "as models have it")  # fmt: skip
+    add("--products", default="auto", help="of matrices: auto, bfloat16, bfloat16x3 or bfloat16x6")
     add("--precision", default="default", choices=("default", "high", "highest"),
         help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16")  # fmt: skip
     add("--repeats", type=int, default=5, help="executions that count, behind two that do not")
@@ -188,7 +189,9 @@ def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
 
     kernels = "pallas" if form == "pallas" else "xla"
     loop = options.loop or CoreOptions().loop
-    return CoreOptions(options.chunk, options.solver, loop, kernels=kernels)
+    return CoreOptions(
+        options.chunk, options.solver, loop, products=options.products, kernels=kernels
+    )
 
 
 def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
