@@ -74,17 +74,17 @@ def test_every_step_is_traced_in_a_process_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.xla
 def test_a_search_finds_what_was_compiled_alone(tmp_path, monkeypatch, capsys):
-    """The split in two is the second step that the search traces."""
+    """The step of one half is the second that the search traces."""
     child, store = tmp_path / "child.py", tmp_path / "store"
     child.write_text("raise SystemExit('Ran out of memory: Used 20.50G of 15.75G hbm')")
     monkeypatch.setattr(compiler, "CHILD", child)
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     command = ["--config", "configs/tpu_step.yaml", '--model.args={"depth": 1}', "--target",
-               "v5e:1x1", "--batch", "16", "--cache-dir", str(store)]  # fmt: skip
+               "v5e:1x1", "--cache-dir", str(store)]  # fmt: skip
     monkeypatch.chdir(ROOT)
-    tool.main([*command, "--train.accumulate_steps=2"])
+    tool.main([*command, "--batch", "8"])
     assert get_outcomes(capsys.readouterr().err) == ["compiled"]
-    tool.main([*command, "--micro-batches"])
+    tool.main([*command, "--batch", "16", "--micro-batches"])
     assert get_outcomes(capsys.readouterr().err) == ["compiled", "found in the store"]
     assert len(list(store.iterdir())) == 2
 
