@@ -43,9 +43,19 @@ class Split:
 
         A probe counts the optimizer once for each micro-batch, where a step adds gradients up.
         """
-        times, report = self.parts if self.is_probe else 1, self.report
-        lonely = report.bundles.unestimated_mcycles if report.bundles else 0.0
-        return times * (report.estimated_mcycles + lonely), times * report.bundles_mcycles
+        report = self.report
+        estimate = self._times * report.estimated_mcycles + self.unestimated
+        return estimate, self._times * report.bundles_mcycles
+
+    @property
+    def unestimated(self) -> float:
+        """Mcyc of the whole step that only bundles tell, such as those of kernels."""
+        bundles = self.report.bundles
+        return self._times * bundles.unestimated_mcycles if bundles else 0.0
+
+    @property
+    def _times(self) -> int:
+        return self.parts if self.is_probe else 1
 
 
 def search_micro_batches(
@@ -110,7 +120,8 @@ def choose_cheapest(found: Sequence[Split]) -> int | None:
     """The place of the split of the least cost; none: none fits.
 
     A finer one is taken where it is cheaper by both figures, and by more than the compiler's noise
-    by one of them: what only one of the two believes in is no gain.
+    by one of them: what only one of the two believes in is no gain. Between one that computes by
+    kernels and one that does not bundles decide alone, because only they see both alike.
     """
     best: int | None = None
     for place, split in enumerate(found):
@@ -121,6 +132,8 @@ def choose_cheapest(found: Sequence[Split]) -> int | None:
 
 def _is_cheaper(split: Split, best: Split) -> bool:
     ratios = [new / old for old, new in zip(best.cost, split.cost, strict=True)]
+    if abs(split.unestimated - best.unestimated) > COMPILER_NOISE * best.cost[0]:
+        ratios = ratios[1:]
     return max(ratios) < 1 and min(ratios) < 1 - COMPILER_NOISE
 
 
@@ -132,6 +145,7 @@ def describe_splits(found: Sequence[Split], batch: int, chosen: int) -> list[Mic
             examples=batch // split.parts,
             estimated_mcycles=split.cost[0] if split.fits else None,
             bundles_mcycles=split.cost[1] if split.fits else None,
+            unestimated_mcycles=split.unestimated,
             peak_bytes=split.report.memory.peak_bytes,
             fits=split.fits,
             graph=split.report.graph,
@@ -144,19 +158,20 @@ def describe_splits(found: Sequence[Split], batch: int, chosen: int) -> list[Mic
 
 def print_splits(splits: Sequence[MicroBatches], unit: str) -> None:
     """A line for each split, the chosen one marked."""
-    print(f"\n{'parts':>5} {'at once':>8} {'estimate':>10} {'bundles':>10} "
+    print(f"\n{'parts':>5} {'at once':>8} {'estimate':>10} {'of kernels':>10} {'bundles':>10} "
           f"{'kcyc each by estimate':>22} {'by bundles':>11} {'peak GiB':>9}")  # fmt: skip
     for one in splits:
         peak = f"{one.peak_bytes / 2**30:9.2f}"
         mark = "  <- least" if one.chosen else "  of one part" if one.probed else ""
         if not one.fits:
-            print(f"{one.parts:5} {one.examples:8} {'does not fit':>56} {peak}{mark}")
+            print(f"{one.parts:5} {one.examples:8} {'does not fit':>67} {peak}{mark}")
             continue
         costs = (one.estimated_mcycles, one.bundles_mcycles)
         each = [1e3 * cost / (one.parts * one.examples) for cost in costs]
-        print(f"{one.parts:5} {one.examples:8} {costs[0]:10.2f} {costs[1]:10.2f} "
-              f"{each[0]:22.1f} {each[1]:11.1f} {peak}{mark}")  # fmt: skip
+        print(f"{one.parts:5} {one.examples:8} {costs[0]:10.2f} {one.unestimated_mcycles:10.2f} "
+              f"{costs[1]:10.2f} {each[0]:22.1f} {each[1]:11.1f} {peak}{mark}")  # fmt: skip
     print(f"Mcyc of a step, kcyc of one of its examples ({unit}); with DMA waits by the model")
+    print("of kernels: in the estimate, but by bundles, because what they are of has none")
     if any(one.probed for one in splits):
         print(
             "of one part: that of a step of one micro-batch, times the parts; its memory as it is"

@@ -152,6 +152,7 @@ class MicroBatches(Part):
         description="of the whole step, by bundles what has no estimate; none: does not fit"
     )
     bundles_mcycles: float | None
+    unestimated_mcycles: float = Field(description="of the estimate, by bundles: what has none")
     peak_bytes: int
     fits: bool
     graph: str = Field(description="hash of program, target and versions")

@@ -75,12 +75,18 @@ def test_only_a_split_that_was_compiled_as_a_whole_is_chosen():
     assert search_micro_batches(64, lambda examples: report(*costs[examples]), measure)[1] == 0
 
 
-def test_what_has_no_estimate_costs_its_bundles():
-    """A kernel that the estimate leaves out would look like a gain."""
-    told = report(60.0, 51.0)
-    told.bundles = BundleReport.model_construct(unestimated_mcycles=45.0)
-    found = [Split(1, report(100.0, 52.0), False), Split(2, told, False)]
-    assert found[1].cost == (105.0, 51.0) and choose_cheapest(found) == 0
+def test_between_kernels_and_none_bundles_decide_alone():
+    """A kernel counts by its bundles, which are few beside the estimate of what it stands for."""
+    for bundles, place in ((42.6, 1), (46.0, 0), (50.0, 0)):
+        whole = report(61.5, 47.5)
+        whole.bundles = BundleReport.model_construct(unestimated_mcycles=9.2)
+        found = [Split(1, whole, False), Split(2, report(36.4, bundles / 2), True)]
+        assert found[0].cost == (61.5 + 9.2, 47.5) and found[1].cost == (72.8, bundles)
+        assert choose_cheapest(found) == place
+    told = report(30.0, 21.3)
+    told.bundles = BundleReport.model_construct(unestimated_mcycles=4.6)
+    found[1] = Split(2, told, True)
+    assert found[1].cost == (60.0 + 9.2, 42.6) and choose_cheapest(found) == 1
 
 
 def test_what_only_one_figure_believes_in_is_no_gain():
