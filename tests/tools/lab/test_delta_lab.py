@@ -17,7 +17,7 @@ from store.trends import find_trends, read_reports
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
 from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs
-from tools.lab.delta.report import find_crossings
+from tools.lab.delta.report import draw, find_crossings, read_rows
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -41,7 +41,7 @@ def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
     assert replace(CASE, variant="delta_product").count_flops() == 2 * CASE.count_flops()
 
 
-def test_a_picture_of_curves_tells_where_they_cross():
+def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
     def create_row(variant: str, tokens: int, ms: float) -> dict:
         return {"variant": variant, "form": "xla", "mode": "forward", "key_heads": 1,
                 "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms}  # fmt: skip
@@ -51,6 +51,12 @@ def test_a_picture_of_curves_tells_where_they_cross():
     assert find_crossings(rows) == {"gdn xla forward 1/2": pytest.approx(2048)}
     slow = [*rows[:2], create_row("attention", 1024, 1.0), create_row("attention", 4096, 4.0)]
     assert find_crossings(slow) == {"gdn xla forward 1/2": None}
+    for number, one in enumerate((rows[:2], rows[2:])):
+        report = json.dumps({"lab": "delta", "rows": one})
+        (tmp_path / f"{number}.json").write_text(report, encoding="utf-8")
+    assert read_rows([tmp_path / "0.json", tmp_path / "1.json"]) == rows
+    draw(rows, tmp_path / "all.png")
+    assert (tmp_path / "all.png").stat().st_size > 1000
 
 
 def test_a_rule_that_is_wrong_is_not_timed(monkeypatch):
@@ -102,6 +108,8 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
      (["--solver", "lu"], "solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
      (["--form", "jax_reference"], "compiled for TPUs alone"),
      (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),
+     (["--earlier", "README.md"], "--earlier (README.md) cannot be read"),
+     (["--earlier", "schemas/artifacts.json"], "--earlier (schemas/artifacts.json) is no report"),
      (["--json", "/proc/nowhere/r.json"], "cannot be made")],
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):

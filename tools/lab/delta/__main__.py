@@ -27,6 +27,7 @@ from tools.lab.delta.report import (
     draw,
     find_crossings,
     print_rows,
+    read_rows,
     write_json,
 )
 from tools.lab.delta.running import HERE, open_device, time_program
@@ -79,6 +80,8 @@ def create_parser() -> argparse.ArgumentParser:
     add("--repeats", type=int, default=5, help="executions that count, behind two that do not")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--json", type=Path, help="write the report here")
+    add("--earlier", nargs="+", type=Path, default=[], metavar="JSON", help="reports whose rows "
+        "stand before these, for one table and picture of many runs")  # fmt: skip
     add("--picture", type=Path, help="draw time over tokens here")
     add("--store", metavar="DIR", help="keep the report below this run.output_dir, for runs "
         "trend")  # fmt: skip
@@ -89,8 +92,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure the cases that the flags name; 1 where one of them failed."""
     target = None if options.on in HERE else parse_target(options.on)
     _check(options, target)
+    rows = read_rows(options.earlier)
     os.environ.setdefault("PJRT_DEVICE", "CPU")
-    rows = []
     for case, form in list_cases(options):
         row = describe_case(case, form)
         sys.stderr.write(f"{case.variant} {form} {case.mode} {case.batch}x{case.tokens}\n")
@@ -202,8 +205,9 @@ def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
 
 
 def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonObject:
+    settings = {**vars(options), "earlier": [str(one) for one in options.earlier]}
     settings = {name: str(value) if isinstance(value, Path) else value
-                for name, value in vars(options).items()}  # fmt: skip
+                for name, value in settings.items()}  # fmt: skip
     return {
         "schema_version": SCHEMA_VERSION, "lab": "delta",
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

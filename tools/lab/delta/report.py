@@ -12,6 +12,7 @@ from tools.lab.costing import CompiledCost
 from tools.lab.delta.cases import ATTENTION, LabCase
 from tools.lab.delta.judging import Errors
 from tools.lab.delta.running import Timing
+from utils.errors import UserError
 from utils.generations import Generation
 from utils.json_types import JsonObject
 
@@ -169,15 +170,37 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     for name, tokens in find_crossings(rows).items():
         if tokens:
             axes.axvline(tokens, color="grey", linewidth=0.5)
-            axes.annotate(f"{name}: {tokens:,.0f}", (tokens, axes.get_ylim()[0]), rotation=90,
-                          fontsize=6, va="bottom")  # fmt: skip
+            text = f" {name}: below attention from {tokens:,.0f} tokens"
+            axes.annotate(text, (tokens, axes.get_ylim()[0]), rotation=90, fontsize=8,
+                          va="bottom", ha="right")  # fmt: skip
     device = rows[0].get("device", "") if rows else ""
     kind = "bundles with DMA" if any(r.get("kind") == "bundles" for r in rows) else "measured"
     axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=f"ms ({kind}, {device})")
-    axes.legend(fontsize=6)
+    ticks = sorted({tokens for curve in curves.values() for tokens in curve})
+    axes.set_xticks(ticks, [f"{tokens:,}" for tokens in ticks])
+    axes.minorticks_off()
+    axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def read_rows(paths: Sequence[Path]) -> list[JsonObject]:
+    """The rows of reports of this lab, in order.
+
+    Raises:
+      UserError: a file is none.
+    """
+    rows: list[JsonObject] = []
+    for path in paths:
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"--earlier ({path}) cannot be read: {error}") from None
+        if not isinstance(report, dict) or report.get("lab") != "delta":
+            raise UserError(f"--earlier ({path}) is no report of tools.lab.delta; see --json")
+        rows += report["rows"]
+    return rows
 
 
 def write_json(report: JsonObject, path: Path) -> None:
