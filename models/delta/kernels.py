@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from models.delta.kernels_bridge import Result, deal, run_kernel
+from models.delta.kernels_bridge import Heads, Result, deal, run_kernel
 from models.delta.kernels_flash import fits_flash
 from models.delta.kernels_walk import WalkPlan, walk_back, walk_forward
 from models.delta.layout import CoreOptions
@@ -137,8 +137,9 @@ def kernel_walk(
     """
     plan = WalkPlan(keep=keep, added=len(factors) > 7)
     run = partial(_walk_here, partial(_run_forward, plan))
-    found = [1, 0, 1] if keep else [1, 0]
-    output, moved, *states = deal(run, [state, *factors], [0] + [1] * len(factors), found)
+    found, count = [1, 0, 1] if keep else [1, 0], len(factors)
+    heads = Heads(state.shape[1], [1] + [2] * count, [x + 1 for x in found])
+    output, moved, *states = deal(run, [state, *factors], [0] + [1] * count, found, heads)
     return output, states[0] if keep else state.new_empty(0), moved
 
 
@@ -158,7 +159,9 @@ def kernel_walk_back(factors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor, T
       grad: of the state behind the last chunk.
     """
     run = partial(_walk_here, _run_back)
-    sides, before, after = deal(run, [grad, *factors], [0] + [1] * len(factors), [1, 0, 1])
+    count = len(factors)
+    heads = Heads(grad.shape[1], [1] + [2] * count, [2, 1, 2])
+    sides, before, after = deal(run, [grad, *factors], [0] + [1] * count, [1, 0, 1], heads)
     return sides, after, before
 
 

@@ -7,8 +7,9 @@ of the program: slow, and the same numbers, so that a test runs all but the cust
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +41,29 @@ def run_kernel(
     return list(_lower_interpreted(kernel, plan, shapes)(list(tensors)))
 
 
+@dataclass(frozen=True)
+class Heads:
+    """Where heads stand, which devices may have some of each, too.
+
+    Attributes:
+      count: what heads that belong together allow: those of keys, where values share them.
+      given: the dimension of heads, of each tensor that a kernel reads.
+      found: the same of what it gives.
+    """
+
+    count: int
+    given: Sequence[int]
+    found: Sequence[int]
+
+
 def deal(
     run: Callable[..., Sequence[Tensor]],
     tensors: Sequence[Tensor],
     axes: Sequence[int],
     results: Sequence[int],
+    heads: Heads | None = None,
 ) -> list[Tensor]:
-    """What `run` gives of tensors, each device of a mesh its own examples.
+    """What `run` gives of tensors, each device of a mesh its own examples, or its own heads.
 
     The partitioner knows nothing of a kernel, and would gather what it reads.
 
@@ -54,38 +71,66 @@ def deal(
       axes: the dimension of examples, of each tensor.
       results: the same of what `run` gives.
     """
-    mesh = _get_mesh(tensors[0].shape[axes[0]])
-    if mesh is None:
+    mesh = _get_mesh()
+    share = mesh and share_out(mesh, tensors[0].shape[axes[0]], heads.count if heads else 1)
+    if not share:
         return list(run(*tensors))
     from torch_xla.distributed import spmd
 
+    of_given, of_found = [None] * len(axes), [None] * len(results)
+    if heads is not None:
+        of_given, of_found = heads.given, heads.found
+    places = [_place(x, x_axes, share) for x, *x_axes in zip(tensors, axes, of_given, strict=True)]
     parts = [
-        spmd.enable_manual_sharding(x.clone(), _place(x, axis, mesh), mesh=mesh).global_tensor
-        for x, axis in zip(tensors, axes, strict=True)
+        spmd.enable_manual_sharding(x.clone(), place, mesh=mesh).global_tensor
+        for x, place in zip(tensors, places, strict=True)
     ]
-    return [
-        spmd.disable_manual_sharding(
-            x, _place(x, axis, mesh), _widen(x, axis, mesh), mesh=mesh
-        ).global_tensor
-        for x, axis in zip(run(*parts), results, strict=True)
-    ]
+    found = []
+    for x, *x_axes in zip(run(*parts), results, of_found, strict=True):
+        place = _place(x, x_axes, share)
+        whole = _widen(x, place, mesh)
+        one = spmd.disable_manual_sharding(x, place, whole, mesh=mesh)
+        found.append(one.global_tensor)
+    return found
 
 
-def _get_mesh(examples: int) -> Mesh | None:
-    """The run's mesh; none: there is one device, or the examples do not divide among them."""
+def _get_mesh() -> Mesh | None:
+    """The run's mesh; none: there is one device."""
     import torch_xla.runtime as xr
     from torch_xla.distributed import spmd
 
-    mesh = spmd.get_global_mesh() if xr.is_spmd() else None
-    return mesh if mesh is not None and examples % mesh.size() == 0 else None
+    return spmd.get_global_mesh() if xr.is_spmd() else None
 
 
-def _place(x: Tensor, axis: int, mesh: Mesh) -> tuple[tuple[str, ...] | None, ...]:
-    return tuple(tuple(mesh.axis_names) if one == axis else None for one in range(x.dim()))
+def share_out(mesh: Mesh, examples: int, heads: int) -> tuple[tuple[str, ...], ...] | None:
+    """Axes of a mesh along which examples are dealt out, and those along which heads are.
+
+    Each axis has examples where these divide, else heads; none: some axis has neither, and each
+    device computes the whole.
+    """
+    of_examples, of_heads = [], []
+    for name, size in mesh.shape().items():
+        if examples % size == 0:
+            of_examples, examples = [*of_examples, name], examples // size
+        elif heads % size == 0:
+            of_heads, heads = [*of_heads, name], heads // size
+        else:
+            return None
+    return tuple(of_examples), tuple(of_heads)
 
 
-def _widen(x: Tensor, axis: int, mesh: Mesh) -> torch.Size:
-    return torch.Size(n * mesh.size() if one == axis else n for one, n in enumerate(x.shape))
+def _place(
+    x: Tensor, axes: Sequence[int | None], share: tuple[tuple[str, ...], ...]
+) -> tuple[tuple[str, ...] | None, ...]:
+    """The names of mesh axes of each dimension of x."""
+    names = {axis: of_axis for axis, of_axis in zip(axes, share, strict=True) if of_axis}
+    return tuple(names.get(one) for one in range(x.dim()))
+
+
+def _widen(x: Tensor, place: Sequence[tuple[str, ...] | None], mesh: Mesh) -> torch.Size:
+    sizes = mesh.shape()
+    times = [math.prod(sizes[name] for name in names or ()) for names in place]
+    return torch.Size(n * many for n, many in zip(x.shape, times, strict=True))
 
 
 @cache

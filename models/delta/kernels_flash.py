@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from models.delta.kernels_bridge import deal, run_kernel
+from models.delta.kernels_bridge import Heads, deal, run_kernel
 
 if TYPE_CHECKING:
     from jax import Array
@@ -90,7 +90,9 @@ def kernel_flash(
       keep: the last two are wanted; else they come as [0].
     """
     run = partial(_run, FlashPlan(scale, keep))
-    output, *kept = deal(run, [q, k, v], [0] * 3, [0] * (3 if keep else 1))
+    count = 3 if keep else 1
+    heads = Heads(q.shape[1], [1] * 3, [1] * count)
+    output, *kept = deal(run, [q, k, v], [0] * 3, [0] * count, heads)
     return (output, *kept) if keep else (output, *(q.new_empty(0) for _ in range(2)))
 
 
@@ -109,7 +111,8 @@ def kernel_flash_back(given: list[Tensor], scale: float) -> tuple[Tensor, Tensor
         with outputs summed over channels [B, H, T].
     """
     run = partial(_run_back, FlashPlan(scale))
-    to_q, to_k, to_v = deal(run, given, [0] * len(given), [0] * 3)
+    heads = Heads(given[0].shape[1], [1] * len(given), [1] * 3)
+    to_q, to_k, to_v = deal(run, given, [0] * len(given), [0] * 3, heads)
     return to_q, to_k, to_v
 
 

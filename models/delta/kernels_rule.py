@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.delta.kernels_back import fused_back
-from models.delta.kernels_bridge import deal, run_kernel
+from models.delta.kernels_bridge import Heads, deal, run_kernel
 from models.delta.kernels_chunks import ROWS
 from models.delta.kernels_fused import FusedPlan, fused_forward
 from models.delta.layout import CoreOptions, to_chunks
@@ -49,7 +49,9 @@ def kernel_rule(
       keep: A and states of chunks are wanted; else they come as [0].
     """
     run = partial(_run, chunk, keep)
-    output, moved, *kept = deal(run, [state, *parts], [0] * 7, [0, 0, 1, 1][: 4 if keep else 2])
+    count = 4 if keep else 2
+    heads = Heads(parts[1].shape[2], [1, *[2] * 6], [2, 1, 2, 2][:count])
+    output, moved, *kept = deal(run, [state, *parts], [0] * 7, [0, 0, 1, 1][:count], heads)
     inverse, states = kept if keep else (state.new_empty(0), state.new_empty(0))
     return output, inverse, states, moved
 
@@ -77,7 +79,8 @@ def kernel_rule_back(
       grad: of outputs [B, T, H, V]; `grad_state`: of the last state.
     """
     tensors = [grad_state, *parts, *kept, grad]
-    return deal(_run_back, tensors, [0] * 7 + [1, 1, 0], [0] * 7)
+    heads = Heads(parts[1].shape[2], [1, *[2] * 9], [*[2] * 6, 1])
+    return deal(_run_back, tensors, [0] * 7 + [1, 1, 0], [0] * 7, heads)
 
 
 @kernel_rule_back.register_fake

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from models.delta.inputs import DeltaInputs, DplrInputs, create_state
-from models.delta.kernels_bridge import deal, run_kernel
+from models.delta.kernels_bridge import Heads, deal, run_kernel
 
 if TYPE_CHECKING:
     from jax import Array
@@ -83,7 +83,8 @@ def kernel_step(
       state: [B, H, K, V].
     """
     run = partial(_run, is_delta)
-    output, moved = deal(run, [state, rows, values], [0] * 3, [0, 0])
+    heads = Heads(state.shape[1], [1] * 3, [1, 1])
+    output, moved = deal(run, [state, rows, values], [0] * 3, [0, 0], heads)
     return output, moved
 
 
