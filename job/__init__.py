@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from utils.programs import pause_collection
 from utils.runtime import choose_device
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def start(config: RunConfig) -> int:
     device = choose_device(config.runtime)
     # PyTorch is imported behind this door: who asks for help, mistypes a flag or names a device
     # that is not here waits for nothing.
-    from job.entry import start
+    with pause_collection():
+        from job.entry import start
 
     return start(config, device)

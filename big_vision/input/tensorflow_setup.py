@@ -12,6 +12,8 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
+from utils.programs import pause_collection
+
 _HIDDEN_DEVICES = ("GPU", "TPU")
 # What TensorFlow imports if it is there and does without if not: networks, notebooks and plots,
 # half of its start-up. `tf.keras` is loaded all the same when somebody asks for it.
@@ -29,7 +31,7 @@ def import_tensorflow() -> Any:
     if "tensorflow" in sys.modules:
         import tensorflow as tf
     else:
-        with _hide_packages(_OPTIONAL):
+        with _hide_packages(_OPTIONAL), pause_collection():
             import tensorflow as tf
 
     for kind in _HIDDEN_DEVICES:

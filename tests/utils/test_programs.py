@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
 import pytest
 
 from tests.support.documented_launches import import_program
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import create_program_parser, pause_collection, run_program
 
 
 def fail(error: BaseException) -> int:
@@ -94,3 +95,14 @@ def test_a_url_is_no_path(capsys):
         parser.parse_args(["do", "--out", "gs://bucket/x"])
     told = "error: argument --out: 'gs://bucket/x' is a URL, but a local path is needed here"
     assert capsys.readouterr().err.startswith(told)
+
+
+def test_collection_pauses_for_a_while_and_stays_off_where_it_was_off():
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="ours"), pause_collection():
+        assert not gc.isenabled()
+        with pause_collection():
+            pass
+        assert not gc.isenabled()
+        raise ValueError("ours")
+    assert gc.isenabled()

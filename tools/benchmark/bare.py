@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models import create_model, get_teacher_sections
+from models.patches import patch_for
 from optim_factory import PREPARABLE, create_optimizer, scale_lr
 from utils.errors import UserError
 
@@ -60,6 +61,7 @@ class BareLoop:
         torch.manual_seed(config.train.seed)
         self._runtime = runtime
         self.model = create_model(config.model, **job.facts.model_arguments)
+        patch_for(runtime, config.model, self.model)
         runtime.accelerate(runtime.prepare(self.model)).train()
         name = config.optim.name.lower()
         self._optimizer = create_optimizer(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from utils.device_use import read_tpu
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.programs import pause_collection
 from utils.runtime.base import DTYPES, Runtime, T, derive_seed
 from utils.runtime.choice import get_planned_size
 from utils.runtime.compile_cache import prepare_cache
@@ -94,11 +95,12 @@ class XlaRuntime(Runtime):
 
     def __init__(self, section: RuntimeSection) -> None:
         super().__init__(section)
-        import torch_xla
-        import torch_xla.core.xla_model as xm
-        import torch_xla.debug.metrics as metrics
-        import torch_xla.debug.profiler as profiler
-        import torch_xla.runtime as xr
+        with pause_collection():
+            import torch_xla
+            import torch_xla.core.xla_model as xm
+            import torch_xla.debug.metrics as metrics
+            import torch_xla.debug.profiler as profiler
+            import torch_xla.runtime as xr
 
         self._xla, self._xm, self._xr = torch_xla, xm, xr
         self._metrics, self._profiler = metrics, profiler
