@@ -24,6 +24,7 @@ from utils.config import RunConfig, change, load_config
 from utils.errors import UserError
 from utils.runtime import peaks
 
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 ENTRY = "{{parts: {}, step: {}, graph: 0123abcd}}"
 AUTO = "--train.accumulate_steps=auto"
 
@@ -137,3 +138,17 @@ def test_the_parts_of_a_run_are_built_for_what_its_chip_is_told(tmp_path, monkey
         built = build.build_parts(create_cpu_runtime(), job)
         built.close()
         assert built.plan.accumulate_steps == parts
+
+
+def test_the_verdicts_of_configurations_are_on_their_own_steps():
+    """Whoever changes a recipe's step finds a verdict anew; so many examples a chip divide it."""
+    files = sorted(one for one in CONFIGS.rglob("*.yaml") if "  verdicts:" in one.read_text())
+    assert [one.name for one in files] == ["vit_s16_90ep.yaml"]
+    for file in files:
+        config = load_config(["--config", str(file), AUTO])
+        step = compute_step_hash(config)
+        for name in config.train.verdicts:
+            chip, _, examples = name.partition(":")
+            parts, reason = choose_parts(config, step, chip, int(examples))
+            assert parts >= 1 and reason.startswith("by the compiler's verdict")
+            assert config.data.global_batch_size % int(examples) == 0
