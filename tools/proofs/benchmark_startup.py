@@ -29,7 +29,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _POINTS = ("flags", "checks", "parts", "step")
 # Runs in the tree that is measured, which need not know of this program: it may be an older one.
 _CHILD = """
-import json, os, sys, time
+import builtins, json, os, sys, time
 sys.path.insert(0, os.getcwd())
 began, found = float(os.environ["STARTUP_BEGAN"]), {}
 
@@ -50,12 +50,21 @@ def wrap(owner, name, point):
         return result
     setattr(owner, name, call)
 
+real_import = builtins.__import__
+
+def import_and_wrap(name, *args, **kwargs):
+    found = real_import(name, *args, **kwargs)
+    # The run imports its parts itself, behind the flags and in its own way.
+    if name == "job.entry" and "job.replica" in sys.modules:
+        builtins.__import__ = real_import
+        wrap(sys.modules["job.entry"], "check", "checks")
+        wrap(sys.modules["job.replica"], "build_parts", "parts")
+        wrap(sys.modules["engine"], "train_step", "step")
+    return found
+
 import main
 wrap(main, "load_config", "flags")
-import job.entry, job.replica, engine
-wrap(job.entry, "check", "checks")
-wrap(job.replica, "build_parts", "parts")
-wrap(engine, "train_step", "step")
+builtins.__import__ = import_and_wrap
 sys.exit(main.main(sys.argv[1:]))
 """
 
