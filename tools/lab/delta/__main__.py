@@ -102,6 +102,9 @@ def run(options: argparse.Namespace) -> int:
         except (UserError, RuntimeError) as error:
             row["failure"] = str(error).partition("\n")[0][:300]
         rows.append(row)
+        if options.json:
+            # A grid takes hours: what is found so far is not lost with the rest.
+            write_json(_create_report(options, rows), options.json)
     print_rows(rows)
     report = _create_report(options, rows)
     for name, tokens in report["crossings"].items():

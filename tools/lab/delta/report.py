@@ -171,14 +171,16 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
         if tokens:
             axes.axvline(tokens, color="grey", linewidth=0.5)
             text = f" {name}: below attention from {tokens:,.0f} tokens"
-            axes.annotate(text, (tokens, axes.get_ylim()[0]), rotation=90, fontsize=8,
-                          va="bottom", ha="right")  # fmt: skip
+            axes.text(tokens, 0.02, text, transform=axes.get_xaxis_transform(), rotation=90,
+                      fontsize=9, va="bottom", ha="right")  # fmt: skip
     device = rows[0].get("device", "") if rows else ""
     kind = "bundles with DMA" if any(r.get("kind") == "bundles" for r in rows) else "measured"
     axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=f"ms ({kind}, {device})")
     ticks = sorted({tokens for curve in curves.values() for tokens in curve})
     axes.set_xticks(ticks, [f"{tokens:,}" for tokens in ticks])
-    axes.minorticks_off()
+    axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
