@@ -28,13 +28,14 @@ class SequenceShape:
 
     Attributes:
       kind: a name in `SEQUENCES`.
-      symbols: different ones that are drawn: numbers of counting, values of recall, kinds of
-        bracket of dyck.
+      symbols: different ones that are drawn: numbers of counting, values of recall and rewrite,
+        kinds of bracket of dyck.
       strides: of counting: 1 to so many.
       depth: of dyck: brackets that are open at once, at most.
-      keys: of recall: different keys, of which each window has some; 0: as many as it has pairs.
+      keys: of recall and rewrite: different keys, of which each window has some; 0: as many as it
+        has pairs.
       answers: 1: only what a window asks for is judged, the second half of copy and reverse and
-        the answers of recall.
+        the answers of recall and rewrite.
       num_examples: windows of the training split.
       num_held_out: windows of every other split.
     """
@@ -106,8 +107,10 @@ def _refuse_answers(shape: SequenceShape, name: str) -> None:
             f"data.name ({name}): {shape.kind} asks for nothing, so that answers has no meaning; "
             f"leave it out, or choose {', '.join(asking)}"
         )
-    if shape.keys and shape.kind != "recall":
-        raise UserError(f"data.name ({name}): keys are of recall alone; leave the term out")
+    if shape.keys and shape.kind not in ("recall", "rewrite"):
+        raise UserError(
+            f"data.name ({name}): keys are of recall and rewrite alone; leave the term out"
+        )
 
 
 def draw_uniform(split: int, indices: np.ndarray, count: int) -> np.ndarray:
@@ -168,18 +171,37 @@ def _bound_counting(length: int, shape: SequenceShape) -> tuple[float, float]:
 
 
 def _make_recall(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Pairs of key and value, a bar, then keys drawn anew, each with its value.
+    """Pairs of different keys and a value each, a bar, then keys drawn anew with their values.
 
     Keys come first in the vocabulary, then values, then the bar.
     """
     pairs = uniform.shape[1] // 4
     count = shape.keys or pairs
-    keys = _draw_keys(uniform[:, :pairs], count)
-    values = count + (uniform[:, pairs : 2 * pairs] * shape.symbols).astype(np.int64)
+    return _ask_keys(uniform, _draw_keys(uniform[:, :pairs], count), count, shape.symbols)
+
+
+def _make_rewrite(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """As of recall, but any key may come again: its value is then the last one.
+
+    Source: Schlag et al. 2021, arXiv:2102.11174, section 6.1 (sampling with replacement).
+    """
+    pairs = uniform.shape[1] // 4
+    count = shape.keys or pairs
+    keys = (uniform[:, :pairs] * count).astype(np.int64)
+    return _ask_keys(uniform, keys, count, shape.symbols)
+
+
+def _ask_keys(uniform: np.ndarray, keys: np.ndarray, count: int, symbols: int) -> np.ndarray:
+    """Windows of keys [n, m], of which `count` are different, and of values of the last writing."""
+    pairs = keys.shape[1]
+    values = count + (uniform[:, pairs : 2 * pairs] * symbols).astype(np.int64)
     asked = (uniform[:, 2 * pairs : 3 * pairs] * pairs).astype(np.int64)
     queries = np.take_along_axis(keys, asked, axis=1)
-    answers = np.take_along_axis(values, asked, axis=1)
-    bar = np.full((len(keys), 1), count + shape.symbols)
+    rows, known = np.arange(len(keys)), np.zeros((len(keys), count), np.int64)
+    for place in range(pairs):
+        known[rows, keys[:, place]] = values[:, place]
+    answers = np.take_along_axis(known, queries, axis=1)
+    bar = np.full((len(keys), 1), count + symbols)
     halves = [np.stack(one, axis=2).reshape(len(keys), -1)
               for one in ((keys, values), (queries, answers))]  # fmt: skip
     return np.concatenate([halves[0], bar, halves[1]], axis=1)
@@ -198,6 +220,11 @@ def _draw_keys(uniform: np.ndarray, count: int) -> np.ndarray:
     return keys[:, :pairs]
 
 
+def _list_answers(length: int) -> range:
+    """Values behind the keys that are asked for."""
+    return range(length // 2 + 1, length, 2)
+
+
 def _bound_recall(length: int, shape: SequenceShape) -> tuple[float, float]:
     """Keys differ, and the first one is given; answers follow from the pairs."""
     pairs = length // 4
@@ -205,6 +232,17 @@ def _bound_recall(length: int, shape: SequenceShape) -> tuple[float, float]:
     values = pairs * math.log(shape.symbols)
     drawn = math.lgamma(count) - math.lgamma(count - pairs + 1)
     floor = drawn + values + pairs * math.log(pairs)
+    return floor / length, ((2 * pairs - 1) * math.log(count) + 2 * values) / length
+
+
+def _bound_rewrite(length: int, shape: SequenceShape) -> tuple[float, float]:
+    """A key that was written n of m times is asked for with probability n / m; n is binomial."""
+    pairs = length // 4
+    count, values = shape.keys or pairs, pairs * math.log(shape.symbols)
+    written = np.arange(1, pairs + 1)
+    law = [math.comb(pairs, n) * (count - 1) ** (pairs - n) / count**pairs for n in written]
+    asked = math.log(pairs) - count / pairs * float(np.dot(law, written * np.log(written)))
+    floor = (pairs - 1) * math.log(count) + values + pairs * asked
     return floor / length, ((2 * pairs - 1) * math.log(count) + 2 * values) / length
 
 
@@ -280,7 +318,14 @@ SEQUENCES: dict[str, SequenceKind] = {
         lambda length, s: (s.keys or length // 4) + s.symbols + 1,
         _make_recall,
         _bound_recall,
-        lambda length: range(length // 2 + 1, length, 2),
+        _list_answers,
+    ),
+    "rewrite": SequenceKind(
+        4,
+        lambda length, s: (s.keys or length // 4) + s.symbols + 1,
+        _make_rewrite,
+        _bound_rewrite,
+        _list_answers,
     ),
     "dyck": SequenceKind(1, lambda length, s: 2 * s.symbols, _make_dyck, _bound_dyck),
     "noise": SequenceKind(1, lambda length, s: s.symbols, _make_noise, _bound_noise),
@@ -340,10 +385,11 @@ class SequenceSource(Source):
                 f"data.sequence_length ({length}) does not suit {shape.kind}; make it a multiple "
                 f"of {rule}, {2 * rule} or more"
             )
-        if 0 < shape.keys < length // 4:
+        if 0 < shape.keys < length // 4 and shape.kind == "recall":
             raise UserError(
                 f"data.name ({self.data.name}): keys ({shape.keys}) are fewer than the "
-                f"{length // 4} pairs of data.sequence_length ({length}); raise them"
+                f"{length // 4} pairs of data.sequence_length ({length}); raise them, or choose "
+                "rewrite, where a key may come again"
             )
         vocabulary = kind.count_tokens(length, shape)
         if shape.answers and kind.list_answers:

@@ -17,8 +17,8 @@ COUNT = 100_000
 # Small enough that windows repeat thousands of times: their entropy can be counted.
 NAMES = {
     "copy,symbols=3": 8, "reverse,symbols=3": 8, "counting,symbols=5,strides=3": 6,
-    "recall,symbols=3": 8, "recall,symbols=2,keys=4": 8, "dyck,symbols=2,depth=3": 7,
-    "noise,symbols=3": 6,
+    "recall,symbols=3": 8, "recall,symbols=2,keys=4": 8, "rewrite,symbols=2,keys=2": 12,
+    "dyck,symbols=2,depth=3": 7, "noise,symbols=3": 6,
 }  # fmt: skip
 
 
@@ -62,6 +62,10 @@ def test_what_follows_follows():
         assert len(pairs) == 3
         assert [pairs[key] for key in row[7::2]] == row[8::2].tolist()
     assert all(len(set(row)) == 3 for row in make("recall,keys=5", 12, np.arange(99))[:, :6:2])
+    written = make("rewrite,symbols=9,keys=3", 24, np.arange(50))
+    for row in written:
+        latest = dict(zip(row[:12:2], row[1:12:2], strict=True))
+        assert [latest[key] for key in row[13::2]] == row[14::2].tolist()
     for row in make("dyck,symbols=3,depth=2", 30, np.arange(50)):
         stack = []
         for token in row:
@@ -78,6 +82,7 @@ def test_what_follows_follows():
         ("copy,symbols=9", 8, (4, 5, 6, 7)),
         ("reverse,symbols=9", 6, (3, 4, 5)),
         ("recall,symbols=9,keys=7", 12, (7, 9, 11)),
+        ("rewrite,symbols=9,keys=2", 12, (7, 9, 11)),
     ],
 )
 def test_answers_follow_from_their_window_and_reach_a_loss_of_zero(name, length, judged):
@@ -119,9 +124,9 @@ def test_a_window_is_a_function_of_split_and_index_alone():
         ("copy", 2, r"make it a multiple of 2, 4 or more"),
         ("counting,strides=9", 8, r"strides \(9\) exceeds symbols \(8\)"),
         ("copy,symbols=0", 8, "'symbols=0' does not describe a sequence"),
-        ("dyck,answers=1", 8, "dyck asks for nothing.*choose copy, reverse, recall"),
-        ("copy,keys=9", 8, "keys are of recall alone"),
-        ("recall,keys=3", 16, r"keys \(3\) are fewer than the 4 pairs"),
+        ("dyck,answers=1", 8, "dyck asks for nothing.*choose copy, reverse, recall, rewrite"),
+        ("copy,keys=9", 8, "keys are of recall and rewrite alone"),
+        ("recall,keys=3", 16, r"keys \(3\) are fewer than the 4 pairs.*or choose rewrite"),
         ("copy,kind=3", 8, "'kind=3' does not describe a sequence"),
     ],
 )
