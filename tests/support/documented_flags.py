@@ -68,6 +68,7 @@ NOT_RUN = {
     "tests/tools/test_prepare_mnist.py",
     r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
     r"python -m tools\.proofs\.rules_table ": "minutes: tests/tools/proofs/test_rules_table.py",
+    r".*python -m tools\.proofs\.patches_table ": "tests/tools/proofs/test_patches_table.py",
     r"python main\.py --config configs/delta_distil\.yaml ": "minutes: tests/test_configs.py",
     r"python main\.py --config configs/kd/digits_labelfree\.yaml ": "tests/tasks/test_distil.py",
     r"python -m tools\.feature_statistics ": "tests/tasks/test_feature_statistics.py",
@@ -89,7 +90,7 @@ NOT_RUN = {
     "stopped: tests/tools/test_serve.py",
     r"python -m tools\.serve .*--add-token ": "writes into runs/: tests/tools/test_serve.py",
     r"python -m tools\.proofs\.mutants ": "minutes: tests/tools/proofs/test_mutants.py",
-    r"python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
+    r".*python -m tools\.benchmark ": "a measurement: tests/tools/benchmark/test_benchmark.py",
     r"python main\.py .*num_processes|torchrun |CPU_NUM": "several: tests/utils/test_runtime.py",
     r"python -m tools\.proofs\.jax_decoder ": "TPU compiler: "
     "tests/tools/proofs/test_jax_decoder.py",
