@@ -24,10 +24,12 @@ signal.alarm(20)
 print("ready", sys.argv[1], flush=True)
 signal.pause()
 """
+# Where the tests themselves run in a shell's background, they have passed on that SIGINT is ignored.
 PARENT = """
-import sys
+import signal, sys
 from pathlib import Path
 from tools.tpu.children import run_child
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run_child(Path(sys.argv[1]), Path("request"))
 """
 
