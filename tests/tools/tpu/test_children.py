@@ -24,7 +24,7 @@ signal.alarm(20)
 print("ready", sys.argv[1], flush=True)
 signal.pause()
 """
-# Where the tests themselves run in a shell's background, they have passed on that SIGINT is ignored.
+# Tests that run in the background of a shell have passed on that SIGINT is ignored.
 PARENT = """
 import signal, sys
 from pathlib import Path
