@@ -220,6 +220,11 @@ def _draw_keys(uniform: np.ndarray, count: int) -> np.ndarray:
     return keys[:, :pairs]
 
 
+def _count_keys_and_values(length: int, shape: SequenceShape) -> int:
+    """And the bar."""
+    return (shape.keys or length // 4) + shape.symbols + 1
+
+
 def _list_answers(length: int) -> range:
     """Values behind the keys that are asked for."""
     return range(length // 2 + 1, length, 2)
@@ -315,14 +320,14 @@ SEQUENCES: dict[str, SequenceKind] = {
     "counting": SequenceKind(1, lambda length, s: s.symbols, _make_counting, _bound_counting),
     "recall": SequenceKind(
         4,
-        lambda length, s: (s.keys or length // 4) + s.symbols + 1,
+        _count_keys_and_values,
         _make_recall,
         _bound_recall,
         _list_answers,
     ),
     "rewrite": SequenceKind(
         4,
-        lambda length, s: (s.keys or length // 4) + s.symbols + 1,
+        _count_keys_and_values,
         _make_rewrite,
         _bound_rewrite,
         _list_answers,

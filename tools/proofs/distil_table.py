@@ -12,14 +12,13 @@ import statistics
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from datasets import TokenFacts, create_source
 from store import Run
-from tools.proofs.table_runs import is_finished, start, write_between
+from tools.proofs.table_runs import create_table_parser, is_finished, start, write_between
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import run_program
 from utils.storage import to_path
 
 ALONE = "alone"
@@ -50,15 +49,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The program's own flags, and the rest, which are keys of every run."""
-    parser = create_program_parser(
-        __doc__,
-        prog="python -m tools.proofs.distil_table",
-        epilog="All other flags are keys of the runs' configuration, as for main.py.",
-    )
-    parser.add_argument("--config", required=True, help="YAML of the student that is taught")
+    parser = create_table_parser(__doc__, "distil_table", "YAML of the student that is taught")
     parser.add_argument("--losses", nargs="*", default=["kd"], help="a row for each")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--docs", type=Path, help="Markdown file that holds the table's marks")
     return parser.parse_known_args(argv)
 
 

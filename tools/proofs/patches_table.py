@@ -15,14 +15,13 @@ import argparse
 import statistics
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from models.patches.table import PATCHES, apply_patches
 from store import Run
-from tools.proofs.table_runs import is_finished, start, write_between
+from tools.proofs.table_runs import create_table_parser, is_finished, start, write_between
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import run_program
 from utils.storage import to_path
 
 ALL, NONE = "all", "none"
@@ -37,15 +36,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The program's own flags, and the rest, which are keys of every run."""
-    parser = create_program_parser(
+    parser = create_table_parser(
         __doc__,
-        prog="python -m tools.proofs.patches_table",
-        epilog="All other flags are keys of the runs' configuration, as for main.py.",
-    )
-    parser.add_argument("--config", required=True, help="YAML of a run with a data.test_split")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--docs", type=Path, help="Markdown file that holds the table's marks, named run.experiment"
+        "patches_table",
+        "YAML of a run with a data.test_split; run.experiment names the marks",
     )
     return parser.parse_known_args(argv)
 

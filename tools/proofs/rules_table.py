@@ -14,15 +14,14 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from models.delta.rules import DECAYS
 from store import Run
-from tools.proofs.table_runs import is_finished, start, write_between
+from tools.proofs.table_runs import create_table_parser, is_finished, start, write_between
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, run_program
+from utils.programs import run_program
 from utils.storage import to_path
 
 ATTENTION, RWKV = "attention", "rwkv7"
@@ -55,18 +54,11 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """The program's own flags, and the rest, which are keys of every run."""
-    parser = create_program_parser(
-        __doc__,
-        prog="python -m tools.proofs.rules_table",
-        epilog="All other flags are keys of the runs' configuration, as for main.py.",
+    parser = create_table_parser(
+        __doc__, "rules_table", "YAML of a run of model delta_rules; run.experiment names the marks"
     )
-    parser.add_argument("--config", required=True, help="YAML of a run of model delta_rules")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS,
                         help="a row for each (all)")  # fmt: skip
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument(
-        "--docs", type=Path, help="Markdown file that holds the table's marks, named run.experiment"
-    )
     return parser.parse_known_args(argv)
 
 

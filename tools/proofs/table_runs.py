@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from store import Run
 from store.runs import CONFIG_FILE
 from utils.config import RunConfig
 from utils.errors import UserError
+from utils.programs import create_program_parser
+
+
+def create_table_parser(doc: str | None, name: str, config_help: str) -> argparse.ArgumentParser:
+    """The flags that all of them have; the rest are keys of every run.
+
+    Args:
+      doc: the program's docstring.
+      name: of its module below `tools.proofs`.
+      config_help: what --config is to be a run of.
+    """
+    parser = create_program_parser(
+        doc,
+        prog=f"python -m tools.proofs.{name}",
+        epilog="All other flags are keys of the runs' configuration, as for main.py.",
+    )
+    parser.add_argument("--config", required=True, help=config_help)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--docs", type=Path, help="Markdown file that holds the table's marks")
+    return parser
 
 
 def start(config: RunConfig) -> None:
