@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,26 +133,27 @@ def _check_file(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
         yield 1, f"a room needs a name, not {Path(name).name}"
     if name == "utils/__init__.py" and tree.body:
         yield 1, "utils/__init__.py is empty"
-    yield from _check_imports(name, tree)
+    nodes = list(ast.walk(tree))
+    yield from _check_imports(name, nodes)
     if not name.startswith("tests/"):
         yield from _check_import_time(tree)
     if not name.startswith(MAY_PRINT):
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":
                 yield node.lineno, "print outside tools/"
     if not name.startswith(MAY_NAME_DEVICES):
-        yield from _check_device_branches(tree)
+        yield from _check_device_branches(nodes)
 
 
-def _check_imports(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+def _check_imports(name: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     room = _get_room(module)
     if room is None and not name.startswith("tests/") and name != "utils/__init__.py":
         yield 1, f"{module} stands on no floor; give it one"
         return
-    lazy = {id(n) for f in ast.walk(tree) if _is_function(f) for n in ast.walk(f)}
-    typed = {id(n) for i in ast.walk(tree) if _is_for_types(i) for n in ast.walk(i)}
-    for node, target in _iterate_imports(module, name, tree):
+    lazy = {id(n) for n in _iterate_inside(filter(_is_function, nodes))}
+    typed = {id(n) for n in _iterate_inside(filter(_is_for_types, nodes))}
+    for node, target in _iterate_imports(module, name, nodes):
         top = target.partition(".")[0]
         if top in ROOMS_OF:
             if not name.startswith(ROOMS_OF[top]):
@@ -240,8 +241,8 @@ def _is_registration(node: ast.stmt) -> bool:
     return isinstance(outer, ast.Call) and getattr(outer.func, "attr", "") == "register"
 
 
-def _check_device_branches(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(tree):
+def _check_device_branches(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
+    for node in nodes:
         if isinstance(node, ast.Compare):
             words = [node.left, *node.comparators]
         elif isinstance(node, ast.MatchValue):
@@ -253,8 +254,16 @@ def _check_device_branches(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield node.lineno, f"a branch on a device: {ast.unparse(node)}"
 
 
-def _iterate_imports(module: str, name: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
-    for node in ast.walk(tree):
+def _iterate_inside(outer: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+    """Every import below these nodes."""
+    for node in outer:
+        yield from (n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom))
+
+
+def _iterate_imports(
+    module: str, name: str, nodes: list[ast.AST]
+) -> Iterator[tuple[ast.stmt, str]]:
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -420,11 +429,11 @@ def draw_house(root: Path) -> dict[str, set[str]]:
         top = name.partition("/")[0].removesuffix(".py")
         if top == "tests":
             continue
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        typed = {id(n) for i in ast.walk(tree) if _is_for_types(i) for n in ast.walk(i)}
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        typed = {id(n) for n in _iterate_inside(filter(_is_for_types, nodes))}
         module = name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
         found = arrows.setdefault(top, set())
-        for node, target in _iterate_imports(module, name, tree):
+        for node, target in _iterate_imports(module, name, nodes):
             other = target.partition(".")[0]
             if other in OWN and other != top and id(node) not in typed:
                 found.add(other)

@@ -188,7 +188,11 @@ def test_the_group_gives_its_ranks_exit_code():
     [
         ("raise", "rank 1 failed: ArithmeticError: the third turn"),
         ("kill", "rank 1 died: ended by SIGKILL"),
-        ("hang", rf"rank 1 hung: no answer for {TIMEOUT_S:g} s \(runtime.timeout_s\)"),
+        pytest.param(
+            "hang",
+            rf"rank 1 hung: no answer for {TIMEOUT_S:g} s \(runtime.timeout_s\)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_rank_ends_all_and_is_named(act, cause, tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from store import read_metrics
 from tests.support.child_runs import run_series
 
+pytestmark = pytest.mark.slow
 STEPS, HALF = 100, 55
 # Keys of a whole modern recipe at once; whatever may clash is in one step.
 RECIPE = (

@@ -83,6 +83,7 @@ def test_gradients_are_added_up_in_float32_under_bf16_too(tmp_path):
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
+@pytest.mark.slow
 def test_bf16_sums_are_there_for_who_asks(tmp_path):
     flags = ("--runtime.precision=bf16", "--runtime.reduce_dtype=bf16")
     found, parameters = run_and_read(tmp_path, *flags)
@@ -97,6 +98,7 @@ def test_accumulation_adds_gradients_up_over_devices_once(tmp_path):
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
+@pytest.mark.slow
 def test_accumulation_adds_gradients_of_convolutions_up_once(tmp_path):
     found, sizes = run_and_size(tmp_path, *CONVNET, "--train.accumulate_steps=2")
     assert {kind for kind, _ in found} == {"all-reduce"}

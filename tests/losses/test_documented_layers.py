@@ -145,7 +145,13 @@ def test_every_documented_loss_is_in_one_of_the_lists():
     assert len(documented) == 87
 
 
-@pytest.mark.parametrize("kind", [*LAYERS, "token"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind == "convnet" else ())
+        for kind in (*LAYERS, "token")
+    ],
+)
 def test_documented_losses_train_on_xla_as_on_the_cpu(kind, teachers, tmp_path):
     usual, xla = (
         take_steps(tmp_path, kind, teachers[kind], runtime)

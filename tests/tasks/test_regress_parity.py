@@ -59,10 +59,8 @@ def row_reference(tmp_path_factory, row_flags) -> list[dict]:
     return run_rows(tmp_path_factory.mktemp("reference"), Form("cpu"), *row_flags)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name == "xla x1" else pytest.mark.slow) for name in ROW_FORMS],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ROW_FORMS)
 def test_a_regression_distils_alike(name, row_flags, row_reference, tmp_path):
     found = run_rows(tmp_path, FORMS[name], *row_flags)
     assert [line["step"] for line in found] == [line["step"] for line in row_reference]

@@ -38,11 +38,11 @@ def check_store(store: str) -> None:
     Raises:
       UserError: that, a URL that names no bucket, or one of a protocol that is not installed.
     """
+    # Before it is opened, which looks for credentials first.
+    if is_remote(store) and not store.partition("://")[2].strip("/"):
+        raise UserError(f"--store {store!r} names no bucket; give one such as gs://BUCKET/runs")
     folder = open_folder(store)
-    if is_remote(store):
-        if not store.partition("://")[2].strip("/"):
-            raise UserError(f"--store {store!r} names no bucket; give one such as gs://BUCKET/runs")
-    elif not folder.is_there():
+    if not is_remote(store) and not folder.is_there():
         raise UserError(
             f"--store {store!r} is no directory; give the run.output_dir of the runs (its default "
             "is runs)"

@@ -88,6 +88,7 @@ def run_chaos(folder: Path, *flags: str, config: str = CONFIG) -> subprocess.Com
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_twice_ends_as_an_unbroken_one(tmp_path):
     flags = ("--train.steps=36", "--kills=2", "--kinds=kill,write", "--seed=3",
              f"--json={tmp_path}/verdict.json", "--gate=train.graphs:-:9:major",
