@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 from pathlib import Path
 
 import pytest
 
+from tests.support.plain_core import PlainCore
 from tools.lab.costing import compile_program, export_in_jax
 from tools.tpu.bundles.chip import HbmTraffic, get_chip_model
 from tools.tpu.bundles.counting import count_bundles, count_listings, count_program
@@ -71,6 +73,15 @@ def test_transfers_share_the_bandwidth_and_later_ones_slow_earlier_ones():
     assert third.done == pytest.approx(2 * V5E.latency_cycles + 3 * alone)
 
 
+def test_transfers_end_however_late_they_are():
+    """Behind 1e8 cycles a time's last digit stands for more bytes than are left."""
+    for cycle in (1e8 + 0.3, 1e9 + 0.7):
+        memory = HbmTraffic(V5E)
+        transfers = [memory.issue(cycle + 7 * n, size) for n, size in enumerate((911, 77, 4001))]
+        last = max(memory.finish(one) for one in transfers) - cycle
+        assert last == pytest.approx(V5E.latency_cycles + 32 * 4989 / V5E.bytes_per_cycle, abs=1e-5)
+
+
 def test_what_depends_on_data_is_counted_and_taken_as_not_happening():
     text = """
    0x0   :  { %s1_s0 = vpop.scalar %v0 }
@@ -93,9 +104,9 @@ def test_what_depends_on_data_is_counted_and_taken_as_not_happening():
 )  # fmt: skip
 def test_scalar_steps_have_their_values(line, value):
     machine = ScalarCore(read_listing(f"     0   :  {{ {line} }}"), V5E)
-    machine.registers["p9"] = 0
+    machine.state.registers["p9"] = 0
     machine.run()
-    assert machine.registers["s1"] == value
+    assert machine.state.registers["s1"] == value
 
 
 DESCRIBED = """
@@ -119,6 +130,71 @@ def test_a_transfer_that_memory_describes_is_read_from_there():
     assert (inside.hbm_bytes, inside.waited) == (0, 0)
     unsized = count_bundles(read_listing(DESCRIBED.replace("20973568", "%s99_s9")), v3)
     assert (unsized.hbm_bytes, unsized.unknown) == (0, 1)
+
+
+def _draw_step(draw: random.Random) -> str:
+    """A scalar instruction as listings have them, of few registers, so that steps meet."""
+
+    def number() -> str:
+        return f"%t_s{draw.randrange(6)}"
+
+    def bit() -> str:
+        return draw.choice(["", "!"]) + f"%t_p{draw.randrange(4)}"
+
+    def value() -> str:
+        return draw.choice([number(), number(), str(draw.randrange(-3, 70)), "[#place + $0x8]"])
+
+    guard = draw.choice(["", f"({bit()}), "])
+    compared = f"scmp.{draw.choice(['lt.s32', 'ne.u32', 'ge.s32'])}.totalorder"
+    names = ["sadd", "ssub", "smul", "sshrl", "sshra", "smin", "sdivrem", "sxor"]
+    granules = draw.choice(["9", "40", "%t_s8"])
+    size, flag = f"/*size_in_granules=*/{granules}", f"/*dst_syncflagno=*/{draw.randrange(2)}"
+    logic = draw.choice(["pnand", "por", "pand", "pxor"])
+    sides = f"/*on_true=*/{value()}, /*on_false=*/{value()}"
+    return draw.choice([
+        f"{number()} = {draw.choice(names)}.s32 {value()}, {value()}",
+        f"{number()} = sadd.s32 ({bit()}, {value()}), {value()}, {value()}",
+        f"{number()} = smov {guard}{value()}",
+        f"%t_p{draw.randrange(4)} = {compared} {value()}, {value()}",
+        f"%t_p{draw.randrange(4)} = {logic} {bit()}, {bit()}",
+        f"{number()} = scalar_select /*predicate=*/{bit()}, {sides}",
+        f"%9 = sst [smem:[#table + {value()}]] {value()}",
+        f"{number()} = sld [smem:[#table + {value()}]] {guard.strip(' ,')}",
+        f"{number()} = int_to_ptr.{draw.choice(['hbm', 'vmem'])} {number()}",
+        f"%9 = dma.hbm_to_vmem {guard}/*hbm=*/%t_s1, {size}, {flag}",
+        f"%9 = dma.general {guard}/*src=*/%t_s1, {size}, /*dst=*/%t_s2, {flag}",
+        f"%9 = dma.done.wait {guard}{draw.randrange(2)}, {draw.randrange(60)}",
+    ])  # fmt: skip
+
+
+def _draw_loop(draw: random.Random) -> str:
+    """A loop of seven turns over random bundles, some of which branch onward."""
+    rows = ["%t_s9 = smov 0"]
+    for place in range(1, 41):
+        steps = [_draw_step(draw) for _ in range(draw.choice([0, 1, 1, 3]))]
+        if draw.random() < 0.15:
+            onward = f"target bundleno = {draw.randrange(place + 1, 42)} (0x0), region = 2"
+            steps.append(f"%9 = sbr.rel (!%t_p{draw.randrange(4)}) {onward}")
+        rows.append("  ;;  ".join(steps))
+    rows += ["%t_s9 = sadd.s32 1, %t_s9", "%t_p9 = scmp.lt.s32.totalorder %t_s9, 7",
+             "%9 = sbr.rel (%t_p9) target bundleno = 1 (0x1), region = 1", *[""] * 9]  # fmt: skip
+    return "\n".join(f"0x{place:x}   :  {{ {row} }}" for place, row in enumerate(rows))
+
+
+def test_steps_made_functions_do_what_their_text_says():
+    """Against a core that reads the text anew each time."""
+    told = 0
+    for seed in range(60):
+        bundles = read_listing(_draw_loop(random.Random(seed)))
+        fast, plain = ScalarCore(bundles, V5E), PlainCore(bundles, V5E)
+        for core in (fast.state, plain):
+            core.registers |= {f"s{n}": n for n in range(5)} | {f"p{n}": n % 2 for n in range(3)}
+        found = fast.run()
+        assert found == plain.run()
+        assert {name: fast.state.registers[name] for name in plain.registers} == plain.registers
+        assert fast.state.stored == plain.stored
+        told += found.transfers > 0 and found.waited > 0 and max(found.counts) == 7
+    assert told > 20
 
 
 PROGRAM = """

@@ -107,19 +107,25 @@ class HbmTraffic:
 
     def _run(self, cycle: float) -> None:
         while self.now < cycle:
+            if not self.live:
+                self.now = cycle
+                return
             self._step(cycle)
 
     def _step(self, limit: float) -> None:
         """Up to the next beginning or end of a transfer, or to the limit."""
-        active = [one for one in self.live if one.begins <= self.now]
+        now, until = self.now, limit
+        active = [one for one in self.live if one.begins <= now]
         share = self.model.bytes_per_cycle / max(1, len(active))
-        until = min(
-            [limit, *(one.begins for one in self.live if one.begins > self.now),
-             *(self.now + one.left / share for one in active)]
-        )  # fmt: skip
-        for one in active:
-            one.left -= (until - self.now) * share
-            if one.left <= 1e-6:
+        ends = [now + one.left / share for one in active]
+        for later in ends:
+            until = min(until, later)
+        if len(active) < len(self.live):
+            until = min([until, *(one.begins for one in self.live if one.begins > now)])
+        for one, end in zip(active, ends, strict=True):
+            one.left -= (until - now) * share
+            # By the time as well: behind 1e8 cycles a time's last digit is more bytes than that.
+            if one.left <= 1e-6 or end <= until:
                 one.done = until
         self.now = until
         self.live = [one for one in self.live if one.done is None]
