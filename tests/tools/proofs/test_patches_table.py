@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from tools.proofs import patches_table
@@ -20,12 +21,15 @@ def test_a_row_for_each_patch_that_changes_the_model():
     rows = list_rows(base)
     assert rows[:2] == ["all", "none"]
     # No BatchNorm and no convolution but the patches', which are a product.
-    assert rows[2:] == [
+    assert [row for row in rows[2:] if row != "attention_kernel"] == [
         "linear", "layer_norm", "gelu", "attention", "embedding", "residual_stream", "head_tokens",
     ]  # fmt: skip
+    assert ("attention_kernel" in rows) == (importlib.util.find_spec("jax") is not None)
     found = {row: create_config(base, row, 3).model for row in ("all", "none", "gelu")}
     patched = {row: (one.xla_patches, list(one.skip_patches)) for row, one in found.items()}
     assert patched == {"all": (True, []), "none": (False, []), "gelu": (True, ["gelu"])}
+    assert {one.attention_kernel for one in found.values()} == {"auto"}
+    assert create_config(base, "attention_kernel", 3).model.attention_kernel == "on"
     assert create_config(base, "gelu", 3).train.seed == 3
 
 
