@@ -48,7 +48,7 @@ class XlaAttention(Attention):
             q, k, v = _project(self, x, self.qkv.bias)
             q, k = normalise_heads(self.q_norm, q), normalise_heads(self.k_norm, k)
             mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
-            mixed = _mix(self, q * self.scale, k, v, mask)
+            mixed = mix_values(self, q * self.scale, k, v, mask)
             return self.proj_drop(merge_heads(self, mixed, x))
 
 
@@ -69,11 +69,11 @@ class XlaBeitAttention(BeitAttention):
         dtype = get_compute_dtype(x)
         with without_autocast(x):
             q, k, v = _project(self, x.to(dtype), bias)
-            mixed = _mix(self, q * self.scale, k, v, sum(biases) if biases else None)
-            return self.proj_drop(_merge_plainly(self, mixed))
+            mixed = mix_values(self, q * self.scale, k, v, sum(biases) if biases else None)
+            return self.proj_drop(merge_plainly(self, mixed))
 
 
-def _mix(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def mix_values(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares."""
     mask = None if mask is None else mask.transpose(-2, -1)
     if not (layer.training and layer.attn_drop.p > 0):
@@ -137,10 +137,16 @@ def _project(layer: nn.Module, x: Tensor, bias: Tensor | None) -> tuple[Tensor, 
     if has_output_hooks(layer.qkv):
         packed = layer.qkv(x).unflatten(2, (3, layer.num_heads, -1))
         return packed.permute(2, 0, 3, 4, 1).unbind(0)
-    fp32_result = layer.fp32_weight_gradient
-    weight = layer.qkv.weight
+    return project_heads(layer, x, layer.qkv.weight, bias)
+
+
+def project_heads(
+    layer: nn.Module, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, ...]:
+    """q, k and v, each [B, H, D, N], of a packed weight [3 H D, C]."""
+    form = (layer.num_heads, layer.fp32_weight_gradient)
     apart = (get_parts(weight, x.shape[0]), get_parts(bias, x.shape[0]))
-    return _Project.apply(x, weight, bias, (layer.num_heads, fp32_result), *apart)
+    return _Project.apply(x, weight, bias, form, *apart)
 
 
 def project_packed(layer: nn.Module, x: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ def merge_heads(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection, with norm and gate where they are."""
     is_plain = isinstance(layer.norm, nn.Identity) and layer.gate is None
     if is_plain and not has_output_hooks(layer.proj) and not has_output_hooks(layer.norm):
-        return _merge_plainly(layer, mixed)
+        return merge_plainly(layer, mixed)
     rows = mixed.flatten(1, 2).transpose(1, 2)
     rows = layer.norm(rows).to(rows.dtype)
     if layer.gate is not None:
@@ -173,7 +179,7 @@ def merge_heads(layer: Attention, mixed: Tensor, x: Tensor) -> Tensor:
     return layer.proj(rows)
 
 
-def _merge_plainly(layer: nn.Module, mixed: Tensor) -> Tensor:
+def merge_plainly(layer: nn.Module, mixed: Tensor) -> Tensor:
     """[B, H, D, N] -> [B, N, C] by the output projection alone."""
     fp32_result, shape = layer.fp32_weight_gradient, (-1, *mixed.shape[1:3])
     return einsum_linear(layer.proj, mixed, "bhdn,ohd->bno", shape=shape, fp32_result=fp32_result)

@@ -22,6 +22,7 @@ from timm.layers import (
 from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Block as BeitBlock
 from timm.models.convnext import ConvNeXtBlock
+from timm.models.eva import EvaAttention, EvaBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -44,6 +45,7 @@ from models.patches.convolution import (
 )
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.families import XlaEvaAttention
 from models.patches.fused_attention import KernelAttention, choose_attention_kernel
 from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 
 # Their weights are cast to the compute type wherever they are used.
 _CASTS = (XlaLinear, HwioWeight)
+# Residual blocks with a scale of their own, which is float32.
+_SCALED_BLOCKS = (ConvNeXtBlock, BeitBlock, EvaBlock)
 
 
 def apply_patches(
@@ -143,7 +147,7 @@ def patch_attention(model: nn.Module) -> None:
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
     _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention,
-                  CausalAttention: XlaCausalAttention})  # fmt: skip
+                  CausalAttention: XlaCausalAttention, EvaAttention: XlaEvaAttention})  # fmt: skip
 
 
 def patch_attention_kernel(model: nn.Module) -> None:
@@ -161,7 +165,7 @@ def patch_residual_stream(model: nn.Module) -> None:
     _swap(model, {LayerScale: XlaLayerScale})
     _mix(model, VisionTransformer, StreamInComputeType)
     _mix(model, Transformer, DecoderInComputeType)
-    _mix(model, (ConvNeXtBlock, BeitBlock), BlockInComputeType)
+    _mix(model, _SCALED_BLOCKS, BlockInComputeType)
 
 
 def patch_head_tokens(model: nn.Module) -> None:

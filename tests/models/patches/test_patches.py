@@ -40,6 +40,9 @@ FAMILIES = {
     "swin": ("swin_tiny_patch4_window7_224", {"img_size": 32, "window_size": 2, "embed_dim": 24,
                                               "depths": (1, 1, 1, 1), "num_heads": (2, 2, 2, 2),
                                               "drop_path_rate": 0.0}),
+    "eva02": ("eva02_tiny_patch14_224", {**TINY, "ref_feat_shape": (4, 4), "init_values": 0.1}),
+    "eva02_apart": ("eva02_base_patch14_224", {**TINY, "ref_feat_shape": (4, 4)}),
+    "eva_halves": ("vit_small_patch16_dinov3", {**TINY, "dynamic_img_size": False}),
 }  # fmt: skip
 IN_CONVOLUTIONS = {"batch_norm", "convolution"}
 SIDE, CLASSES = 32, 7

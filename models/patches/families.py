@@ -1,0 +1,110 @@
+"""Attention of timm's other families in the form of `models.patches.attention`.
+
+Heads are [B, H, D, N], scores are held key by query, and what is made from them stays in the
+compute type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers.attention import resolve_self_attn_mask
+from timm.models.eva import EvaAttention
+from torch import Tensor
+from torch.nn import functional
+
+from models.patches.attention import (
+    merge_heads,
+    mix_values,
+    normalise_heads,
+    project_heads,
+)
+from models.patches.dense import get_compute_dtype, has_output_hooks, without_autocast
+
+
+class XlaEvaAttention(EvaAttention):
+    """The attention of timm's EVA-02 and DINOv3, whose queries and keys are turned by position."""
+
+    fp32_weight_gradient = False
+
+    def forward(
+        self,
+        x: Tensor,
+        rope: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Tensor:
+        parts = (self.qkv, self.q_proj, self.k_proj, self.v_proj)
+        is_heard = any(one is not None and has_output_hooks(one) for one in parts)
+        is_learnt = rope is not None and (rope.dim() != 2 or rope.requires_grad)
+        if is_heard or is_learnt:
+            return super().forward(x, rope, attn_mask, is_causal)
+        dtype, weight, bias = get_compute_dtype(x), *self._pack()
+        with without_autocast(x):
+            x = x.to(dtype)
+            q, k, v = project_heads(self, x, weight, bias)
+            q, k = normalise_heads(self.q_norm, q), normalise_heads(self.k_norm, k)
+            if rope is not None:
+                turns = _describe_turns(self, rope, dtype)
+                q, k = (_Turn.apply(one, *turns) for one in (q, k))
+            mask = resolve_self_attn_mask(x.shape[1], q, attn_mask, is_causal)
+            mixed = mix_values(self, q * self.scale, k, v, mask)
+            return self.proj_drop(merge_heads(self, mixed, x))
+
+    def _pack(self) -> tuple[Tensor, Tensor | None]:
+        """Weight and bias of q, k and v as one product."""
+        if self.qkv is not None:
+            packed = None if self.q_bias is None else (self.q_bias, self.k_bias, self.v_bias)
+            return self.qkv.weight, None if packed is None else torch.cat(packed)
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([one.weight for one in layers])
+        if self.q_proj.bias is None:
+            return weight, None
+        zeros = torch.zeros_like(self.q_proj.bias)
+        return weight, torch.cat([zeros if one.bias is None else one.bias for one in layers])
+
+
+def _describe_turns(layer: EvaAttention, rope: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """What `_Turn` takes, of sines and cosines [N - prefix, 2 D]; the first tokens are not turned.
+
+    Returns:
+      Sines and cosines [D, N] in float32, and the signed permutation [D, D] that gives each
+      channel its partner: its neighbour, or with `rotate_half` the same one of the other half.
+    """
+    sines, cosines = rope.float().t().chunk(2)
+    pad, width = (layer.num_prefix_tokens, 0), len(sines)
+    place = torch.arange(width, device=rope.device)
+    if layer.rotate_half:
+        partner, is_first = (place + width // 2) % width, place < width // 2
+    else:
+        partner, is_first = place + 1 - 2 * (place % 2), place % 2 == 0
+    sign = 1.0 - 2.0 * is_first.float()
+    swap = (partner[:, None] == place).float() * sign[:, None]
+    turns = functional.pad(sines, pad), functional.pad(cosines, pad, value=1.0)
+    return *turns, swap.to(dtype)
+
+
+class _Turn(torch.autograd.Function):
+    """[B, H, D, N] turned by angles [D, N]; keeps none of it.
+
+    Partners come from a product with ones and zeros, which is exact: taken by slices they lie
+    across the rows of tiles, and each is copied in float32.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, heads: Tensor, sines: Tensor, cosines: Tensor, swap: Tensor
+    ) -> Tensor:  # fmt: skip
+        ctx.save_for_backward(sines, cosines, swap)
+        partner = torch.einsum("ed,bhdn->bhen", swap, heads)
+        return (heads.float() * cosines + partner.float() * sines).to(heads.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        sines, cosines, swap = ctx.saved_tensors
+        gradient = gradient.to(swap.dtype)
+        partner = torch.einsum("de,bhdn->bhen", swap, gradient)
+        sines = torch.einsum("de,dn->en", swap.float().abs(), sines)
+        found = gradient.float() * cosines + partner.float() * sines
+        return found.to(swap.dtype), None, None, None
