@@ -24,6 +24,7 @@ from models.delta.layout import ChunkPlan, CoreOptions
 from models.delta.products import multiply
 from models.delta.walk import walk_back
 from utils.runtime.loops import has_loop, scan
+from utils.runtime.xla_kernels import has_custom_calls
 
 # Systems of a block: their inverses are computed side by side, one in each lane of a register;
 # and chunks of one at most, as they are written out.
@@ -46,8 +47,7 @@ def count_block(options: CoreOptions, parts: Sequence[Tensor], chunk: int) -> in
 
     That is where options say so, a sequence is walked over in parts, or there is no loop.
     """
-    is_plain = options.kernels != "pallas" and options.loop == "blocks" and options.parts == 1
-    if not is_plain or not has_loop(parts[2]):
+    if options.parts > 1 or not has_loop(parts[2]) or not takes_blocks(options, parts[3]):
         return 0
     batch, tokens, heads, _ = parts[2].shape
     count, block = tokens // chunk, 1
@@ -55,6 +55,16 @@ def count_block(options: CoreOptions, parts: Sequence[Tensor], chunk: int) -> in
     while 2 * block <= most and count % (2 * block) == 0:
         block *= 2
     return block
+
+
+def takes_blocks(options: CoreOptions, gates: Tensor) -> bool:
+    """Whether options want it of a rule of such gates [..., 1 or K].
+
+    `auto` does on a TPU, of gates of a head: of those alone were cycles counted.
+    """
+    if options.kernels == "pallas" or options.loop != "auto":
+        return options.kernels != "pallas" and options.loop == "blocks"
+    return has_loop(gates) and gates.shape[-1] == 1 and has_custom_calls()
 
 
 def advance_in_blocks(
@@ -143,7 +153,8 @@ def _walk_chunks_back(
 
 
 def _write_out(plan: ChunkPlan) -> ChunkPlan:
-    return replace(plan, options=replace(plan.options, loop="unrolled"))
+    solver = "rows" if plan.options.solver == "auto" else plan.options.solver
+    return replace(plan, options=replace(plan.options, loop="unrolled", solver=solver))
 
 
 def _take(slices: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Tensor | None]:

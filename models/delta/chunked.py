@@ -25,12 +25,14 @@ from models.delta.blocks import (
     advance_in_blocks,
     count_block,
     retreat_in_blocks,
+    takes_blocks,
     walk_back_by,
     walk_chunks,
 )
 from models.delta.decay import (
     Pairing,
     multiply_pairs,
+    multiply_pairs_turned,
     pull_pairs,
     sum_before,
     sum_behind,
@@ -93,7 +95,7 @@ def chunk_delta_rule(
 def _shares_keys(inputs: DeltaInputs, segments: Tensor | None, options: CoreOptions) -> bool:
     """Whether queries and keys go in as they are, with fewer heads than values have."""
     if options.kernels != "pallas":
-        return options.loop == "blocks"
+        return takes_blocks(options, inputs.widen(keys=False).g)
     if segments is not None:
         return False
     return shares_fused(options, _list_parts(inputs.widen(keys=False)))
@@ -109,6 +111,7 @@ class _Chunks:
       out: decay of each row up to the chunk's end.
       last: decay of a state over the whole chunk, [N, B, H, K or 1].
       products: how matrices are multiplied.
+      by_products: as of a `Pairing`.
     """
 
     q: Tensor
@@ -123,6 +126,7 @@ class _Chunks:
     last: Tensor
     pairs: Tensor | None
     products: str
+    by_products: bool
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         """x @ y."""
@@ -147,7 +151,9 @@ class _Chunks:
 
     def get_pairing(self, *, strict: bool = False) -> Pairing:
         """Which pairs of a chunk count."""
-        return Pairing(strict=strict, keep=self.pairs, products=self.products)
+        return Pairing(
+            strict=strict, keep=self.pairs, products=self.products, by_products=self.by_products
+        )
 
 
 def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _Chunks:
@@ -162,6 +168,7 @@ def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _Ch
         out=keep_reached(sum_behind(g).exp(), reach.exit),
         last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
         pairs=reach.pairs, products=plan.options.products,
+        by_products=plan.options.is_written_out,
     )  # fmt: skip
 
 
@@ -265,14 +272,15 @@ class _Pull:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """V', and gradients of what A is multiplied with, of states behind chunks, of the first."""
         one = self.chunks
-        pairs, key, query = one.compute_pairs(), one.k * one.out, one.q * one.into
+        key, query = one.k * one.out, one.q * one.into
         if options.kernels == "pallas":
             known, values = one.get_sides()
             values = one.multiply(self.inverse, values - one.multiply(known, self.states))
-            factors = [self.inverse, known, pairs, query, key, one.last, grad]
+            factors = [self.inverse, known, one.compute_pairs(), query, key, one.last, grad]
             return values, *kernel_walk_back(factors, grad_state)
         w, u = one.solve(self.inverse)
-        from_outputs, to_state = (one.multiply(_turn(x), grad) for x in (pairs, query))
+        pairs = multiply_pairs_turned(one.q, one.k, one.g, one.get_pairing())
+        from_outputs, to_state = (one.multiply(x, grad) for x in (pairs, _turn(query)))
         factors = [from_outputs, key, w]
         if not options.is_written_out:
             factors = narrow(factors, options.products)
@@ -285,13 +293,10 @@ class _Pull:
         """Gradients of q, k, v, g, erase, write, gates still of all channels, and of the state."""
         one = self.chunks
         values, sides, after, before = self._walk(grad, grad_state, options)
-        to_q, k_of_q, g_of_q = pull_pairs(
-            one.multiply(grad, _turn(values)), one.q, one.k, one.g, one.get_pairing()
-        )
+        to_q, k_of_q, g_of_q = pull_pairs((grad, values), one.q, one.k, one.g, one.get_pairing())
         to_erased, k_of_erased, g_of_erased = pull_pairs(
-            -one.multiply(sides, _turn(values)), one.erased, one.k, one.g,
-            one.get_pairing(strict=True),
-        )  # fmt: skip
+            (-sides, values), one.erased, one.k, one.g, one.get_pairing(strict=True)
+        )
         q_before = one.into * one.multiply(grad, _turn(self.states))
         erased_before = -one.into * one.multiply(sides, _turn(self.states))
         k_behind = one.out * one.multiply(values, _turn(after))

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.delta.products import multiply
+from models.delta.products import add_marked, multiply
 
 SUB_BLOCK = 16
 
@@ -32,12 +32,16 @@ class Pairing:
       before: the decay ends before the row's own gate (t up to i - 1); needs `strict`.
       keep: bool [..., C, C] of pairs that may count, of packed sequences; none: all.
       products: how matrices are multiplied (`models.delta.products`).
+      by_products: of a head's gates, sums and what is transposed are products of their own. Inside
+        a loop a TPU has the former cheaper than running sums, and its compiler takes minutes for a
+        transpose of 64 lanes that become bfloat16; of all chunks at once both would be traffic.
     """
 
     strict: bool = False
     before: bool = False
     keep: Tensor | None = None
     products: str = "auto"
+    by_products: bool = False
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
         """x @ y."""
@@ -97,24 +101,39 @@ def multiply_pairs(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:
     return _drop(blocks.squeeze(-3), pairing.keep)
 
 
+def multiply_pairs_turned(x: Tensor, y: Tensor, g: Tensor, pairing: Pairing) -> Tensor:
+    """`multiply_pairs` with rows and columns exchanged."""
+    if pairing.by_products and g.shape[-1] == 1:
+        return pairing.multiply(y, x.transpose(-1, -2)) * _decay_of_head_turned(g, pairing)
+    return multiply_pairs(x, y, g, pairing).transpose(-1, -2)
+
+
 def pull_pairs(
-    grad: Tensor, x: Tensor, y: Tensor, g: Tensor, pairing: Pairing
+    grad: tuple[Tensor, Tensor], x: Tensor, y: Tensor, g: Tensor, pairing: Pairing
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, y and g, from that of `multiply_pairs` [..., C, C].
+    """Gradients of x, y and g, from that of `multiply_pairs`.
 
     A gate's is the sum over the pairs that it stands between. The difference of the sums up to rows
     and behind columns, x dx - y dy, would be cheaper, and of a strong gate nothing but roundings.
+
+    Args:
+      grad: left and right [..., C, V]; left right^T is the gradient [..., C, C].
     """
+    left, right = grad
     if g.shape[-1] == 1:
-        decayed = grad * _decay_of_head(g, pairing)
+        decayed = pairing.multiply(left, right.transpose(-1, -2)) * _decay_of_head(g, pairing)
         counted = decayed * pairing.multiply(x, y.transpose(-1, -2))
-        between = _sum_between(counted.unsqueeze(-1), pairing)
-        to_y = pairing.multiply(decayed.transpose(-1, -2), x)
-        return pairing.multiply(decayed, y), to_y, between
-    grad = _drop(grad, pairing.keep)
+        if pairing.by_products:
+            between = _sum_between_of_head(counted, pairing)
+            turned = multiply_pairs_turned(left, right, g, pairing)
+        else:
+            between = _sum_between(counted.unsqueeze(-1), pairing)
+            turned = decayed.transpose(-1, -2)
+        return pairing.multiply(decayed, y), pairing.multiply(turned, x), between
+    whole = _drop(pairing.multiply(left, right.transpose(-1, -2)), pairing.keep)
     size, count = _get_sub_block(x), x.shape[-2]
     rows, columns, gates = (_cut(z, size) for z in (x, y, g))
-    inside = _decay_inside(gates, pairing) * cut_diagonal(grad, size).unsqueeze(-1)
+    inside = _decay_inside(gates, pairing) * cut_diagonal(whole, size).unsqueeze(-1)
     from_columns, from_rows = inside * columns.unsqueeze(-3), inside * rows.unsqueeze(-2)
     found = (
         from_columns.sum(dim=-2).flatten(-3, -2),
@@ -122,7 +141,7 @@ def pull_pairs(
         _sum_between(from_columns * rows.unsqueeze(-2), pairing).flatten(-3, -2),
     )
     while size < count:
-        lower = cut_diagonal(grad, 2 * size)[..., size:, :size]
+        lower = cut_diagonal(whole, 2 * size)[..., size:, :size]
         level = _pull_halves(lower, (x, y, g), size, pairing)
         found = tuple(a + b for a, b in zip(found, level, strict=True))
         size *= 2
@@ -154,15 +173,41 @@ def _sum_between(products: Tensor, pairing: Pairing) -> Tensor:
     return torch.where(earlier, sums, torch.zeros_like(sums)).sum(dim=-2)
 
 
+def _sum_between_of_head(products: Tensor, pairing: Pairing) -> Tensor:
+    """The same [..., C, 1] of products of pairs [..., C, C]: columns before each gate are added."""
+    count, device = products.shape[-1], products.device
+    sums = add_marked(products, ~_lower(count, strict=False, device=device))
+    behind = _lower(count, strict=pairing.before, device=device)
+    return torch.where(behind, sums, torch.zeros_like(sums)).sum(dim=-2).unsqueeze(-1)
+
+
 def _decay_of_head(g: Tensor, pairing: Pairing) -> Tensor:
-    """[..., C, C] of gates [..., C, 1]: row by row the gates behind column j are added up."""
-    lower = _lower(g.shape[-2], strict=True, device=g.device)
-    sums = torch.where(lower, g, torch.zeros_like(g)).cumsum(dim=-2)
-    if pairing.before:
-        sums = torch.cat([torch.zeros_like(sums[..., :1, :]), sums[..., :-1, :]], dim=-2)
-    counts = _lower(g.shape[-2], strict=pairing.strict, device=g.device)
+    """[..., C, C] of gates [..., C, 1]: for each row the gates behind column j are added up."""
+    count = g.shape[-2]
+    lower = _lower(count, strict=True, device=g.device)
+    if pairing.by_products:
+        row, up_to = g.transpose(-1, -2), _lower(count, strict=pairing.before, device=g.device)
+        sums = add_marked(torch.where(up_to, row, torch.zeros_like(row)), lower)
+    else:
+        sums = torch.where(lower, g, torch.zeros_like(g)).cumsum(dim=-2)
+        if pairing.before:
+            sums = torch.cat([torch.zeros_like(sums[..., :1, :]), sums[..., :-1, :]], dim=-2)
+    counts = _lower(count, strict=pairing.strict, device=g.device)
     if pairing.keep is not None:
         counts = counts & pairing.keep
+    return torch.where(counts, sums, -torch.inf).exp()
+
+
+def _decay_of_head_turned(g: Tensor, pairing: Pairing) -> Tensor:
+    """The same, columns first: for each the gates behind it are added up to rows."""
+    count, row = g.shape[-2], g.transpose(-1, -2)
+    behind = ~_lower(count, strict=False, device=g.device)
+    gates = torch.where(behind, row, torch.zeros_like(row))
+    up_to = ~_lower(count, strict=not pairing.before, device=g.device)
+    sums = add_marked(gates, up_to)
+    counts = ~_lower(count, strict=not pairing.strict, device=g.device)
+    if pairing.keep is not None:
+        counts = counts & pairing.keep.transpose(-1, -2)
     return torch.where(counts, sums, -torch.inf).exp()
 
 

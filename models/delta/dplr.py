@@ -225,8 +225,7 @@ def _pull(
         (sides, values, one.a, one.b, one.of_a), (sides, one.v, one.a, one.k, one.of_a),
     )  # fmt: skip
     (q_b, b_q, g_0), (q_k, k_q, g_1), (a_b, b_a, g_2), (a_k, k_a, g_3) = (
-        pull_pairs(one.multiply(left, _turn(right)), x, y, one.g, pairing)
-        for left, right, x, y, pairing in of_pairs
+        pull_pairs((left, right), x, y, one.g, pairing) for left, right, x, y, pairing in of_pairs
     )
     b_behind, k_behind = (one.out * one.multiply(x, _turn(after)) for x in (values, one.v))
     q_before = one.into * one.multiply(grad, _turn(states))

@@ -27,9 +27,11 @@ class CoreOptions:
 
     Attributes:
       chunk: tokens of a chunk, a power of two; fewer where there are fewer.
-      solver: of the triangular system: triangular_solve, ladder16 or rows.
+      solver: of the triangular system: triangular_solve, ladder16 or rows; auto is the first, and
+        rows where the loop prepares a few chunks at a time.
       loop: over chunks: scan (one loop of the device, where it has one, behind what all chunks are
-        prepared for at once), blocks (the loop prepares a few chunks at a time) or unrolled.
+        prepared for at once), blocks (the loop prepares a few chunks at a time) or unrolled; auto
+        is blocks on a TPU where gates are of heads, and scan.
       pad: tokens that fill no chunk are padded; else they are refused.
       parts: of a sequence, walked over at the same time, if it is a multiple; on a mesh with an
         axis for sequences as many times its devices.
@@ -42,8 +44,8 @@ class CoreOptions:
     """
 
     chunk: int = 64
-    solver: str = "triangular_solve"
-    loop: str = "scan"
+    solver: str = "auto"
+    loop: str = "auto"
     pad: bool = True
     parts: int = 1
     products: str = "auto"

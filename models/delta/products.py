@@ -34,6 +34,14 @@ def multiply(x: Tensor, y: Tensor, products: str) -> Tensor:
     return sum(terms[1:], terms[0])
 
 
+def add_marked(x: Tensor, marks: Tensor) -> Tensor:
+    """x @ marks of zeros and ones, of float32 with all of its digits whatever a device rounds."""
+    if x.dtype != torch.float32:
+        return x @ marks.to(x.dtype)
+    first, second, third = (part @ marks.to(x.dtype) for part in _split(x, 3))
+    return third + second + first
+
+
 def narrow(factors: Sequence[Tensor], products: str) -> list[Tensor]:
     """Factors as they are kept until they are multiplied: one part is half as wide."""
     if products != "bfloat16" or factors[0].dtype != torch.float32:

@@ -37,8 +37,8 @@ class ChunkedShape(ModelShape):
     """
 
     chunk: int = 64
-    solver: str = "triangular_solve"
-    loop: str = "scan"
+    solver: str = "auto"
+    loop: str = "auto"
     products: str = "auto"
     backend: str = "own"
 

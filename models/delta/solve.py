@@ -129,6 +129,7 @@ def _create_identity(x: Tensor) -> Tensor:
 
 
 SOLVERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "auto": _solve,
     "triangular_solve": _solve,
     "ladder16": _climb,
     "rows": _substitute,

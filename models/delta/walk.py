@@ -21,7 +21,7 @@ from utils.runtime.loops import scan, unroll
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
 # Blocks of chunks that are prepared all at once are walked over as by `scan`.
-LOOPS = {"scan": scan, "blocks": scan, "unrolled": unroll}
+LOOPS = {"auto": scan, "scan": scan, "blocks": scan, "unrolled": unroll}
 
 # State, slices of a chunk -> the next state.
 _Move = Callable[[Tensor, Sequence[Tensor]], Tensor]

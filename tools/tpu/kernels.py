@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def call_kernels() -> Iterator[None]:
-    """Let kernels be custom calls, where PyTorch/XLA on the CPU would interpret them."""
+    """Let a program be a TPU's: kernels as custom calls, which a CPU interprets, and its loops."""
     from torch_xla.experimental import custom_kernel
 
-    from models.delta import kernels, kernels_bridge
+    from models.delta import blocks, kernels, kernels_bridge
     from models.patches import fused_attention
 
-    users = (kernels, kernels_bridge, fused_attention)
+    users = (blocks, kernels, kernels_bridge, fused_attention)
     held = [one.has_custom_calls for one in users], custom_kernel.trace_pallas
     for one in users:
         one.has_custom_calls = lambda: True

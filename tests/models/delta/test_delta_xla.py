@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.delta import CoreOptions, chunk_delta_rule, chunk_dplr, recur_delta_rule, recur_dplr
+from models.delta import (
+    CoreOptions,
+    blocks,
+    chunk_delta_rule,
+    chunk_dplr,
+    recur_delta_rule,
+    recur_dplr,
+)
 from tests.models.delta.test_delta_core import BOUNDS, MASK, SEGMENTS
 from tests.models.delta.variants import (
     create_inputs,
@@ -100,6 +107,20 @@ def test_a_scans_program_does_not_grow_with_the_tokens():
     assert count_lines("scan", 128) == count_lines("scan", 64)
     assert count_lines("blocks", 512) == count_lines("blocks", 256)
     assert count_lines("unrolled", 256) > 1.3 * count_lines("unrolled", 64)
+
+
+def test_auto_prepares_blocks_on_a_tpu_of_gates_of_heads(monkeypatch):
+    """Whether this is a TPU is all that is made up here."""
+    scan, in_blocks = (count_lines(loop, 128) for loop in ("scan", "blocks"))
+    assert count_lines("auto", 128) == scan != in_blocks
+    monkeypatch.setattr(blocks, "has_custom_calls", lambda: True)
+    assert count_lines("auto", 128) == in_blocks
+    assert count_lines("scan", 128) == scan
+    channels = torch.zeros(1, 2, 1, 4, device=xla.device())
+    assert not blocks.takes_blocks(CoreOptions(), channels)
+    assert blocks.takes_blocks(CoreOptions(), channels[..., :1])
+    assert not blocks.takes_blocks(CoreOptions(kernels="pallas"), channels[..., :1])
+    assert not blocks.takes_blocks(CoreOptions(), torch.zeros(1, 2, 1, 1))
 
 
 def test_blocks_are_a_scan_where_a_mesh_deals_out_sequences():

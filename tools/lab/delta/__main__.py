@@ -71,9 +71,9 @@ def create_parser() -> argparse.ArgumentParser:
     add("--decode-batches", nargs="+", type=int, default=list(DECODE_BATCHES), help="sequences")
     add("--width", type=int, default=128, help="of keys and values")
     add("--chunk", type=int, default=64, help="tokens of a chunk")
-    add("--solver", default="triangular_solve", help="triangular_solve, ladder16 or rows")
-    add("--loop", default=None, choices=("scan", "blocks", "unrolled"), help="over chunks; none: "
-        "as models have it")  # fmt: skip
+    add("--solver", default="auto", help="auto, triangular_solve, ladder16 or rows")
+    add("--loop", default="auto", choices=("auto", "scan", "blocks", "unrolled"),
+        help="over chunks; auto: as models have it")  # fmt: skip
     add("--products", default="auto", help="of matrices: auto, bfloat16, bfloat16x3 or bfloat16x6")
     add("--precision", default="default", choices=("default", "high", "highest"),
         help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16")  # fmt: skip
@@ -179,6 +179,7 @@ def _measure(
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
         cost, fallbacks = compiling.compile_in_jax(case, target, time_limit_s=limit), []
     else:
+        core = compiling.resolve_loop(case, core)
         # Kernels are interpreted by XLA alone, and it alone has a loop.
         is_there = form == "pallas" or core.loop == "blocks"
         place = open_device("xla") if is_there else torch.device("cpu")
@@ -194,9 +195,8 @@ def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
     from models.delta import CoreOptions
 
     kernels = "pallas" if form == "pallas" else "xla"
-    loop = options.loop or CoreOptions().loop
     return CoreOptions(
-        options.chunk, options.solver, loop, products=options.products, kernels=kernels
+        options.chunk, options.solver, options.loop, products=options.products, kernels=kernels
     )
 
 

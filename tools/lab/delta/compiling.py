@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.lab.costing import CompiledCost, compile_program, export_in_jax, run_in_jax
-from tools.lab.delta.cases import LabCase, create_inputs
+from tools.lab.delta.cases import RULES, LabCase, create_inputs
 from tools.lab.delta.forms import add_extra, create_program, recur
 from tools.lab.delta.judging import Errors, find_error
 from tools.tpu.kernels import call_kernels
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 # What the form in JAX is written for.
 IN_JAX = ("gdn", "deltanet")
+
+
+def resolve_loop(case: LabCase, options: CoreOptions) -> CoreOptions:
+    """What `loop: auto` is on a TPU, so that the same is held against the recurrence here."""
+    rule = RULES.get(case.variant)
+    is_theirs = rule is not None and not rule.gates and options.kernels != "pallas"
+    return replace(options, loop="blocks") if is_theirs and options.loop == "auto" else options
 
 
 def export_in_torch(case: LabCase, options: CoreOptions, precision: str) -> tuple[bytes, list[str]]:

@@ -158,7 +158,7 @@ def _cross(curve: dict[int, float], other: dict[int, float]) -> float | None:
 
 def draw(rows: Sequence[JsonObject], path: Path) -> None:
     """Time over tokens of single sequences, rules against attention."""
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     curves = _collect(rows)
     figure, axes = pyplot.subplots(figsize=(8, 5))
@@ -170,15 +170,16 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     for name, tokens in find_crossings(rows).items():
         if tokens:
             axes.axvline(tokens, color="grey", linewidth=0.5)
-            text = f" {name}: below attention from {tokens:,.0f} tokens"
-            axes.text(tokens, 0.02, text, transform=axes.get_xaxis_transform(), rotation=90,
-                      fontsize=9, va="bottom", ha="right")  # fmt: skip
+            text = f" {name}: below attention from {tokens:,.0f}"
+            axes.text(tokens, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90,
+                      fontsize=7, va="top", ha="right")  # fmt: skip
     device = rows[0].get("device", "") if rows else ""
     kind = "bundles with DMA" if any(r.get("kind") == "bundles" for r in rows) else "measured"
     axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=f"ms ({kind}, {device})")
     ticks = sorted({tokens for curve in curves.values() for tokens in curve})
     axes.set_xticks(ticks, [f"{tokens:,}" for tokens in ticks])
     axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    axes.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.legend(fontsize=8)
