@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from timm.layers.attention import resolve_self_attn_mask
 from timm.models.eva import EvaAttention
+from timm.models.swin_transformer import WindowAttention
 from torch import Tensor
 from torch.nn import functional
 
 from models.patches.attention import (
     merge_heads,
+    merge_plainly,
     mix_values,
     normalise_heads,
     project_heads,
@@ -108,3 +110,21 @@ class _Turn(torch.autograd.Function):
         sines = torch.einsum("de,dn->en", swap.float().abs(), sines)
         found = gradient.float() * cosines + partner.float() * sines
         return found.to(swap.dtype), None, None, None
+
+
+class XlaWindowAttention(WindowAttention):
+    """The attention of timm's Swin within windows; masks of shifted ones join the biases."""
+
+    fp32_weight_gradient = False
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = (self.qkv, self.proj, self.softmax)
+        if any(has_output_hooks(one) for one in parts):
+            return super().forward(x, mask)
+        dtype, bias = get_compute_dtype(x), self._get_rel_pos_bias()
+        if mask is not None:
+            bias = (bias + mask[:, None]).repeat(x.shape[0] // len(mask), 1, 1, 1)
+        with without_autocast(x):
+            q, k, v = project_heads(self, x.to(dtype), self.qkv.weight, self.qkv.bias)
+            mixed = mix_values(self, q * self.scale, k, v, bias)
+            return self.proj_drop(merge_plainly(self, mixed))

@@ -23,6 +23,7 @@ from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Block as BeitBlock
 from timm.models.convnext import ConvNeXtBlock
 from timm.models.eva import EvaAttention, EvaBlock
+from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -45,7 +46,7 @@ from models.patches.convolution import (
 )
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
-from models.patches.families import XlaEvaAttention
+from models.patches.families import XlaEvaAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention, choose_attention_kernel
 from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
@@ -147,7 +148,8 @@ def patch_attention(model: nn.Module) -> None:
         if hasattr(module, "fused_attn"):
             module.fused_attn = False
     _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention,
-                  CausalAttention: XlaCausalAttention, EvaAttention: XlaEvaAttention})  # fmt: skip
+                  CausalAttention: XlaCausalAttention, EvaAttention: XlaEvaAttention,
+                  WindowAttention: XlaWindowAttention})  # fmt: skip
 
 
 def patch_attention_kernel(model: nn.Module) -> None:
