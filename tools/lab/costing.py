@@ -11,9 +11,13 @@ from tools.tpu import compiler
 from tools.tpu.bundles.chip import get_chip_model
 from tools.tpu.bundles.counting import ProgramCost, count_listings, count_program
 from tools.tpu.hlo import get_hbm_bytes, list_instructions, read_module
-from tools.tpu.targets import Target
+from tools.tpu.targets import Target, list_targets, parse_target
+from utils.errors import UserError, get_hint
+from utils.generations import GENERATIONS
 from utils.json_types import JsonObject
 
+# Where a lab takes times; elsewhere it compiles for a TPU and counts.
+HERE = ("cpu", "cuda", "xla")
 _CHILD = Path(__file__).with_name("jax_child.py")
 
 
@@ -32,6 +36,23 @@ class CompiledCost:
     peak_bytes: int
     compile_s: float
     hlo_lines: int
+
+
+def choose_target(on: str) -> Target | None:
+    """The TPU that `--on` names; none where times are taken here.
+
+    Raises:
+      UserError: it names neither.
+    """
+    if on in HERE:
+        return None
+    name = on.partition(":")[0]
+    if name not in GENERATIONS:
+        raise UserError(
+            f"--on ({on!r}) is none of {', '.join(HERE)}, {list_targets()}; "
+            f"{get_hint(name, [*HERE, *GENERATIONS])}"
+        )
+    return parse_target(on)
 
 
 def compile_program(artifact: bytes, target: Target, *, time_limit_s: float) -> CompiledCost:

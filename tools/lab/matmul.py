@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.lab.costing import compile_program, export_in_jax
-from tools.tpu.targets import Target, parse_target
+from tools.lab.costing import HERE, choose_target, compile_program, export_in_jax
+from tools.tpu.targets import Target
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AXES = ("M", "K", "N")
-_HERE = ("cpu", "cuda", "xla")
 _COUNTS = (1, 2, 4, 8)
 # The least step past a full size; rows are padded to eight, the others to the matrix unit.
 _LEAST = 8
@@ -59,7 +58,7 @@ def create_parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     """Measure every size and tell the law."""
     _check(options)
-    target = None if options.on in _HERE else parse_target(options.on)
+    target = choose_target(options.on)
     prepare_file(options.json, "--json")
     prepare_file(options.picture, "--picture")
     plan = [(axis, added) for axis in options.axes for added in sorted(set(options.added))]
@@ -148,7 +147,7 @@ def _check(options: argparse.Namespace) -> None:
     for flag, value in (("--base", options.base), ("--repeats", options.repeats)):
         if value < 1:
             raise UserError(f"{flag} ({value}) must be at least 1")
-    if options.base % 256 and options.on not in _HERE:
+    if options.base % 256 and options.on not in HERE:
         raise UserError(f"--base ({options.base}) must be a multiple of 256, a full matrix unit")
 
 

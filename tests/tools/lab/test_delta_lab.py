@@ -104,7 +104,7 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     ("flags", "word"),
     [(["--heads", "16"], "--heads ('16') must be two numbers"),
      (["--heads", "3/4"], "--heads (3/4)"), (["--sizes", "1x"], "--sizes ('1x')"),
-     (["--on", "v9"], "--target 'v9'"), (["--chunk", "48"], "chunk (48)"),
+     (["--on", "v9"], "--on ('v9')"), (["--chunk", "48"], "chunk (48)"),
      (["--solver", "lu"], "solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
      (["--form", "jax_reference"], "compiled for TPUs alone"),
      (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),

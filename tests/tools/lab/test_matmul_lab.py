@@ -54,7 +54,7 @@ def test_the_filled_share_follows_the_law(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "word"),
     [(["--added", "0"], "--added must hold 0 and 8"), (["--base", "100"], "--base (100)"),
-     (["--repeats", "0"], "--repeats (0)"), (["--on", "v9"], "v9"),
+     (["--repeats", "0"], "--repeats (0)"), (["--on", "v9"], "--on ('v9')"),
      (["--json", "/proc/nowhere/r.json"], "cannot be made")],
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from store.environment import read_environment
 from store.trends import FOLDER, keep_report
+from tools.lab.costing import choose_target
 from tools.lab.delta.cases import ATTENTION, MODES, VARIANTS, LabCase, check_case
 from tools.lab.delta.report import (
     describe_case,
@@ -30,8 +31,8 @@ from tools.lab.delta.report import (
     read_rows,
     write_json,
 )
-from tools.lab.delta.running import HERE, open_device, time_program
-from tools.tpu.targets import Target, parse_target
+from tools.lab.delta.running import open_device, time_program
+from tools.tpu.targets import Target
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import DefaultsHelp, ProgramParser, prepare_file, prepare_folder, run_program
@@ -90,7 +91,7 @@ def create_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the cases that the flags name; 1 where one of them failed."""
-    target = None if options.on in HERE else parse_target(options.on)
+    target = choose_target(options.on)
     _check(options, target)
     rows = read_rows(options.earlier)
     os.environ.setdefault("PJRT_DEVICE", "CPU")

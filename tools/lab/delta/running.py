@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from models.delta import CoreOptions
 
-HERE = ("cpu", "cuda", "xla")
 _WARM_UP = 2
 
 
