@@ -187,7 +187,7 @@ def test_the_group_gives_its_ranks_exit_code():
     ("act", "cause"),
     [
         ("raise", "rank 1 failed: ArithmeticError: the third turn"),
-        ("kill", "rank 1 died: ended by SIGKILL"),
+        pytest.param("kill", "rank 1 died: ended by SIGKILL", marks=pytest.mark.slow),
         pytest.param(
             "hang",
             rf"rank 1 hung: no answer for {TIMEOUT_S:g} s \(runtime.timeout_s\)",

@@ -58,16 +58,13 @@ FORMS = {
     "fsdp 4": _mesh(4, fsdp=4),
     "fsdp 2x2": _mesh(4, fsdp=2),
 }
-QUICK = ("cpu x2", "xla x2", "mesh 4")
+QUICK = ("cpu x2", "mesh 4")
 CASES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in FORMS
 ]
 # BatchNorm over all ranks; FSDP and DDP do nothing else to it than to a ViT.
 NORM_FORMS = ("cpu x2", "cpu x4", "xla x1", "xla x2", "xla x4", "mesh 2", "mesh 4", "mesh 8")
-NORM_CASES = [
-    pytest.param(name, marks=() if name == "cpu x2" else pytest.mark.slow, id=name)
-    for name in NORM_FORMS
-]
+NORM_CASES = [pytest.param(name, marks=pytest.mark.slow, id=name) for name in NORM_FORMS]
 
 
 @pytest.fixture(scope="module")

@@ -76,6 +76,7 @@ def test_devices_add_up_gradients_and_gather_nothing(tmp_path):
     assert 4 * parameters <= found["all-reduce", "f32"] <= 4 * parameters + SCALARS
 
 
+@pytest.mark.slow
 def test_gradients_are_added_up_in_float32_under_bf16_too(tmp_path):
     found, parameters = run_and_read(tmp_path, "--runtime.precision=bf16")
     assert {kind for kind, _ in found} == {"all-reduce"}

@@ -77,6 +77,7 @@ def test_full_width_answers_train_like_the_live_teacher(flags, tmp_path):
     assert gap < 1e-3 * size
 
 
+@pytest.mark.slow
 def test_a_narrow_cache_differs_by_no_more_than_its_residual_allows(flags, tmp_path):
     """At step 0 both students are equal, so the loss differs by the teacher's answer alone.
 
@@ -120,6 +121,7 @@ def test_two_processes_store_what_one_stores(flags, tmp_path):
         assert np.allclose(left["cache_log_probs0"], right["cache_log_probs0"], atol=2e-2)
 
 
+@pytest.mark.slow
 def test_a_cache_on_a_bucket_is_gone_on_with(flags, tmp_path, monkeypatch):
     """By another machine with its whole files, by the same one with every row."""
     assert store(flags, tmp_path / "here", "--top-k", "4") == 0

@@ -147,7 +147,7 @@ def test_a_short_convolution_is_torchs():
         ({"head_width": 12}, "model.args.head_width (12) leaves 3 channels to turn"),
         ({"linear_key_heads": 3}, "model.args.linear_key_heads (3) does not divide"),
         ({"chunk": 24}, "model.args.chunk (24) must be a power of two from 2 to 256"),
-        ({"solver": "lu"}, "model.args.solver ('lu') is none of triangular_solve, ladder16, rows"),
+        ({"solver": "lu"}, "model.args.solver ('lu') is none of auto, triangular_solve, ladder16"),
         ({"rope_base": 0.5}, "model.args.rope_base (0.5) must be a number above 1"),
     ],
 )

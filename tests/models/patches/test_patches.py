@@ -110,6 +110,7 @@ def test_float32_gives_timms_outputs_and_gradients(family):
     assert get_distance(flatten(own), flatten(gradients)) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(IN_FLOAT64))
 def test_gradients_that_rounding_moves_are_no_further_off_than_timms(family):
     model, patched = create_pair(family)
