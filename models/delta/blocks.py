@@ -62,8 +62,10 @@ def takes_blocks(options: CoreOptions, gates: Tensor) -> bool:
 
     `auto` does on a TPU, of gates of a head: of those alone were cycles counted.
     """
-    if options.kernels == "pallas" or options.loop != "auto":
-        return options.kernels != "pallas" and options.loop == "blocks"
+    if options.kernels == "pallas":
+        return False
+    if options.loop != "auto":
+        return options.loop == "blocks"
     return has_loop(gates) and gates.shape[-1] == 1 and has_custom_calls()
 
 
