@@ -11,7 +11,15 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from utils.errors import UserError
-from utils.storage import COMMIT_FILE, Folder, LocalFolder, is_remote, join_place, open_folder
+from utils.storage import (
+    COMMIT_FILE,
+    Folder,
+    LocalFolder,
+    compute_crc32c,
+    is_remote,
+    join_place,
+    open_folder,
+)
 
 
 @pytest.fixture(params=["disk", "memory"])
@@ -177,3 +185,30 @@ def test_an_upload_that_breaks_off_is_no_whole_folder(uploads):
     UnsteadyFileSystem.uploads_left = 5
     folder.publish(fill, commit)
     assert folder.read_text(COMMIT_FILE) == "whole"
+
+
+class ReplacingFileSystem(MemoryFileSystem):
+    """Object storage to which a file is sent that another thread replaces at that moment."""
+
+    protocol = "replacing"
+    store: dict = {}  # noqa: RUF012
+    pseudo_dirs: list = [""]  # noqa: RUF012
+    newer = b""
+
+    def put_file(self, lpath: str, rpath: str, **kwargs: object) -> None:
+        if type(self).newer:
+            staged = Path(lpath + ".tmp")
+            staged.write_bytes(type(self).newer)
+            staged.replace(lpath)
+            type(self).newer = b""
+        super().put_file(lpath, rpath, **kwargs)
+
+
+def test_a_file_that_is_replaced_while_it_is_sent_arrives_as_it_then_is(tmp_path):
+    fsspec.register_implementation("replacing", ReplacingFileSystem, clobber=True)
+    folder = open_folder(f"replacing://{uuid.uuid4().hex}/one")
+    source = tmp_path / "answers.bin"
+    source.write_bytes(b"older")
+    ReplacingFileSystem.newer = b"newer answers"
+    assert folder.put_file(source, "answers.bin") == compute_crc32c(source)
+    assert folder.read_text("answers.bin") == "newer answers"

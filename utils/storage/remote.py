@@ -115,16 +115,16 @@ class RemoteFolder(Folder):
             yield target
 
     def put_file(self, source: Path, name: str) -> int:
-        wanted = compute_crc32c(source)
-
-        def put() -> None:
+        def put() -> int:
+            # A file that is replaced meanwhile is sent anew, and so is its checksum.
+            wanted = compute_crc32c(source)
             self._filesystem.put_file(str(source), f"{self._path}/{name}")
             self._filesystem.invalidate_cache()
             if self.get_checksum(name) != wanted:
                 raise OSError("the store keeps other bytes than were sent")
+            return wanted
 
-        self._call(name, put)
-        return wanted
+        return self._call(name, put)
 
     def read_claim(self, name: str) -> tuple[str, str] | None:
         # The version first: bytes that are newer than it make the write fail, not succeed.
