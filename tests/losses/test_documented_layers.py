@@ -148,7 +148,7 @@ def test_every_documented_loss_is_in_one_of_the_lists():
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.slow if kind == "convnet" else ())
+        pytest.param(kind, marks=() if kind == "token" else pytest.mark.slow)
         for kind in (*LAYERS, "token")
     ],
 )

@@ -142,7 +142,8 @@ def test_graphs_that_are_never_stable_end_the_measurement(tmp_path, monkeypatch,
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", "xla"])
 def test_one_and_two_processes_are_measured_in_turn(tmp_path, device):
     path = tmp_path / "report.json"
     command = [sys.executable, "-m", "tools.benchmark", *SYNTHETIC, *FEW, "--processes=1,2"]
