@@ -3,8 +3,8 @@
 Where all chunks are prepared at once, each decay, product of pairs and inverse is an array as large
 as the inputs, written to the device's memory and read again. Here one step of a While takes a block
 of chunks from the inputs as they lie, prepares it, walks over it chunk by chunk, and writes outputs
-alone (with gradients also inverses and states, which the way back needs). What a step makes is a
-few MiB.
+alone (with gradients also inverses and the state before the block, from which the way back makes
+those of its chunks again). What a step makes is a few MiB.
 
 Where a compiler or a loop over layers traces what surrounds a rule, all chunks are prepared at
 once as before: `models.delta.walk` is an operator that they do not look into. This is none, because
@@ -14,6 +14,7 @@ were found to come out wrong.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -30,6 +31,7 @@ from utils.runtime.xla_kernels import has_custom_calls
 # and chunks of one at most, as they are written out.
 _SYSTEMS = 128
 _MOST = 8
+_LANES = 128
 
 # Parts, starts, state, plan -> outputs [B, T, H, V], inverses, states of chunks, the last state.
 Advance = Callable[
@@ -83,7 +85,7 @@ def advance_in_blocks(
     def step(state: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         mine, begun = _take(slices, len(parts))
         output, inverse, states, state = advance(mine, begun, state, inside)
-        return state, [output, inverse, states] if plan.keep else [output]
+        return state, [output, _pack(inverse), states] if plan.keep else [output]
 
     moved, found = scan(step, state, [_cut(x, size) for x in given])
     kept = [x.flatten(0, 1) for x in found[1:]] if plan.keep else [state.new_empty(0)] * 2
@@ -98,18 +100,24 @@ def retreat_in_blocks(
     grads: Sequence[Tensor],
     plan: ChunkPlan,
 ) -> list[Tensor]:
-    """What `retreat` gives of all chunks at once, from the last block to the first."""
+    """What `retreat` gives of all chunks at once, from the last block to the first.
+
+    Args:
+      kept: inverses of chunks, and the states before blocks.
+    """
     inside, size = _write_out(plan), plan.chunk * plan.block
     given = parts if starts is None else [*parts, starts]
 
     def step(after: Tensor, slices: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         *rest, inverse, states, grad = slices
         mine, begun = _take(rest, len(parts))
-        *found, before = retreat(mine, begun, [inverse, states], [grad, after], inside)
+        kept = [_unpack(inverse, plan.chunk), states]
+        *found, before = retreat(mine, begun, kept, [grad, after], inside)
         return before, found
 
+    count = parts[0].shape[1] // size
     tensors = [
-        *(_cut(x, size) for x in given), *(x.unflatten(0, (-1, plan.block)) for x in kept),
+        *(_cut(x, size) for x in given), *(x.unflatten(0, (count, -1)) for x in kept),
         _cut(grads[0], size),
     ]  # fmt: skip
     before, found = scan(step, grads[1], tensors, reverse=True)
@@ -119,17 +127,35 @@ def retreat_in_blocks(
 def walk_chunks(
     factors: Sequence[Tensor], state: Tensor, keep: bool, products: str
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `walk.walk` gives of the same factors, chunk by chunk, written out."""
-    outputs, states = [], []
-    for place in range(factors[0].shape[0]):
-        w, u, pairs, query, key, last, *added = (x[place] for x in factors)
-        values = u - multiply(w, state, products)
+    """What `walk.walk` gives of the same factors, chunk by chunk, written out.
+
+    Of the states it gives the first alone; `find_states` makes the others again.
+    """
+    _, _, pairs, query, *_ = factors
+    states, values, moved = find_states([*factors[:2], *factors[4:]], state, products)
+    outputs = [
+        multiply(q, before, products) + multiply(p, written, products)
+        for q, before, p, written in zip(query, states, pairs, values, strict=True)
+    ]
+    return torch.stack(outputs), state.unsqueeze(0) if keep else state.new_empty(0), moved
+
+
+def find_states(
+    factors: Sequence[Tensor], state: Tensor, products: str
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """The state before each chunk, its V', and the state behind the last.
+
+    Args:
+      factors: W, U, K, `last` and E of `walk.walk`.
+    """
+    states, found = [], []
+    for w, u, key, last, *added in zip(*factors, strict=True):
         states.append(state)
-        outputs.append(multiply(query, state, products) + multiply(pairs, values, products))
-        state = last.unsqueeze(-1) * state + multiply(_turn(key), values, products)
+        found.append(u - multiply(w, state, products))
+        state = last.unsqueeze(-1) * state + multiply(_turn(key), found[-1], products)
         for one in added:
             state = state + one
-    return torch.stack(outputs), torch.stack(states) if keep else state.new_empty(0), state
+    return states, found, state
 
 
 def walk_back_by(
@@ -157,6 +183,20 @@ def _walk_chunks_back(
 def _write_out(plan: ChunkPlan) -> ChunkPlan:
     solver = "rows" if plan.options.solver == "auto" else plan.options.solver
     return replace(plan, options=replace(plan.options, loop="unrolled", solver=solver))
+
+
+def _pack(inverse: Tensor) -> Tensor:
+    """[N, B, H, C, C] -> [N, B, H / n, C, n C] where heads fill the lanes.
+
+    A TPU keeps a last dimension of 64 as one of 128, half of which is nothing.
+    """
+    heads, chunk = inverse.shape[2], inverse.shape[-1]
+    count = math.gcd(heads, max(1, _LANES // chunk))
+    return torch.cat(inverse.chunk(count, dim=2), dim=-1)
+
+
+def _unpack(packed: Tensor, chunk: int) -> Tensor:
+    return torch.cat(packed.split(chunk, dim=-1), dim=2)
 
 
 def _take(slices: Sequence[Tensor], count: int) -> tuple[Sequence[Tensor], Tensor | None]:

@@ -6,7 +6,8 @@ values are).
 
 The backward pass is written out. It keeps the inputs as they came, the inverse A (C numbers of a
 token and head) and the state before each chunk (K V / C of them); decays, products of pairs, W and
-U are computed again. The loop over chunks is not walked forward a second time.
+U are computed again. The loop over chunks is not walked forward a second time, but for chunks that
+are written out: of a block of them the first state is kept.
 
 Source: the WY form of Yang et al. 2024, arXiv:2406.06484; gates 2412.06464, 2510.26692.
 """
@@ -24,6 +25,7 @@ from torch.autograd.function import once_differentiable
 from models.delta.blocks import (
     advance_in_blocks,
     count_block,
+    find_states,
     retreat_in_blocks,
     takes_blocks,
     walk_back_by,
@@ -33,10 +35,10 @@ from models.delta.decay import (
     Pairing,
     multiply_pairs,
     multiply_pairs_turned,
-    pull_pairs,
+    pull_rows,
+    sum_across,
     sum_before,
     sum_behind,
-    sum_to_end,
 )
 from models.delta.inputs import GATE_FLOOR, DeltaInputs, create_state, find_starts, get_state_dtype
 from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels
@@ -269,56 +271,55 @@ class _Pull:
 
     def _walk(
         self, grad: Tensor, grad_state: Tensor, options: CoreOptions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """V', and gradients of what A is multiplied with, of states behind chunks, of the first."""
-        one = self.chunks
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """States before chunks, V', and gradients: of what A is multiplied with, of states."""
+        one, states = self.chunks, self.states
         key, query = one.k * one.out, one.q * one.into
         if options.kernels == "pallas":
             known, values = one.get_sides()
-            values = one.multiply(self.inverse, values - one.multiply(known, self.states))
+            values = one.multiply(self.inverse, values - one.multiply(known, states))
             factors = [self.inverse, known, one.compute_pairs(), query, key, one.last, grad]
-            return values, *kernel_walk_back(factors, grad_state)
+            return states, values, *kernel_walk_back(factors, grad_state)
         w, u = one.solve(self.inverse)
         pairs = multiply_pairs_turned(one.q, one.k, one.g, one.get_pairing())
         from_outputs, to_state = (one.multiply(x, grad) for x in (pairs, _turn(query)))
         factors = [from_outputs, key, w]
-        if not options.is_written_out:
+        if options.is_written_out:
+            found = find_states([w, u, key, one.last], states[0], options.products)
+            states, values = map(torch.stack, found[:2])
+        else:
             factors = narrow(factors, options.products)
+            values = u - one.multiply(w, states)
         factors += [one.last, to_state]
         after, before = walk_back_by(factors, grad_state, options)
         sides = one.multiply(_turn(self.inverse), from_outputs + one.multiply(key, after))
-        return u - one.multiply(w, self.states), sides, after, before
+        return states, values, sides, after, before
 
     def pull(self, grad: Tensor, grad_state: Tensor, options: CoreOptions) -> tuple[Tensor, ...]:
         """Gradients of q, k, v, g, erase, write, gates still of all channels, and of the state."""
         one = self.chunks
-        values, sides, after, before = self._walk(grad, grad_state, options)
-        to_q, k_of_q, g_of_q = pull_pairs((grad, values), one.q, one.k, one.g, one.get_pairing())
-        to_erased, k_of_erased, g_of_erased = pull_pairs(
-            (-sides, values), one.erased, one.k, one.g, one.get_pairing(strict=True)
-        )
-        q_before = one.into * one.multiply(grad, _turn(self.states))
-        erased_before = -one.into * one.multiply(sides, _turn(self.states))
+        states, values, sides, after, before = self._walk(grad, grad_state, options)
+        rows = [
+            (grad, one.q, one.get_pairing()), (-sides, one.erased, one.get_pairing(strict=True)),
+        ]  # fmt: skip
+        (to_q, to_erased), to_k, g_of_pairs = pull_rows(rows, values, one.k, one.g)
+        q_before = one.into * one.multiply(grad, _turn(states))
+        erased_before = -one.into * one.multiply(sides, _turn(states))
         k_behind = one.out * one.multiply(values, _turn(after))
         to_erased = to_erased + erased_before
         of_gates = (
             one.q * q_before + one.erased * erased_before, one.k * k_behind,
-            (one.last * (after * self.states).sum(dim=-1)).unsqueeze(-2),
+            (one.last * (after * states).sum(dim=-1)).unsqueeze(-2),
         )  # fmt: skip
         of_rows, of_columns, to_last = (_shrink(x, one.g.shape[-1]) for x in of_gates)
-        to_g = self._pull_gates(of_rows, of_columns) + to_last + g_of_q + g_of_erased
+        to_g = sum_across(of_rows, of_columns) + to_last + g_of_pairs
         # The two products with `sides` differ in their order, so that the programs of the two
         # gradients differ, too: PyTorch/XLA tells those apart by operations and shapes alone, and
         # would answer one with the other where v and write are of one shape (pytorch/xla 8353).
         return (
-            to_q + q_before, k_of_q + k_of_erased + k_behind + one.erase * to_erased,
+            to_q + q_before, to_k + k_behind + one.erase * to_erased,
             one.write * sides, to_g, one.k * to_erased, sides * one.v, before,
         )  # fmt: skip
-
-    @staticmethod
-    def _pull_gates(of_rows: Tensor, of_columns: Tensor) -> Tensor:
-        """Of what decays from the chunk's beginning up to rows, and from columns to its end."""
-        return sum_to_end(of_rows) + sum_before(of_columns, before=True)
 
 
 def _shrink(grad: Tensor, width: int) -> Tensor:

@@ -13,6 +13,7 @@ Within a sub-block the sum is taken element by element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,10 @@ class Pairing:
         return multiply(x, y, self.products)
 
 
+# Gradient's left side, x, pairing.
+Rows = tuple[Tensor, Tensor, Pairing]
+
+
 def sum_before(g: Tensor, *, before: bool = False) -> Tensor:
     """Sums of gates [..., C, D] from the chunk's first row up to each row.
 
@@ -75,6 +80,14 @@ def sum_to_end(g: Tensor) -> Tensor:
     if g.shape[-1] == 1:
         return _sum_marked(g, ~_lower(g.shape[-2], strict=True, device=g.device))
     return g.flip(-2).cumsum(dim=-2).flip(-2)
+
+
+def sum_across(rows: Tensor, columns: Tensor) -> Tensor:
+    """Of [..., C, D]: `sum_to_end` of rows, and `sum_before` of columns without each row's own."""
+    if rows.shape[-1] > 1:
+        return sum_to_end(rows) + sum_before(columns, before=True)
+    earlier = _lower(rows.shape[-2], strict=True, device=rows.device)
+    return torch.where(earlier, columns.mT, rows.mT).sum(dim=-1, keepdim=True)
 
 
 def _sum_marked(g: Tensor, marks: Tensor) -> Tensor:
@@ -121,15 +134,8 @@ def pull_pairs(
     """
     left, right = grad
     if g.shape[-1] == 1:
-        decayed = pairing.multiply(left, right.transpose(-1, -2)) * _decay_of_head(g, pairing)
-        counted = decayed * pairing.multiply(x, y.transpose(-1, -2))
-        if pairing.by_products:
-            between = _sum_between_of_head(counted, pairing)
-            turned = multiply_pairs_turned(left, right, g, pairing)
-        else:
-            between = _sum_between(counted.unsqueeze(-1), pairing)
-            turned = decayed.transpose(-1, -2)
-        return pairing.multiply(decayed, y), pairing.multiply(turned, x), between
+        (to_x,), to_y, to_g = _pull_rows_of_head([(left, x, pairing)], right, y, g)
+        return to_x, to_y, to_g
     whole = _drop(pairing.multiply(left, right.transpose(-1, -2)), pairing.keep)
     size, count = _get_sub_block(x), x.shape[-2]
     rows, columns, gates = (_cut(z, size) for z in (x, y, g))
@@ -146,6 +152,44 @@ def pull_pairs(
         found = tuple(a + b for a, b in zip(found, level, strict=True))
         size *= 2
     return found
+
+
+def pull_rows(
+    rows: Sequence[Rows], right: Tensor, y: Tensor, g: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """`pull_pairs` of several kinds of rows before the same columns; of y and g their sums.
+
+    Args:
+      rows: of each its gradient's left side, x and pairing, which differ in `strict` alone.
+      right: of all gradients.
+    """
+    if g.shape[-1] == 1:
+        return _pull_rows_of_head(rows, right, y, g)
+    found = [pull_pairs((left, right), x, y, g, pairing) for left, x, pairing in rows]
+    to_x, to_y, to_g = zip(*found, strict=True)
+    return list(to_x), sum(to_y[1:], to_y[0]), sum(to_g[1:], to_g[0])
+
+
+def _pull_rows_of_head(
+    rows: Sequence[Rows], right: Tensor, y: Tensor, g: Tensor
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    pairing = rows[0][2]
+    to_x, of_y, counted = [], [], []
+    for left, x, mine in rows:
+        decayed = mine.multiply(left, right.transpose(-1, -2)) * _decay_of_head(g, mine)
+        counted.append(decayed * mine.multiply(x, y.transpose(-1, -2)))
+        to_x.append(mine.multiply(decayed, y))
+        if mine.by_products:
+            turned = multiply_pairs_turned(left, right, g, mine)
+        else:
+            turned = decayed.transpose(-1, -2)
+        of_y.append(mine.multiply(turned, x))
+    total = sum(counted[1:], counted[0])
+    if pairing.by_products:
+        between = _sum_between_of_head(total, pairing)
+    else:
+        between = _sum_between(total.unsqueeze(-1), pairing)
+    return to_x, sum(of_y[1:], of_y[0]), between
 
 
 def _pull_halves(

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from models.delta.blocks import (
     advance_in_blocks,
     count_block,
+    find_states,
     retreat_in_blocks,
     walk_back_by,
     walk_chunks,
@@ -217,9 +218,8 @@ def _pull(
     options: CoreOptions,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, g, a, b and the state, from those of outputs and of the last state."""
-    states = kept[1]
     known = multiply_pairs(one.q, one.k, one.g, one.of_q)
-    values, sides, after, before = _walk(one, kept, grad, grad_state, options)
+    states, values, sides, after, before = _walk(one, kept, grad, grad_state, options)
     of_pairs = (
         (grad, values, one.q, one.b, one.of_q), (grad, one.v, one.q, one.k, one.of_q),
         (sides, values, one.a, one.b, one.of_a), (sides, one.v, one.a, one.k, one.of_a),
@@ -250,24 +250,29 @@ def _walk(
     grad: Tensor,
     grad_state: Tensor,
     options: CoreOptions,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """V', and gradients of what A is multiplied with, of states behind chunks, of the first."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """States before chunks, V', and gradients: of what A is multiplied with, of states."""
     inverse, states = kept
     pairs, written = multiply_pairs(one.q, one.b, one.g, one.of_q), one.b * one.out
     if options.kernels == "pallas":
         known, values = _get_sides(one)
         factors = [inverse, known, pairs, one.q * one.into, written, one.last, grad]
         values = one.multiply(inverse, values - one.multiply(known, states))
-        return values, *kernel_walk_back(factors, grad_state)
+        return states, values, *kernel_walk_back(factors, grad_state)
     w, u = _solve(one, inverse)
     from_outputs, to_state = (one.multiply(_turn(x), grad) for x in (pairs, one.q * one.into))
     factors = [from_outputs, written, w]
-    if not options.is_written_out:
+    if options.is_written_out:
+        added = one.multiply(_turn(one.k * one.out), one.v)
+        found = find_states([w, u, written, one.last, added], states[0], options.products)
+        states, values = map(torch.stack, found[:2])
+    else:
         factors = narrow(factors, options.products)
+        values = u - one.multiply(w, states)
     factors += [one.last, to_state]
     after, before = walk_back_by(factors, grad_state, options)
     sides = one.multiply(_turn(inverse), from_outputs + one.multiply(written, after))
-    return u - one.multiply(w, states), sides, after, before
+    return states, values, sides, after, before
 
 
 def _turn(x: Tensor) -> Tensor:
