@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +19,10 @@ from job.micro_batches import (
     get_examples_per_chip,
     settle_micro_batches,
 )
+from main import main
 from store.calibration import hash_step
-from tests.support.tiny_parts import create_config, create_cpu_runtime
+from tests.support.child_runs import read_losses
+from tests.support.tiny_parts import VIT_ARGS, create_argv, create_config, create_cpu_runtime
 from utils.config import RunConfig, change, load_config
 from utils.errors import UserError
 from utils.runtime import peaks
@@ -138,6 +141,26 @@ def test_the_parts_of_a_run_are_built_for_what_its_chip_is_told(tmp_path, monkey
         built = build.build_parts(create_cpu_runtime(), job)
         built.close()
         assert built.plan.accumulate_steps == parts
+
+
+def test_main_takes_what_the_verdict_says_and_says_so(tmp_path, monkeypatch, capfd):
+    """Dropout is drawn for each micro-batch, so that losses tell how many there were."""
+    args = json.dumps({**VIT_ARGS, "proj_drop_rate": 0.5})
+    flags = (f"--model.args={args}", "--train.steps=2")
+    step = compute_step_hash(create_config(tmp_path, *flags))
+    verdict = f"--train.verdicts={{'v5e:16': {ENTRY.format(4, step)}}}"
+    losses, said = {}, {}
+    for name, chip, value in (
+        ("four", "CPU", "4"), ("told", "TPU v5e", "auto"), ("alone", "CPU", "auto"),
+    ):  # fmt: skip
+        monkeypatch.setattr(peaks, "name_hardware", lambda found, chip=chip: chip)
+        own = (verdict, f"--train.accumulate_steps={value}", f"--run.run_id={name}")
+        assert main(create_argv(tmp_path, *flags, *own)) == 0
+        losses[name], said[name] = read_losses(tmp_path / "tiny" / name), capfd.readouterr().err
+    assert losses["told"] == losses["four"] != losses["alone"]
+    words = "(auto) is 4: by the compiler's verdict 16 examples a v5e cost least 4 at a time"
+    assert words in said["told"] and words not in said["four"]
+    assert "(auto) is 1: there is no TPU here" in said["alone"]
 
 
 def test_the_verdicts_of_configurations_are_on_their_own_steps():

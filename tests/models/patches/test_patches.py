@@ -45,6 +45,14 @@ FAMILIES = {
                                                       "num_heads": (2,), "drop_path_rate": 0.0}),
     "eva02": ("eva02_tiny_patch14_224", {**TINY, "ref_feat_shape": (4, 4), "init_values": 0.1}),
     "eva02_apart": ("eva02_base_patch14_224", {**TINY, "ref_feat_shape": (4, 4)}),
+    "cait": ("cait_xxs24_224", {**TINY, "depth": 1, "init_values": 0.1}),
+    "xcit": ("xcit_nano_12_p8_224", {**TINY, "depth": 1}),
+    "maxvit": ("maxvit_tiny_tf_224", {"img_size": 32, "embed_dim": (32, 32), "depths": (1, 1),
+                                      "block_type": ("M", "M"), "stem_width": 8,
+                                      "transformer_window_size": (2, 2),
+                                      "transformer_grid_size": (2, 2)}),
+    "nfnet": ("dm_nfnet_f0", {"depths": (1, 1, 1, 1), "channels": (32, 32, 32, 32),
+                              "stem_chs": 16, "group_size": 8, "drop_rate": 0.0}),
     "eva_halves": ("vit_small_patch16_dinov3", {**TINY, "dynamic_img_size": False}),
 }  # fmt: skip
 IN_CONVOLUTIONS = {"batch_norm", "convolution"}
