@@ -7,6 +7,7 @@ it costs in precision and what it gains: docs/tpu_compiler.md. Written against t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -219,8 +220,13 @@ def _mix(model: nn.Module, base: type | tuple[type, ...], mixin: type) -> None:
     """Mix something into a class and its subclasses, whose own code stays."""
     for module in model.modules():
         if isinstance(module, base) and not isinstance(module, mixin):
-            kind = type(module)
-            module.__class__ = type(kind.__name__, (mixin, kind), {})
+            module.__class__ = _create_mixed(mixin, type(module))
+
+
+@cache
+def _create_mixed(mixin: type, kind: type) -> type:
+    """One class for all modules of a kind: blocks of several are not taken for repeated ones."""
+    return type(kind.__name__, (mixin, kind), {})
 
 
 def _is_exact(gelu: nn.Module) -> bool:

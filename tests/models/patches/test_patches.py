@@ -16,6 +16,7 @@ from models.patches.attention import XlaPatchEmbed
 from models.patches.convolution import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from models.patches.fused_attention import KernelAttention
+from models.remat import find_blocks
 from utils.errors import UserError
 
 TINY = {"embed_dim": 32, "depth": 2, "num_heads": 4, "img_size": 32, "patch_size": 8}
@@ -254,6 +255,13 @@ def test_recomputed_blocks_give_the_same_gradients(family):
         block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=False)
     _, found = run(patched.eval(), images, weights)
     assert torch.equal(flatten(found), flatten(wanted))
+
+
+@pytest.mark.parametrize("family", ["vit", "beit", "convnext", "swin_shifted", "eva02"])
+def test_repeated_blocks_are_found_in_patched_models(family):
+    """`train.remat` looks for blocks of one class."""
+    counts = [[len(blocks) for blocks in find_blocks(one)] for one in create_pair(family)]
+    assert counts[0] == counts[1] != []
 
 
 @pytest.mark.parametrize("family", ["beit_shared_bias", "resnet", "convnext", "swin"])
