@@ -41,7 +41,7 @@ def run_and_size(folder: Path, *flags: str) -> tuple[dict[tuple[str, str], int],
         "--train.mixup_alpha=0.8", "--train.cutmix_alpha=1.0", "--train.ema",
         "--optim.max_grad_norm=1.0", "--data.global_batch_size=32", *flags, device="xla",
     )  # fmt: skip
-    if "--model=resnet18" in flags:
+    if any(flag.startswith("--model=") for flag in flags):
         argv = [flag for flag in argv if not (flag in SYNTHETIC and flag.startswith("--model"))]
     dump = folder / "dump"
     environment = {

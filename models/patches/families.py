@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from timm.layers.attention import resolve_self_attn_mask
 from timm.models.eva import EvaAttention
+from timm.models.maxxvit import AttentionCl
 from timm.models.swin_transformer import WindowAttention
 from torch import Tensor
 from torch.nn import functional
@@ -123,8 +124,37 @@ class XlaWindowAttention(WindowAttention):
             return super().forward(x, mask)
         dtype, bias = get_compute_dtype(x), self._get_rel_pos_bias()
         if mask is not None:
-            bias = (bias + mask[:, None]).repeat(x.shape[0] // len(mask), 1, 1, 1)
+            # As a broadcast: `repeat` joins as many copies as there are images, on one device.
+            shape = (x.shape[0] // len(mask), len(mask), *bias.shape[1:])
+            bias = (bias + mask[:, None]).expand(shape).flatten(0, 1)
         with without_autocast(x):
             q, k, v = project_heads(self, x.to(dtype), self.qkv.weight, self.qkv.bias)
             mixed = mix_values(self, q * self.scale, k, v, bias)
             return self.proj_drop(merge_plainly(self, mixed))
+
+
+class XlaMaxVitAttention(AttentionCl):
+    """The attention of timm's MaxViT within windows and grids, with learned biases."""
+
+    fp32_weight_gradient = False
+
+    def forward(self, x: Tensor, shared_rel_pos: Tensor | None = None) -> Tensor:
+        parts = (self.qkv, self.proj, self.rel_pos)
+        if any(one is not None and has_output_hooks(one) for one in parts):
+            return super().forward(x, shared_rel_pos)
+        bias = shared_rel_pos if self.rel_pos is None else self.rel_pos.get_bias()
+        dtype, weight, offset = get_compute_dtype(x), self.qkv.weight, self.qkv.bias
+        if self.head_first:
+            weight, offset = (_put_heads_second(self, one) for one in (weight, offset))
+        with without_autocast(x):
+            rows = x.to(dtype).flatten(1, -2)
+            q, k, v = project_heads(self, rows, weight, offset)
+            mixed = mix_values(self, q * self.scale, k, v, bias)
+            return self.proj_drop(merge_plainly(self, mixed)).unflatten(1, x.shape[1:-1])
+
+
+def _put_heads_second(layer: AttentionCl, packed: Tensor | None) -> Tensor | None:
+    """Rows in the order of head, kind, channel -> kind, head, channel."""
+    if packed is None:
+        return None
+    return packed.unflatten(0, (layer.num_heads, 3, -1)).transpose(0, 1).flatten(0, 2)

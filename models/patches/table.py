@@ -24,6 +24,7 @@ from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Block as BeitBlock
 from timm.models.convnext import ConvNeXtBlock
 from timm.models.eva import EvaAttention, EvaBlock
+from timm.models.maxxvit import AttentionCl
 from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -47,7 +48,7 @@ from models.patches.convolution import (
 )
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
-from models.patches.families import XlaEvaAttention, XlaWindowAttention
+from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention, choose_attention_kernel
 from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
@@ -150,7 +151,8 @@ def patch_attention(model: nn.Module) -> None:
             module.fused_attn = False
     _swap(model, {Attention: XlaAttention, BeitAttention: XlaBeitAttention,
                   CausalAttention: XlaCausalAttention, EvaAttention: XlaEvaAttention,
-                  WindowAttention: XlaWindowAttention})  # fmt: skip
+                  WindowAttention: XlaWindowAttention,
+                  AttentionCl: XlaMaxVitAttention})  # fmt: skip
 
 
 def patch_attention_kernel(model: nn.Module) -> None:

@@ -61,6 +61,12 @@ PUBLISHED = (
         source="github.com/google/flax, examples/imagenet/README.md: 125100 steps of 1024 in 4.4h "
         "on a TPU v3-8",
     ),
+    PublishedStep(
+        name="big_vision Mixer-B/16", generation="v3", examples=32, per_s=(367, 378),
+        estimate=62.12, bundles=61.44, program="plain JAX, by tools.proofs.jax_vision",
+        source="github.com/google-research/big_vision, its mlp_mixer_i1k.py: 300 epochs of "
+        "train[:99%] in 2h11m and 60 in 27m on a TPU v3-128",
+    ),
 )  # fmt: skip
 
 

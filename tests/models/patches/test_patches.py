@@ -15,6 +15,7 @@ from models.patches import PATCHES
 from models.patches.attention import XlaPatchEmbed
 from models.patches.convolution import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
+from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention
 from models.remat import find_blocks
 from utils.errors import UserError
@@ -52,6 +53,10 @@ FAMILIES = {
                                       "block_type": ("M", "M"), "stem_width": 8,
                                       "transformer_window_size": (2, 2),
                                       "transformer_grid_size": (2, 2)}),
+    "maxvit_rw": ("maxvit_nano_rw_256", {"img_size": 32, "embed_dim": (32,), "depths": (1,),
+                                         "block_type": ("M",), "stem_width": 8,
+                                         "transformer_window_size": (2, 2),
+                                         "transformer_grid_size": (2, 2)}),
     "nfnet": ("dm_nfnet_f0", {"depths": (1, 1, 1, 1), "channels": (32, 32, 32, 32),
                               "stem_chs": 16, "group_size": 8, "drop_rate": 0.0}),
     "eva_halves": ("vit_small_patch16_dinov3", {**TINY, "dynamic_img_size": False}),
@@ -170,6 +175,9 @@ def test_every_layer_of_the_families_is_reached():
     kinds = {type(module) for module in vit.modules()}
     assert {KernelAttention, XlaPatchEmbed, XlaLinear, XlaLayerNorm, XlaGelu} <= kinds
     assert not kinds & {nn.Linear, nn.LayerNorm, nn.GELU}
+    own = {"eva02": XlaEvaAttention, "swin": XlaWindowAttention, "maxvit_rw": XlaMaxVitAttention}
+    for family, kind in own.items():
+        assert kind in {type(module) for module in create_pair(family)[1].modules()}
     _, resnet = create_pair("resnet")
     kinds = [type(module) for module in resnet.modules()]
     assert nn.Conv2d not in kinds
@@ -264,7 +272,7 @@ def test_repeated_blocks_are_found_in_patched_models(family):
     assert counts[0] == counts[1] != []
 
 
-@pytest.mark.parametrize("family", ["beit_shared_bias", "resnet", "convnext", "swin"])
+@pytest.mark.parametrize("family", ["beit_shared_bias", "resnet", "convnext", "swin", "maxvit"])
 def test_every_layer_that_timm_calls_can_be_tapped(family):
     """All at once, as terms on several layers want it."""
     images = create_inputs()[0][:2]

@@ -54,6 +54,12 @@ def test_a_loop_is_issued_as_often_as_its_counter_says():
     assert (cost.hbm_bytes, cost.unknown) == (9 * 100 * 32, 0)
 
 
+def test_a_bundle_that_only_joins_values_is_issued_and_does_nothing():
+    lines = LISTING.replace("0x4   :  {}", "0x4   : > { %30_s9 = sphi %s2_s3, %s9_s3 }")
+    found, wanted = (count_bundles(read_listing(one), V5E) for one in (lines, LISTING))
+    assert lines != LISTING and (found.issued, found.hbm_bytes) == (wanted.issued, wanted.hbm_bytes)
+
+
 def test_a_wait_lasts_from_the_latency_to_the_last_byte():
     cost = count_bundles(read_listing(LISTING), V5E)
     of_one = V5E.latency_cycles + 3200 / V5E.bytes_per_cycle

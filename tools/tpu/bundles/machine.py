@@ -223,7 +223,7 @@ def _join(
 ) -> Callable[[], int]:
     """One function of a bundle's: results are written when all steps have read."""
     names = [name for name, _ in written]
-    if len(names) == len(steps) <= 2:
+    if 0 < len(names) == len(steps) <= 2:
         return _join_writes(steps, names, registers)
 
     def issue() -> int:
