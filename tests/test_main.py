@@ -150,6 +150,7 @@ def test_mixup_and_cutmix_compile_nothing_over_50_steps(tmp_path):
     assert after["host_ops"] == before["host_ops"]
 
 
+@pytest.mark.slow
 def test_200_steps_under_xla_compile_two_train_graphs_and_read_nothing(
     tmp_path, digits_root, teacher_run
 ):

@@ -58,7 +58,7 @@ FORMS = {
     "fsdp 4": _mesh(4, fsdp=4),
     "fsdp 2x2": _mesh(4, fsdp=2),
 }
-QUICK = ("cpu x2", "mesh 4")
+QUICK = ("mesh 4",)
 CASES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name) for name in FORMS
 ]

@@ -16,11 +16,7 @@ TERMS = [
     {"name": "jsd", "args": {"beta": 0.3, "temperature": 2.0}, "warmup_epochs": 0.2},
     {"name": "fitnet", "layers": {"blocks.0": "blocks.1"}, "weight": 0.5},
 ]
-QUICK = ("xla x1",)
-CASES = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name)
-    for name in ("cpu x2", *QUICK, "mesh 4", "fsdp 4")
-]
+CASES = ("cpu x2", "xla x1", "mesh 4", "fsdp 4")
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +39,7 @@ def reference(flags, tmp_path_factory) -> list[dict]:
     return read_metrics(folder / "lang" / "a")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_language_model_distils_alike(name, flags, reference, tmp_path):
     form = FORMS[name]

@@ -24,7 +24,7 @@ SHARED = (
     "--train.steps=20", "--train.eval_every_epochs=1", "--train.ema", "--optim.max_grad_norm=1.0",
     "--train.accumulate_steps=2", "--runtime.graph_budget=12",
 )  # fmt: skip
-QUICK = {"language": ("mesh 4",), "regress": ("cpu x2",)}
+QUICK = {"language": ("mesh 4",), "regress": ()}
 CASES = [
     pytest.param(
         task, form, marks=() if form in QUICK[task] else pytest.mark.slow, id=f"{task} on {form}"

@@ -186,6 +186,7 @@ def verdicts(toy) -> list[dict]:
         return tool.judge_room(bench, ROOM, chosen, 60.0)
 
 
+@pytest.mark.slow
 def test_survivors_are_told_from_what_tests_find(verdicts):
     found = {(row["line"], row["before"]): row["verdict"] for row in verdicts}
     assert found == {
@@ -196,6 +197,7 @@ def test_survivors_are_told_from_what_tests_find(verdicts):
     assert (by[3], by[11]) == (f"{TEST}::test_an_age_has_a_name", f"{TEST}::test_it_ends")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_in_the_users_tree_and_verdicts_are_kept(toy, verdicts, monkeypatch):
     root, cache = toy
     assert (root / "room.py").read_text() == CODE
@@ -209,6 +211,7 @@ def test_nothing_is_left_in_the_users_tree_and_verdicts_are_kept(toy, verdicts, 
     assert [row["verdict"] for row in again if row["line"] == 5] == ["survived"]
 
 
+@pytest.mark.slow
 def test_a_further_test_asks_for_survivors_alone(toy, verdicts, tmp_path):
     root, cache = toy
     shutil.copytree(root, tmp_path / "toy")
@@ -228,6 +231,7 @@ def test_a_further_test_asks_for_survivors_alone(toy, verdicts, tmp_path):
     assert again[1]["by"] == "tests/test_further.py::test_18"
 
 
+@pytest.mark.slow
 def test_the_table_counts_and_names_survivors(verdicts, capsys):
     tool.print_table([{**row, "room": "engine"} for row in verdicts])
     lines = capsys.readouterr().out.splitlines()
