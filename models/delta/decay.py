@@ -77,8 +77,6 @@ def sum_behind(g: Tensor) -> Tensor:
 
 def sum_to_end(g: Tensor) -> Tensor:
     """Sums of [..., C, D] over each row and those that follow it."""
-    if g.shape[-1] == 1:
-        return _sum_marked(g, ~_lower(g.shape[-2], strict=True, device=g.device))
     return g.flip(-2).cumsum(dim=-2).flip(-2)
 
 
