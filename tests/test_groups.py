@@ -179,6 +179,7 @@ def test_gradients_are_summed_in_the_type_that_is_asked_for(tmp_path):
         }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_group_gives_its_ranks_exit_code():
     assert launch_processes(2, TIMEOUT_S, give_code, 75) == 75
 
@@ -208,6 +209,7 @@ def test_what_a_user_can_mend_comes_from_a_rank_as_such(tmp_path):
         launch_processes(2, TIMEOUT_S, add_up_forever, str(tmp_path), 0, "refuse")
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_end_is_named():
     with pytest.raises(GroupError, match="rank 1 hung: no end within 2 s"):
         launch_processes(2, 2.0, end_unless, 1)

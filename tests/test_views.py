@@ -49,7 +49,7 @@ def create_flags(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("device", ["cpu", "xla"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("xla", marks=pytest.mark.slow)])
 def test_two_views_train_in_one_graph_and_go_on_bit_for_bit(
     digits_root, teacher_run, tmp_path, device
 ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,8 +34,9 @@ class SequenceShape:
       depth: of dyck: brackets that are open at once, at most.
       keys: of recall and rewrite: different keys, of which each window has some; 0: as many as it
         has pairs.
-      answers: 1: only what a window asks for is judged, the second half of copy and reverse and
-        the answers of recall and rewrite.
+      rounds: of copy and reverse: so many of them, one behind the other.
+      answers: 1: only what a window asks for is judged, what the copies and reverse repeat and the
+        answers of recall and rewrite.
       num_examples: windows of the training split.
       num_held_out: windows of every other split.
     """
@@ -45,6 +46,7 @@ class SequenceShape:
     strides: int = 4
     depth: int = 8
     keys: int = 0
+    rounds: int = 1
     answers: int = 0
     num_examples: int = 20_000
     num_held_out: int = 1_000
@@ -59,14 +61,15 @@ class SequenceKind:
       count_tokens: (T, shape) -> size of the vocabulary.
       make: (uniform [n, T + 1] in [0, 1), shape) -> tokens [n, T + 1].
       get_bounds: (T, shape) -> nats a token: floor, and ceiling without a look at any token.
-      list_answers: T -> places of the targets that follow from the window; none: it asks nothing.
+      list_answers: (T, shape) -> places of the targets that follow from the window; none: it asks
+        nothing.
     """
 
     length_rule: int
     count_tokens: Callable[[int, SequenceShape], int]
     make: Callable[[np.ndarray, SequenceShape], np.ndarray]
     get_bounds: Callable[[int, SequenceShape], tuple[float, float]]
-    list_answers: Callable[[int], range] | None = None
+    list_answers: Callable[[int, SequenceShape], Sequence[int]] | None = None
 
 
 def parse_sequence_name(name: str) -> SequenceShape:
@@ -111,6 +114,10 @@ def _refuse_answers(shape: SequenceShape, name: str) -> None:
         raise UserError(
             f"data.name ({name}): keys are of recall and rewrite alone; leave the term out"
         )
+    if shape.rounds > 1 and shape.kind not in ("copy", "reverse"):
+        raise UserError(
+            f"data.name ({name}): rounds are of copy and reverse alone; leave the term out"
+        )
 
 
 def draw_uniform(split: int, indices: np.ndarray, count: int) -> np.ndarray:
@@ -130,32 +137,70 @@ def _mix_bits(value: np.ndarray) -> np.ndarray:
 
 
 def _make_copy(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Symbols, a bar, the same symbols."""
-    first, bar = _draw_half(uniform, shape)
-    return np.concatenate([first, bar, first], axis=1)
+    """Symbols, a bar, the same symbols; a bar between rounds."""
+    return _make_rounds(uniform, shape, slice(None))
 
 
 def _make_reverse(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
-    """Symbols, a bar, the symbols from the last to the first."""
-    first, bar = _draw_half(uniform, shape)
-    return np.concatenate([first, bar, first[:, ::-1]], axis=1)
+    """Symbols, a bar, the symbols from the last to the first; a bar between rounds."""
+    return _make_rounds(uniform, shape, slice(None, None, -1))
 
 
-def _draw_half(uniform: np.ndarray, shape: SequenceShape) -> tuple[np.ndarray, np.ndarray]:
-    first = (uniform[:, : uniform.shape[1] // 2] * shape.symbols).astype(np.int64)
-    return first, np.full((len(first), 1), shape.symbols)
+def _make_rounds(uniform: np.ndarray, shape: SequenceShape, order: slice) -> np.ndarray:
+    """Rounds of symbols and the same in another order, each part but the last before a bar."""
+    count = _count_round(uniform.shape[1] - 1, shape)
+    first = (uniform[:, : shape.rounds * count] * shape.symbols).astype(np.int64)
+    first = first.reshape(len(first), shape.rounds, count)
+    bar = np.full((*first.shape[:2], 1), shape.symbols)
+    rows = np.concatenate([first, bar, first[:, :, order], bar], axis=2)
+    return rows.reshape(len(rows), -1)[:, :-1]
 
 
-def _list_second_half(length: int) -> range:
+def _count_round(length: int, shape: SequenceShape) -> int:
+    """Symbols that a round gives."""
+    return (length + 2) // (2 * shape.rounds) - 1
+
+
+def _make_selective_copy(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
+    """Symbols in order at places drawn anew, blanks between them, a bar, the symbols alone.
+
+    The blank comes behind the symbols in the vocabulary, then the bar.
+
+    Source: Gu and Dao 2023, arXiv:2312.00752, section 4.1.1.
+    """
+    count = uniform.shape[1] // 4
+    places = np.argsort(uniform[:, : 3 * count], axis=1, kind="stable")[:, :count]
+    symbols = (uniform[:, 3 * count : 4 * count] * shape.symbols).astype(np.int64)
+    spread = np.full((len(uniform), 3 * count), shape.symbols)
+    np.put_along_axis(spread, np.sort(places, axis=1), symbols, axis=1)
+    bar = np.full((len(uniform), 1), shape.symbols + 1)
+    return np.concatenate([spread, bar, symbols], axis=1)
+
+
+def _list_last_quarter(length: int, _shape: SequenceShape) -> range:
     """Targets behind the bar."""
-    return range(length // 2, length)
+    return range(length - length // 4, length)
+
+
+def _bound_selective_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
+    """The places and symbols are drawn, the first token is given; a third of tokens is no blank."""
+    count, log = length // 4, math.log(shape.symbols)
+    one = _compute_entropy(np.array([1 / 3, 2 / 3])) + log / 3
+    floor = math.log(math.comb(3 * count, count)) + count * log - one
+    return floor / length, ((3 * count - 1) * one + count * log) / length
+
+
+def _list_rounds(length: int, shape: SequenceShape) -> tuple[int, ...]:
+    """Targets behind the first bar of each round, without the bar between two."""
+    count = _count_round(length, shape)
+    starts = range(count, length, 2 * count + 2)
+    return tuple(place for start in starts for place in range(start, start + count))
 
 
 def _bound_copy(length: int, shape: SequenceShape) -> tuple[float, float]:
-    """The first symbol is given, the second half follows from the first."""
-    drawn = length // 2 - 1
-    log = math.log(shape.symbols)
-    return drawn * log / length, (drawn + length // 2) * log / length
+    """The first symbol is given, what is repeated follows from what it repeats."""
+    drawn, log = shape.rounds * _count_round(length, shape), math.log(shape.symbols)
+    return (drawn - 1) * log / length, (2 * drawn - 1) * log / length
 
 
 def _make_counting(uniform: np.ndarray, shape: SequenceShape) -> np.ndarray:
@@ -225,7 +270,7 @@ def _count_keys_and_values(length: int, shape: SequenceShape) -> int:
     return (shape.keys or length // 4) + shape.symbols + 1
 
 
-def _list_answers(length: int) -> range:
+def _list_answers(length: int, _shape: SequenceShape) -> range:
     """Values behind the keys that are asked for."""
     return range(length // 2 + 1, length, 2)
 
@@ -311,11 +356,16 @@ def _compute_entropy(law: np.ndarray) -> float:
 
 
 SEQUENCES: dict[str, SequenceKind] = {
-    "copy": SequenceKind(
-        2, lambda length, s: s.symbols + 1, _make_copy, _bound_copy, _list_second_half
-    ),
+    "copy": SequenceKind(2, lambda length, s: s.symbols + 1, _make_copy, _bound_copy, _list_rounds),
     "reverse": SequenceKind(
-        2, lambda length, s: s.symbols + 1, _make_reverse, _bound_copy, _list_second_half
+        2, lambda length, s: s.symbols + 1, _make_reverse, _bound_copy, _list_rounds
+    ),
+    "selective_copy": SequenceKind(
+        4,
+        lambda length, s: s.symbols + 2,
+        _make_selective_copy,
+        _bound_selective_copy,
+        _list_last_quarter,
     ),
     "counting": SequenceKind(1, lambda length, s: s.symbols, _make_counting, _bound_counting),
     "recall": SequenceKind(
@@ -390,6 +440,13 @@ class SequenceSource(Source):
                 f"data.sequence_length ({length}) does not suit {shape.kind}; make it a multiple "
                 f"of {rule}, {2 * rule} or more"
             )
+        fits = (length + 2) % (2 * shape.rounds) == 0 and length + 2 >= 6 * shape.rounds
+        if shape.rounds > 1 and not fits:
+            raise UserError(
+                f"data.sequence_length ({length}) does not suit {shape.rounds} rounds of "
+                f"{shape.kind}; make it 2 less than a multiple of {2 * shape.rounds}, "
+                f"{6 * shape.rounds - 2} or more"
+            )
         if 0 < shape.keys < length // 4 and shape.kind == "recall":
             raise UserError(
                 f"data.name ({self.data.name}): keys ({shape.keys}) are fewer than the "
@@ -399,7 +456,7 @@ class SequenceSource(Source):
         vocabulary = kind.count_tokens(length, shape)
         if shape.answers and kind.list_answers:
             # They follow from the window, and each symbol is as likely as any other.
-            judged, ceiling = tuple(kind.list_answers(length)), math.log(shape.symbols)
+            judged, ceiling = tuple(kind.list_answers(length, shape)), math.log(shape.symbols)
             return TokenFacts(vocabulary, length, 0.0, ceiling, judged=judged)
         return TokenFacts(vocabulary, length, *kind.get_bounds(length, shape))
 

@@ -26,12 +26,13 @@ from models.factory import MODELS
 from models.transformer import LayerCache, RmsNorm
 from utils.errors import UserError, get_hint
 
-LINEAR, PRODUCT = "linear", "delta_product"
+LINEAR, LINEAR_ELU, PRODUCT = "linear", "linear_elu", "delta_product"
 # Rule -> what decays: nothing, a head, or each channel of one.
 DECAYS = {
-    LINEAR: "", "delta_net": "", "gated_delta_net": "head", "kda": "channel", "gdn2": "channel",
-    PRODUCT: "head",
+    LINEAR: "", LINEAR_ELU: "", "delta_net": "", "gated_delta_net": "head", "kda": "channel",
+    "gdn2": "channel", PRODUCT: "head",
 }  # fmt: skip
+_ADDING = (LINEAR, LINEAR_ELU)  # nothing is erased
 _RATES = (1.0, 16.0)
 
 
@@ -99,7 +100,7 @@ class RuleAttention(nn.Module):
         self.in_proj_z = nn.Linear(width, size, bias=False)
         decays = DECAYS[shape.rule]
         self.decay = {"head": HeadGate, "channel": ForgetGate}[decays](shape) if decays else None
-        if shape.rule != LINEAR:
+        if shape.rule not in _ADDING:
             # GDN-2 erases channels of keys and writes those of values, all others a head as one.
             count = 2 * size if shape.rule == "gdn2" else shape.steps * shape.linear_heads
             self.in_proj_b = nn.Linear(width, count, bias=False)
@@ -113,17 +114,25 @@ class RuleAttention(nn.Module):
         q, k, v = (self._split(one) for one in functional.silu(mixed).split(self.sizes, dim=-1))
         erase, write = self._create_gates(x)
         g = q.new_zeros(q.shape[:3]) if self.decay is None else self.decay(x)
-        inputs = DeltaInputs(
-            q=scale_to_length_one(q) * shape.linear_width**-0.5, k=scale_to_length_one(k), v=v,
-            g=g, erase=erase, write=write, steps=shape.steps,
-        )  # fmt: skip
+        q, k = self._map_features(q, k)
+        inputs = DeltaInputs(q=q, k=k, v=v, g=g, erase=erase, write=write, steps=shape.steps)
         output = run_rule(inputs, tail, cache, self.options)
         gate = self._split(self.in_proj_z(x))
         return self.out_proj(self.norm(output.to(x.dtype), gate).flatten(2))
 
+    def _map_features(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys of length one; of linear_elu elu(x) + 1 as they come.
+
+        Source: Katharopoulos et al. 2020, arXiv:2006.16236, whose division by the sum of weights is
+        a factor of a token and head, and so nothing that the norm behind the rule leaves.
+        """
+        if self.shape.rule == LINEAR_ELU:
+            return functional.elu(q) + 1, functional.elu(k) + 1
+        return scale_to_length_one(q) * self.shape.linear_width**-0.5, scale_to_length_one(k)
+
     def _create_gates(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What is erased and written: [B, T n, H], or of each channel."""
-        if self.shape.rule == LINEAR:
+        if self.shape.rule in _ADDING:
             nothing = torch.zeros(*x.shape[:2], self.shape.linear_heads, device=x.device)
             return nothing, torch.ones_like(nothing)
         gates = self.in_proj_b(x).float().sigmoid()

@@ -18,7 +18,8 @@ COUNT = 100_000
 NAMES = {
     "copy,symbols=3": 8, "reverse,symbols=3": 8, "counting,symbols=5,strides=3": 6,
     "recall,symbols=3": 8, "recall,symbols=2,keys=4": 8, "rewrite,symbols=2,keys=2": 12,
-    "dyck,symbols=2,depth=3": 7, "noise,symbols=3": 6,
+    "dyck,symbols=2,depth=3": 7, "noise,symbols=3": 6, "selective_copy,symbols=3": 12,
+    "copy,symbols=3,rounds=2": 10,
 }  # fmt: skip
 
 
@@ -54,6 +55,14 @@ def test_what_follows_follows():
     )
     assert (copied[:, 5:] == copied[:, :4]).all()
     assert (reversed_[:, 5:] == reversed_[:, 3::-1]).all()
+    for row in make("selective_copy,symbols=9", 16, np.arange(50)):
+        assert row[12] == 10
+        assert [token for token in row[:12] if token != 9] == row[13:].tolist()
+    for kind, order in (("copy", 1), ("reverse", -1)):
+        rows = make(f"{kind},symbols=9,rounds=3", 22, np.arange(50))
+        for start in (0, 8, 16):
+            assert (rows[:, start + 4 : start + 7] == rows[:, start : start + 3][:, ::order]).all()
+        assert (rows[:, [3, 7, 11, 15, 19]] == 9).all()
     steps = np.diff(make("counting,symbols=9", 8, np.arange(50))) % 9
     assert (steps == steps[:, :1]).all()
     recalled = make("recall,symbols=9", 12, np.arange(50))
@@ -81,12 +90,14 @@ def test_what_follows_follows():
     [
         ("copy,symbols=9", 8, (4, 5, 6, 7)),
         ("reverse,symbols=9", 6, (3, 4, 5)),
+        ("copy,symbols=9,rounds=2", 14, (3, 4, 5, 11, 12, 13)),
+        ("selective_copy,symbols=9", 16, (12, 13, 14, 15)),
         ("recall,symbols=9,keys=7", 12, (7, 9, 11)),
         ("rewrite,symbols=9,keys=2", 12, (7, 9, 11)),
     ],
 )
 def test_answers_follow_from_their_window_and_reach_a_loss_of_zero(name, length, judged):
-    """Each is a symbol that stands in the first half."""
+    """Each is a symbol that stood before."""
     data = DataSection(source="sequences", name=f"{name},answers=1", sequence_length=length)
     loader = create_loader(data, "eval", seed=0)
     facts, tokens = loader.facts, loader.load_examples(range(200)).tokens.numpy()
@@ -96,7 +107,7 @@ def test_answers_follow_from_their_window_and_reach_a_loss_of_zero(name, length,
     assert (plain.load_examples(range(200)).tokens.numpy() == tokens).all()
     assert plain.facts.judged == ()
     for row in tokens:
-        assert {row[place + 1] for place in judged} <= set(row[: length // 2])
+        assert all(row[place + 1] in row[: place + 1] for place in judged)
 
 
 def test_a_window_is_a_function_of_split_and_index_alone():
@@ -124,8 +135,15 @@ def test_a_window_is_a_function_of_split_and_index_alone():
         ("copy", 2, r"make it a multiple of 2, 4 or more"),
         ("counting,strides=9", 8, r"strides \(9\) exceeds symbols \(8\)"),
         ("copy,symbols=0", 8, "'symbols=0' does not describe a sequence"),
-        ("dyck,answers=1", 8, "dyck asks for nothing.*choose copy, reverse, recall, rewrite"),
+        (
+            "dyck,answers=1",
+            8,
+            "dyck asks for nothing.*choose copy, reverse, selective_copy, recall, rewrite",
+        ),
         ("copy,keys=9", 8, "keys are of recall and rewrite alone"),
+        ("recall,rounds=2", 16, "rounds are of copy and reverse alone"),
+        ("copy,rounds=3", 18, r"\(18\) does not suit 3 rounds of copy.* multiple of 6, 16 or more"),
+        ("copy,rounds=3", 10, "16 or more"),
         ("recall,keys=3", 16, r"keys \(3\) are fewer than the 4 pairs.*or choose rewrite"),
         ("copy,kind=3", 8, "'kind=3' does not describe a sequence"),
     ],

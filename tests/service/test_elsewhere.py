@@ -96,6 +96,7 @@ def test_what_cannot_be_launched_is_told_in_a_line(
     assert code == 2 and said in told and told.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_skypilot_gets_one_managed_job_for_each_trial(
     cloud: Cloud, spec: str, gcs_server: dict[str, str]
 ) -> None:

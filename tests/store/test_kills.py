@@ -151,8 +151,10 @@ def train(root: Path, name: str, checkpoint: Path, pipe: int) -> None:
     os.write(pipe, b"done\n")
 
 
-def kill_after(work: Callable[[int], None], word: str, delay_s: float) -> tuple[list[str], bool]:
-    """Let a child work until it has said a word, and a moment more.
+def kill_after(
+    work: Callable[[int], None], word: str, delay_s: float | None
+) -> tuple[list[str], bool]:
+    """Let a child work until it has said a word, and a moment more; none: to its end.
 
     Gives all that it has said, and whether it was killed.
     """
@@ -170,8 +172,9 @@ def kill_after(work: Callable[[int], None], word: str, delay_s: float) -> tuple[
         said += (found := os.read(source, 1 << 16))
         if not found:
             break
-    time.sleep(delay_s)
-    os.kill(child, signal.SIGKILL)
+    if delay_s is not None:
+        time.sleep(delay_s)
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     while found := os.read(source, 1 << 16):
         said += found
@@ -217,7 +220,7 @@ def test_a_run_that_is_killed_at_any_instant_loses_and_doubles_nothing(
         if status == "complete":
             unfinished += not (root / "digits" / name / SUMMARY_FILE).exists()
         if not is_killed or (status == "complete" and draw.random() < 0.5):
-            said, is_killed = kill_after(work, "done", 0.2)
+            said, is_killed = kill_after(work, "done", None)
             assert said[-1] == "done" and not is_killed
             assert check_run(open_folder(root / "digits" / name), is_thorough=True) == []
             lines = read_metrics(root / "digits" / name)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn import functional
 
+from models.delta.inputs import DeltaInputs
+from models.delta.recurrence import recur_delta_rule
 from models.delta.rules import DECAYS, RuleAttention, RuleShape, create_rules
 from utils.errors import UserError
 
@@ -41,11 +44,25 @@ def test_tokens_one_by_one_give_what_chunks_give_and_all_weights_learn(rule):
 
 def test_a_linear_state_adds_up_what_a_delta_rule_corrects():
     """The same key twice: one state holds both values' sum, the other moves towards the last."""
-    for rule, is_sum in (("linear", True), ("delta_net", False)):
+    for rule, is_sum in (("linear", True), ("linear_elu", True), ("delta_net", False)):
         layer = RuleAttention(RuleShape(**{**SMALL, "rule": rule}))
         erase, write = layer._create_gates(torch.zeros(1, 2, 16))
         assert bool((erase == 0).all() and (write == 1).all()) == is_sum
         assert bool((erase == write).all()) != is_sum
+
+
+def test_plain_linear_attention_weighs_by_positive_features():
+    """What a token reads is values' mean with the published weights, up to the norm behind it."""
+    layer = RuleAttention(RuleShape(**{**SMALL, "rule": "linear_elu"}))
+    q, k, v = torch.randn(3, 1, 6, 2, 8, generator=torch.Generator().manual_seed(0))
+    features = [functional.elu(one) + 1 for one in (q, k)]
+    weights = torch.einsum("bthk,bshk->bhts", *features).tril()
+    wanted = torch.einsum("bhts,bshk->bthk", weights / weights.sum(-1, keepdim=True), v)
+    erase, write = layer._create_gates(torch.zeros(1, 6, 16))
+    inputs = DeltaInputs(*layer._map_features(q, k), v, torch.zeros_like(erase), erase, write)
+    found, _ = recur_delta_rule(inputs)
+    scale = weights.sum(-1).transpose(1, 2)[..., None]
+    torch.testing.assert_close(found / scale, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_rule_that_is_none_is_refused():
