@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from models.batch_norm import refuse_single_values, update_running
 from models.patches.dense import get_compute_dtype, normalise_rows, without_autocast
+from models.patches.mixing import mix_into
 from utils.runtime.parts import count_parts, deal_out, get_parts, spread_rows
 
 # Permutations of a weight between the order of files and the order on the device.
@@ -76,8 +77,7 @@ class HwioWeight:
 
 def hold_as_hwio(conv: nn.Conv2d) -> None:
     """Turn a convolution of any class into one that holds its weight as HWIO."""
-    kind = type(conv)
-    conv.__class__ = type(kind.__name__, (HwioWeight, kind), {})
+    mix_into(conv, HwioWeight)
     weight = conv.weight
     with torch.no_grad():
         held = weight.permute(TO_HWIO).contiguous()

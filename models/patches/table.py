@@ -7,7 +7,6 @@ it costs in precision and what it gains: docs/tpu_compiler.md. Written against t
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -50,6 +49,7 @@ from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, Xla
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention, choose_attention_kernel
+from models.patches.mixing import mix_into
 from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
 
@@ -222,13 +222,7 @@ def _mix(model: nn.Module, base: type | tuple[type, ...], mixin: type) -> None:
     """Mix something into a class and its subclasses, whose own code stays."""
     for module in model.modules():
         if isinstance(module, base) and not isinstance(module, mixin):
-            module.__class__ = _create_mixed(mixin, type(module))
-
-
-@cache
-def _create_mixed(mixin: type, kind: type) -> type:
-    """One class for all modules of a kind: blocks of several are not taken for repeated ones."""
-    return type(kind.__name__, (mixin, kind), {})
+            mix_into(module, mixin)
 
 
 def _is_exact(gelu: nn.Module) -> bool:
