@@ -277,8 +277,6 @@ def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None
     found = {name: entry for name, entry in table.items() if name.startswith("model/")}
     diff = compare_tensors(own, found)
     if len(diff):
-        for line in diff.lines():
-            get_logger().error("%s: %s", checkpoint, line)
         raise UserError(
             f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
             f"tensors differ, {diff.summary()}; resume with the model that wrote it"

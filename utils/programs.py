@@ -13,6 +13,8 @@ from typing import NoReturn
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 
+_PICTURES = (".png", ".svg", ".pdf")
+
 
 class ProgramParser(argparse.ArgumentParser):
     """Says what is wrong with the command line in one line; a `Path` is no URL."""
@@ -135,6 +137,19 @@ def prepare_folder(folder: Path | None, flag: str) -> None:
         raise UserError(
             f"{flag} ({str(folder)!r}) cannot be made: {error.strerror}; give another place"
         ) from error
+
+
+def prepare_picture(path: Path | None, flag: str) -> None:
+    """The same for a file of a picture.
+
+    Raises:
+      UserError: as of `prepare_file`, or its ending says no format.
+    """
+    if path is not None and path.suffix not in _PICTURES:
+        raise UserError(
+            f"{flag} ({str(path)!r}) must end with one of {', '.join(_PICTURES)}; rename it"
+        )
+    prepare_file(path, flag)
 
 
 def prepare_file(path: Path | None, flag: str) -> None:

@@ -84,7 +84,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
             f"data.name ({name!r}) names no sequence; {get_hint(kind, SEQUENCES)}, as in "
             "copy,symbols=8,num_examples=20000"
         )
-    shape = SequenceShape(kind)
+    shape, given = SequenceShape(kind), set()
     for term in terms:
         match = _TERM.match(term)
         if match is None or match[1] == "kind" or not hasattr(shape, match[1]) or match[2] == "0":
@@ -92,6 +92,9 @@ def parse_sequence_name(name: str) -> SequenceShape:
                 f"data.name ({name}): {term!r} does not describe a sequence; write for example "
                 "copy,symbols=8,num_examples=20000,num_held_out=1000"
             )
+        if match[1] in given:
+            raise UserError(f"data.name ({name}): {match[1]} stands there twice; leave one out")
+        given.add(match[1])
         shape = replace(shape, **{match[1]: int(match[2])})
     _refuse_answers(shape, name)
     if shape.symbols < shape.strides and kind == "counting":
@@ -104,6 +107,8 @@ def parse_sequence_name(name: str) -> SequenceShape:
 
 def _refuse_answers(shape: SequenceShape, name: str) -> None:
     """Refuse terms that say nothing of this kind."""
+    if shape.answers > 1:
+        raise UserError(f"data.name ({name}): answers is 1, or left out; change it")
     asking = [kind for kind, one in SEQUENCES.items() if one.list_answers]
     if shape.answers and shape.kind not in asking:
         raise UserError(

@@ -141,6 +141,8 @@ def test_a_window_is_a_function_of_split_and_index_alone():
             "dyck asks for nothing.*choose copy, reverse, selective_copy, recall, rewrite",
         ),
         ("copy,keys=9", 8, "keys are of recall and rewrite alone"),
+        ("copy,rounds=2,rounds=3", 10, "rounds stands there twice"),
+        ("copy,answers=2", 8, "answers is 1, or left out"),
         ("recall,rounds=2", 16, "rounds are of copy and reverse alone"),
         ("copy,rounds=3", 18, r"\(18\) does not suit 3 rounds of copy.* multiple of 6, 16 or more"),
         ("copy,rounds=3", 10, "16 or more"),

@@ -20,7 +20,13 @@ from tools.lab.costing import HERE, choose_target, compile_program, export_in_ja
 from tools.tpu.targets import Target
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program
+from utils.programs import (
+    DefaultsHelp,
+    ProgramParser,
+    prepare_file,
+    prepare_picture,
+    run_program,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     target = choose_target(options.on)
     prepare_file(options.json, "--json")
-    prepare_file(options.picture, "--picture")
+    prepare_picture(options.picture, "--picture")
     plan = [(axis, added) for axis in options.axes for added in sorted(set(options.added))]
     sizes = [_create_sizes(options.base, *one) for one in plan]
     costs = _time(sizes, options) if target is None else _count(sizes, target, options.time_limit)
@@ -147,6 +153,10 @@ def _check(options: argparse.Namespace) -> None:
     for flag, value in (("--base", options.base), ("--repeats", options.repeats)):
         if value < 1:
             raise UserError(f"{flag} ({value}) must be at least 1")
+    if options.base + min(options.added) < 1:
+        raise UserError(
+            f"--added ({min(options.added)}) leaves nothing of --base ({options.base}); raise it"
+        )
     if options.base % 256 and options.on not in HERE:
         raise UserError(f"--base ({options.base}) must be a multiple of 256, a full matrix unit")
 

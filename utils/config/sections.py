@@ -18,6 +18,7 @@ from utils.config.metadata import ConfigSection, Devices, about
 from utils.config.verdicts import MicroBatchVerdict, Parts, StepName
 
 _LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
+_KERNELS = Devices(("xla",), "Pallas kernels are XLA's; choose auto or xla", value="pallas")
 
 
 class ModelSection(ConfigSection):
@@ -101,6 +102,7 @@ class ModelSection(ConfigSection):
         "auto",
         description="what walks over a delta rule's chunks: XLA's loop or a Pallas kernel; auto: "
         "what costs fewer cycles (docs/delta.md)",
+        **about(devices=_KERNELS),
     )
 
     @property

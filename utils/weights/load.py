@@ -38,9 +38,6 @@ def load_weights(
         found = fit(model, weights, rules, read=True)
     diff = found.misfit(model)
     if len(diff):
-        if weights.key == _START_KEY:
-            for line in diff.lines():
-                get_logger().error("%s: %s", weights.key, line)
         words = explain(diff) or _explain_other_model(diff, weights.key)
         raise UserError(f"{weights.key} ({weights.path!r}) {words}")
     if is_check:

@@ -141,10 +141,11 @@ def test_a_folder_of_another_form_is_one_line(name, changes, message, tmp_path):
 
 def test_a_checkpoint_of_another_variant_is_one_line(tmp_path, capsys):
     write("qwen3_next", tmp_path / "next")
-    place = f"--model.weights=local-dir:{tmp_path / 'next'}"
-    assert main.main(create_argv(tmp_path, "qwen3_5", place, "--train.steps=8")) == 2
-    error = capsys.readouterr().err.strip().splitlines()
-    assert "is of another model" in error[-1]
+    for key in ("model.weights", "run.init_from"):
+        place = f"--{key}=local-dir:{tmp_path / 'next'}"
+        assert main.main(create_argv(tmp_path, "qwen3_5", place, "--train.steps=8")) == 2
+        error = capsys.readouterr().err
+        assert "is of another model" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

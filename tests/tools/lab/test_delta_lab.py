@@ -44,7 +44,9 @@ def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
 def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
     def create_row(variant: str, tokens: int, ms: float) -> dict:
         return {"variant": variant, "form": "xla", "mode": "forward", "key_heads": 1,
-                "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms}  # fmt: skip
+                "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms, "bytes": 8.0,
+                "device": "cpu", "tokens_per_s": 9.0, "tflops": 1.0, "tflops_reported": 1.0,
+                "hlo_lines": 0, "compile_s": 0.0, "fallbacks": {}}  # fmt: skip
 
     rows = [create_row("gdn", 1024, 2.0), create_row("gdn", 4096, 8.0)]
     rows += [create_row("attention", 1024, 1.0), create_row("attention", 4096, 16.0)]
@@ -100,6 +102,14 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     assert (tmp_path / "r.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("report", [{}, {"rows": "x"}, {"rows": [{"a": 1}]}])
+def test_a_report_without_rows_is_refused(report, tmp_path):
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"lab": "delta", **report}))
+    with pytest.raises(UserError, match="lacks rows, or what each of them says"):
+        read_rows([path])
+
+
 @pytest.mark.parametrize(
     ("flags", "word"),
     [(["--heads", "16"], "--heads ('16') must be two numbers"),
@@ -110,6 +120,10 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
      (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),
      (["--earlier", "README.md"], "--earlier (README.md) cannot be read"),
      (["--earlier", "schemas/artifacts.json"], "--earlier (schemas/artifacts.json) is no report"),
+     (["--form", "fla"], "--form fla runs on NVIDIA GPUs, not on cpu"),
+     (["--decode-batches", "0"], "--decode-batches (0)"),
+     (["--time-limit", "0"], "--time-limit (0)"),
+     (["--picture", "p.txt"], "--picture ('p.txt') must end with one of .png"),
      (["--json", "/proc/nowhere/r.json"], "cannot be made")],
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):

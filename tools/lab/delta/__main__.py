@@ -35,7 +35,14 @@ from tools.lab.delta.running import open_device, time_program
 from tools.tpu.targets import Target
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import DefaultsHelp, ProgramParser, prepare_file, prepare_folder, run_program
+from utils.programs import (
+    DefaultsHelp,
+    ProgramParser,
+    prepare_file,
+    prepare_folder,
+    prepare_picture,
+    run_program,
+)
 from utils.storage import to_path
 
 if TYPE_CHECKING:
@@ -45,7 +52,8 @@ SCHEMA_VERSION = 2
 HEADS = ("16/16", "16/32", "16/48", "16/64", "24/24")
 SIZES = ("1x2048", "1x8192", "1x32768", "8x4096", "4x2048")
 DECODE_BATCHES = (1, 32, 256, 1024)
-FORMS = ("xla", "pallas", "jax_reference")
+PACKAGES = ("fla", "flash_qla", "flashinfer")
+FORMS = ("xla", "pallas", "jax_reference", *PACKAGES)
 # Keys and values that a decoding step of attention reads.
 _SEEN = 8192
 
@@ -64,7 +72,8 @@ def create_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--on", default="cpu", help="cpu, cuda, xla, or a TPU to compile for, such as v5e or v6e")
     add("--form", nargs="+", default=["xla"], choices=FORMS, help="the project's own, with "
-        "XLA's loops or Pallas kernels, or the same in JAX (compiled for TPUs alone)")  # fmt: skip
+        "XLA's loops or Pallas kernels; the same in JAX (compiled for TPUs alone); or a package's "
+        "kernels (on cuda)")  # fmt: skip
     add("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS, help="rules")
     add("--modes", nargs="+", default=list(MODES), choices=MODES, help="both: with gradients")
     add("--heads", nargs="+", default=list(HEADS), help="of q and k / of v")
@@ -134,14 +143,22 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
     Raises:
       UserError: names the flag.
     """
-    for flag, value in (("--repeats", options.repeats), ("--width", options.width)):
+    least = {"--repeats": options.repeats, "--width": options.width,
+             "--decode-batches": min(options.decode_batches)}  # fmt: skip
+    for flag, value in least.items():
         if value < 1:
             raise UserError(f"{flag} ({value}) must be at least 1")
+    if not options.time_limit > 0:
+        raise UserError(f"--time-limit ({options.time_limit:g}) must be above 0 seconds")
     if "jax_reference" in options.form and target is None:
         raise UserError("--form jax_reference is compiled for TPUs alone; give --on v5e or v6e")
     if "pallas" in options.form and options.on in ("cpu", "cuda"):
         raise UserError(f"--form pallas runs on XLA, not on {options.on}; give --on xla or v5e")
     for form in options.form:
+        if form in PACKAGES and options.on != "cuda":
+            raise UserError(
+                f"--form {form} runs on NVIDIA GPUs, not on {options.on}; give --on cuda"
+            )
         _create_options(options, form)
     list(list_cases(options))
     if target is None:
@@ -151,7 +168,7 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
 
         require_compiler()
     prepare_file(options.json, "--json")
-    prepare_file(options.picture, "--picture")
+    prepare_picture(options.picture, "--picture")
     if options.store:
         prepare_folder(to_path(options.store, "--store") / FOLDER, "--store")
 
@@ -177,6 +194,7 @@ def _measure(
 
     limit = options.time_limit
     if form == "jax_reference":
+        compiling.describe_in_jax(case)
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
         cost, fallbacks = compiling.compile_in_jax(case, target, time_limit_s=limit), []
     else:
@@ -197,14 +215,15 @@ def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
 
     kernels = "pallas" if form == "pallas" else "xla"
     return CoreOptions(
-        options.chunk, options.solver, options.loop, products=options.products, kernels=kernels
-    )
+        options.chunk, options.solver, options.loop, products=options.products, kernels=kernels,
+        backend=form if form in PACKAGES else "own",
+    )  # fmt: skip
 
 
 def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
     words = text.split(mark)
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
-        raise UserError(f"{flag} ({text!r}) must be two numbers, such as 16{mark}32")
+        raise UserError(f"{flag} ({text!r}) must be two numbers of 1 or more, such as 16{mark}32")
     return int(words[0]), int(words[1])
 
 

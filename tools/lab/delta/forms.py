@@ -56,9 +56,12 @@ def recur(case: LabCase, tensors: list[Tensor]) -> Tensor:
 
 def _create_forward(case: LabCase, options: CoreOptions) -> Callable[[list[Tensor]], Tensor]:
     from models.delta import chunk_delta_rule, chunk_dplr
+    from models.delta.backends import OWN, run_backend
 
     if case.variant == ATTENTION:
         return _attend_by_kernels if options.kernels == "pallas" else _attend
+    if options.backend != OWN:
+        return lambda tensors: run_backend(options.backend, bind(case, tensors), None)[0]
     rule = chunk_dplr if case.variant == RWKV else chunk_delta_rule
     return lambda tensors: rule(bind(case, tensors), options=options)[0]
 

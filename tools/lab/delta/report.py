@@ -202,8 +202,26 @@ def read_rows(paths: Sequence[Path]) -> list[JsonObject]:
             raise UserError(f"--earlier ({path}) cannot be read: {error}") from None
         if not isinstance(report, dict) or report.get("lab") != "delta":
             raise UserError(f"--earlier ({path}) is no report of tools.lab.delta; see --json")
+        if not _has_rows(report):
+            raise UserError(
+                f"--earlier ({path}) lacks rows, or what each of them says; make it anew by --json"
+            )
         rows += report["rows"]
     return rows
+
+
+_OF_A_ROW = {
+    "variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens", "bytes", "device",
+    "ms", "tokens_per_s", "tflops", "tflops_reported", "hlo_lines", "compile_s", "fallbacks",
+}  # fmt: skip
+
+
+def _has_rows(report: JsonObject) -> bool:
+    """Whether all that is printed and drawn is there."""
+    rows = report.get("rows")
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    return all(row.keys() >= _OF_A_ROW for row in rows if "failure" not in row)
 
 
 def write_json(report: JsonObject, path: Path) -> None:
