@@ -154,6 +154,11 @@ def test_a_value_cannot_open_a_hole():
     ("words", "text"),
     [
         (["launch", "v4-8", "digits_kd", "--output=runs"], "no gs:// URL"),
+        (["launch", "v4-8", "digits_kd", "--output=gs://"], "no gs:// URL"),
+        (["launch", "v4-8", "digits_kd", "--output=gs://b/r x"], "no gs:// URL"),
+        (["launch", "v4-8", "digits_kd", OUTPUT, "--disk-gib=-5"], "--disk-gib (-5)"),
+        (["launch", "v4-8", "digits_kd", OUTPUT, "--max-restarts=-1"], "--max-restarts (-1)"),
+        (["sync", "--hosts=0"], "--hosts (0)"),
         (["launch", "v9-8", "digits_kd", OUTPUT], "'v9-8' is not known"),
         (["launch", "v4-8", "no_such", OUTPUT], "'no_such' is no file"),
         (["sync"], "nothing was started from here"),

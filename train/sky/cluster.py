@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ from utils.programs import create_program_parser, run_program
 NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
 # Where SkyPilot keeps the tree on a cluster.
+_BUCKET = re.compile(r"gs://[^\s/]+(/\S*)?")
 _WORKDIR = "sky_workdir"
 _ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
@@ -72,9 +74,10 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     Raises:
       UserError: something else still runs, or the job cannot be described.
     """
-    if not arguments.output.startswith("gs://"):
+    if not _BUCKET.fullmatch(arguments.output):
         raise UserError(
-            f"--output ({arguments.output}) is no gs:// URL; a machine's disk goes with the machine"
+            f"--output ({arguments.output}) is no gs:// URL, such as gs://BUCKET/runs; a machine's "
+            "disk goes with the machine"
         )
     accelerator = arguments.accelerator.removeprefix("tpu-")
     job = SkyJob(
@@ -105,8 +108,10 @@ def sync(arguments: argparse.Namespace, executor: Executor) -> int:
     """sync: 0, or an error.
 
     Raises:
-      UserError: no on-demand cluster was started, or a host cannot be reached.
+      UserError: no on-demand cluster was started, a host cannot be reached, or there is none.
     """
+    if arguments.hosts < 1:
+        raise UserError(f"--hosts ({arguments.hosts}) must be at least 1; raise it")
     kind, name = _read_name() if not executor.dry_run else ("cluster", "CLUSTER")
     if kind != "cluster":
         raise UserError(

@@ -53,6 +53,7 @@ def render(job: SkyJob, template: str) -> str:
     Raises:
       UserError: a value that is missing, a key of this machine in it, or no YAML.
     """
+    _check_numbers(job)
     values = {
         "name": job.name,
         "infra": f"gcp/{job.region}" if job.region else "gcp",
@@ -95,6 +96,13 @@ def _fill(template: str, values: Mapping[str, str]) -> str:
     if unknown:
         raise UserError(f"{TEMPLATE.name} has a hole {unknown[0]!r} that nothing fills")
     return _HOLE.sub(lambda found: values[found[1]], template)
+
+
+def _check_numbers(job: SkyJob) -> None:
+    least = {"--disk-gib": (job.disk_gib, 1), "--max-restarts": (job.max_restarts, 0)}
+    for flag, (value, lowest) in least.items():
+        if value < lowest:
+            raise UserError(f"{flag} ({value}) must be at least {lowest}; raise it")
 
 
 def _check(text: str) -> None:

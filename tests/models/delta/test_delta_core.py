@@ -233,7 +233,7 @@ def test_gradients_are_finite_at_the_published_beginning(name):
 
 
 @pytest.mark.parametrize("gate", [0.0, -90.0, -math.inf])
-@pytest.mark.parametrize("name", ["gdn", "kda", "rwkv7"])
+@pytest.mark.parametrize("name", RULES)
 def test_gates_that_keep_all_and_gates_that_keep_nothing_are_finite(name, gate):
     inputs = rebuild(create_inputs(name, tokens=20), torch.Tensor.float)
     every = replace(inputs, g=torch.full_like(inputs.g, gate))
