@@ -37,7 +37,6 @@ xla = pytest.importorskip("torch_xla")
         ("gdn2", CoreOptions(chunk=4, loop="blocks"), True),
         ("rwkv7", CoreOptions(chunk=8, loop="unrolled"), True),
         ("rwkv7", CoreOptions(chunk=8, solver="rows", loop="blocks"), False),
-        ("gdn2", CoreOptions(chunk=8), True),
     ],
 )
 def test_a_rule_gives_on_xla_what_the_recurrence_gives(name, options, packed):
