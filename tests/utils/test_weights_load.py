@@ -93,7 +93,7 @@ def test_weights_of_half_the_precision_fit_and_are_widened(tmp_path):
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_a_misfit_is_refused_and_listed(run, caplog, device):
+def test_a_misfit_is_refused_in_one_line(run, caplog, device):
     model = create_filled(0)
     model.head = torch.nn.Linear(4, 7)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -102,7 +102,7 @@ def test_a_misfit_is_refused_and_listed(run, caplog, device):
     text = str(caught.value)
     assert "2 different: head.weight (10, 4) float32 instead of (7, 4) float32, head.bias" in text
     assert "name what may keep its start by run.init_skip" in text
-    assert "run.init_from: different: head.bias (10,) float32 instead of (7,)" in caplog.text
+    assert not caplog.records and "\n" not in text
     if device == "cpu":
         found = model.state_dict()
         assert all(torch.equal(found[name], value) for name, value in before.items())
