@@ -19,6 +19,7 @@ from big_vision.input.windows import TokenFacts, WindowReader
 from utils.errors import UserError, get_hint
 
 _TERM = re.compile(r"^(\w+)=(\d+)$")
+_TERMS_OF_KINDS = {"keys": ("recall", "rewrite"), "rounds": ("copy", "reverse")}
 _SPLITS = {"train": 1, "validation": 2, "test": 3}
 
 
@@ -84,7 +85,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
             f"data.name ({name!r}) names no sequence; {get_hint(kind, SEQUENCES)}, as in "
             "copy,symbols=8,num_examples=20000"
         )
-    shape, given = SequenceShape(kind), set()
+    shape, given = SequenceShape(kind), set[str]()
     for term in terms:
         match = _TERM.match(term)
         if match is None or match[1] == "kind" or not hasattr(shape, match[1]) or match[2] == "0":
@@ -96,7 +97,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
             raise UserError(f"data.name ({name}): {match[1]} stands there twice; leave one out")
         given.add(match[1])
         shape = replace(shape, **{match[1]: int(match[2])})
-    _refuse_answers(shape, name)
+    _refuse_terms(shape, name)
     if shape.symbols < shape.strides and kind == "counting":
         raise UserError(
             f"data.name ({name}): strides ({shape.strides}) exceeds symbols ({shape.symbols}), "
@@ -105,7 +106,7 @@ def parse_sequence_name(name: str) -> SequenceShape:
     return shape
 
 
-def _refuse_answers(shape: SequenceShape, name: str) -> None:
+def _refuse_terms(shape: SequenceShape, name: str) -> None:
     """Refuse terms that say nothing of this kind."""
     if shape.answers > 1:
         raise UserError(f"data.name ({name}): answers is 1, or left out; change it")
@@ -115,14 +116,12 @@ def _refuse_answers(shape: SequenceShape, name: str) -> None:
             f"data.name ({name}): {shape.kind} asks for nothing, so that answers has no meaning; "
             f"leave it out, or choose {', '.join(asking)}"
         )
-    if shape.keys and shape.kind not in ("recall", "rewrite"):
-        raise UserError(
-            f"data.name ({name}): keys are of recall and rewrite alone; leave the term out"
-        )
-    if shape.rounds > 1 and shape.kind not in ("copy", "reverse"):
-        raise UserError(
-            f"data.name ({name}): rounds are of copy and reverse alone; leave the term out"
-        )
+    for term, kinds in _TERMS_OF_KINDS.items():
+        is_given = getattr(shape, term) != getattr(SequenceShape, term)
+        if is_given and shape.kind not in kinds:
+            raise UserError(
+                f"data.name ({name}): {term} are of {' and '.join(kinds)} alone; leave the term out"
+            )
 
 
 def draw_uniform(split: int, indices: np.ndarray, count: int) -> np.ndarray:

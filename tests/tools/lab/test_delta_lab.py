@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from models.delta import CoreOptions
+from models.delta.backends import BACKENDS
 from store.trends import find_trends, read_reports
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
@@ -100,6 +101,15 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     assert trends[0].figure == "gdn xla forward 1/2 1x32 x ms"
     assert [one.values for one in trends] == [(row["ms"],) for row in report["rows"]]
     assert (tmp_path / "r.png").stat().st_size > 1000
+
+
+def test_a_package_takes_the_place_of_chunks_alone():
+    """What it has no kernel for is not timed under its name."""
+    assert tuple(BACKENDS) == tool.PACKAGES
+    for variant, mode in (("attention", "forward"), ("gdn", "decode")):
+        with pytest.raises(UserError, match="--form fla has no kernel for a"):
+            tool._refuse_case(replace(CASE, variant=variant, mode=mode), "fla")
+    tool._refuse_case(CASE, "fla")
 
 
 @pytest.mark.parametrize("report", [{}, {"rows": "x"}, {"rows": [{"a": 1}]}])

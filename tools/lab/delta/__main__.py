@@ -182,8 +182,7 @@ def _measure(
     from tools.lab.delta.judging import check_program, shrink
 
     core = _create_options(options, form)
-    if form == "pallas" and case.variant == ATTENTION and case.mode == "decode":
-        raise UserError("--form pallas has no kernel for a step of attention")
+    _refuse_case(case, form)
     if target is None:
         device = open_device(options.on)
         errors = check_program(shrink(case), core, device)
@@ -194,7 +193,6 @@ def _measure(
 
     limit = options.time_limit
     if form == "jax_reference":
-        compiling.describe_in_jax(case)
         errors = compiling.check_in_jax(shrink(case), target, time_limit_s=limit)
         cost, fallbacks = compiling.compile_in_jax(case, target, time_limit_s=limit), []
     else:
@@ -208,6 +206,16 @@ def _measure(
         )
     found = describe_cost(case, cost, target.generation, fallbacks)
     return found | describe_errors(errors, "cpu")
+
+
+def _refuse_case(case: LabCase, form: str) -> None:
+    """Refuse what a form would leave to the project's own."""
+    is_step, is_attention = case.mode == "decode", case.variant == ATTENTION
+    if form == "pallas" and is_attention and is_step:
+        raise UserError("--form pallas has no kernel for a step of attention")
+    if form in PACKAGES and (is_attention or is_step):
+        what = "attention" if is_attention else "a step of decoding"
+        raise UserError(f"--form {form} has no kernel for {what} here")
 
 
 def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:

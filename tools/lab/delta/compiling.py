@@ -91,11 +91,12 @@ def check_in_jax(small: LabCase, target: Target, *, time_limit_s: float) -> Erro
     """Hold a small case of the form in JAX, on JAX's CPU, against the recurrence in float64.
 
     Raises:
-      UserError: it is wrong.
+      UserError: there is no such form, or it is wrong.
     """
     import numpy as np
     import torch
 
+    request = describe_in_jax(small)
     given = add_extra(small, create_inputs(small, torch.float32))
     wide = [x.double().requires_grad_(small.mode == "both") for x in given[:5]]
     wanted = [recur(small, wide)]
@@ -104,7 +105,7 @@ def check_in_jax(small: LabCase, target: Target, *, time_limit_s: float) -> Erro
     with tempfile.TemporaryDirectory() as name:
         places = Path(name, "given.npz"), Path(name, "found.npz")
         np.savez(places[0], *[x.numpy() for x in given])
-        run_in_jax(describe_in_jax(small), places, target, time_limit_s=time_limit_s)
+        run_in_jax(request, places, target, time_limit_s=time_limit_s)
         with np.load(places[1]) as file:
             found = [torch.from_numpy(file[key]) for key in file.files]
     errors = [find_error(a, b.detach()) for a, b in zip(found, wanted, strict=True)]

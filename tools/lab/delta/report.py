@@ -18,6 +18,11 @@ from utils.json_types import JsonObject
 
 # Public peaks of bfloat16, TFLOP/s, and GB/s of memory, of GPUs that people rent.
 _GPUS = {"H200": (989.0, 4800.0), "H100": (989.0, 3350.0), "A100": (312.0, 2039.0)}
+# What each row that did not fail says, and the table shows.
+_OF_A_ROW = {
+    "variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens", "bytes", "device",
+    "ms", "tokens_per_s", "tflops", "tflops_reported", "hlo_lines", "compile_s", "fallbacks",
+}  # fmt: skip
 
 
 def describe_case(case: LabCase, form: str) -> JsonObject:
@@ -208,12 +213,6 @@ def read_rows(paths: Sequence[Path]) -> list[JsonObject]:
             )
         rows += report["rows"]
     return rows
-
-
-_OF_A_ROW = {
-    "variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens", "bytes", "device",
-    "ms", "tokens_per_s", "tflops", "tflops_reported", "hlo_lines", "compile_s", "fallbacks",
-}  # fmt: skip
 
 
 def _has_rows(report: JsonObject) -> bool:
