@@ -26,6 +26,7 @@ def cloud(tmp_path, monkeypatch) -> Cloud:
         monkeypatch.setenv(name, made.environment[name])
     monkeypatch.setattr(cluster, "NAME_FILE", tmp_path / ".cluster_name")
     monkeypatch.setattr(cluster, "RENDERED", str(tmp_path / "rendered.yaml"))
+    monkeypatch.delenv("OUTPUT_DIR", raising=False)
     return made
 
 
@@ -48,6 +49,44 @@ def test_a_spot_experiment_is_a_managed_job(cloud, capfd):
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-deit-s-token\n"
 
 
+def test_two_words_are_enough_where_the_environment_names_a_bucket(cloud, capfd, monkeypatch):
+    words = ["launch", "v5litepod-8", "kd/deit_s_token"]
+    assert cluster.main(words) == 2
+    error = capfd.readouterr().err
+    assert "run.output_dir of configs/kd/deit_s_token.yaml (runs)" in error
+    assert "export OUTPUT_DIR=gs://" in error and error.count("\n") == 1
+    assert cloud.get_calls() == []
+    monkeypatch.setenv("OUTPUT_DIR", "gs://mine/runs")
+    assert cluster.main(words) == 0
+    assert capfd.readouterr().err == "the run goes to gs://mine/runs, by OUTPUT_DIR\n"
+    assert read_task(cloud)["envs"]["OUTPUT_DIR"] == "gs://mine/runs"
+
+
+def test_a_flag_goes_before_the_experiments_bucket_and_that_before_the_environments(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(cluster, "ROOT", tmp_path)
+    (tmp_path / "own.yaml").write_text("run:\n  output_dir: gs://own/runs\n")
+    monkeypatch.setenv("OUTPUT_DIR", "gs://mine/runs")
+    assert cluster.find_output("gs://flag/runs", "own.yaml") == ("gs://flag/runs", "--output")
+    own = ("gs://own/runs", "run.output_dir of own.yaml")
+    assert cluster.find_output(None, "own.yaml") == own
+    (tmp_path / "own.yaml").write_text("run:\n  output_dri: gs://own/runs\n")
+    with pytest.raises(UserError, match="output_dri"):
+        cluster.find_output(None, "own.yaml")
+
+
+def test_words_behind_two_dashes_are_checked_and_go_to_the_run(cloud, capfd):
+    words = ["launch", "v4-8", "digits_kd", OUTPUT]
+    assert cluster.main(words) == 2
+    assert "distill.teacher is empty" in capfd.readouterr().err
+    assert cluster.main([*words, "--", "--distill.teacher", "mnist_cnn"]) == 0
+    assert read_task(cloud)["envs"]["FLAGS"] == "--distill.teacher mnist_cnn"
+    with pytest.raises(SystemExit) as ended:
+        cluster.main(["status", "--", "--optim.lr=1"])
+    assert ended.value.code == 2
+
+
 def test_an_on_demand_experiment_is_a_cluster_that_can_be_used_again(cloud):
     words = ["launch", "tpu-v4-8", "digits_student", OUTPUT, "--on-demand"]
     assert cluster.main(words) == 0
@@ -59,7 +98,7 @@ def test_an_on_demand_experiment_is_a_cluster_that_can_be_used_again(cloud):
 def test_what_runs_is_neither_replaced_nor_forgotten(cloud, capfd):
     assert cluster.main(["launch", "v4-8", "digits_student", OUTPUT, "--on-demand"]) == 0
     capfd.readouterr()
-    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 2
+    assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 2
     assert "trainer-digits-student still runs (UP); `sky down" in capfd.readouterr().err
     assert cluster.main(["forget"]) == 2
     assert cluster.main(["status"]) == 0
@@ -76,14 +115,17 @@ def test_what_runs_is_neither_replaced_nor_forgotten(cloud, capfd):
      ("SUCCEEDED", False), ("CANCELLED", False), ("FAILED", False), ("FAILED_SETUP", False)],
 )  # fmt: skip
 def test_a_managed_job_is_forgotten_only_when_it_has_ended(cloud, status, runs):
-    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 0
-    rows = [{"job_name": "trainer-digits-kd", "status": status}, {"job_name": "x", "status": "UP"}]
+    assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 0
+    rows = [
+        {"job_name": "trainer-digits-teacher", "status": status},
+        {"job_name": "x", "status": "UP"},
+    ]
     (cloud.folder / "sky_jobs.json").write_text(json.dumps(rows))
     assert cluster.main(["forget"]) == (2 if runs else 0)
 
 
 def test_a_skypilot_that_cannot_be_asked_forgets_nothing(cloud, capfd):
-    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 0
+    assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 0
     (cloud.folder / "sky_failure").write_text("API server is not reachable")
     assert cluster.main(["forget"]) == 2
     assert "could not be asked" in capfd.readouterr().err
@@ -92,15 +134,15 @@ def test_a_skypilot_that_cannot_be_asked_forgets_nothing(cloud, capfd):
 
 def test_a_launch_that_fails_keeps_the_name_as_something_may_have_begun(cloud):
     (cloud.folder / "sky_failure").write_text("provision failed")
-    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 1
-    assert (cloud.folder / ".cluster_name").read_text() == "job trainer-digits-kd\n"
+    assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 1
+    assert (cloud.folder / ".cluster_name").read_text() == "job trainer-digits-teacher\n"
 
 
 @needs_git
 def test_sync_ships_the_tree_to_every_host_of_the_cluster(cloud, capfd):
-    assert cluster.main(["launch", "v4-16", "digits_kd", OUTPUT, "--on-demand"]) == 0
+    assert cluster.main(["launch", "v4-16", "digits_teacher", OUTPUT, "--on-demand"]) == 0
     assert cluster.main(["sync", "--dirty", "--hosts=2"]) == 0
-    for host in ("trainer-digits-kd", "trainer-digits-kd-worker1"):
+    for host in ("trainer-digits-teacher", "trainer-digits-teacher-worker1"):
         shipped = cloud.folder / host / "sky_workdir" / "main.py"
         assert shipped.read_bytes() == (ROOT / "main.py").read_bytes()
     words = [word for call in cloud.get_calls() for word in call if call[0] in ("ssh", "scp")]
@@ -109,15 +151,15 @@ def test_sync_ships_the_tree_to_every_host_of_the_cluster(cloud, capfd):
 
 
 def test_a_managed_job_has_no_cluster_to_ship_to(cloud, capfd):
-    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT]) == 0
+    assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT]) == 0
     assert cluster.main(["sync"]) == 2
     assert "is a managed job" in capfd.readouterr().err
 
 
 @needs_git
 def test_a_host_that_refuses_is_named(cloud, capfd, monkeypatch):
-    assert cluster.main(["launch", "v4-8", "digits_kd", OUTPUT, "--on-demand"]) == 0
-    monkeypatch.setenv("STAND_IN_UNREACHABLE", "trainer-digits-kd")
+    assert cluster.main(["launch", "v4-8", "digits_teacher", OUTPUT, "--on-demand"]) == 0
+    monkeypatch.setenv("STAND_IN_UNREACHABLE", "trainer-digits-teacher")
     assert cluster.main(["sync", "--dirty"]) == 2
     assert "Connection refused" in capfd.readouterr().err
 
@@ -153,13 +195,15 @@ def test_a_value_cannot_open_a_hole():
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["launch", "v4-8", "digits_kd", "--output=runs"], "no gs:// URL"),
-        (["launch", "v4-8", "digits_kd", "--output=gs://"], "no gs:// URL"),
-        (["launch", "v4-8", "digits_kd", "--output=gs://b/r x"], "no gs:// URL"),
-        (["launch", "v4-8", "digits_kd", OUTPUT, "--disk-gib=-5"], "--disk-gib (-5)"),
-        (["launch", "v4-8", "digits_kd", OUTPUT, "--max-restarts=-1"], "--max-restarts (-1)"),
+        (["launch", "v4-8", "digits_teacher", "--output=runs"], "no gs:// URL"),
+        (["launch", "v4-8", "digits_teacher", "--output=gs://"], "no gs:// URL"),
+        (["launch", "v4-8", "digits_teacher", "--output=gs://b/r x"], "no gs:// URL"),
+        (["launch", "v4-8", "digits_teacher", OUTPUT, "--disk-gib=-5"], "--disk-gib (-5)"),
+        (["launch", "v4-8", "digits_teacher", OUTPUT, "--max-restarts=-1"], "--max-restarts (-1)"),
         (["sync", "--hosts=0"], "--hosts (0)"),
-        (["launch", "v9-8", "digits_kd", OUTPUT], "'v9-8' is not known"),
+        (["launch", "v9-8", "digits_teacher", OUTPUT], "'v9-8' is not known"),
+        (["launch", "v5litepod-7", "digits_teacher", OUTPUT], "use v5litepod-4 or v5litepod-8"),
+        (["launch", "tpu-v5e-7", "digits_teacher", OUTPUT], "v5e has no slice of 7 chips"),
         (["launch", "v4-8", "no_such", OUTPUT], "'no_such' is no file"),
         (["sync"], "nothing was started from here"),
     ],
@@ -174,8 +218,8 @@ def test_a_wrong_call_gives_one_line_and_code_2(cloud, capfd, words, text):
 def test_names_and_configs_are_found_from_the_experiment():
     assert create_job_name("kd/deit_s_token") == "trainer-deit-s-token"
     assert create_job_name("a" * 99) == f"trainer-{'a' * 32}"
-    assert find_config("configs/digits_kd.yaml") == "configs/digits_kd.yaml"
-    assert find_config("digits_kd") == "configs/digits_kd.yaml"
+    assert find_config("configs/digits_teacher.yaml") == "configs/digits_teacher.yaml"
+    assert find_config("digits_teacher") == "configs/digits_teacher.yaml"
 
 
 @pytest.mark.parametrize("folder", ["train/sky", "scripts"])

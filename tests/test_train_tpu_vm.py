@@ -44,7 +44,10 @@ def test_each_generation_has_its_runtime_version(accelerator_type, version):
     assert find_generation(accelerator_type).runtime_version == version
 
 
-@pytest.mark.parametrize("wrong", ["v5e-8", "v3-8", "-8", "v9-8", "v4", "", "v4-0", "8-v4"])
+@pytest.mark.parametrize(
+    "wrong",
+    ["v5e-8", "v3-8", "-8", "v9-8", "v4", "", "v4-0", "8-v4", "v5litepod-7", "v4-24", "v5p-320"],
+)
 def test_an_unknown_accelerator_type_is_refused(wrong):
     with pytest.raises(UserError, match="accelerator type"):
         find_generation(wrong)

@@ -31,6 +31,7 @@ class Generation:
       runtime_version: the image of its TPU VMs for PyTorch and JAX.
       counts: what the number in an accelerator type counts, cores or chips.
       one_host: largest number of an accelerator type that is a single host.
+      numbers: those that an accelerator type may have.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Generation:
     runtime_version: str = ""
     counts: str = ""
     one_host: int = 0
+    numbers: tuple[int, ...] = ()
 
     @property
     def peak_tflops(self) -> float:
@@ -57,6 +59,10 @@ class Generation:
         """Of a device."""
         return self.chip_gb_per_s / self.devices_per_chip
 
+
+# Slices of v4 and v5p are parts of a cube of 64 chips, 128 cores, or whole cubes.
+_PARTS_OF_CUBE, _CUBE = (8, 16, 32, 64), 128
+_CHIPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 # Peaks and bandwidths: Cloud TPU's pages on each generation, "Peak compute per chip (bf16)".
 # Runtime versions: its page "TPU software versions", as it stood in August 2025. PCI ids: torch_xla
@@ -76,21 +82,25 @@ GENERATIONS = {
             name="v4", chip_tflops=275.0, chip_gb_per_s=1228, devices_per_chip=2, usable_gib=15.25,
             clock_ghz=1.05, dimensions=3, pci_device="0x005e",
             prefix="v4", runtime_version="tpu-ubuntu2204-base", counts="cores", one_host=8,
+            numbers=(*_PARTS_OF_CUBE, *range(_CUBE, 8193, _CUBE)),
         ),
         Generation(
             name="v5e", chip_tflops=197.0, chip_gb_per_s=819, usable_gib=15.75,
             clock_ghz=1.50, pci_device="0x0063",
             prefix="v5litepod", runtime_version="v2-alpha-tpuv5-lite", counts="chips", one_host=8,
+            numbers=_CHIPS,
         ),
         Generation(
             name="v5p", chip_tflops=459.0, chip_gb_per_s=2765, usable_gib=95.74,
             clock_ghz=1.75, dimensions=3, pci_device="0x0062",
             prefix="v5p", runtime_version="v2-alpha-tpuv5", counts="cores", one_host=8,
+            numbers=(*_PARTS_OF_CUBE, *range(_CUBE, 12289, _CUBE)),
         ),
         Generation(
             name="v6e", chip_tflops=918.0, chip_gb_per_s=1640, usable_gib=31.25,
             clock_ghz=1.75, unit_width=256, pci_device="0x006f",
             prefix="v6e", runtime_version="v2-alpha-tpuv6e", counts="chips", one_host=8,
+            numbers=_CHIPS,
         ),
     )
 }  # fmt: skip
@@ -102,19 +112,35 @@ def find_generation(accelerator_type: str) -> Generation:
     """The row of an accelerator type.
 
     Raises:
-      UserError: no such type.
+      UserError: no such type, or no slice of that size.
     """
     found = re.fullmatch(r"([a-z0-9]+)-(\d+)", accelerator_type)
+    prefix, number = (found[1], int(found[2])) if found else ("", 0)
     for generation in LAUNCHED:
-        if found and found[1] == generation.prefix and int(found[2]) > 0:
-            return generation
-    if found and found[1] == "v5e":
-        raise UserError(
-            f"accelerator type {accelerator_type!r} is spelled v5litepod-{found[2]} by Cloud TPU"
-        )
+        if prefix in (generation.prefix, generation.name) and number > 0:
+            _check_number(accelerator_type, number, generation)
+            if prefix == generation.prefix:
+                return generation
+            raise UserError(
+                f"accelerator type {accelerator_type!r} is spelled {generation.prefix}-{number} "
+                "by Cloud TPU"
+            )
     known = ", ".join(f"{generation.prefix}-N" for generation in LAUNCHED)
     raise UserError(
         f"accelerator type {accelerator_type!r} is not known; use {known}, such as v5litepod-8"
+    )
+
+
+def _check_number(accelerator_type: str, number: int, generation: Generation) -> None:
+    """Refuse a slice that no generation has, and name those next to it."""
+    if number in generation.numbers:
+        return
+    below = [one for one in generation.numbers if one < number][-1:]
+    above = [one for one in generation.numbers if one > number][:1]
+    near = " or ".join(f"{generation.prefix}-{one}" for one in (*below, *above))
+    raise UserError(
+        f"accelerator type {accelerator_type!r} does not exist: {generation.name} has no slice of "
+        f"{number} {generation.counts}; use {near}"
     )
 
 

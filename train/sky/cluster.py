@@ -1,18 +1,22 @@
 """Runs an experiment on a TPU through SkyPilot, and remembers what was started.
 
-    python -m train.sky.cluster launch v5litepod-8 kd/deit_s_token --output gs://BUCKET/runs
+    export OUTPUT_DIR=gs://BUCKET/runs
+    python -m train.sky.cluster launch v5litepod-8 kd/deit_s_token
+    python -m train.sky.cluster launch v4-8 digits_kd -- --teacher_path gs://BUCKET/runs/RUN
     python -m train.sky.cluster {sync,status,forget}
 
 Spot machines run as a managed job: SkyPilot finds others when they are taken away, and the run goes
 on with --resume auto. --on-demand starts a cluster that stays until `sky down` ends it. The name of
 what was started stands in train/sky/.cluster_name; while it runs, nothing else is started and the
-name is not forgotten.
+name is not forgotten. Runs go to --output, the experiment's own run.output_dir if it is a bucket,
+or OUTPUT_DIR of the environment, whichever comes first. What stands behind -- is for main.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -23,21 +27,30 @@ from train.execute import ROOT, Executor
 from train.fanout import WORKER_SOURCE
 from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from train.tree import pack_tree
+from train.xla_dist import split_command
+from utils.config import load_config
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
 
 NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
-# Where SkyPilot keeps the tree on a cluster.
 _BUCKET = re.compile(r"gs://[^\s/]+(/\S*)?")
+# The name that the task has for the root of the run store, too.
+_OUTPUT = "OUTPUT_DIR"
+# Where SkyPilot keeps the tree on a cluster.
 _WORKDIR = "sky_workdir"
 _ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
+    words, flags = split_command(sys.argv[1:] if argv is None else argv)
+    parser = create_parser()
+    arguments = parser.parse_args(words)
+    if flags and arguments.verb != "launch":
+        parser.error(f"{arguments.verb} takes no words behind --: they are for main.py of a launch")
+    arguments.flags = flags
     executor = Executor(dry_run=arguments.dry_run)
     verbs = {"launch": launch, "sync": sync, "status": show_status, "forget": forget}
     return run_program(verbs[arguments.verb], arguments, executor)
@@ -51,7 +64,8 @@ def create_parser() -> argparse.ArgumentParser:
     add = launching.add_argument
     add("accelerator", help="such as v5litepod-8 or v4-8")
     add("experiment", help="a YAML below configs/, such as kd/deit_s_token")
-    add("--output", required=True, metavar="URL", help="gs:// directory of the run store")
+    add("--output", metavar="URL", help="gs:// directory of the run store (default: run.output_dir "
+        f"of the experiment if it is one, else {_OUTPUT} of the environment)")  # fmt: skip
     add("--data-root", default="", help="where the dataset is, instead of the config's data.root")
     add("--region", default="", help="of Google Cloud (default: SkyPilot looks for one)")
     add("--on-demand", action="store_true", help="a cluster that stays, instead of a spot job")
@@ -74,27 +88,26 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     Raises:
       UserError: something else still runs, or the job cannot be described.
     """
-    if not _BUCKET.fullmatch(arguments.output):
-        raise UserError(
-            f"--output ({arguments.output}) is no gs:// URL, such as gs://BUCKET/runs; a machine's "
-            "disk goes with the machine"
-        )
-    accelerator = arguments.accelerator.removeprefix("tpu-")
+    config = find_config(arguments.experiment)
+    output, origin = find_output(arguments.output, config, arguments.flags)
     job = SkyJob(
         name=create_job_name(arguments.experiment),
-        accelerator_type=accelerator,
-        config=find_config(arguments.experiment),
-        output_dir=arguments.output,
+        accelerator_type=arguments.accelerator.removeprefix("tpu-"),
+        config=config,
+        output_dir=output,
         run_id=time.strftime("sky-%Y%m%d-%H%M%S"),
         data_root=arguments.data_root,
         region=arguments.region,
         spot=not arguments.on_demand,
         disk_gib=arguments.disk_gib,
         max_restarts=arguments.max_restarts,
+        flags=tuple(arguments.flags),
     )
     text = render(job, TEMPLATE.read_text(encoding="utf-8"))
     kind = "cluster" if arguments.on_demand else "job"
     _require_free(kind, job.name, executor=executor)
+    if arguments.output is None:
+        sys.stderr.write(f"the run goes to {output}, by {origin}\n")
     if not executor.dry_run:
         (ROOT / RENDERED).parent.mkdir(exist_ok=True)
         (ROOT / RENDERED).write_text(text, encoding="utf-8")
@@ -102,6 +115,28 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
         NAME_FILE.write_text(f"{kind} {job.name}\n", encoding="utf-8")
     start = commands.sky_launch if arguments.on_demand else commands.sky_launch_managed
     return executor.call(start(job.name, RENDERED))
+
+
+def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tuple[str, str]:
+    """Where the run goes and what says so: the flag, the config's own bucket, or the environment.
+
+    The configuration is read with its flags, so that one that no machine could run is refused here.
+
+    Raises:
+      UserError: none of them is a bucket, or the configuration cannot be read.
+    """
+    own = load_config(["--config", str(ROOT / config), *flags]).run.output_dir
+    key, value = f"run.output_dir of {config}", own
+    if flag is not None:
+        key, value = "--output", flag
+    elif "://" not in own and os.environ.get(_OUTPUT):
+        key, value = _OUTPUT, os.environ[_OUTPUT]
+    if not _BUCKET.fullmatch(value):
+        raise UserError(
+            f"{key} ({value}) is no gs:// URL, and a machine's disk goes with the machine; give "
+            f"--output gs://BUCKET/runs, or once for all `export {_OUTPUT}=gs://BUCKET/runs`"
+        )
+    return value, key
 
 
 def sync(arguments: argparse.Namespace, executor: Executor) -> int:
