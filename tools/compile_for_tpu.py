@@ -165,7 +165,10 @@ def trace_and_compile(
     name, batch = compilation.config.model.name, compilation.batch
     _log(f"tracing the step of {name}, {batch} examples a device")
     given, chips = _read_sizes(options), compilation.chips
-    export = trace_alone(compilation.config, batch=batch, devices=chips, given=given)
+    export = trace_alone(
+        compilation.config, batch=batch, devices=chips, given=given,
+        chip=compilation.target.generation.name,
+    )  # fmt: skip
     _log(f"compiling for {compilation.target.name}, {compilation.chips} device(s)")
     compiled = compile_step(
         export,

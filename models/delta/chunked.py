@@ -41,7 +41,7 @@ from models.delta.decay import (
     sum_behind,
 )
 from models.delta.inputs import GATE_FLOOR, DeltaInputs, create_state, find_starts, get_state_dtype
-from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels
+from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels, settle_rule
 from models.delta.kernels_rule import (
     fits_fused,
     kernel_rule,
@@ -80,6 +80,7 @@ def chunk_delta_rule(
     Raises:
       UserError: a state of another shape, or tokens that fill no chunks and may not be padded.
     """
+    options = settle_rule(options, inputs, is_packed=segments is not None)
     if options.kernels == "pallas":
         require_kernels(inputs.v.device, inputs.v.dtype)
     state = create_state(inputs, state)

@@ -35,7 +35,7 @@ from models.delta.decay import (
     sum_to_end,
 )
 from models.delta.inputs import GATE_FLOOR, DplrInputs, create_state, find_starts, get_state_dtype
-from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels
+from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels, settle_rule
 from models.delta.layout import (
     ChunkPlan,
     CoreOptions,
@@ -66,6 +66,7 @@ def chunk_dplr(
     Raises:
       UserError: a state of another shape, or tokens that fill no chunks and may not be padded.
     """
+    options = settle_rule(options, inputs, is_packed=segments is not None)
     if options.kernels == "pallas":
         require_kernels(inputs.v.device, inputs.v.dtype)
     state = create_state(inputs, state)

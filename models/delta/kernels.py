@@ -8,21 +8,36 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
-from models.delta.kernels_bridge import Heads, Result, deal, run_kernel
+from models.delta.inputs import DeltaInputs, DplrInputs
+from models.delta.kernels_bridge import Heads, Result, deal, find_own, run_kernel
+from models.delta.kernels_choice import (
+    ATTENTION,
+    CHANNEL,
+    CHANNELS,
+    HEAD,
+    STEP,
+    Work,
+    is_cheaper,
+)
 from models.delta.kernels_flash import fits_flash
 from models.delta.kernels_walk import WalkPlan, walk_back, walk_forward
 from models.delta.layout import CoreOptions
 from utils.errors import UserError
+from utils.log import get_logger
 from utils.runtime.sequence import count_sequence_parts
-from utils.runtime.xla_kernels import has_custom_calls, takes_kernels
+from utils.runtime.xla_kernels import has_custom_calls, name_tpu, takes_kernels
 
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.kernels: auto or xla"
+# Rules by which of g, erase and write are of channels.
+_FORMS = {
+    (False, False, False): HEAD, (True, False, False): CHANNEL, (True, True, True): CHANNELS,
+}  # fmt: skip
 
 
 def choose_kernels(
@@ -39,8 +54,9 @@ def choose_kernels(
     """
     layers = [x for x in model.modules() if _has_choice(x)]
     if choice == "auto":
-        layers, is_asked = [x for x in layers if _is_cheaper(x, device)], False
-    if choice not in ("auto", "pallas") or not (is_asked or layers):
+        # Elsewhere there is nothing to settle as a layer computes.
+        _set(layers if takes_kernels(device) and has_custom_calls() else [], choice)
+    if choice != "pallas" or not (is_asked or layers):
         return
     if not layers:
         raise UserError(
@@ -54,11 +70,15 @@ def choose_kernels(
         if is_asked:
             raise
         return
+    _set(layers, choice)
+
+
+def _set(layers: Sequence[nn.Module], choice: str) -> None:
     for layer in layers:
         if isinstance(getattr(layer, "kernels", None), str):
-            layer.kernels = "pallas"
+            layer.kernels = choice
         else:
-            layer.options = replace(layer.options, kernels="pallas")
+            layer.options = replace(layer.options, kernels=choice)
 
 
 def _has_choice(layer: nn.Module) -> bool:
@@ -83,22 +103,84 @@ def _require_flash(layers: Sequence[nn.Module]) -> None:
             )
 
 
-def _is_cheaper(layer: nn.Module, device: torch.device) -> bool:
-    """Whether the compiler's bundles say so, of those that were counted (docs/delta.md).
+def settle_rule(
+    options: CoreOptions, inputs: DeltaInputs | DplrInputs, *, is_packed: bool = False
+) -> CoreOptions:
+    """Options whose kernels are no longer `auto`, for chunks of such inputs.
 
-    They were of the fused kernels alone, of heads of 128: of Gated DeltaNet and of KDA. Who says
-    how products are rounded wants XLA's form.
+    Who says how products are rounded, or walks over a sequence in parts, wants XLA's form.
     """
-    from models.delta.kimi import KimiDeltaAttention
-    from models.delta.layers import GatedDeltaNet
+    if options.kernels != "auto":
+        return options
+    is_plain = options.products == "auto" and options.parts == 1 and not is_packed
+    form = _name_form(inputs) if is_plain else None
+    batch, tokens, heads, _ = inputs.v.shape
+    shared = inputs.k.shape[2]
+    work = _describe(form, inputs.v, (batch, shared), inputs.state_shape[2:])
+    if work is not None:
+        chunk = options.fit(tokens)
+        whole, states = -(-tokens // chunk) * chunk, work.states * (heads // shared)
+        work = replace(work, states=states, tokens=whole, chunk=chunk)
+    return replace(options, kernels=_choose(work))
 
-    if not isinstance(layer, (GatedDeltaNet, KimiDeltaAttention)) or layer.widths != (128, 128):
-        return False
-    options = layer.options
-    if options.products != "auto":
-        return False
-    is_whole = options.parts == 1 == count_sequence_parts()
-    return is_whole and takes_kernels(device) and has_custom_calls()
+
+def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreOptions:
+    """The same for a step of decoding."""
+    if options.kernels != "auto":
+        return options
+    batch, heads, *widths = inputs.state_shape
+    form = None if isinstance(inputs, DplrInputs) else STEP
+    return replace(options, kernels=_choose(_describe(form, inputs.v, (batch, heads), widths)))
+
+
+def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
+    """The same for causal attention [B, H, T, D], without a mask."""
+    if kernels != "auto":
+        return kernels
+    batch, heads, tokens, width = q.shape
+    work = _describe(ATTENTION, v, (batch, heads), (width, v.shape[-1]))
+    keeps = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
+    return _choose(work and replace(work, tokens=tokens, keeps=keeps))
+
+
+def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
+    """A rule by its gates; none: nothing of it was counted."""
+    if isinstance(inputs, DplrInputs):
+        return None
+    gates = (inputs.g, inputs.erase, inputs.write)
+    return _FORMS.get(tuple(x.dim() > 3 and x.shape[-1] > 1 for x in gates))
+
+
+def _describe(
+    form: str | None, values: Tensor, dealt: tuple[int, int], widths: Sequence[int]
+) -> Work | None:
+    """What one device computes; none: kernels are not there, or nobody has counted.
+
+    Args:
+      dealt: examples and heads, which devices of a mesh share.
+    """
+    if form is None or not takes_kernels(values.device) or not _has_jax():
+        return None
+    own = find_own(*dealt) if count_sequence_parts() == 1 else None
+    if own is None:
+        return None
+    kind = str(values.dtype).removeprefix("torch.")
+    return Work(form, name_tpu(), kind, own[0] * own[1], tuple(widths))
+
+
+@cache
+def _choose(work: Work | None) -> str:
+    """xla or pallas; said once of each shape."""
+    if work is None:
+        return "xla"
+    found = "pallas" if is_cheaper(work) else "xla"
+    get_logger().info("model.kernels (auto) takes %s for %s", found, work)
+    return found
+
+
+@cache
+def _has_jax() -> bool:
+    return importlib.util.find_spec("jax") is not None
 
 
 def require_kernels(device: torch.device, dtype: torch.dtype = torch.float32) -> None:
@@ -112,7 +194,7 @@ def require_kernels(device: torch.device, dtype: torch.dtype = torch.float32) ->
             f"model.kernels (pallas) needs runtime.device=xla, and this is {device.type}; "
             f"{_WAY_OUT}"
         )
-    if importlib.util.find_spec("jax") is None:
+    if not _has_jax():
         raise UserError(
             f"model.kernels (pallas) needs jax, which is not installed here; run {_SETUP}, or "
             f"{_WAY_OUT}"

@@ -94,6 +94,22 @@ def deal(
     return found
 
 
+def find_own(examples: int, heads: int) -> tuple[int, int] | None:
+    """Of so many examples and heads those that one device computes by a kernel.
+
+    None: a mesh deals out neither, and each device would compute the whole; `heads` is as in
+    `Heads`.
+    """
+    mesh = _get_mesh()
+    if mesh is None:
+        return examples, heads
+    share, sizes = share_out(mesh, examples, heads), mesh.shape()
+    if share is None:
+        return None
+    of_examples, of_heads = (math.prod(sizes[name] for name in names) for names in share)
+    return examples // of_examples, heads // of_heads
+
+
 def _get_mesh() -> Mesh | None:
     """The run's mesh; none: there is one device."""
     import torch_xla.runtime as xr

@@ -12,7 +12,7 @@ from models.delta.backends import OWN, run_backend
 from models.delta.chunked import chunk_delta_rule
 from models.delta.dplr import chunk_dplr
 from models.delta.inputs import DeltaInputs, DplrInputs
-from models.delta.kernels import require_kernels
+from models.delta.kernels import require_kernels, settle_step
 from models.delta.kernels_step import step_rule
 from models.delta.layout import CoreOptions
 from models.delta.recurrence import recur_delta_rule, recur_dplr
@@ -214,6 +214,7 @@ def _run_step(
     inputs: DeltaInputs | DplrInputs, state: Tensor | None, options: CoreOptions
 ) -> tuple[Tensor, Tensor]:
     """One token; kernels have no way back, so that where gradients are wanted there is none."""
+    options = settle_step(options, inputs)
     if options.kernels == "pallas" and not torch.is_grad_enabled():
         require_kernels(inputs.v.device, inputs.v.dtype)
         return step_rule(inputs, state)

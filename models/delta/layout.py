@@ -18,7 +18,7 @@ from utils.errors import UserError
 from utils.runtime.sequence import count_sequence_parts
 
 _LARGEST_CHUNK = 256
-KERNELS = ("xla", "pallas")
+KERNELS = ("auto", "xla", "pallas")
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class CoreOptions:
       products: of matrices: auto (of float32, as the device multiplies it), or by parts of
         bfloat16 that are summed in float32: bfloat16 (one), bfloat16x3 (two, in three products)
         or bfloat16x6 (three, in six); nothing else is rounded.
-      kernels: xla, or pallas: the walk over chunks is a kernel and `loop` of no account.
+      kernels: xla, or pallas: the walk over chunks is a kernel and `loop` of no account; auto: that
+        of the two which costs fewer cycles for the shapes that come.
       backend: own, or a package whose kernels layers use in place of all that: fla, flash_qla or
         flashinfer.
     """

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from models.delta.kernels import settle_attention
 from models.delta.kernels_flash import attend_causally
 from models.delta.layers import CentredRmsNorm, DeltaCache, GatedDeltaNet
 from models.delta.shapes import ChunkedShape, ModelShape
@@ -146,7 +147,8 @@ class QwenAttention(nn.Module):
     """Causal attention of normalised queries and keys, with an output gate where shapes say so.
 
     Attributes:
-      kernels: xla, or pallas: flash attention.
+      kernels: xla, or pallas: flash attention; auto: that of the two which costs fewer cycles for
+        the shapes that come.
     """
 
     kernels: str = "xla"
@@ -179,7 +181,8 @@ class QwenAttention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, start: int | Tensor) -> Tensor:
         mask = create_mask(start, q, k)
-        if self.kernels == "pallas" and mask is None and q.shape[2] > 1:
+        is_whole = mask is None and q.shape[2] > 1
+        if is_whole and settle_attention(self.kernels, q, v) == "pallas":
             return attend_causally(q, k, v)
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]

@@ -76,14 +76,18 @@ def prepare_tracing(devices: int = 1) -> None:
         os.environ["CPU_NUM_DEVICES"] = str(devices)
 
 
-def trace_step(config: RunConfig) -> StepExport:
-    """Build the run's parts, let the engine make one step and give its graph."""
+def trace_step(config: RunConfig, chip: str = "") -> StepExport:
+    """Build the run's parts, let the engine make one step and give its graph.
+
+    Args:
+      chip: the TPU generation that it is for; empty: none in particular.
+    """
     from job.build import build_parts
     from job.check import check
 
     runtime = _create_tracing_runtime(config)
     job = check(config)
-    with call_kernels(), contextlib.closing(build_parts(runtime, job)) as parts:
+    with call_kernels(chip), contextlib.closing(build_parts(runtime, job)) as parts:
         runtime.updates.prepare(parts.state.optimizer)
         return _run_step(runtime, job, parts)
 

@@ -11,24 +11,30 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def call_kernels() -> Iterator[None]:
-    """Let a program be a TPU's: kernels as custom calls, which a CPU interprets, and its loops."""
+def call_kernels(chip: str = "") -> Iterator[None]:
+    """Let a program be a TPU's: kernels as custom calls, which a CPU interprets, and its loops.
+
+    Args:
+      chip: the TPU's generation, such as v5e, which says what layers compute by kernels where they
+        may choose.
+    """
     from torch_xla.experimental import custom_kernel
 
     from models.delta import blocks, kernels, kernels_bridge
     from models.patches import fused_attention
 
     users = (blocks, kernels, kernels_bridge, fused_attention)
-    held = [one.has_custom_calls for one in users], custom_kernel.trace_pallas
+    held = [one.has_custom_calls for one in users], custom_kernel.trace_pallas, kernels.name_tpu
     for one in users:
         one.has_custom_calls = lambda: True
+    kernels.name_tpu = lambda: chip
     custom_kernel.trace_pallas = _lower_kernel
     try:
         yield
     finally:
         for one, before in zip(users, held[0], strict=True):
             one.has_custom_calls = before
-        custom_kernel.trace_pallas = held[1]
+        custom_kernel.trace_pallas, kernels.name_tpu = held[1:]
 
 
 def _lower_kernel(

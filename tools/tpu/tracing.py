@@ -32,6 +32,7 @@ class TraceRequest:
       batch: examples of a step on each device.
       given: sizes of a dataset that is not here.
       answer: the file that takes the `StepExport`, or the text of a `UserError`.
+      chip: the TPU generation that the step is for.
     """
 
     config: RunConfig
@@ -39,23 +40,25 @@ class TraceRequest:
     devices: int
     given: dict[str, int]
     answer: Path
+    chip: str = ""
 
 
 def trace_alone(
-    config: RunConfig, *, batch: int, devices: int, given: dict[str, int]
+    config: RunConfig, *, batch: int, devices: int, given: dict[str, int], chip: str = ""
 ) -> StepExport:
     """The step of a run as a process traces it that has traced nothing else.
 
     Args:
       batch: examples of a step on each device.
       given: sizes of a dataset that is not here.
+      chip: the TPU generation that the step is for.
 
     Raises:
       UserError: the step cannot be traced, for a reason that the user can mend.
     """
     with tempfile.TemporaryDirectory() as folder:
         path, answer = Path(folder) / "request.pickle", Path(folder) / "answer.pickle"
-        request = TraceRequest(config, batch, devices, given, answer)
+        request = TraceRequest(config, batch, devices, given, answer, chip)
         path.write_bytes(pickle.dumps(request))
         code = run_child(CHILD, path, environment=_SETTINGS)
         if code:

@@ -100,8 +100,9 @@ class ModelSection(ConfigSection):
     )
     kernels: Literal["auto", "xla", "pallas"] = Field(
         "auto",
-        description="what walks over a delta rule's chunks: XLA's loop or a Pallas kernel; auto: "
-        "what costs fewer cycles (docs/delta.md)",
+        description="what computes a delta rule, and attention of qwen models: XLA's form or "
+        "Pallas kernels; auto: what costs a TPU fewer cycles for the shapes that a layer meets "
+        "(docs/delta.md)",
         **about(devices=_KERNELS),
     )
 

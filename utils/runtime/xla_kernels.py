@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
+
+from utils.runtime.peaks import name_hardware
 
 
 def takes_kernels(device: torch.device) -> bool:
@@ -15,6 +19,12 @@ def has_custom_calls() -> bool:
     import torch_xla.runtime
 
     return torch_xla.runtime.device_type() == "TPU"
+
+
+@cache
+def name_tpu() -> str:
+    """The generation of the TPU that programs are for, such as v5e; empty: none that tells."""
+    return name_hardware("TPU").partition(" ")[2] if has_custom_calls() else ""
 
 
 def count_chips() -> int:

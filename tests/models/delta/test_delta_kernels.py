@@ -18,7 +18,6 @@ from models.delta import (
     DeltaInputs,
     chunk_delta_rule,
     chunk_dplr,
-    kernels,
     recur_delta_rule,
     recur_dplr,
 )
@@ -197,29 +196,8 @@ def test_kernels_are_refused_where_there_are_none():
         chunk_delta_rule(create_inputs("gdn"), options=OPTIONS)
     with pytest.raises(UserError, match=r"parts \(2\) are asked for"):
         CoreOptions(kernels="pallas", parts=2)
-    with pytest.raises(UserError, match=r"kernels \('triton'\) is none of xla, pallas"):
+    with pytest.raises(UserError, match=r"kernels \('triton'\) is none of auto, xla, pallas"):
         CoreOptions(kernels="triton")
-
-
-@needs_jax
-def test_auto_takes_kernels_on_a_tpu_for_what_was_counted(monkeypatch):
-    """Whether this is a TPU is all that is made up here."""
-    monkeypatch.setattr(kernels, "has_custom_calls", lambda: True)
-    for width, found in ((128, "pallas"), (64, "xla")):
-        for name, widths in (
-            ("qwen3_5", ("linear_key_width", "linear_value_width")),
-            ("kimi_linear", ("linear_width",)),
-        ):
-            args = dict.fromkeys(widths, width)
-            model = MODELS.get(name)(16, 8, depth=1, width=32, mlp_width=32, **args)
-            choose_kernels("auto", torch.device("xla"), model)
-            options = [x.options for x in model.modules() if hasattr(x, "options")]
-            assert [x.kernels for x in options] == [found]
-            args["products"] = "bfloat16x3"
-            model = MODELS.get(name)(16, 8, depth=1, width=32, mlp_width=32, **args)
-            choose_kernels("auto", torch.device("xla"), model)
-            options = [x.options for x in model.modules() if hasattr(x, "options")]
-            assert [(x.kernels, x.products) for x in options] == [("xla", "bfloat16x3")]
 
 
 def create_layers(width: int, kernels: str) -> torch.nn.Sequential:

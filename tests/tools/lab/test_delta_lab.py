@@ -17,7 +17,7 @@ from models.delta.backends import BACKENDS
 from store.trends import find_trends, read_reports
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
-from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs
+from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs, create_typed
 from tools.lab.delta.report import draw, find_crossings, read_rows
 from utils.errors import UserError
 
@@ -103,6 +103,14 @@ def test_the_name_that_people_know_runs_it_and_keeps_what_it_found(tmp_path):
     assert (tmp_path / "r.png").stat().st_size > 1000
 
 
+def test_inputs_have_the_types_that_layers_hand_on():
+    """Of attention all are those of values."""
+    wide, narrow = torch.float32, torch.bfloat16
+    for variant, types in (("gdn", [wide, wide, narrow]), ("attention", [narrow] * 3)):
+        found = create_typed(replace(CASE, variant=variant, tokens=8), "layers")
+        assert [x.dtype for x in found[:3]] == types
+
+
 def test_a_package_takes_the_place_of_chunks_alone():
     """What it has no kernel for is not timed under its name."""
     assert tuple(BACKENDS) == tool.PACKAGES
@@ -131,6 +139,7 @@ def test_a_report_without_rows_is_refused(report, tmp_path):
      (["--earlier", "README.md"], "--earlier (README.md) cannot be read"),
      (["--earlier", "schemas/artifacts.json"], "--earlier (schemas/artifacts.json) is no report"),
      (["--form", "fla"], "--form fla runs on NVIDIA GPUs, not on cpu"),
+     (["--types", "layers"], "--types layers is for the project's own forms, compiled for TPUs"),
      (["--decode-batches", "0"], "--decode-batches (0)"),
      (["--time-limit", "0"], "--time-limit (0)"),
      (["--picture", "p.txt"], "--picture ('p.txt') must end with one of .png"),

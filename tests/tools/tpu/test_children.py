@@ -54,7 +54,8 @@ sys.path[0] = {root!r}
 from pathlib import Path
 request = pickle.loads(Path(sys.argv[1]).read_bytes())
 seed = os.environ["PYTHONHASHSEED"]
-answer = (os.getpid(), seed, request.config.train.accumulate_steps, request.batch, request.given)
+answer = (os.getpid(), seed, request.config.train.accumulate_steps, request.batch, request.given,
+          request.chip)
 if request.devices > 1:
     answer = "no such mesh"
 request.answer.write_bytes(pickle.dumps(answer))
@@ -66,9 +67,11 @@ def test_every_step_is_traced_in_a_process_of_its_own(tmp_path, monkeypatch):
     child.write_text(TRACE_CHILD.format(root=str(ROOT)))
     monkeypatch.setattr(tracing, "CHILD", child)
     config = create_config(tmp_path, "--train.accumulate_steps=2")
-    first, second = (tracing.trace_alone(config, batch=8, devices=1, given={"a": 3}) for _ in "ab")
+    first, second = (
+        tracing.trace_alone(config, batch=8, devices=1, given={"a": 3}, chip="v5e") for _ in "ab"
+    )
     assert first[0] != second[0]
-    assert first[1:] == second[1:] == ("0", 2, 8, {"a": 3})
+    assert first[1:] == second[1:] == ("0", 2, 8, {"a": 3}, "v5e")
     with pytest.raises(UserError, match="no such mesh"):
         tracing.trace_alone(config, batch=8, devices=2, given={})
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from store.environment import read_environment
 from store.trends import FOLDER, keep_report
 from tools.lab.costing import choose_target
-from tools.lab.delta.cases import ATTENTION, MODES, VARIANTS, LabCase, check_case
+from tools.lab.delta.cases import ATTENTION, MODES, TYPES, VARIANTS, LabCase, check_case
 from tools.lab.delta.report import (
     describe_case,
     describe_cost,
@@ -83,10 +83,12 @@ def create_parser() -> argparse.ArgumentParser:
     add("--chunk", type=int, default=64, help="tokens of a chunk")
     add("--solver", default="auto", help="auto, triangular_solve, ladder16 or rows")
     add("--loop", default="auto", choices=("auto", "scan", "blocks", "unrolled"),
-        help="over chunks; auto: as models have it")  # fmt: skip
+        help="over chunks, or attention's queries; auto: as models have it")  # fmt: skip
     add("--products", default="auto", help="of matrices: auto, bfloat16, bfloat16x3 or bfloat16x6")
     add("--precision", default="default", choices=("default", "high", "highest"),
         help="of float32 products on a TPU: 1, 3 or 6 passes of bfloat16")  # fmt: skip
+    add("--types", default="bfloat16", choices=tuple(TYPES), help="of inputs on a TPU that is "
+        "compiled for; layers: q and k of rules in float32, as models hand them on")  # fmt: skip
     add("--repeats", type=int, default=5, help="executions that count, behind two that do not")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--json", type=Path, help="write the report here")
@@ -152,6 +154,11 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
         raise UserError(f"--time-limit ({options.time_limit:g}) must be above 0 seconds")
     if "jax_reference" in options.form and target is None:
         raise UserError("--form jax_reference is compiled for TPUs alone; give --on v5e or v6e")
+    if options.types != "bfloat16" and (target is None or "jax_reference" in options.form):
+        raise UserError(
+            f"--types {options.types} is for the project's own forms, compiled for TPUs; leave it "
+            "out, or give --on v5e and --form xla or pallas"
+        )
     if "pallas" in options.form and options.on in ("cpu", "cuda"):
         raise UserError(f"--form pallas runs on XLA, not on {options.on}; give --on xla or v5e")
     for form in options.form:
@@ -202,8 +209,9 @@ def _measure(
         place = open_device("xla") if is_there else torch.device("cpu")
         errors = check_program(shrink(case), core, place)
         cost, fallbacks = compiling.compile_in_torch(
-            case, core, target, precision=options.precision, time_limit_s=limit
-        )
+            case, core, target, precision=options.precision, types=options.types,
+            time_limit_s=limit,
+        )  # fmt: skip
     found = describe_cost(case, cost, target.generation, fallbacks)
     return found | describe_errors(errors, "cpu")
 

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 MODES = ("forward", "both", "decode")
 ATTENTION, RWKV = "attention", "rwkv7"
+# Types of a rule's q and k, and of all other values; of attention all are the latter.
+TYPES = {
+    "bfloat16": ("bfloat16", "bfloat16"), "layers": ("float32", "bfloat16"),
+    "float32": ("float32", "float32"),
+}  # fmt: skip
 _UNBOUNDED_DECAY = -0.606531
 
 
@@ -151,6 +156,16 @@ def create_inputs(case: LabCase, dtype: torch.dtype, *, seed: int = 0) -> list[T
     erase = torch.sigmoid(normal(count, heads, width) if rule.erase else normal(count, heads))
     found = [q.to(dtype), k.to(dtype), normal(count, heads, width).to(dtype), g, erase]
     return [*found, torch.sigmoid(normal(count, heads, width))] if rule.write else found
+
+
+def create_typed(case: LabCase, types: str) -> list[Tensor]:
+    """The same of the types that a name in `TYPES` stands for."""
+    import torch
+
+    of_keys, of_values = (getattr(torch, one) for one in TYPES[types])
+    found = create_inputs(case, of_values)
+    count = 0 if case.variant in (ATTENTION, RWKV) else 2
+    return [*(x.to(of_keys) for x in found[:count]), *found[count:]]
 
 
 def bind(case: LabCase, tensors: list[Tensor]) -> DeltaInputs | DplrInputs:

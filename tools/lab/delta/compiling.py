@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.lab.costing import CompiledCost, compile_program, export_in_jax, run_in_jax
-from tools.lab.delta.cases import RULES, LabCase, create_inputs
+from tools.lab.delta.cases import RULES, LabCase, create_inputs, create_typed
 from tools.lab.delta.forms import add_extra, create_program, recur
 from tools.lab.delta.judging import Errors, find_error
 from tools.tpu.kernels import call_kernels
@@ -32,12 +32,15 @@ def resolve_loop(case: LabCase, options: CoreOptions) -> CoreOptions:
     return replace(options, loop="blocks") if is_theirs and options.loop == "auto" else options
 
 
-def export_in_torch(case: LabCase, options: CoreOptions, precision: str) -> tuple[bytes, list[str]]:
+def export_in_torch(
+    case: LabCase, options: CoreOptions, precision: str, types: str = "bfloat16"
+) -> tuple[bytes, list[str]]:
     """The program's artifact, and the operators that would run on the host.
 
     Args:
       precision: of float32 products on the matrix unit: default (one pass of bfloat16), high
         (three) or highest (six).
+      types: of inputs.
     """
     import torch
     import torch_xla
@@ -46,7 +49,7 @@ def export_in_torch(case: LabCase, options: CoreOptions, precision: str) -> tupl
 
     torch_xla.backends.set_mat_mul_precision(precision)
     device = torch_xla.device()
-    given = [x.to(device) for x in add_extra(case, create_inputs(case, torch.bfloat16))]
+    given = [x.to(device) for x in add_extra(case, create_typed(case, types))]
     torch_xla.sync()
     metrics.clear_all()
     calls = call_kernels() if options.kernels == "pallas" else contextlib.nullcontext()
@@ -58,10 +61,16 @@ def export_in_torch(case: LabCase, options: CoreOptions, precision: str) -> tupl
 
 
 def compile_in_torch(
-    case: LabCase, options: CoreOptions, target: Target, *, precision: str, time_limit_s: float
+    case: LabCase,
+    options: CoreOptions,
+    target: Target,
+    *,
+    precision: str,
+    types: str,
+    time_limit_s: float,
 ) -> tuple[CompiledCost, list[str]]:
     """What the project's own form costs."""
-    artifact, fallbacks = export_in_torch(case, options, precision)
+    artifact, fallbacks = export_in_torch(case, options, precision, types)
     return compile_program(artifact, target, time_limit_s=time_limit_s), fallbacks
 
 

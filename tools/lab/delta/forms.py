@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tools.lab.delta.cases import ATTENTION, RWKV, LabCase, bind
@@ -59,7 +60,9 @@ def _create_forward(case: LabCase, options: CoreOptions) -> Callable[[list[Tenso
     from models.delta.backends import OWN, run_backend
 
     if case.variant == ATTENTION:
-        return _attend_by_kernels if options.kernels == "pallas" else _attend
+        if options.kernels == "pallas":
+            return _attend_by_kernels
+        return partial(_attend, whole=options.loop == "auto")
     if options.backend != OWN:
         return lambda tensors: run_backend(options.backend, bind(case, tensors), None)[0]
     rule = chunk_dplr if case.variant == RWKV else chunk_delta_rule
@@ -97,7 +100,7 @@ def _attend_by_kernels(tensors: list[Tensor]) -> Tensor:
 
 
 def _attend(tensors: list[Tensor], *, whole: bool = False, causal: bool = True) -> Tensor:
-    """Causal attention [B, T, H, D], on an accelerator with a kernel by it, else block by block."""
+    """Causal attention [B, T, H, D], as models have it (a GPU by its kernel), or block by block."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

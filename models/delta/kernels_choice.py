@@ -1,0 +1,89 @@
+"""Whether Pallas kernels cost fewer cycles than XLA's form, by the shapes that a layer meets.
+
+Pure: numbers in, an answer out, so that the same shape has the same answer in every step, in
+training, in generation and where a step is compiled for a TPU that is not here. Both forms of each
+kind of work were compiled and their bundles counted; the pairs, their commands, date and versions
+stand in docs/delta.md (Kernels). What was not counted is XLA's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Rules by their gates: all of a head; g of channels; g, erase and write of channels.
+HEAD, CHANNEL, CHANNELS = "gates of heads", "gates of channels", "all gates of channels"
+STEP, ATTENTION = "a step of decoding", "attention"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one device computes of a layer at once.
+
+    Attributes:
+      form: a rule by its gates, a step or attention.
+      chip: the TPU's generation; empty: not known.
+      dtype: of values, such as bfloat16.
+      states: examples x heads, of values or queries.
+      widths: channels of a head of keys and of one of values.
+      tokens: of a sequence, in whole chunks where there are some; updates of a token count each.
+      chunk: tokens of a chunk; 0: there are none.
+      keeps: a backward pass follows.
+    """
+
+    form: str
+    chip: str
+    dtype: str
+    states: int
+    widths: tuple[int, int]
+    tokens: int = 1
+    chunk: int = 0
+    keeps: bool = False
+
+    def __str__(self) -> str:
+        keys, values = self.widths
+        chip, end = self.chip or "an unknown TPU", " and gradients" if self.keeps else ""
+        sizes = f"{self.states} heads of {keys} and {values} channels, {self.tokens} tokens"
+        return f"{self.form} on {chip}: {sizes} of {self.dtype}{end}"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """From where on kernels cost less; all larger pairs that were counted say so, too.
+
+    Attributes:
+      tokens, states: at least.
+      keeps: with a backward pass, or without one; none: both.
+    """
+
+    form: str
+    chips: tuple[str, ...]
+    tokens: int = 1
+    states: int = 1
+    keeps: bool | None = None
+    widths: tuple[tuple[int, int], ...] = ((128, 128),)
+    chunks: tuple[int, ...] = (0,)
+    dtypes: tuple[str, ...] = ("bfloat16",)
+
+    def holds(self, work: Work) -> bool:
+        """Whether it says that kernels cost less."""
+        is_large = work.tokens >= self.tokens and work.states >= self.states
+        is_meant = work.form == self.form and self.keeps in (None, work.keeps)
+        return is_large and is_meant and self._was_counted(work)
+
+    def _was_counted(self, work: Work) -> bool:
+        is_known = work.chip in self.chips and work.dtype in self.dtypes
+        return is_known and work.widths in self.widths and work.chunk in self.chunks
+
+
+FACTS: tuple[Fact, ...] = (
+    Fact(HEAD, ("v5e",), tokens=64, states=4, chunks=(64,)),
+    Fact(CHANNEL, ("v5e",), tokens=128, states=4, chunks=(64,)),
+    Fact(STEP, ("v5e",), states=64),
+    Fact(ATTENTION, ("v5e",), tokens=512, states=16, keeps=False),
+    Fact(ATTENTION, ("v5e",), tokens=1024, states=16, keeps=True),
+)
+
+
+def is_cheaper(work: Work) -> bool:
+    """Whether kernels cost fewer cycles than XLA's form."""
+    return any(fact.holds(work) for fact in FACTS)

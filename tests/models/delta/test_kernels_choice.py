@@ -1,0 +1,172 @@
+"""`model.kernels: auto`: a layer computes by kernels where these cost less for what it meets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from models.delta import CoreOptions, DeltaInputs, chunked, kernels, kernels_bridge, layers, qwen
+from models.delta.kernels import choose_kernels, settle_rule
+from models.delta.kernels_choice import FACTS, Work, is_cheaper
+from models.factory import MODELS
+from tests.models.delta.test_delta_kernels import create_wide, needs_jax
+from tests.models.delta.variants import create_inputs, rebuild
+from tools.tpu.kernels import call_kernels
+
+RULE_WIDTHS = dict.fromkeys(("linear_key_width", "linear_value_width"), 128)
+
+
+@pytest.fixture
+def met(monkeypatch) -> list[tuple[str, int]]:
+    """Kernels that layers take, and tokens; that this is a v5e, and what they give, is made up."""
+    monkeypatch.setattr(kernels, "has_custom_calls", lambda: True)
+    monkeypatch.setattr(kernels, "name_tpu", lambda: "v5e")
+    found: list[tuple[str, int]] = []
+
+    def attend(q, k, v):
+        found.append(("attention", q.shape[2]))
+        return q + v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
+
+    def compute(parts, state, chunk, keep):
+        found.append(("rule", parts[2].shape[1]))
+        return parts[2] + 0, state, state, state + 0
+
+    def step(inputs, state):
+        found.append(("step", inputs.v.shape[0]))
+        return inputs.v + 0, torch.zeros(inputs.state_shape, device=inputs.v.device)
+
+    monkeypatch.setattr(qwen, "attend_causally", attend)
+    monkeypatch.setattr(chunked, "kernel_rule", compute)
+    monkeypatch.setattr(layers, "step_rule", step)
+    return found
+
+
+def create_model() -> torch.nn.Module:
+    """A rule of four heads and attention of sixteen, all of 128, on XLA."""
+    model = MODELS.get("qwen3_5")(
+        16, 8, depth=2, full_every=2, width=16, mlp_width=16, heads=16, kv_heads=2,
+        head_width=128, linear_key_heads=2, linear_value_heads=4, **RULE_WIDTHS,
+    ).to("xla").to(torch.bfloat16)  # fmt: skip
+    choose_kernels("auto", torch.device("xla"), model)
+    return model
+
+
+def create_there() -> DeltaInputs:
+    """Inputs of Gated DeltaNet, four heads of values of 128, on XLA."""
+    inputs, _ = create_wide(torch.bfloat16, 512)
+    return rebuild(inputs, lambda x: torch.cat([x, x], dim=2).to("xla"))
+
+
+def run(model: torch.nn.Module, batch: int, tokens: int) -> None:
+    model(torch.zeros(batch, tokens, dtype=torch.int32, device="xla"))
+
+
+@needs_jax
+@pytest.mark.xla
+def test_layers_follow_the_tokens_that_they_meet(met):
+    """The model's own layers; with gradients attention pays later than without."""
+    model = create_model()
+    run(model, 1, 16)
+    assert met == []
+    run(model, 1, 512)
+    assert met == [("rule", 512)]
+    with torch.no_grad():
+        run(model, 1, 512)
+    run(model, 1, 2048)
+    assert met[1:] == [("rule", 512), ("attention", 512), ("rule", 2048), ("attention", 2048)]
+    # The same shape has the same answer in every step.
+    run(model, 1, 2048)
+    assert met[3:] == met[3:5] * 2
+
+
+@needs_jax
+@pytest.mark.xla
+def test_a_step_of_decoding_follows_the_sequences_that_it_meets(met):
+    """Whole prompts go by tokens; attention has no kernel for a step."""
+    model = create_model()
+    for batch in (1, 16):
+        cache = model.create_cache()
+        with torch.no_grad():
+            for tokens in (3, 1):
+                model(torch.zeros(batch, tokens, dtype=torch.int32, device="xla"), cache)
+    assert met == [("step", 16)]
+
+
+@needs_jax
+@pytest.mark.xla
+def test_what_was_not_counted_is_left_to_xla(met):
+    """Packed sequences, heads, chunks and types of other sizes, asked-for products, other rules."""
+    narrow = rebuild(create_inputs("gdn"), lambda x: x.to("xla"))
+    wide = create_there()
+    auto = CoreOptions(chunk=64, kernels="auto")
+    assert settle_rule(auto, wide).kernels == "pallas"
+    assert settle_rule(auto, wide, is_packed=True).kernels == "xla"
+    assert settle_rule(auto, narrow).kernels == "xla"
+    of_kernels = {"products": "bfloat16x3", "parts": 2, "chunk": 16}
+    for name, value in of_kernels.items():
+        assert settle_rule(replace(auto, **{name: value}), wide).kernels == "xla", name
+    rwkv = rebuild(create_inputs("rwkv7"), lambda x: x.to("xla"))
+    assert settle_rule(auto, rwkv).kernels == "xla"
+    there = rebuild(wide, lambda x: x.double())
+    assert settle_rule(auto, there).kernels == "xla"
+    here = rebuild(wide, lambda x: x.cpu())
+    assert settle_rule(auto, here).kernels == "xla"
+
+
+def test_elsewhere_layers_stay_as_they_are():
+    """So that nothing is settled, and no jax imported, on a CPU, a GPU, or XLA's CPU."""
+    for device in ("cpu", "cuda", "xla"):
+        model = MODELS.get("qwen3_5")(16, 8, depth=2, full_every=2, **RULE_WIDTHS)
+        choose_kernels("auto", torch.device(device), model)
+        first, second = model.model.layers
+        assert (first.linear_attn.options.kernels, second.self_attn.kernels) == ("xla", "xla")
+
+
+@pytest.mark.parametrize("fact", FACTS, ids=str)
+def test_a_fact_holds_from_its_least_shape_on(fact):
+    """And of no chip, type, width or chunk but its own."""
+    least = Work(
+        fact.form, fact.chips[0], fact.dtypes[0], fact.states, fact.widths[0],
+        tokens=fact.tokens, chunk=fact.chunks[0], keeps=bool(fact.keeps),
+    )  # fmt: skip
+    assert is_cheaper(least)
+    assert is_cheaper(replace(least, tokens=4 * fact.tokens, states=8 * fact.states))
+    for changes in (
+        {"tokens": fact.tokens - 1}, {"states": fact.states - 1}, {"chip": ""}, {"chip": "v3"},
+        {"dtype": "float64"}, {"widths": (96, 96)}, {"chunk": 16},
+    ):  # fmt: skip
+        assert not is_cheaper(replace(least, **changes)), changes
+
+
+def test_a_device_of_a_mesh_counts_its_own_share(monkeypatch):
+    """And takes no kernel where it would compute what all others compute, too."""
+    mesh = SimpleNamespace(shape=lambda: {"data": 4, "fsdp": 2})
+    monkeypatch.setattr(kernels_bridge, "_get_mesh", lambda: mesh)
+    assert kernels_bridge.find_own(8, 3) == (1, 3)
+    assert kernels_bridge.find_own(4, 6) == (1, 3)
+    assert kernels_bridge.find_own(2, 3) is None
+    monkeypatch.setattr(kernels_bridge, "_get_mesh", lambda: None)
+    assert kernels_bridge.find_own(2, 3) == (2, 3)
+
+
+@needs_jax
+@pytest.mark.xla
+def test_a_mesh_decides_what_a_layer_takes(met, monkeypatch):
+    wide = create_there()
+    shares = {(1, 2): "pallas", None: "xla", (1, 1): "xla"}
+    for share, found in shares.items():
+        monkeypatch.setattr(kernels, "find_own", lambda *dealt, share=share: share)
+        assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == found
+
+
+@needs_jax
+@pytest.mark.xla
+def test_a_step_compiled_for_a_tpu_that_is_not_here_is_that_of_its_chip():
+    wide = create_there()
+    for chip, found in (("v5e", "pallas"), ("v3", "xla"), ("", "xla")):
+        with call_kernels(chip):
+            assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == found
+    assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == "xla"
