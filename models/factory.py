@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from contextlib import nullcontext
 from pathlib import Path
+from types import FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import timm
@@ -12,7 +15,7 @@ from torch import Tensor, nn
 
 from models.lora import adapt
 from models.widened import widen
-from utils.errors import UserError, get_near_names
+from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
 from utils.registry import Registry
 from utils.weights import (
@@ -30,6 +33,10 @@ if TYPE_CHECKING:
     from utils.config.sections import ModelSection
 
 MODELS = Registry("model")
+# What a task gives a model, and sections of the configuration under names of their own.
+_OF_TASK = ("num_classes", "vocab_size", "sequence_length", "num_inputs", "statistics")
+_KEYS = {"img_size": "image_size", "drop_path_rate": "drop_path_rate", "drop_rate": "drop_rate"}
+_UNKNOWN = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
 def find_model_name(name: str, key: str = "model.name") -> str:
@@ -153,6 +160,7 @@ def build_model(
                 return timm.create_model(name, pretrained=pretrained, **arguments)
     except (TypeError, AssertionError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        _refuse_unknown(error, name, arguments, key)
         # Statistics of the data are many numbers, and never what is wrong.
         shown = {name: value for name, value in arguments.items() if name != "statistics"}
         raise UserError(
@@ -177,3 +185,30 @@ def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path
     path = folder / EXPORT_FILE
     write_weights(path, merge_adapters(tensors), facts)
     return path
+
+
+def _refuse_unknown(error: Exception, name: str, arguments: dict[str, Any], key: str) -> None:
+    """Name the key of an argument that the model's code does not know, and those that it does."""
+    found = _UNKNOWN.match(str(error))
+    if found is None or found[2] not in arguments or found[2] in _OF_TASK:
+        return
+    wrong, own = found[2], _KEYS.get(found[2], f"args.{found[2]}")
+    known = [] if wrong in _KEYS else _list_arguments(error.__traceback__, found[1])
+    place = f"model.{own}" if key == "model" else f"{key}: its argument {wrong}"
+    hint = f"; {get_hint(wrong, known)}" if known else "; leave it out"
+    raise UserError(f"{place} ({arguments[wrong]!r}) is no argument of {name!r}{hint}") from error
+
+
+def _list_arguments(trace: TracebackType | None, refused: str) -> list[str]:
+    """What the class or function that refused takes, by the names where it was called."""
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return []
+    names = {**trace.tb_frame.f_globals, **trace.tb_frame.f_locals}
+    refused = refused.removesuffix(".__init__")
+    called = [one for one in names.values()
+              if isinstance(one, type | FunctionType) and one.__qualname__ == refused]  # fmt: skip
+    takes = inspect.signature(called[0]).parameters.values() if called else ()
+    return [one.name for one in takes if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+            and one.name not in _OF_TASK]  # fmt: skip

@@ -88,10 +88,15 @@ def parse_sequence_name(name: str) -> SequenceShape:
     shape, given = SequenceShape(kind), set[str]()
     for term in terms:
         match = _TERM.match(term)
-        if match is None or match[1] == "kind" or not hasattr(shape, match[1]) or match[2] == "0":
+        if match is None or match[1] == "kind" or not hasattr(shape, match[1]):
             raise UserError(
                 f"data.name ({name}): {term!r} does not describe a sequence; write for example "
                 "copy,symbols=8,num_examples=20000,num_held_out=1000"
+            )
+        if int(match[2]) == 0:
+            raise UserError(
+                f"data.name ({name}): {match[1]} (0) must be at least 1; raise it, or leave the "
+                "term out"
             )
         if match[1] in given:
             raise UserError(f"data.name ({name}): {match[1]} stands there twice; leave one out")

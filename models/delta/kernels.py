@@ -66,6 +66,7 @@ def choose_kernels(
     try:
         require_kernels(device)
         _require_flash(layers)
+        _require_own_products(layers)
     except UserError:
         if is_asked:
             raise
@@ -85,6 +86,21 @@ def _has_choice(layer: nn.Module) -> bool:
     """Whether a layer may compute by kernels: rules say so in `options`, attention in `kernels`."""
     of_rule = isinstance(getattr(layer, "options", None), CoreOptions)
     return of_rule or isinstance(getattr(layer, "kernels", None), str)
+
+
+def _require_own_products(layers: Sequence[nn.Module]) -> None:
+    """That nobody says how a layer's products are rounded: kernels multiply by parts of their own.
+
+    Raises:
+      UserError: somebody does.
+    """
+    for layer in layers:
+        products = getattr(getattr(layer, "options", None), "products", "auto")
+        if products != "auto":
+            raise UserError(
+                "model.kernels (pallas) multiply by parts of their own, and model.args.products "
+                f"({products}) asks for others; leave model.args.products out, or {_WAY_OUT}"
+            )
 
 
 def _require_flash(layers: Sequence[nn.Module]) -> None:

@@ -137,7 +137,8 @@ def test_a_window_is_a_function_of_split_and_index_alone():
         ),
         ("copy", 2, r"make it a multiple of 2, 4 or more"),
         ("counting,strides=9", 8, r"strides \(9\) exceeds symbols \(8\)"),
-        ("copy,symbols=0", 8, "'symbols=0' does not describe a sequence"),
+        ("copy,symbols=0", 8, r"symbols \(0\) must be at least 1"),
+        ("copy,answers=0", 8, r"answers \(0\) must be at least 1; raise it, or leave"),
         (
             "dyck,answers=1",
             8,

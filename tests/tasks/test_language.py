@@ -135,7 +135,10 @@ def test_counts_leave_padding_out(tmp_path):
         (("--model.args.tied=maybe",), "model.args.tied ('maybe') must be true or false"),
         *(((f"--model.args.rope_base={value}",), f"model.args.rope_base ({shown}) must be a number")
           for value, shown in (("0", "0"), ("-5", "-5"), (".inf", "inf"), ("far", "'far'"))),
-        (("--model.args.dept=3",), "unexpected keyword argument 'dept'"),
+        (("--model.args.dept=3",), "model.args.dept (3) is no argument of 'transformer'; did you "
+         "mean 'depth'"),
+        (("--model=qwen3_5", "--model.args={chunks: 16}"), "model.args.chunks (16) is no argument "
+         "of 'qwen3_5'; did you mean 'chunk'"),
         (("--mixup=0.5",), "train.mixup_alpha (0.5) means nothing to train.task=language"),
     ],
 )  # fmt: skip
