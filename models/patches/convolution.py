@@ -1,4 +1,4 @@
-"""Convolutions with their weight held as HWIO, and BatchNorm that stays in the compute type."""
+"""Convolutions with their weight held as HWIO; BatchNorm in the compute type."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import BatchNormAct2d, LayerNorm2d
+from timm.layers import (
+    BatchNormAct2d,
+    LayerNorm2d,
+    ScaledStdConv2d,
+    ScaledStdConv2dSame,
+    pad_same,
+)
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -17,6 +23,8 @@ from utils.runtime.parts import count_parts, deal_out, get_parts, spread_rows
 
 # Permutations of a weight between the order of files and the order on the device.
 TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)
+# Channels that a row of the vector and of the matrix unit holds.
+_LANES = 128
 
 
 class HwioWeight:
@@ -29,6 +37,7 @@ class HwioWeight:
 
     file_order = TO_OIHW
     fp32_weight_gradient = False
+    joined_groups = 1  # that are computed as one
 
     def forward(self, x: Tensor) -> Tensor:
         held = self._parameters["weight"]
@@ -47,11 +56,14 @@ class HwioWeight:
         dtype = get_compute_dtype(x)
         # A class that computes its weight from the parameter is left to autograd.
         apart = get_parts(getattr(weight, "held", None), x.shape[0])
-        fp32_result = self.fp32_weight_gradient
+        fp32_result, joined = self.fp32_weight_gradient, self.joined_groups
         with without_autocast(x):
-            shape = (self.stride, self.padding, self.dilation, self.groups)
+            shape = (self.stride, self.padding, self.dilation, self.groups // joined)
+            weight = join_groups(weight, self.groups, joined)
             if fp32_result or apart is not None:
                 seen = None if apart is None else apart.permute(0, *(d + 1 for d in TO_OIHW))
+                if seen is not None:
+                    seen = join_groups(seen, self.groups, joined)
                 result = _Convolution.apply(x.to(dtype), weight, seen, fp32_result, *shape)
             else:
                 result = functional.conv2d(x.to(dtype), weight.to(dtype), None, *shape)
@@ -82,6 +94,62 @@ def hold_as_hwio(conv: nn.Conv2d) -> None:
     with torch.no_grad():
         held = weight.permute(TO_HWIO).contiguous()
     conv.weight = nn.Parameter(held, requires_grad=weight.requires_grad)
+
+
+def count_joined_groups(conv: nn.Conv2d) -> int:
+    """Groups of a convolution that are cheaper side by side as one.
+
+    All of them where they fit into the lanes together, else as many as fill these: what is cut off
+    beside a multiple of them is copied. Where each channel is a group of its own, the vector unit
+    multiplies and nothing is gained.
+    """
+    into, out = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+    if into == 1:
+        return 1
+    if max(conv.in_channels, conv.out_channels) <= _LANES:
+        return conv.groups
+    fills = into == out and _LANES % into == 0 and conv.in_channels % _LANES == 0
+    return _LANES // into if fills else 1
+
+
+def join_groups(weight: Tensor, groups: int, joined: int) -> Tensor:
+    """A weight [..., O, I, H, W] as that of fewer groups, [..., O, joined * I, H, W].
+
+    What a channel does not see has weights of zero, so sums are what they were; where
+    groups share nothing the compiler gives them an axis of their own, and copies to and from it.
+    """
+    if joined == 1:
+        return weight
+    out = weight.shape[-4]
+    place = torch.arange(out, device=weight.device) // (out // groups) % joined
+    is_own = place[:, None] == torch.arange(joined, device=weight.device)
+    spread = torch.where(is_own[..., None, None, None], weight.unsqueeze(-4), 0.0)
+    result = spread.flatten(-4, -3)
+    result.held = getattr(weight, "held", None)
+    return result
+
+
+class StandardisedConv2d:
+    """Mixed into timm's convolutions of standardised weights, whose own code passes groups by."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if getattr(self, "same_pad", False):
+            x = pad_same(x, self.kernel_size, self.stride, self.dilation)
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        gain = (self.gain * self.scale).view(-1)
+        # As timm writes it: statistics of each row.
+        rows = functional.batch_norm(
+            rows, None, None, weight=gain, training=True, momentum=0.0, eps=self.eps
+        )
+        return self._conv_forward(x, rows.reshape_as(self.weight), self.bias)
+
+
+class XlaScaledStdConv2d(StandardisedConv2d, ScaledStdConv2d):
+    """NFNet's."""
+
+
+class XlaScaledStdConv2dSame(StandardisedConv2d, ScaledStdConv2dSame):
+    """NFNet's with TensorFlow's padding."""
 
 
 class _Convolution(torch.autograd.Function):

@@ -18,6 +18,8 @@ from timm.layers import (
     LayerNorm2d,
     LayerScale,
     PatchEmbed,
+    ScaledStdConv2d,
+    ScaledStdConv2dSame,
 )
 from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Block as BeitBlock
@@ -43,6 +45,9 @@ from models.patches.convolution import (
     XlaBatchNorm2d,
     XlaBatchNormAct2d,
     XlaLayerNorm2d,
+    XlaScaledStdConv2d,
+    XlaScaledStdConv2dSame,
+    count_joined_groups,
     hold_as_hwio,
 )
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
@@ -185,11 +190,20 @@ def patch_batch_norm(model: nn.Module) -> None:
 
 def patch_convolution(model: nn.Module) -> None:
     """Weights of convolutions as HWIO on the device."""
+    _swap(model, {ScaledStdConv2d: XlaScaledStdConv2d,
+                  ScaledStdConv2dSame: XlaScaledStdConv2dSame})  # fmt: skip
     embeddings = {id(one.proj) for one in model.modules() if isinstance(one, PatchEmbed)}
     for module in list(model.modules()):
         is_new = isinstance(module, nn.Conv2d) and not isinstance(module, HwioWeight)
         if is_new and id(module) not in embeddings:
             hold_as_hwio(module)
+
+
+def patch_grouped_convolution(model: nn.Module) -> None:
+    """Narrow groups of a convolution side by side as one, where its weight lies as HWIO."""
+    for module in model.modules():
+        if isinstance(module, HwioWeight):
+            module.joined_groups = count_joined_groups(module)
 
 
 PATCHES: dict[str, Callable[[nn.Module], None]] = {
@@ -203,6 +217,7 @@ PATCHES: dict[str, Callable[[nn.Module], None]] = {
     "head_tokens": patch_head_tokens,
     "batch_norm": patch_batch_norm,
     "convolution": patch_convolution,
+    "grouped_convolution": patch_grouped_convolution,
 }
 
 
