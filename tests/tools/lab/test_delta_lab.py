@@ -18,6 +18,7 @@ from store.trends import find_trends, read_reports
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
 from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs, create_typed
+from tools.lab.delta.gaps import PACKAGES, leave_out
 from tools.lab.delta.report import draw, find_crossings, read_rows
 from utils.errors import UserError
 
@@ -111,13 +112,26 @@ def test_inputs_have_the_types_that_layers_hand_on():
         assert [x.dtype for x in found[:3]] == types
 
 
-def test_a_package_takes_the_place_of_chunks_alone():
+@pytest.mark.parametrize(
+    ("form", "lacks", "has"),
+    [("jax_reference", [("kda", "forward"), ("gdn", "decode")], [("gdn", "both")]),
+     ("pallas", [("attention", "decode")], [("attention", "both"), ("rwkv7", "decode")]),
+     ("fla", [("attention", "forward"), ("gdn", "decode"), ("gdn2", "both")], [("kda", "both")]),
+     ("flashinfer", [("kda", "forward"), ("gdn", "both")], [("deltanet", "forward")])],
+)  # fmt: skip
+def test_what_a_form_lacks_is_left_out_or_refused_before_anything_is_measured(form, lacks, has):
     """What it has no kernel for is not timed under its name."""
-    assert tuple(BACKENDS) == tool.PACKAGES
-    for variant, mode in (("attention", "forward"), ("gdn", "decode")):
-        with pytest.raises(UserError, match="--form fla has no kernel for a"):
-            tool._refuse_case(replace(CASE, variant=variant, mode=mode), "fla")
-    tool._refuse_case(CASE, "fla")
+    cases = [(replace(CASE, variant=name, mode=mode), form) for name, mode in (*lacks, *has)]
+    kept, line = leave_out(cases)
+    assert kept == cases[len(lacks) :]
+    assert line.startswith(f"left out {len(lacks)} of {len(cases)} cases; {form}: it ")
+    assert leave_out(kept) == (kept, "")
+    with pytest.raises(UserError, match=f"--form {form} has none of the cases asked for: it "):
+        leave_out([*cases[: len(lacks)], (CASE, "xla")])
+
+
+def test_every_package_of_the_models_is_a_form():
+    assert tuple(BACKENDS) == PACKAGES
 
 
 @pytest.mark.parametrize("report", [{}, {"rows": "x"}, {"rows": [{"a": 1}]}])
@@ -132,10 +146,13 @@ def test_a_report_without_rows_is_refused(report, tmp_path):
     ("flags", "word"),
     [(["--heads", "16"], "--heads ('16') must be two numbers"),
      (["--heads", "3/4"], "--heads (3/4)"), (["--sizes", "1x"], "--sizes ('1x')"),
-     (["--on", "v9"], "--on ('v9')"), (["--chunk", "48"], "chunk (48)"),
-     (["--solver", "lu"], "solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
+     (["--on", "v9"], "--on ('v9')"), (["--chunk", "48"], "--chunk (48)"),
+     (["--solver", "lu"], "--solver ('lu')"), (["--repeats", "0"], "--repeats (0)"),
      (["--form", "jax_reference"], "compiled for TPUs alone"),
      (["--form", "pallas"], "--form pallas runs on XLA, not on cpu"),
+     (["--form", "pallas", "xla", "--on", "xla", "--variants", "attention", "--modes", "decode"],
+      "--form pallas has none of the cases asked for"),
+     (["--form", "pallas", "--on", "xla", "--products", "bfloat16"], "--products (bfloat16) asks"),
      (["--earlier", "README.md"], "--earlier (README.md) cannot be read"),
      (["--earlier", "schemas/artifacts.json"], "--earlier (schemas/artifacts.json) is no report"),
      (["--form", "fla"], "--form fla runs on NVIDIA GPUs, not on cpu"),

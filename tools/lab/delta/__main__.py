@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from store.environment import read_environment
 from store.trends import FOLDER, keep_report
 from tools.lab.costing import choose_target
-from tools.lab.delta.cases import ATTENTION, MODES, TYPES, VARIANTS, LabCase, check_case
+from tools.lab.delta.cases import MODES, TYPES, VARIANTS, LabCase, check_case
+from tools.lab.delta.gaps import FORMS, PACKAGES, leave_out
 from tools.lab.delta.report import (
     describe_case,
     describe_cost,
@@ -52,8 +53,6 @@ SCHEMA_VERSION = 2
 HEADS = ("16/16", "16/32", "16/48", "16/64", "24/24")
 SIZES = ("1x2048", "1x8192", "1x32768", "8x4096", "4x2048")
 DECODE_BATCHES = (1, 32, 256, 1024)
-PACKAGES = ("fla", "flash_qla", "flashinfer")
-FORMS = ("xla", "pallas", "jax_reference", *PACKAGES)
 # Keys and values that a decoding step of attention reads.
 _SEEN = 8192
 
@@ -104,9 +103,12 @@ def run(options: argparse.Namespace) -> int:
     """Measure the cases that the flags name; 1 where one of them failed."""
     target = choose_target(options.on)
     _check(options, target)
+    cases, gaps = leave_out(list(list_cases(options)))
+    if gaps:
+        sys.stderr.write(f"{gaps}\n")
     rows = read_rows(options.earlier)
     os.environ.setdefault("PJRT_DEVICE", "CPU")
-    for case, form in list_cases(options):
+    for case, form in cases:
         row = describe_case(case, form)
         sys.stderr.write(f"{case.variant} {form} {case.mode} {case.batch}x{case.tokens}\n")
         try:
@@ -167,7 +169,7 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
                 f"--form {form} runs on NVIDIA GPUs, not on {options.on}; give --on cuda"
             )
         _create_options(options, form)
-    list(list_cases(options))
+    leave_out(list(list_cases(options)))
     if target is None:
         open_device(options.on)
     else:
@@ -189,7 +191,6 @@ def _measure(
     from tools.lab.delta.judging import check_program, shrink
 
     core = _create_options(options, form)
-    _refuse_case(case, form)
     if target is None:
         device = open_device(options.on)
         errors = check_program(shrink(case), core, device)
@@ -216,24 +217,23 @@ def _measure(
     return found | describe_errors(errors, "cpu")
 
 
-def _refuse_case(case: LabCase, form: str) -> None:
-    """Refuse what a form would leave to the project's own."""
-    is_step, is_attention = case.mode == "decode", case.variant == ATTENTION
-    if form == "pallas" and is_attention and is_step:
-        raise UserError("--form pallas has no kernel for a step of attention")
-    if form in PACKAGES and (is_attention or is_step):
-        what = "attention" if is_attention else "a step of decoding"
-        raise UserError(f"--form {form} has no kernel for {what} here")
-
-
 def _create_options(options: argparse.Namespace, form: str) -> CoreOptions:
     from models.delta import CoreOptions
 
-    kernels = "pallas" if form == "pallas" else "xla"
-    return CoreOptions(
-        options.chunk, options.solver, options.loop, products=options.products, kernels=kernels,
-        backend=form if form in PACKAGES else "own",
-    )  # fmt: skip
+    if form == "pallas" and options.products != "auto":
+        raise UserError(
+            f"--form pallas multiplies by parts of its own, and --products ({options.products}) "
+            "asks for others; leave one of them out"
+        )
+    try:
+        return CoreOptions(
+            options.chunk, options.solver, options.loop, products=options.products,
+            kernels="pallas" if form == "pallas" else "xla",
+            backend=form if form in PACKAGES else "own",
+        )  # fmt: skip
+    except UserError as error:
+        place = f"--form {form}: " if form in PACKAGES else "--"
+        raise UserError(f"{place}{error}") from None
 
 
 def _read_pair(text: str, mark: str, flag: str) -> tuple[int, int]:
