@@ -202,6 +202,17 @@ def test_an_unknown_target_gets_the_list(text):
         parse_target(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [("v5e:9x9", "'v5e:9x9' is no slice: sides of v5e are powers of 2 up to 16"),
+     ("v6e:8x32", "up to 16"), ("v5e:0x1", "powers of 2"), ("v5p:3x4x4", "1, 2, or multiples of 4"),
+     ("v4:16x16x20", "v4 has at most 4096 chips")],
+)  # fmt: skip
+def test_a_slice_that_does_not_exist_is_refused_by_the_name_of_the_flag(text, rule):
+    with pytest.raises(UserError, match=f"^--on .*{rule}"):
+        parse_target(text, flag="--on")
+
+
 def test_more_chips_than_the_slice_has_are_refused_with_the_slice_that_fits():
     with pytest.raises(UserError, match="v5e:4x4"):
         parse_target("v5e:2x2", chips=16)

@@ -52,7 +52,7 @@ def choose_target(on: str) -> Target | None:
             f"--on ({on!r}) is none of {', '.join(HERE)}, {list_targets()}; "
             f"{get_hint(name, [*HERE, *GENERATIONS])}"
         )
-    return parse_target(on)
+    return parse_target(on, flag="--on")
 
 
 def compile_program(artifact: bytes, target: Target, *, time_limit_s: float) -> CompiledCost:

@@ -14,6 +14,8 @@ _SIDES = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 64: (8, 8), 1
 _SIDES_3D = {4: (2, 2, 1), 8: (2, 2, 2), 16: (2, 2, 4), 32: (2, 4, 4), 64: (4, 4, 4)}
 _TARGET = re.compile(r"^(\w+)(?::(\d+x\d+(?:x\d+)?))?$")
 _HOST_SIDE = 2
+# Chips of the largest slice.
+_LARGEST = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256}
 
 
 @dataclass(frozen=True)
@@ -45,17 +47,17 @@ class Target:
         return int(self.generation.usable_gib * 2**30)
 
 
-def parse_target(text: str, chips: int = 1) -> Target:
+def parse_target(text: str, chips: int = 1, flag: str = "--target") -> Target:
     """`v5e:2x2`, or `v5e` for the smallest slice that holds the chips.
 
     Raises:
-      UserError: not a target, or too small.
+      UserError: not a target, of no slice that there is, or too small.
     """
     found = _TARGET.match(text)
     generation = GENERATIONS.get(found[1]) if found else None
     if generation is None:
         raise UserError(
-            f"--target {text!r} is none of {list_targets()}; "
+            f"{flag} {text!r} is none of {list_targets()}; "
             f"{get_hint(text.partition(':')[0], list(GENERATIONS))}"
         )
     if found[2]:
@@ -63,13 +65,14 @@ def parse_target(text: str, chips: int = 1) -> Target:
     else:
         sides = _choose_sides(generation, chips)
     if len(sides) > generation.dimensions and sides[generation.dimensions] != 1:
-        raise UserError(f"--target {text!r} has {len(sides)} sides; slices are {list_targets()}")
+        raise UserError(f"{flag} {text!r} has {len(sides)} sides; slices are {list_targets()}")
+    _check_sides(f"{flag} {text!r}", generation, sides)
     target = Target(generation, sides)
     if chips > target.devices:
         larger = Target(generation, _choose_sides(generation, chips))
         raise UserError(
-            f"--chips ({chips}) exceeds the {target.devices} devices of --target {text!r}; use "
-            f"--target {larger.name}"
+            f"--chips ({chips}) exceeds the {target.devices} devices of {flag} {text!r}; use "
+            f"{flag} {larger.name}"
         )
     return target
 
@@ -78,6 +81,24 @@ def list_targets() -> str:
     """The accepted targets, for a message."""
     shapes = {2: "AxB", 3: "AxBxC"}
     return ", ".join(f"{g.name}:{shapes[g.dimensions]}" for g in GENERATIONS.values())
+
+
+def _check_sides(asked: str, generation: Generation, sides: tuple[int, ...]) -> None:
+    """Refuse sides that no slice has: the compiler does so late, in words of its own, or never."""
+    largest = _LARGEST[generation.name]
+    if generation.dimensions == 2:
+        known = [2**power for power in range(math.isqrt(largest).bit_length())]
+        rule = f"powers of 2 up to {known[-1]}"
+    else:
+        known = [1, 2, *range(4, largest, 4)]
+        rule = "1, 2, or multiples of 4"
+    wrong = [side for side in sides if side not in known]
+    if wrong:
+        raise UserError(f"{asked} is no slice: sides of {generation.name} are {rule}; change it")
+    if math.prod(sides) > largest:
+        raise UserError(
+            f"{asked} is no slice: {generation.name} has at most {largest} chips; lower it"
+        )
 
 
 def _choose_sides(generation: Generation, chips: int) -> tuple[int, ...]:
