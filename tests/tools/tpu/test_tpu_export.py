@@ -15,6 +15,7 @@ from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import create_config
 from tools.tpu.derive import derive_config
 from tools.tpu.export import StepExport, compute_digest, trace_step
+from tools.tpu.tracing import trace_alone
 from tools.twin import create_twin
 from utils.config import RunConfig, load_config
 from utils.errors import UserError
@@ -57,6 +58,25 @@ def test_the_step_of_every_task_is_traced_without_its_data(tmp_path, create, uni
     assert len(moments) > 2 and weights <= set(export.arguments)
     assert {f"batch/{name}" for name in (*shapes, "mask")} <= set(export.arguments)
     assert export.undonated == export.gradients_alive == export.host_ops == []
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_a_steps_kernels_are_those_of_the_chip_that_it_is_for(tmp_path):
+    """`model.kernels: auto` takes on a v5e what pallas takes of its rule, and nothing on a v3."""
+    pytest.importorskip("jax", reason="needs jax: setup --tpu-compiler")
+    sizes = {"depth": 1, "width": 32, "mlp_width": 32, "linear_key_width": 128,
+             "linear_value_width": 128, "chunk": 64}  # fmt: skip
+    flags = ["--config", "configs/qwen3_5_sequences.yaml", f"--run.output_dir={tmp_path}",
+             "--runtime.device=xla", "--runtime.precision=bf16", "--data.sequence_length=128",
+             f"--model.args={json.dumps(sizes)}"]  # fmt: skip
+    found = {}
+    for kernels, chip in (("auto", "v5e"), ("pallas", ""), ("auto", "v3")):
+        config = load_config([*flags, f"--model.kernels={kernels}"])
+        export = trace_alone(config, batch=2, devices=1, given={}, chip=chip)
+        found[kernels, chip] = export.digest, b"tpu_custom_call" in export.bytecode
+    assert found["auto", "v5e"] == found["pallas", ""]
+    assert [calls for _, calls in found.values()] == [True, True, False]
 
 
 @pytest.mark.xla
