@@ -52,6 +52,7 @@ class Fact:
 
     Attributes:
       tokens, states: at least.
+      multiple: of tokens: kernels pad a sequence to whole blocks, and XLA's form does not.
       keeps: with a backward pass, or without one; none: both.
     """
 
@@ -59,6 +60,7 @@ class Fact:
     chips: tuple[str, ...]
     tokens: int = 1
     states: int = 1
+    multiple: int = 1
     keeps: bool | None = None
     widths: tuple[tuple[int, int], ...] = ((128, 128),)
     chunks: tuple[int, ...] = (0,)
@@ -71,17 +73,28 @@ class Fact:
         return is_large and is_meant and self._was_counted(work)
 
     def _was_counted(self, work: Work) -> bool:
+        if work.tokens % self.multiple:
+            return False
         is_known = work.chip in self.chips and work.dtype in self.dtypes
         return is_known and work.widths in self.widths and work.chunk in self.chunks
 
 
 FACTS: tuple[Fact, ...] = (
     Fact(HEAD, ("v5e",), tokens=64, states=4, chunks=(64,)),
+    Fact(HEAD, ("v5e",), tokens=128, states=4, chunks=(128,)),
     Fact(CHANNEL, ("v5e",), tokens=128, states=4, chunks=(64,)),
-    Fact(STEP, ("v5e",), states=64),
-    Fact(ATTENTION, ("v5e",), tokens=512, states=16, keeps=False),
-    Fact(ATTENTION, ("v5e",), tokens=1024, states=16, keeps=True),
-)
+    Fact(CHANNEL, ("v5e",), tokens=8192, states=32, chunks=(128,)),
+    Fact(STEP, ("v5e",), states=64, dtypes=("bfloat16", "float32")),
+    Fact(STEP, ("v6e",), states=1024),
+    Fact(
+        ATTENTION, ("v5e",), tokens=512, states=16, multiple=512, keeps=False,
+        dtypes=("bfloat16", "float32"),
+    ),
+    # Scores of fewer heads stay on the chip in XLA's form, too.
+    Fact(ATTENTION, ("v5e",), tokens=512, states=128, multiple=512, keeps=True),
+    Fact(ATTENTION, ("v5e",), tokens=1024, states=16, multiple=512, keeps=True),
+    Fact(ATTENTION, ("v5e",), tokens=2048, states=16),
+)  # fmt: skip
 
 
 def is_cheaper(work: Work) -> bool:

@@ -10,7 +10,7 @@ import torch
 
 from models.delta import CoreOptions, DeltaInputs, chunked, kernels, kernels_bridge, layers, qwen
 from models.delta.kernels import choose_kernels, settle_rule
-from models.delta.kernels_choice import FACTS, Work, is_cheaper
+from models.delta.kernels_choice import ATTENTION, FACTS, Work, is_cheaper
 from models.factory import MODELS
 from tests.models.delta.test_delta_kernels import create_wide, needs_jax
 from tests.models.delta.variants import create_inputs, rebuild
@@ -139,6 +139,18 @@ def test_a_fact_holds_from_its_least_shape_on(fact):
         {"dtype": "float64"}, {"widths": (96, 96)}, {"chunk": 16},
     ):  # fmt: skip
         assert not is_cheaper(replace(least, **changes)), changes
+
+
+@pytest.mark.parametrize(
+    ("tokens", "states", "keeps", "found"),
+    [(512, 16, False, True), (513, 16, False, False), (512, 16, True, False),
+     (512, 128, True, True), (1024, 16, True, True), (1100, 16, True, False),
+     (2100, 16, True, True), (8192, 8, True, False)],
+)  # fmt: skip
+def test_attention_pays_where_scores_would_leave_the_chip(tokens, states, keeps, found):
+    """And where few tokens are made up to fill its blocks."""
+    work = Work(ATTENTION, "v5e", "bfloat16", states, (128, 128), tokens=tokens, keeps=keeps)
+    assert is_cheaper(work) == found
 
 
 def test_a_device_of_a_mesh_counts_its_own_share(monkeypatch):
