@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_NAMED = 8  # names in an error's one line; the log has them all
+_NAMED = 8  # names in an error's one line
 # The shape of a tensor and the name of its type, such as "float32".
 Kind = tuple[tuple[int, ...], str]
 # [shape, type, ...] of a tensor as JSON holds it.
@@ -33,12 +33,6 @@ class TensorDiff:
 
     def __len__(self) -> int:
         return len(self.missing) + len(self.unexpected) + len(self.different)
-
-    def lines(self) -> list[str]:
-        """One line for each tensor."""
-        out = [f"missing: {name}" for name in self.missing]
-        out += [f"unexpected: {name}" for name in self.unexpected]
-        return out + [f"different: {words}" for words in self._describe_different()]
 
     def summary(self) -> str:
         """How many of each sort there are, and the first names."""

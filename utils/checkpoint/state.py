@@ -14,7 +14,6 @@ from utils.checkpoint.fit import compare_tensors
 from utils.endings import Waited
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
-from utils.log import get_logger
 
 
 class TrainStateLike(Protocol):
@@ -104,9 +103,6 @@ def _check_fit(own: Tensors, found: Tensors, location: Location) -> None:
     wrong = {part: diff for part, diff in diffs.items() if len(diff)}
     if not wrong:
         return
-    for part, diff in wrong.items():
-        for line in diff.lines():
-            get_logger().error("%s: %s", part, line)
     faults = "; ".join(f"{part}: {diff.summary()}" for part, diff in wrong.items())
     raise UserError(
         f"checkpoint {location} does not fit this run's {' and '.join(wrong)}: {faults}; resume "
