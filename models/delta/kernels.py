@@ -132,7 +132,7 @@ def settle_rule(
     form = _name_form(inputs) if is_plain else None
     batch, tokens, heads, _ = inputs.v.shape
     shared = inputs.k.shape[2]
-    work = _describe(form, inputs.v, (batch, shared), inputs.state_shape[2:])
+    work = _describe(form, [inputs.k, inputs.v], (batch, shared), inputs.state_shape[2:])
     if work is not None:
         chunk = options.fit(tokens)
         whole, states = -(-tokens // chunk) * chunk, work.states * (heads // shared)
@@ -146,7 +146,7 @@ def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreO
         return options
     batch, heads, *widths = inputs.state_shape
     form = None if isinstance(inputs, DplrInputs) else STEP
-    return replace(options, kernels=_choose(_describe(form, inputs.v, (batch, heads), widths)))
+    return replace(options, kernels=_choose(_describe(form, [inputs.v], (batch, heads), widths)))
 
 
 def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
@@ -154,9 +154,8 @@ def settle_attention(kernels: str, q: Tensor, v: Tensor) -> str:
     if kernels != "auto":
         return kernels
     batch, heads, tokens, width = q.shape
-    work = _describe(ATTENTION, v, (batch, heads), (width, v.shape[-1]))
-    keeps = torch.is_grad_enabled() and (q.requires_grad or v.requires_grad)
-    return _choose(work and replace(work, tokens=tokens, keeps=keeps))
+    work = _describe(ATTENTION, [q, v], (batch, heads), (width, v.shape[-1]))
+    return _choose(work and replace(work, tokens=tokens))
 
 
 def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
@@ -168,20 +167,23 @@ def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
 
 
 def _describe(
-    form: str | None, values: Tensor, dealt: tuple[int, int], widths: Sequence[int]
+    form: str | None, given: Sequence[Tensor], dealt: tuple[int, int], widths: Sequence[int]
 ) -> Work | None:
     """What one device computes; none: kernels are not there, or nobody has counted.
 
     Args:
+      given: values behind what else may have a gradient.
       dealt: examples and heads, which devices of a mesh share.
     """
+    values = given[-1]
     if form is None or not takes_kernels(values.device) or not _has_jax():
         return None
     own = find_own(*dealt) if count_sequence_parts() == 1 else None
     if own is None:
         return None
     kind = str(values.dtype).removeprefix("torch.")
-    return Work(form, name_tpu(), kind, own[0] * own[1], tuple(widths))
+    keeps = torch.is_grad_enabled() and any(x.requires_grad for x in given)
+    return Work(form, name_tpu(), kind, own[0] * own[1], tuple(widths), keeps=keeps)
 
 
 @cache

@@ -82,7 +82,9 @@ class Fact:
 FACTS: tuple[Fact, ...] = (
     Fact(HEAD, ("v5e",), tokens=64, states=4, chunks=(64,)),
     Fact(HEAD, ("v5e",), tokens=128, states=4, chunks=(128,)),
+    Fact(HEAD, ("v6e",), tokens=128, states=4, keeps=True, chunks=(64,)),
     Fact(CHANNEL, ("v5e",), tokens=128, states=4, chunks=(64,)),
+    Fact(CHANNEL, ("v6e",), tokens=128, states=4, keeps=True, chunks=(64,)),
     Fact(CHANNEL, ("v5e",), tokens=8192, states=32, chunks=(128,)),
     Fact(STEP, ("v5e",), states=64, dtypes=("bfloat16", "float32")),
     Fact(STEP, ("v6e",), states=1024),

@@ -10,7 +10,7 @@ import torch
 
 from models.delta import CoreOptions, DeltaInputs, chunked, kernels, kernels_bridge, layers, qwen
 from models.delta.kernels import choose_kernels, settle_rule
-from models.delta.kernels_choice import ATTENTION, FACTS, Work, is_cheaper
+from models.delta.kernels_choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
 from models.factory import MODELS
 from tests.models.delta.test_delta_kernels import create_wide, needs_jax
 from tests.models.delta.variants import create_inputs, rebuild
@@ -150,6 +150,16 @@ def test_a_fact_holds_from_its_least_shape_on(fact):
 def test_attention_pays_where_scores_would_leave_the_chip(tokens, states, keeps, found):
     """And where few tokens are made up to fill its blocks."""
     work = Work(ATTENTION, "v5e", "bfloat16", states, (128, 128), tokens=tokens, keeps=keeps)
+    assert is_cheaper(work) == found
+
+
+@pytest.mark.parametrize(
+    ("chip", "dtype", "keeps", "found"),
+    [("v5e", "bfloat16", False, True), ("v5e", "float32", True, False),
+     ("v6e", "bfloat16", False, False), ("v6e", "bfloat16", True, True)],
+)  # fmt: skip
+def test_a_rule_pays_by_the_chip_and_the_type_of_its_values(chip, dtype, keeps, found):
+    work = Work(HEAD, chip, dtype, 32, (128, 128), tokens=2048, chunk=64, keeps=keeps)
     assert is_cheaper(work) == found
 
 
