@@ -74,7 +74,11 @@ class XlaBeitAttention(BeitAttention):
 
 
 def mix_values(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares."""
+    """Values [B, H, D, N] mixed by softmax(q k + mask), with dropout of the shares.
+
+    Args:
+      mask: broadcast to [B, H, Q, K], or [W, H, Q, K] for images of W windows each.
+    """
     mask = None if mask is None else mask.transpose(-2, -1)
     if not (layer.training and layer.attn_drop.p > 0):
         return _Mix.apply(q, k, v, mask)
@@ -85,10 +89,18 @@ def mix_values(layer: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor |
 def compute_shares(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
     """[B, H, K, Q] softmax over K of the scores, in the type of q; the sum is float32."""
     scores = torch.einsum("bhdk,bhdq->bhkq", k, q)
-    scores = scores if mask is None else scores + mask.to(scores.dtype)
+    if mask is not None:
+        scores = (_by_window(scores, mask) + mask.to(scores.dtype)).reshape_as(scores)
     powers = torch.exp(scores - scores.amax(dim=2, keepdim=True).detach())
     share = 1.0 / powers.float().sum(dim=2, keepdim=True)
     return (powers.float() * share).to(q.dtype)
+
+
+def _by_window(scores: Tensor, mask: Tensor | torch.Size) -> Tensor:
+    """[B, ...] as [B / W, W, ...] where a mask is of W windows: copies of it would be written."""
+    shape = mask if isinstance(mask, torch.Size) else mask.shape
+    is_whole = len(shape) < scores.dim() or shape[0] in (1, len(scores))
+    return scores if is_whole else scores.unflatten(0, (-1, shape[0]))
 
 
 class _Mix(torch.autograd.Function):
@@ -113,7 +125,7 @@ class _Mix(torch.autograd.Function):
         dmask = None
         if ctx.needs_input_grad[3]:
             shape, dtype = ctx.mask
-            dmask = slope.sum_to_size(shape).to(dtype)
+            dmask = _by_window(slope, shape).sum_to_size(shape).to(dtype)
         slope = slope.to(shares.dtype)
         dq = torch.einsum("bhdk,bhkq->bhdq", k, slope)
         dk = torch.einsum("bhdq,bhkq->bhdk", q, slope)

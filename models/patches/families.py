@@ -124,9 +124,7 @@ class XlaWindowAttention(WindowAttention):
             return super().forward(x, mask)
         dtype, bias = get_compute_dtype(x), self._get_rel_pos_bias()
         if mask is not None:
-            # As a broadcast: `repeat` joins as many copies as there are images, on one device.
-            shape = (x.shape[0] // len(mask), len(mask), *bias.shape[1:])
-            bias = (bias + mask[:, None]).expand(shape).flatten(0, 1)
+            bias = bias + mask[:, None]
         with without_autocast(x):
             q, k, v = project_heads(self, x.to(dtype), self.qkv.weight, self.qkv.bias)
             mixed = mix_values(self, q * self.scale, k, v, bias)
