@@ -164,6 +164,20 @@ def create_mask(start: int | Tensor, q: Tensor, k: Tensor) -> Tensor | None:
     return columns <= rows[:, None] + start
 
 
+def attend_step(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention of one query a head, [B, H, 1, D], over keys and values of fewer, [B, G, M, D].
+
+    Heads that share keys are rows of one product, and queries are scaled in place of keys, so that
+    keys and values are read where they lie and never written again.
+
+    Args:
+      mask: keys that are seen, bool [1, M]; none: all.
+    """
+    rows = q.squeeze(2).unflatten(1, (k.shape[1], -1)) * q.shape[-1] ** -0.5
+    found = functional.scaled_dot_product_attention(rows, k, v, attn_mask=mask, scale=1.0)
+    return found.flatten(1, 2).unsqueeze(2)
+
+
 class RmsNorm(nn.Module):
     """x / rms(x) * weight over the last dimension, computed in float32.
 

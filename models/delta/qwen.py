@@ -18,7 +18,7 @@ from models.delta.kernels_flash import attend_causally
 from models.delta.layers import CentredRmsNorm, DeltaCache, GatedDeltaNet
 from models.delta.shapes import ChunkedShape, ModelShape
 from models.factory import MODELS
-from models.transformer import LayerCache, RmsNorm, create_mask, get_angles
+from models.transformer import LayerCache, RmsNorm, attend_step, create_mask, get_angles
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
 
@@ -184,6 +184,8 @@ class QwenAttention(nn.Module):
         is_whole = mask is None and q.shape[2] > 1
         if is_whole and settle_attention(self.kernels, q, v) == "pallas":
             return attend_causally(q, k, v)
+        if mask is not None and q.shape[2] == 1:
+            return attend_step(q, k, v, mask)
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
         )

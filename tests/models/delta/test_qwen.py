@@ -15,6 +15,7 @@ from models.delta.layers import ShortConvolution
 from models.delta.qwen import Qwen, create_hybrid, create_qwen3
 from models.delta.qwen_next import create_hybrid_of_experts, create_next
 from models.remat import scan_blocks
+from models.transformer import attend_step
 from store import read_metrics
 from tests.support.language import LANGUAGE, create_language_argv
 from tools.generate import generate, load_model
@@ -71,6 +72,17 @@ def test_cached_hidden_states_are_those_without_a_cache(name):
         parts = [tokens[:, :11], tokens[:, 11:28], tokens[:, 28:29], tokens[:, 29:]]
         found = torch.cat([model(part, cache) for part in parts], dim=1)
     torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+def test_a_step_of_attention_is_that_of_repeated_keys():
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, *one, 12, generator=draw).double() for one in ((6, 1), (3, 9), (3, 9))
+    )
+    mask = torch.arange(9)[None] <= 4
+    known = [x.repeat_interleave(2, dim=1) for x in (k, v)]
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, *known, attn_mask=mask)
+    torch.testing.assert_close(attend_step(q, k, v, mask), wanted)
 
 
 def test_three_of_four_layers_keep_a_state_of_fixed_size():

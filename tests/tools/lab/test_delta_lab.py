@@ -18,6 +18,8 @@ from store.trends import find_trends, read_reports
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
 from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs, create_typed
+from tools.lab.delta.compiling import export_in_torch
+from tools.lab.delta.forms import describe_inputs
 from tools.lab.delta.gaps import PACKAGES, leave_out
 from tools.lab.delta.report import draw, find_crossings, read_rows
 from utils.errors import UserError
@@ -41,6 +43,28 @@ def test_work_and_traffic_of_the_usual_case_are_the_known_ones():
     both = replace(CASE, mode="both")
     assert both.count_reported_flops() == 3 * CASE.count_reported_flops()
     assert replace(CASE, variant="delta_product").count_flops() == 2 * CASE.count_flops()
+
+
+def test_a_step_of_attention_works_for_one_query_a_head():
+    case = LabCase("attention", "decode", 1, 2, batch=3, tokens=100, width=8)
+    assert case.count_flops() == 4 * 3 * 2 * 100 * 8
+    assert case.count_bytes() == 2 * 2 * 3 * 100 * 8  # keys and values, two bytes a number
+
+
+def test_inputs_that_fill_the_memory_are_no_case(capsys, tmp_path):
+    path = tmp_path / "r.json"
+    flags = ["--variants", "attention", "--modes", "decode", "--heads", "1/2", "--width", "8"]
+    assert tool.main([*flags, "--decode-batches", "1000000000", "--json", str(path)]) == 1
+    (row,) = json.loads(path.read_text())["rows"]
+    assert "GiB of the host's memory" in row["failure"] and "--decode-batches" in row["failure"]
+
+
+@pytest.mark.xla
+def test_a_program_that_no_host_holds_is_exported_of_its_shapes():
+    case = LabCase("attention", "decode", 16, 32, batch=1024, tokens=8192)
+    assert sum(x.numel() * x.element_size() for x in describe_inputs(case)) > 2**36
+    artifact, fallbacks = export_in_torch(case, CoreOptions(), "default")
+    assert artifact and not fallbacks
 
 
 def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):

@@ -74,12 +74,13 @@ class LabCase:
 
     def count_flops(self) -> float:
         """Of the products that the form makes; attention: of the pairs that count."""
-        places, width, chunk = self.batch * self.tokens * self.value_heads, self.width, self.chunk
+        width, chunk = self.width, self.chunk
+        places = self.batch * self.value_heads * (1 if self.mode == "decode" else self.tokens)
         if self.variant == ATTENTION:
             seen = self.tokens if self.mode == "decode" else self.tokens / 2
             return 4.0 * places * seen * width * (3.5 if self.mode == "both" else 1.0)
         if self.mode == "decode":
-            return 6.0 * self.batch * self.value_heads * width * width * self.updates
+            return 6.0 * places * width * width * self.updates
         if self.variant == RWKV:
             forward = 8 * width**2 + 18 * chunk * width
             backward = 20 * width**2 + 46 * chunk * width
@@ -138,8 +139,10 @@ def create_inputs(case: LabCase, dtype: torch.dtype, *, seed: int = 0) -> list[T
         return torch.randn((case.batch, *sizes), generator=draw, dtype=wide)
 
     if case.variant == ATTENTION:
-        places = 1 if case.mode == "decode" else tokens
-        sides = [(places, heads), (tokens, case.key_heads), (tokens, case.key_heads)]
+        is_step = case.mode == "decode"
+        # A step reads what a cache keeps of each head.
+        keys = (case.key_heads, tokens) if is_step else (tokens, case.key_heads)
+        sides = [(1 if is_step else tokens, heads), keys, keys]
         return [normal(*one, width).to(dtype) for one in sides]
     if case.variant == RWKV:
         key = normalize(normal(tokens, heads, width), dim=-1)

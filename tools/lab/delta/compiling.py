@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.lab.costing import CompiledCost, compile_program, export_in_jax, run_in_jax
-from tools.lab.delta.cases import RULES, LabCase, create_inputs, create_typed
-from tools.lab.delta.forms import add_extra, create_program, recur
+from tools.lab.delta.cases import RULES, LabCase, create_inputs
+from tools.lab.delta.forms import add_extra, create_program, describe_inputs, recur
 from tools.lab.delta.judging import Errors, find_error
 from tools.tpu.kernels import call_kernels
 from tools.tpu.targets import Target
@@ -42,17 +42,17 @@ def export_in_torch(
     import torch
     import torch_xla
     import torch_xla.backends
+    from torch_xla.core.xla_builder import create_placeholder_tensor
     from torch_xla.debug import metrics
 
     torch_xla.backends.set_mat_mul_precision(precision)
-    device = torch_xla.device()
-    given = [x.to(device) for x in add_extra(case, create_typed(case, types))]
-    torch_xla.sync()
+    # A program is compiled of shapes: numbers of all sizes of the grid would fill the host.
+    given = [create_placeholder_tensor(x.shape, x.dtype) for x in describe_inputs(case, types)]
     metrics.clear_all()
     calls = call_kernels() if options.kernels == "pallas" else contextlib.nullcontext()
     with calls, torch.set_grad_enabled(case.mode == "both"):
         outputs = create_program(case, options)(given)
-    artifact = torch_xla._XLAC._get_stablehlo(outputs, str(device), [], True)
+    artifact = torch_xla._XLAC._get_stablehlo(outputs, str(torch_xla.device()), [], True)
     fallbacks = [one for one in metrics.counter_names() if one.startswith("aten::")]
     return artifact, fallbacks
 

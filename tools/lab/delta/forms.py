@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tools.lab.delta.cases import ATTENTION, RWKV, LabCase, bind
+from tools.lab.delta.cases import ATTENTION, RWKV, LabCase, bind, create_typed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,6 +43,14 @@ def add_extra(case: LabCase, tensors: list[Tensor]) -> list[Tensor]:
         shape = (case.batch, case.tokens, case.value_heads, case.width)
         return [*tensors, torch.randn(shape, generator=draw).to(tensors[2].dtype)]
     return tensors
+
+
+def describe_inputs(case: LabCase, types: str = "bfloat16") -> list[Tensor]:
+    """All tensors that a program takes, with shapes and types and without numbers."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return add_extra(case, create_typed(case, types))
 
 
 def recur(case: LabCase, tensors: list[Tensor]) -> Tensor:
@@ -85,9 +93,10 @@ def _add_backward(forward: Callable[[list[Tensor]], Tensor]) -> Program:
 def _create_decoding(case: LabCase, options: CoreOptions) -> Program:
     from models.delta import recur_delta_rule, recur_dplr
     from models.delta.kernels_step import step_rule
+    from models.transformer import attend_step
 
     if case.variant == ATTENTION:
-        return lambda tensors: [_attend(tensors, whole=True, causal=False)]
+        return lambda tensors: [attend_step(tensors[0].transpose(1, 2), *tensors[1:])]
     rule = recur_dplr if case.variant == RWKV else recur_delta_rule
     rule = step_rule if options.kernels == "pallas" else rule
     return lambda tensors: list(rule(bind(case, tensors[:-1]), tensors[-1]))
@@ -99,7 +108,7 @@ def _attend_by_kernels(tensors: list[Tensor]) -> Tensor:
     return attend_causally(*(x.transpose(1, 2) for x in tensors[:3])).transpose(1, 2)
 
 
-def _attend(tensors: list[Tensor], *, whole: bool = False, causal: bool = True) -> Tensor:
+def _attend(tensors: list[Tensor], *, whole: bool = False) -> Tensor:
     """Causal attention [B, T, H, D], as models have it (a GPU by its kernel), or block by block."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
@@ -108,7 +117,7 @@ def _attend(tensors: list[Tensor], *, whole: bool = False, causal: bool = True) 
     q, k, v = (x.transpose(1, 2) for x in tensors[:3])
     k, v = (x.repeat_interleave(share, dim=1) for x in (k, v))
     if whole or q.device.type == "cuda":
-        found = scaled_dot_product_attention(q, k, v, is_causal=causal)
+        found = scaled_dot_product_attention(q, k, v, is_causal=True)
         return found.transpose(1, 2)
     rows = []
     for start in range(0, q.shape[2], _BLOCK):

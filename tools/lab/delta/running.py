@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import psutil
+
 from tools.lab.delta.cases import LabCase, create_inputs
-from tools.lab.delta.forms import add_extra, create_program
+from tools.lab.delta.forms import add_extra, create_program, describe_inputs
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -61,9 +63,14 @@ def open_device(name: str) -> torch.device:
 def time_program(
     case: LabCase, options: CoreOptions, device: torch.device, *, repeats: int
 ) -> Timing:
-    """Median and range of a case's time with bfloat16 inputs."""
+    """Median and range of a case's time with bfloat16 inputs.
+
+    Raises:
+      UserError: the host's memory does not hold what the inputs are drawn of.
+    """
     import torch
 
+    _require_memory(case)
     program = create_program(case, options)
     given = [x.to(device) for x in add_extra(case, create_inputs(case, torch.bfloat16))]
     fence = create_fence(device)
@@ -84,6 +91,23 @@ def time_program(
     return Timing(
         statistics.median(kept), min(kept), max(kept), repeats, times[0], lines, fallbacks
     )
+
+
+def _require_memory(case: LabCase) -> None:
+    """That inputs fit, each beside the float32 that it is drawn as.
+
+    Raises:
+      UserError: they do not.
+    """
+    given = describe_inputs(case)
+    kept = sum(x.numel() * x.element_size() for x in given)
+    needed, free = kept + 4 * max(x.numel() for x in given), psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"inputs of {case.batch}x{case.tokens} need {needed / 2**30:.1f} GiB of the host's "
+            f"memory, of which {free / 2**30:.1f} are free; leave them out of "
+            f"{'--decode-batches' if case.mode == 'decode' else '--sizes'}"
+        )
 
 
 def create_fence(device: torch.device) -> Callable[[], None]:
