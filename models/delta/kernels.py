@@ -145,7 +145,7 @@ def settle_step(options: CoreOptions, inputs: DeltaInputs | DplrInputs) -> CoreO
     if options.kernels != "auto":
         return options
     batch, heads, *widths = inputs.state_shape
-    form = None if isinstance(inputs, DplrInputs) else STEP
+    form = STEP if _name_form(inputs) and inputs.steps == 1 else None
     return replace(options, kernels=_choose(_describe(form, [inputs.v], (batch, heads), widths)))
 
 

@@ -84,6 +84,7 @@ FACTS: tuple[Fact, ...] = (
     Fact(HEAD, ("v5e",), tokens=128, states=4, chunks=(128,)),
     Fact(HEAD, ("v6e",), tokens=128, states=4, keeps=True, chunks=(64,)),
     Fact(HEAD, ("v6e",), tokens=2048, states=32, chunks=(128,)),
+    Fact(HEAD, ("v5p",), tokens=2048, states=32, keeps=True, chunks=(64,)),
     Fact(CHANNEL, ("v5e",), tokens=128, states=4, chunks=(64,)),
     Fact(CHANNEL, ("v6e",), tokens=128, states=4, keeps=True, chunks=(64,)),
     Fact(CHANNEL, ("v5e",), tokens=8192, states=32, chunks=(128,)),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.delta import CoreOptions, DeltaInputs, chunked, kernels, kernels_bridge, layers, qwen
-from models.delta.kernels import choose_kernels, settle_rule
+from models.delta.kernels import choose_kernels, settle_rule, settle_step
 from models.delta.kernels_choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
 from models.factory import MODELS
 from tests.models.delta.test_delta_kernels import create_wide, needs_jax
@@ -110,6 +110,9 @@ def test_what_was_not_counted_is_left_to_xla(met):
         assert settle_rule(replace(auto, **{name: value}), wide).kernels == "xla", name
     rwkv = rebuild(create_inputs("rwkv7"), lambda x: x.to("xla"))
     assert settle_rule(auto, rwkv).kernels == "xla"
+    for name in ("rwkv7", "delta_product"):
+        step = rebuild(create_inputs(name, tokens=1), lambda x: x.to("xla"))
+        assert settle_step(auto, step).kernels == "xla"
     there = rebuild(wide, lambda x: x.double())
     assert settle_rule(auto, there).kernels == "xla"
     here = rebuild(wide, lambda x: x.cpu())
