@@ -288,6 +288,16 @@ def test_32768_tokens_are_finite_and_those_of_the_recurrence(name):
     assert float((found["state"] - state).abs().max() / state.abs().max()) < 2e-5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gate", [0.0, -90.0])
+@pytest.mark.parametrize("name", RULES)
+def test_32768_tokens_of_gates_that_keep_all_or_nothing_are_finite(name, gate):
+    inputs = rebuild(create_published(name, 32768), lambda x: x[:1])
+    inputs = replace(inputs, g=torch.full_like(inputs.g, gate))
+    found = find_gradients(get_chunked(name), inputs, create_start(torch.float32)[:1])
+    assert len(found) > 5 and all(value.isfinite().all() for value in found.values())
+
+
 # ---- bad input
 
 

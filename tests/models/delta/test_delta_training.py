@@ -1,0 +1,76 @@
+"""Models of delta rules through main: resume with remat, generation, distillation."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import main
+from store import read_metrics
+from tests.models.delta.test_qwen import DENSE, EXPERTS, HYBRID, KIMI, read_losses
+from tests.models.delta.test_rules import SMALL
+from tests.models.delta.test_rwkv import SHAPE
+from tests.support.language import LANGUAGE, create_language_argv
+from tools.generate import generate, load_model
+
+# Two groups of two layers, one compiled for both.
+_PAIRS = {"depth": 4, "full_every": 2}
+RULE = {**SMALL, **_PAIRS, "width": 32}
+STUDENTS = {
+    "qwen3_5": ("qwen3_5", {**HYBRID, **_PAIRS}),
+    "kimi_linear": ("kimi_linear", {**KIMI, **_PAIRS}),
+    "qwen3_next": ("qwen3_next", {**EXPERTS, **_PAIRS}),
+    "qwen3_5_moe": ("qwen3_5_moe", {**EXPERTS, **_PAIRS, "balance": 0.05}),
+    "rwkv7": ("rwkv7", SHAPE),
+    "kda": ("delta_rules", {**RULE, "rule": "kda"}),
+    "gdn2": ("delta_rules", {**RULE, "rule": "gdn2"}),
+    "delta_product": ("delta_rules", {**RULE, "rule": "delta_product"}),
+}
+MODELS = {"qwen3": ("qwen3", DENSE), **STUDENTS}
+
+
+def create_argv(folder, name, *flags, device="cpu"):
+    model, shape = MODELS[name]
+    own = (f"--model={model}", f"--model.args={json.dumps(shape)}", "--data.sequence_length=20")
+    argv = create_language_argv(folder, *own, *flags, device=device)
+    # The sizes of the other model there, which not every one of these has.
+    return [one for one in argv if one not in LANGUAGE or "--model.args" not in one]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3", "kda", "gdn2", "delta_product"])
+def test_a_run_goes_on_bit_for_bit_with_remat_and_generates(name, tmp_path):
+    flags = ("--train.steps=16", "--train.checkpoint_every_steps=8", "--train.keep_checkpoints=9")
+    assert main.main(create_argv(tmp_path, name, *flags)) == 0
+    wanted, folder = read_losses(tmp_path), tmp_path / "lang" / "a"
+    assert wanted[-1] < wanted[0] - 0.05
+    again = (f"--run.resume={folder}/checkpoints/step_00000008", "--train.remat=true")
+    assert main.main(create_argv(tmp_path, name, *flags, *again)) == 0
+    assert read_losses(tmp_path) == wanted
+    model, _ = load_model(str(folder))
+    assert len(generate(model, [1, 2, 3], 5, lambda logits: int(logits.argmax()))) == 5
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A run of full attention that has learnt a little."""
+    folder = tmp_path_factory.mktemp("teacher")
+    assert main.main(create_argv(folder, "qwen3", "--train.steps=60")) == 0
+    return folder / "lang" / "a"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDENTS)
+def test_full_attention_teaches_each_by_logits_and_hidden_states(name, teacher, tmp_path):
+    """The conversion: what a linear layer of each gives, and its logits."""
+    layers = {"model.layers.2": "model.layers.1"}
+    terms = [{"name": "kd"}, {"name": "fitnet", "layers": layers}]
+    flags = (
+        "--train.steps=40", f"--teacher_path={teacher}", "--distill.alpha=0.9",
+        f"--distill.losses={json.dumps(terms)}",
+    )  # fmt: skip
+    assert main.main(create_argv(tmp_path, name, *flags)) == 0
+    lines = [one for one in read_metrics(tmp_path / "lang" / "a") if "loss/kd" in one]
+    for one in ("loss/kd", "loss/fitnet"):
+        assert lines[-1][one] < 0.7 * lines[0][one], one
