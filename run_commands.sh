@@ -151,8 +151,7 @@ run_python() {
   (cd "$ROOT" && "$VENV/bin/python" "$@")
 }
 
-# All tests: two workers, each with whole files, so that what a file shares is made once. The long
-# proofs run alone: some of them measure, or take all cores themselves.
+# The suite: two workers, each with whole files, so that what a file shares is made once.
 run_suite() {
   local marks="$1"
   shift
@@ -160,6 +159,27 @@ run_suite() {
     set -- -n 2 --dist loadfile
   fi
   run_tests -m "$marks" "$@"
+}
+
+# The long proofs, one file at a time and each in a process of its own: some of them measure or take
+# all cores, and XLA on the CPU maps the code of each program for good, of which a process has room
+# for some ten thousands (vm.max_map_count).
+run_proofs() {
+  local files file code=0
+  mapfile -t files < <(cd "$ROOT" && grep -rl --include='test_*.py' 'mark\.slow' tests | sort)
+  for file in "${files[@]}"; do
+    echo "long proofs: $file"
+    # 5: all of them are for a GPU.
+    run_tests -q -m "slow and not cuda" "$file" || [[ $? -eq 5 ]] || code=1
+  done
+  return "$code"
+}
+
+run_all_tests() {
+  local code=0
+  run_suite "not slow and not cuda" || code=1
+  run_proofs || code=1
+  return "$code"
 }
 
 run_tests() {
@@ -262,7 +282,8 @@ main() {
       setup_part service
       setup_part export
       setup_part jax-export
-      run_tests -m "not cuda" "$@"
+      setup_part delta
+      if [[ $# -eq 0 ]]; then run_all_tests; else run_tests -m "not cuda" "$@"; fi
       ;;
     "" | help | -h | --help) usage ;;
     *)

@@ -69,7 +69,8 @@ CALLS = [
     (("test",), ["-m", "pytest", "-m", "not slow and not cuda", "-n", "2", "--dist", "loadfile"]),
     (("test", "tests/test_engine.py"),
      ["-m", "pytest", "-m", "not slow and not cuda", "tests/test_engine.py"]),
-    (("test-all",), ["-m", "pytest", "-m", "not cuda"]),
+    (("test-all", "tests/test_engine.py"),
+     ["-m", "pytest", "-m", "not cuda", "tests/test_engine.py"]),
 ]  # fmt: skip
 
 
@@ -79,6 +80,17 @@ def test_a_command_calls_what_it_says_and_does_not_set_up_again(tmp_path, argume
     assert done.returncode == 0, done.stderr
     assert get_call(done) == call
     assert "setting up" not in done.stdout
+
+
+def test_all_tests_are_the_suite_and_each_file_of_long_proofs_alone(tmp_path):
+    done = start_script(("test-all",), tmp_path)
+    assert done.returncode == 0, done.stderr
+    suite, *proofs = [call.split("\n") for call in done.stdout.split("CALL\n")[1:]]
+    assert suite[:4] == ["-m", "pytest", "-m", "not slow and not cuda"]
+    files = [call[5] for call in proofs]
+    assert all(call[:5] == ["-m", "pytest", "-q", "-m", "slow and not cuda"] for call in proofs)
+    assert len(set(files)) == len(files) > 50
+    assert all("mark.slow" in (ROOT / name).read_text() for name in files)
 
 
 def test_setup_does_nothing_where_the_requirements_are_unchanged(tmp_path):

@@ -143,7 +143,11 @@ def start_script(
     trainer = (ROOT / "requirements.txt").read_bytes()
     stamp = hashlib.sha256(trainer).hexdigest()
     (venv / ".requirements.sha256").write_text(stamp + "\n")
-    for part in ("service", "export", *(["jax-export"] if "test-all" in arguments else [])):
+    for part in (
+        "service",
+        "export",
+        *(["jax-export", "delta"] if "test-all" in arguments else []),
+    ):
         both = trainer + (ROOT / f"requirements-{part}.txt").read_bytes()
         (venv / f".extra-{part}").write_text(hashlib.sha256(both).hexdigest() + "\n")
     if "test-all" in arguments:
