@@ -26,7 +26,7 @@ SHORTENED = {
     r"python main\.py --config configs/transformer_text\.yaml$": (
         *_READING, "--data.name=stdlib_small", "--run.run_id=first",
     ),
-    r"python main\.py --config configs/transformer_teacher\.yaml ": _READING,
+    r"python main\.py --config configs/transformer_teacher\.yaml .*=teacher$": _READING,
     r"python (main\.py|-m tools\.cache write) --config configs/transformer_distil\.yaml ": (
         *_READING, "--distill.allow_weak_teacher",
     ),
@@ -70,6 +70,7 @@ NOT_RUN = {
     r"python -m tools\.proofs\.rules_table ": "minutes: tests/tools/proofs/test_rules_table.py",
     r".*python -m tools\.proofs\.patches_table ": "tests/tools/proofs/test_patches_table.py",
     r"python main\.py --config configs/delta_distil\.yaml ": "minutes: tests/test_configs.py",
+    r"python main\.py .*transformer_teacher\.yaml .*--train\.steps=1600": "the same, for longer",
     r"python main\.py --config configs/kd/digits_labelfree\.yaml ": "tests/tasks/test_distil.py",
     r"python -m tools\.feature_statistics ": "tests/tasks/test_feature_statistics.py",
     r"python main\.py --config configs/qwen3_5_sequences\.yaml": "minutes: "
