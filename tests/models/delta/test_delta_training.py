@@ -8,10 +8,12 @@ import pytest
 
 import main
 from store import read_metrics
+from tests.models.delta.test_delta_devices import SHARED
 from tests.models.delta.test_qwen import DENSE, EXPERTS, HYBRID, KIMI, read_losses
 from tests.models.delta.test_rules import SMALL
 from tests.models.delta.test_rwkv import SHAPE
 from tests.support.language import LANGUAGE, create_language_argv
+from tests.test_parity import FORMS, Form, compare, run_child
 from tools.generate import generate, load_model
 
 # Two groups of two layers, one compiled for both.
@@ -74,3 +76,24 @@ def test_full_attention_teaches_each_by_logits_and_hidden_states(name, teacher, 
     lines = [one for one in read_metrics(tmp_path / "lang" / "a") if "loss/kd" in one]
     for one in ("loss/kd", "loss/fitnet"):
         assert lines[-1][one] < 0.7 * lines[0][one], one
+
+
+def run_form(folder, name, form: Form, *flags: str) -> list[dict]:
+    run_child(create_argv(folder, name, *SHARED, *form.flags, *flags, device=form.device), form)
+    return read_metrics(folder / "lang" / "a")
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_alike_under_fsdp_with_remat_and_in_a_loop_over_layers(name, tmp_path):
+    """In one graph each."""
+    pytest.importorskip("torch_xla")
+    # Where gradients are 15 long, rounding grows from step to step, on one device of XLA, too.
+    is_steep = MODELS[name][0] == "delta_rules"
+    short = ("--train.steps=5", "--optim.lr=0.005") if is_steep else ()
+    wanted = run_form(tmp_path / "cpu", name, Form("cpu"), *short)
+    for form, flag in ((FORMS["fsdp 4"], "remat"), (Form("xla"), "scan_layers")):
+        found = run_form(tmp_path / flag, name, form, f"--train.{flag}=true", *short)
+        compare(found, wanted, score="loss")
+        assert found[-1]["graphs_train"] == 1
