@@ -9,12 +9,11 @@ import pytest
 import main
 from store import read_metrics
 from tests.models.delta.test_delta_devices import SHARED
-from tests.models.delta.test_qwen import DENSE, EXPERTS, HYBRID, KIMI, read_losses
+from tests.models.delta.test_qwen import DENSE, EXPERTS, HYBRID, KIMI, check_going_on
 from tests.models.delta.test_rules import SMALL
 from tests.models.delta.test_rwkv import SHAPE
 from tests.support.language import LANGUAGE, create_language_argv
 from tests.test_parity import FORMS, Form, compare, run_child
-from tools.generate import generate, load_model
 
 # Two groups of two layers, one compiled for both.
 _PAIRS = {"depth": 4, "full_every": 2}
@@ -43,15 +42,7 @@ def create_argv(folder, name, *flags, device="cpu"):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3", "kda", "gdn2", "delta_product"])
 def test_a_run_goes_on_bit_for_bit_with_remat_and_generates(name, tmp_path):
-    flags = ("--train.steps=16", "--train.checkpoint_every_steps=8", "--train.keep_checkpoints=9")
-    assert main.main(create_argv(tmp_path, name, *flags)) == 0
-    wanted, folder = read_losses(tmp_path), tmp_path / "lang" / "a"
-    assert wanted[-1] < wanted[0] - 0.05
-    again = (f"--run.resume={folder}/checkpoints/step_00000008", "--train.remat=true")
-    assert main.main(create_argv(tmp_path, name, *flags, *again)) == 0
-    assert read_losses(tmp_path) == wanted
-    model, _ = load_model(str(folder))
-    assert len(generate(model, [1, 2, 3], 5, lambda logits: int(logits.argmax()))) == 5
+    check_going_on(create_argv, name, tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -189,20 +189,24 @@ def read_losses(folder, run="a"):
     return [one["loss/task"] for one in read_metrics(folder / "lang" / run) if "loss/task" in one]
 
 
+def check_going_on(create, name, tmp_path):
+    """From its checkpoint, with recomputed blocks, to the bits of a whole run; and it generates."""
+    flags = ("--train.steps=16", "--train.checkpoint_every_steps=8", "--train.keep_checkpoints=9")
+    assert main.main(create(tmp_path, name, *flags)) == 0
+    wanted, folder = read_losses(tmp_path), tmp_path / "lang" / "a"
+    assert wanted[-1] < wanted[0] - 0.05
+    again = (f"--run.resume={folder}/checkpoints/step_00000008", "--train.remat=true")
+    assert main.main(create(tmp_path, name, *flags, *again)) == 0
+    assert read_losses(tmp_path) == wanted
+    model, _ = load_model(str(folder))
+    assert len(generate(model, [1, 2, 3], 5, lambda logits: int(logits.argmax()))) == 5
+
+
 @pytest.mark.parametrize(
     "name", ["qwen3_5", *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)]
 )
 def test_a_hybrid_learns_through_main_and_goes_on_from_its_run(name, tmp_path):
-    """From its checkpoint, with recomputed blocks, to the bits of a whole run; and it generates."""
-    flags = ("--train.steps=16", "--train.checkpoint_every_steps=8", "--train.keep_checkpoints=9")
-    assert main.main(create_argv(tmp_path, name, *flags)) == 0
-    wanted, folder = read_losses(tmp_path), tmp_path / "lang" / "a"
-    assert wanted[-1] < wanted[0] - 0.05
-    again = (f"--run.resume={folder}/checkpoints/step_00000008", "--train.remat=true")
-    assert main.main(create_argv(tmp_path, name, *flags, *again)) == 0
-    assert read_losses(tmp_path) == wanted
-    model, _ = load_model(str(folder))
-    assert len(generate(model, [1, 2, 3], 5, lambda logits: int(logits.argmax()))) == 5
+    check_going_on(create_argv, name, tmp_path)
 
 
 @pytest.mark.slow
