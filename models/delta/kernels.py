@@ -15,15 +15,7 @@ from torch import Tensor, nn
 
 from models.delta.inputs import DeltaInputs, DplrInputs
 from models.delta.kernels_bridge import Heads, Result, deal, find_own, run_kernel
-from models.delta.kernels_choice import (
-    ATTENTION,
-    CHANNEL,
-    CHANNELS,
-    HEAD,
-    STEP,
-    Work,
-    is_cheaper,
-)
+from models.delta.kernels_choice import ATTENTION, FORMS, STEP, Work, is_cheaper
 from models.delta.kernels_flash import fits_flash
 from models.delta.kernels_walk import WalkPlan, walk_back, walk_forward
 from models.delta.layout import CoreOptions
@@ -34,10 +26,6 @@ from utils.runtime.xla_kernels import has_custom_calls, name_tpu, takes_kernels
 
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.kernels: auto or xla"
-# Rules by which of g, erase and write are of channels.
-_FORMS = {
-    (False, False, False): HEAD, (True, False, False): CHANNEL, (True, True, True): CHANNELS,
-}  # fmt: skip
 
 
 def choose_kernels(
@@ -163,7 +151,7 @@ def _name_form(inputs: DeltaInputs | DplrInputs) -> str | None:
     if isinstance(inputs, DplrInputs):
         return None
     gates = (inputs.g, inputs.erase, inputs.write)
-    return _FORMS.get(tuple(x.dim() > 3 and x.shape[-1] > 1 for x in gates))
+    return FORMS.get(tuple(x.dim() > 3 and x.shape[-1] > 1 for x in gates))
 
 
 def _describe(

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 # Rules by their gates: all of a head; g of channels; g, erase and write of channels.
 HEAD, CHANNEL, CHANNELS = "gates of heads", "gates of channels", "all gates of channels"
 STEP, ATTENTION = "a step of decoding", "attention"
+# By which of g, erase and write are of channels: those that the fused kernels compute.
+FORMS = {
+    (False, False, False): HEAD, (True, False, False): CHANNEL, (True, True, True): CHANNELS,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from models.delta.kernels_back import fused_back
 from models.delta.kernels_bridge import Heads, deal, run_kernel
+from models.delta.kernels_choice import FORMS
 from models.delta.kernels_chunks import ROWS
 from models.delta.kernels_fused import FusedPlan, fused_forward
 from models.delta.layout import CoreOptions, to_chunks
@@ -18,8 +19,6 @@ from models.delta.layout import CoreOptions, to_chunks
 # What a block of the kernel's must be a multiple of, and heads of one program at most.
 _LANES = 128
 _HEADS, _HEADS_BACK = 8, 4
-# Whether g, erase and write are of channels, of rules that the kernels compute.
-_KNOWN = ([False, False, False], [True, False, False], [True, True, True])
 # Sums of 256 gates of at least -64 on this grid are exact in float32.
 _GRID = 512.0
 
@@ -28,7 +27,7 @@ def fits_fused(options: CoreOptions, parts: Sequence[Tensor]) -> bool:
     """Whether the fused kernels compute a rule: heads of whole lanes, and gates that they know."""
     _, k, v, *gates = parts
     is_whole = k.shape[-1] % _LANES == 0 == v.shape[-1] % _LANES
-    is_known = [x.shape[-1] > 1 for x in gates] in _KNOWN
+    is_known = tuple(x.shape[-1] > 1 for x in gates) in FORMS
     return options.kernels == "pallas" and is_whole and is_known
 
 
