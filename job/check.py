@@ -11,6 +11,7 @@ from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run
 from job.spec import Job, count_steps, describe_stream
 from models import (
+    check_kernels,
     check_patch_names,
     create_model,
     find_model_name,
@@ -62,6 +63,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     _check_ranks(config, task, device)
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
+    check_kernels(config.model.kernels, student)
     check_automatic_parts(config, student, name_planned_chip(device))
     task.dry_run(student)
     freeze(student, config.optim.freeze)

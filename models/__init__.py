@@ -12,6 +12,7 @@ from models.delta import qwen as qwen
 from models.delta import qwen_next as qwen_next
 from models.delta import rules as rules
 from models.delta import rwkv as rwkv
+from models.delta.kernels import check_kernels
 from models.embedding import (
     Embedded,
     Embedder,
@@ -71,6 +72,7 @@ __all__ = [
     "TokenTeacher",
     "TrainedModel",
     "apply_patches",
+    "check_kernels",
     "check_patch_names",
     "create_feature_teachers",
     "create_input_transform",

@@ -40,26 +40,46 @@ def choose_kernels(
     Raises:
       UserError: there are no kernels for this model or here.
     """
-    layers = [x for x in model.modules() if _has_choice(x)]
+    layers = _list_layers(model)
     if choice == "auto":
         # Elsewhere there is nothing to settle as a layer computes.
         _set(layers if takes_kernels(device) and has_custom_calls() else [], choice)
     if choice != "pallas" or not (is_asked or layers):
         return
-    if not layers:
-        raise UserError(
-            "model.kernels (pallas) is for layers of a delta rule and attention of qwen3, and this "
-            f"model has none; {_WAY_OUT}"
-        )
     try:
+        check_kernels(choice, model)
         require_kernels(device)
-        _require_flash(layers)
-        _require_own_products(layers)
     except UserError:
         if is_asked:
             raise
         return
     _set(layers, choice)
+
+
+def check_kernels(choice: str, model: nn.Module) -> None:
+    """Refuse kernels that no device has for the layers of a model.
+
+    Args:
+      choice: `model.kernels`; but of pallas nothing is refused.
+      model: on any device, the meta device among them.
+
+    Raises:
+      UserError: there are none for one of its layers, or none of its layers has any.
+    """
+    if choice != "pallas":
+        return
+    layers = _list_layers(model)
+    if not layers:
+        raise UserError(
+            "model.kernels (pallas) is for layers of a delta rule and attention of qwen3, and this "
+            f"model has none; {_WAY_OUT}"
+        )
+    _require_flash(layers)
+    _require_own_products(layers)
+
+
+def _list_layers(model: nn.Module) -> list[nn.Module]:
+    return [x for x in model.modules() if _has_choice(x)]
 
 
 def _set(layers: Sequence[nn.Module], choice: str) -> None:

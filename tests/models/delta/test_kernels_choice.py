@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import main
 from models.delta import CoreOptions, DeltaInputs, chunked, kernels, kernels_bridge, layers, qwen
 from models.delta.kernels import choose_kernels, settle_rule, settle_step
 from models.delta.kernels_choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
 from models.factory import MODELS
 from tests.models.delta.test_delta_kernels import create_wide, needs_jax
 from tests.models.delta.variants import create_inputs, rebuild
+from tests.support.child_runs import ROOT
 from tools.tpu.kernels import call_kernels
 
 RULE_WIDTHS = dict.fromkeys(("linear_key_width", "linear_value_width"), 128)
@@ -195,3 +198,20 @@ def test_a_step_compiled_for_a_tpu_that_is_not_here_is_that_of_its_chip():
         with call_kernels(chip):
             assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == found
     assert settle_rule(CoreOptions(kernels="auto"), wide).kernels == "xla"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ('{"products": "bfloat16x3"}', r"model\.args\.products \(bfloat16x3\) asks for others"),
+        ('{"head_width": 192}', r"model\.args\.head_width is 192; change it, or choose"),
+    ],
+)
+def test_a_check_refuses_kernels_that_no_device_has(capsys, args, message):
+    """Before a TPU is asked for, so that a job does not wait for one in vain."""
+    flags = ["--runtime.device=xla", "--model.kernels=pallas", f"--model.args={args}"]
+    assert (
+        main.main(["--config", str(ROOT / "configs" / "qwen3_5_sequences.yaml"), "--check", *flags])
+        == 2
+    )
+    assert re.search(message, capsys.readouterr().err)
