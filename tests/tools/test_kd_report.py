@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools import kd_report
-from tools.proofs.table_runs import get_marks, write_between
+from tools.marked_tables import get_marks, write_between
 from utils.errors import EXIT_USER_ERROR, UserError
 
 

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 from datasets import TokenFacts, create_source
 from store import Run
-from tools.proofs.table_runs import create_table_parser, is_finished, start, write_between
+from tools.marked_tables import write_between
+from tools.proofs.table_runs import create_table_parser, is_finished, start
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import run_program

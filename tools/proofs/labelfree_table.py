@@ -22,7 +22,8 @@ from pathlib import Path
 import numpy as np
 
 from store import Run
-from tools.proofs.table_runs import is_finished, start, write_between
+from tools.marked_tables import write_between
+from tools.proofs.table_runs import is_finished, start
 from utils.config import dump_config, load_config
 from utils.errors import UserError
 from utils.log import setup_logging

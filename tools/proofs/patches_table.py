@@ -19,7 +19,8 @@ from collections.abc import Mapping
 
 from models.patches.table import PATCHES, apply_patches
 from store import Run
-from tools.proofs.table_runs import create_table_parser, is_finished, start, write_between
+from tools.marked_tables import write_between
+from tools.proofs.table_runs import create_table_parser, is_finished, start
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import run_program

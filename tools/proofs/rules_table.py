@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 from models.delta.rules import DECAYS
 from store import Run
-from tools.proofs.table_runs import create_table_parser, is_finished, start, write_between
+from tools.marked_tables import write_between
+from tools.proofs.table_runs import create_table_parser, is_finished, start
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
 from utils.json_types import JsonObject

@@ -8,7 +8,6 @@ from pathlib import Path
 from store import Run
 from store.runs import CONFIG_FILE
 from utils.config import RunConfig
-from utils.errors import UserError
 from utils.programs import create_program_parser
 
 
@@ -44,23 +43,3 @@ def is_finished(run: Run, config_text: str) -> bool:
     if run.read().get("status") != "complete":
         return False
     return (run.path / CONFIG_FILE).read_text(encoding="utf-8") == config_text
-
-
-def get_marks(name: str) -> tuple[str, str]:
-    """The lines of a Markdown file between which a table stands."""
-    return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-
-
-def write_between(path: Path, name: str, table: str) -> None:
-    """Put the table between its two marks in a Markdown file.
-
-    Raises:
-      UserError: the marks are not there.
-    """
-    begin, end = get_marks(name)
-    text = path.read_text(encoding="utf-8")
-    if begin not in text or end not in text:
-        raise UserError(f"--docs ({str(path)!r}) lacks the lines {begin} and {end}; add them")
-    head, rest = text.split(begin, 1)
-    tail = rest.split(end, 1)[1]
-    path.write_text(f"{head}{begin}\n{table}\n{end}{tail}", encoding="utf-8")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tools.marked_tables import get_marks
 from tools.proofs import distil_table
 from tools.proofs.distil_table import TextOutcome, format_table
-from tools.proofs.table_runs import get_marks
 
 ROOT = Path(__file__).resolve().parents[3]
 FLAGS = (

@@ -15,9 +15,9 @@ import main
 from models import export_model
 from models.factory import build_model
 from store import read_metrics
+from tools.marked_tables import get_marks
 from tools.proofs import labelfree_table
 from tools.proofs.labelfree_table import ProbedRun, count_epochs, format_table
-from tools.proofs.table_runs import get_marks
 
 # Random weights of the true shapes, but for the images' size and channels.
 TEACHERS = (

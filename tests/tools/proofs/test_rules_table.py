@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.marked_tables import get_marks
 from tools.proofs import rules_table
 from tools.proofs.rules_table import (
     ATTENTION,
@@ -16,7 +17,6 @@ from tools.proofs.rules_table import (
     format_table,
     read_base,
 )
-from tools.proofs.table_runs import get_marks
 
 ROOT = Path(__file__).resolve().parents[3]
 RECALL = str(ROOT / "configs/delta_recall.yaml")

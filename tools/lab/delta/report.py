@@ -193,8 +193,11 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     pyplot.close(figure)
 
 
-def read_rows(paths: Sequence[Path]) -> list[JsonObject]:
+def read_rows(paths: Sequence[Path], flag: str = "--earlier") -> list[JsonObject]:
     """The rows of reports of this lab, in order.
+
+    Args:
+      flag: that named them, for messages.
 
     Raises:
       UserError: a file is none.
@@ -204,12 +207,12 @@ def read_rows(paths: Sequence[Path]) -> list[JsonObject]:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"--earlier ({path}) cannot be read: {error}") from None
+            raise UserError(f"{flag} ({path}) cannot be read: {error}") from None
         if not isinstance(report, dict) or report.get("lab") != "delta":
-            raise UserError(f"--earlier ({path}) is no report of tools.lab.delta; see --json")
+            raise UserError(f"{flag} ({path}) is no report of tools.lab.delta; see --json")
         if not _has_rows(report):
             raise UserError(
-                f"--earlier ({path}) lacks rows, or what each of them says; make it anew by --json"
+                f"{flag} ({path}) lacks rows, or what each of them says; make it anew by --json"
             )
         rows += report["rows"]
     return rows

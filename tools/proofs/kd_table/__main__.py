@@ -23,6 +23,7 @@ from pathlib import Path
 from service.jobs.slots import parse_slots
 from service.jobs.starters import create_starter
 from service.sweeps import TrialState
+from tools.marked_tables import write_between
 from tools.proofs.kd_table.entries import ENTRIES, UNSERVED, Entry
 from tools.proofs.kd_table.phases import (
     FOLDER,
@@ -51,7 +52,6 @@ from tools.proofs.kd_table.results import (
     read_score,
 )
 from tools.proofs.kd_table.sets import SETS, TableSet
-from tools.proofs.table_runs import write_between
 from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.log import setup_logging
 from utils.programs import DefaultsHelp, ProgramParser, run_program
