@@ -193,10 +193,90 @@ def compute_delta_rule(q: Any, k: Any, v: Any, g: Any, rate: Any, chunk: int) ->
     return output.transpose(1, 0, 3, 2, 4).reshape(batch, tokens, heads, width).astype(dtype)
 
 
+def make_residual_step(program: dict[str, Any]) -> tuple[Any, Any]:
+    """A training step of a residual network of `batch` float32 images, as big_vision trains BiT.
+
+    Bottlenecks of `blocks` a stage, standardised kernels, GroupNorm of 32 groups, cross-entropy,
+    gradients clipped to length 1, momentum kept in bfloat16.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    shapes = list_residual_shapes(program["blocks"], program["classes"])
+    weights = [describe(*one, dtype="float32") for one in shapes]
+    moments = [describe(*one) for one in shapes]
+    images = describe(program["batch"], 224, 224, 3, dtype="float32")
+    labels = describe(program["batch"], dtype="int32")
+
+    def find_loss(weights: Any, images: Any, labels: Any) -> Any:
+        log_probs = jax.nn.log_softmax(answer_residual(weights, images, program["blocks"]))
+        return -jnp.mean(jnp.take_along_axis(log_probs, labels[:, None], axis=-1))
+
+    def step(weights: Any, moments: Any, images: Any, labels: Any, lr: Any) -> Any:
+        loss, grads = jax.value_and_grad(find_loss)(weights, images, labels)
+        length = jnp.sqrt(sum(jnp.sum(one * one) for one in grads))
+        grads = [one / jnp.maximum(1.0, length) for one in grads]
+        moments = [0.9 * old.astype(jnp.float32) + new
+                   for old, new in zip(moments, grads, strict=True)]  # fmt: skip
+        decays = [1.6e-3 if one.ndim > 1 else 0.0 for one in weights]
+        weights = [one - lr * (moved + decay * one)
+                   for one, moved, decay in zip(weights, moments, decays, strict=True)]  # fmt: skip
+        return weights, [one.astype(jnp.bfloat16) for one in moments], loss
+
+    return step, (weights, moments, images, labels, describe(dtype="float32"))
+
+
+def list_residual_shapes(blocks: list[int], classes: int) -> list[tuple[int, ...]]:
+    """Kernels [H, W, I, O], each with scale and bias of its norm behind it, in order of use."""
+    kernels, before = [(7, 7, 3, 64)], 64
+    for stage, count in enumerate(blocks):
+        middle = 64 * 2**stage
+        for number in range(count):
+            kernels += [(1, 1, before, 4 * middle)] if number == 0 else []
+            kernels += [(1, 1, before, middle), (3, 3, middle, middle), (1, 1, middle, 4 * middle)]
+            before = 4 * middle
+    found = [shape for one in kernels for shape in (one, one[-1:], one[-1:])]
+    return [*found, (before, classes), (classes,)]
+
+
+def answer_residual(weights: Any, images: Any, blocks: list[int]) -> Any:
+    """Logits of images [B, H, W, 3]."""
+    import jax
+    import jax.numpy as jnp
+
+    left = iter(weights)
+
+    def convolve(x: Any, stride: int) -> Any:
+        kernel, scale, bias = next(left), next(left), next(left)
+        kernel = kernel - jnp.mean(kernel, axis=(0, 1, 2))
+        kernel = kernel / (jnp.std(kernel, axis=(0, 1, 2)) + 1e-5)
+        form = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (stride, stride), "SAME", dimension_numbers=form
+        )
+        groups = x.reshape(*x.shape[:3], 32, -1)
+        mean = jnp.mean(groups, axis=(1, 2, 4), keepdims=True)
+        squares = jnp.mean(groups * groups, axis=(1, 2, 4), keepdims=True)
+        spread = jax.lax.rsqrt(jnp.maximum(squares - mean * mean, 0.0) + 1e-6)
+        return ((groups - mean) * spread).reshape(x.shape) * scale + bias
+
+    x = jax.nn.relu(convolve(images, 2))
+    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), "SAME")
+    for stage, count in enumerate(blocks):
+        for number in range(count):
+            stride = 2 if stage and not number else 1
+            beside = convolve(x, stride) if not number else x
+            inner = jax.nn.relu(convolve(x, 1))
+            inner = jax.nn.relu(convolve(inner, stride))
+            x = jax.nn.relu(beside + convolve(inner, 1))
+    return jnp.mean(x, axis=(1, 2)) @ next(left) + next(left)
+
+
 FORMS = {
     "delta_rule": make_delta_rule,
     "product": make_product,
     "kernel_product": make_kernel_product,
+    "residual_step": make_residual_step,
     "loop": make_loop,
     "sum": make_sum,
 }

@@ -24,6 +24,7 @@ class PublishedStep:
       bundles: the same by bundles, waits for DMA included.
       source: where the speed, or the time that it follows from, is published.
       program: what was compiled.
+      request: of the laboratory's child in JAX, where that writes the program.
     """
 
     name: str
@@ -34,6 +35,7 @@ class PublishedStep:
     bundles: float
     source: str
     program: str
+    request: JsonObject | None = None
 
     @property
     def step_ms(self) -> tuple[float, float]:
@@ -66,6 +68,15 @@ PUBLISHED = (
         estimate=62.12, bundles=61.44, program="plain JAX, by tools.proofs.jax_vision",
         source="github.com/google-research/big_vision, its mlp_mixer_i1k.py: 300 epochs of "
         "train[:99%] in 2h11m and 60 in 27m on a TPU v3-128",
+    ),
+    PublishedStep(
+        name="big_vision BiT-R50x1", generation="v3", examples=32, per_s=(464, 464),
+        estimate=55.48, bundles=59.55, program="plain JAX, by tools/lab/jax_child.py",
+        source="github.com/google-research/big_vision, its bit_i1k.py: 90 epochs of train[:99%] "
+        "in 32 min on a TPU v3-128",
+        request={
+            "form": "residual_step", "batch": 32, "blocks": [3, 4, 6, 3], "classes": 1000,
+        },
     ),
 )  # fmt: skip
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from pathlib import Path
 
 import pytest
+import timm
 
 from tools.compile_for_tpu import NOTE
 from tools.lab.costing import compile_program, export_in_jax
+from tools.lab.jax_child import list_residual_shapes
 from tools.tpu.calibration import PRODUCTS, PUBLISHED, describe_calibration, find_range
 from tools.tpu.targets import parse_target
 
@@ -53,6 +56,25 @@ def test_the_products_cost_what_the_table_says(one):
     assert found.with_dma / 1e6 == pytest.approx(one.bundles, rel=0.02)
     if one.estimate is not None:
         assert found.estimate / 1e6 == pytest.approx(one.estimate, rel=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
+@pytest.mark.parametrize("one", [x for x in PUBLISHED if x.request], ids=lambda one: one.name)
+def test_the_steps_cost_what_the_table_says(one):
+    target = parse_target(one.generation)
+    artifacts = export_in_jax([one.request], target, time_limit_s=900)
+    found = compile_program(artifacts[0], target, time_limit_s=1800).program
+    assert found.with_dma / 1e6 == pytest.approx(one.bundles, rel=0.02)
+    assert found.estimate / 1e6 == pytest.approx(one.estimate, rel=0.02)
+
+
+def test_the_residual_step_has_the_weights_of_resnet50():
+    """GroupNorm has as many numbers as BatchNorm, its running statistics left out."""
+    (one,) = [one for one in PUBLISHED if one.name == "big_vision BiT-R50x1"]
+    shapes = list_residual_shapes(one.request["blocks"], one.request["classes"])
+    model = timm.create_model("resnet50")
+    assert sum(map(math.prod, shapes)) == sum(x.numel() for x in model.parameters())
 
 
 def test_a_ratio_is_published_time_over_the_time_of_the_cycles():
