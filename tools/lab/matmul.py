@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools.lab.costing import HERE, choose_target, compile_program, export_in_jax
+from tools.lab.costing import HERE, PLACES, choose_target, compile_program, export_in_jax
 from tools.tpu.targets import Target
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -25,6 +25,7 @@ from utils.programs import (
     ProgramParser,
     prepare_file,
     prepare_picture,
+    require_at_least,
     run_program,
 )
 
@@ -49,7 +50,7 @@ def create_parser() -> argparse.ArgumentParser:
         allow_abbrev=False, formatter_class=DefaultsHelp,
     )  # fmt: skip
     add = parser.add_argument
-    add("--on", default="v5e", help="cpu, cuda, xla, or a TPU to compile for, such as v5e or v6e")
+    add("--on", default="v5e", help=PLACES)
     add("--base", type=int, default=1024, help="size of every axis but the one that varies")
     add("--added", type=int, nargs="+", default=[0, 8, 64, 128, 192, 256, 384, 512],
         help="what the axis that varies has beyond the base; must hold 0 and 8")  # fmt: skip
@@ -150,9 +151,7 @@ def draw(report: JsonObject, path: Path) -> None:
 def _check(options: argparse.Namespace) -> None:
     if not {0, _LEAST} <= set(options.added):
         raise UserError(f"--added must hold 0 and {_LEAST}, which the law is read from; add them")
-    for flag, value in (("--base", options.base), ("--repeats", options.repeats)):
-        if value < 1:
-            raise UserError(f"{flag} ({value}) must be at least 1")
+    require_at_least(1, options, "base", "repeats", "time_limit")
     if options.base + min(options.added) < 1:
         raise UserError(
             f"--added ({min(options.added)}) leaves nothing of --base ({options.base}); raise it"

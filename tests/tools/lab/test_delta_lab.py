@@ -11,18 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from models.delta import CoreOptions
 from models.delta.backends import BACKENDS
 from store.trends import find_trends, read_reports
+from tools.lab import matmul
 from tools.lab.delta import __main__ as tool
 from tools.lab.delta import judging
 from tools.lab.delta.cases import VARIANTS, LabCase, create_inputs, create_typed
 from tools.lab.delta.compiling import export_in_torch
 from tools.lab.delta.forms import describe_inputs
 from tools.lab.delta.gaps import PACKAGES, leave_out
-from tools.lab.delta.report import draw, find_crossings, read_rows
+from tools.lab.delta.report import draw, find_crossings, print_rows, read_rows
 from utils.errors import UserError
+from utils.generations import GENERATIONS
 
 ROOT = Path(__file__).resolve().parents[3]
 HAS_COMPILER = all(importlib.util.find_spec(name) for name in ("jax", "libtpu"))
@@ -67,13 +71,14 @@ def test_a_program_that_no_host_holds_is_exported_of_its_shapes():
     assert artifact and not fallbacks
 
 
-def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
-    def create_row(variant: str, tokens: int, ms: float) -> dict:
-        return {"variant": variant, "form": "xla", "mode": "forward", "key_heads": 1,
-                "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms, "bytes": 8.0,
-                "device": "cpu", "tokens_per_s": 9.0, "tflops": 1.0, "tflops_reported": 1.0,
-                "hlo_lines": 0, "compile_s": 0.0, "fallbacks": {}}  # fmt: skip
+def create_row(variant: str, tokens: int, ms: float, **facts: object) -> dict:
+    return {"variant": variant, "form": "xla", "mode": "forward", "key_heads": 1,
+            "value_heads": 2, "batch": 1, "tokens": tokens, "ms": ms, "bytes": 8.0,
+            "device": "cpu", "tokens_per_s": 9.0, "tflops": 1.0, "tflops_reported": 1.0,
+            "hlo_lines": 0, "compile_s": 0.0, "fallbacks": {}, **facts}  # fmt: skip
 
+
+def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
     rows = [create_row("gdn", 1024, 2.0), create_row("gdn", 4096, 8.0)]
     rows += [create_row("attention", 1024, 1.0), create_row("attention", 4096, 16.0)]
     assert find_crossings(rows) == {"gdn xla forward 1/2": pytest.approx(2048)}
@@ -85,6 +90,79 @@ def test_a_picture_of_curves_of_many_runs_tells_where_they_cross(tmp_path):
     assert read_rows([tmp_path / "0.json", tmp_path / "1.json"]) == rows
     draw(rows, tmp_path / "all.png")
     assert (tmp_path / "all.png").stat().st_size > 1000
+
+
+def draw_axes(rows: list[dict], monkeypatch: pytest.MonkeyPatch) -> Axes:
+    """The axes of a picture that goes nowhere."""
+    kept = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: kept.extend(figure.axes))
+    draw(rows, Path("unused.png"))
+    return kept[0]
+
+
+def test_curves_of_a_picture_differ_by_rule_mode_form_and_heads(monkeypatch):
+    rows = [
+        create_row(variant, tokens, 2.0 - (variant == "attention"), mode=mode, form=form,
+                   value_heads=heads)
+        for variant in VARIANTS for mode in ("forward", "both") for form in ("xla", "pallas")
+        for heads in (1, 2) for tokens in (1024, 4096)
+    ]  # fmt: skip
+    lines = draw_axes(rows, monkeypatch).lines
+    looks = {(one.get_color(), one.get_linestyle(), one.get_marker()) for one in lines}
+    assert len(looks) == len(lines) == 2 * 2 * 2 * len(VARIANTS)
+    assert [len(set(part)) for part in zip(*looks, strict=True)] == [len(VARIANTS), 2, 4]
+
+
+def test_a_picture_says_where_nothing_crosses(monkeypatch):
+    slow = [create_row("gdn", 1024, 2.0), create_row("gdn", 4096, 8.0)]
+    full = [create_row("attention", 1024, 1.0), create_row("attention", 4096, 4.0)]
+    fast = [{**row, "variant": "kda", "ms": row["ms"] / 4} for row in slow]
+    assert "nothing crosses" in draw_axes(slow + full, monkeypatch).get_title(loc="left")
+    # Nothing stands beside the rule, and a rule that is faster.
+    for rows in (slow, slow + full + fast):
+        assert draw_axes(rows, monkeypatch).get_title(loc="left") == ""
+
+
+def test_rules_that_cross_at_one_place_are_named_one_below_the_other(monkeypatch):
+    fast = [create_row(name, tokens, 0.5) for name in ("gdn", "kda") for tokens in (1024, 4096)]
+    full = [create_row("attention", tokens, 1.0) for tokens in (1024, 4096)]
+    (text,) = draw_axes(fast + full, monkeypatch).texts
+    assert [line.split()[0] for line in text.get_text().splitlines()] == ["gdn", "kda"]
+
+
+def test_a_decoding_step_has_the_length_of_attentions_cache_alone(capsys):
+    row = create_row("gdn", 8192, 1.0, mode="decode", batch=2)
+    print_rows([row, {**row, "variant": "attention"}, {**row, "mode": "forward"}])
+    found = [line.split()[4] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert found == ["2x1", "2x8192", "2x8192"]
+
+
+def test_a_picture_that_would_be_empty_is_refused_before_anything_is_measured(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(tool, "_measure", lambda *_: pytest.fail("measured"))
+    picture = ["--picture", str(tmp_path / "p.png")]
+    for flags in (["--modes", "decode"], ["--modes", "forward", "--sizes", "2x32"]):
+        assert tool.main([*SMALL, *flags, *picture]) == 2
+        text = capsys.readouterr().err
+        assert "--picture" in text and "--sizes 1xTOKENS" in text and text.count("\n") == 1
+
+
+def test_a_picture_of_earlier_rows_may_have_steps_beside_them(tmp_path):
+    earlier, picture = tmp_path / "e.json", tmp_path / "p.png"
+    rows = [create_row("gdn", 1024, 1.0), {**create_row("gdn", 4096, 4.0), "failure": "full"}]
+    earlier.write_text(json.dumps({"lab": "delta", "rows": rows}))
+    flags = ["--variants", "gdn", "--modes", "decode", "--earlier", str(earlier)]
+    assert tool.main([*SMALL, *flags, "--picture", str(picture)]) == 1
+    assert picture.stat().st_size > 1000
+
+
+def test_help_names_every_tpu_that_is_compiled_for(capsys):
+    for program in (tool, matmul):
+        with pytest.raises(SystemExit):
+            program.main(["--help"])
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"compile for: {', '.join(GENERATIONS)}" in text
 
 
 def test_a_rule_that_is_wrong_is_not_timed(monkeypatch):
@@ -158,8 +236,12 @@ def test_every_package_of_the_models_is_a_form():
     assert tuple(BACKENDS) == PACKAGES
 
 
-@pytest.mark.parametrize("report", [{}, {"rows": "x"}, {"rows": [{"a": 1}]}])
-def test_a_report_without_rows_is_refused(report, tmp_path):
+@pytest.mark.parametrize(
+    "report",
+    [{}, {"rows": "x"}, {"rows": [{"a": 1}]}, {"rows": [{"variant": "gdn", "failure": "x"}]},
+     {"rows": [{"variant": "gdn", "form": None, "mode": "both", "failure": "x"}]}],
+)  # fmt: skip
+def test_a_report_without_rows_or_what_they_say_is_refused(report, tmp_path):
     path = tmp_path / "r.json"
     path.write_text(json.dumps({"lab": "delta", **report}))
     with pytest.raises(UserError, match="lacks rows, or what each of them says"):
@@ -183,7 +265,7 @@ def test_a_report_without_rows_is_refused(report, tmp_path):
      (["--form", "fla"], "--form fla runs on NVIDIA GPUs, not on cpu"),
      (["--types", "layers"], "--types layers is for the project's own forms, compiled for TPUs"),
      (["--decode-batches", "0"], "--decode-batches (0)"),
-     (["--time-limit", "0"], "--time-limit (0)"),
+     (["--time-limit", "0"], "--time-limit (0)"), (["--time-limit", "nan"], "--time-limit (nan)"),
      (["--picture", "p.txt"], "--picture ('p.txt') must end with one of .png"),
      (["--json", "/proc/nowhere/r.json"], "cannot be made")],
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Times the rules of delta attention on a device, or counts their cycles on a TPU that is not here.
 
 Each form is held against the recurrence in float64, gradients included, before any time is taken.
-On cpu, cuda and xla times are measured; for v4, v5e, v5p and v6e they are bundles with DMA over a
+On cpu, cuda and xla times are measured; for a TPU that is not here they are bundles with DMA over a
 derived clock, which are no measurements. Full attention stands beside the rules.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from store.environment import read_environment
 from store.trends import FOLDER, keep_report
-from tools.lab.costing import choose_target
+from tools.lab.costing import PLACES, choose_target
 from tools.lab.delta.cases import MODES, TYPES, VARIANTS, LabCase, check_case
 from tools.lab.delta.gaps import FORMS, PACKAGES, leave_out
 from tools.lab.delta.report import (
@@ -28,8 +28,10 @@ from tools.lab.delta.report import (
     describe_timing,
     draw,
     find_crossings,
+    is_drawn,
     print_rows,
     read_rows,
+    show_size,
     write_json,
 )
 from tools.lab.delta.running import open_device, time_program
@@ -42,6 +44,7 @@ from utils.programs import (
     prepare_file,
     prepare_folder,
     prepare_picture,
+    require_at_least,
     run_program,
 )
 from utils.storage import to_path
@@ -69,7 +72,7 @@ def create_parser() -> argparse.ArgumentParser:
         allow_abbrev=False, formatter_class=DefaultsHelp,
     )  # fmt: skip
     add = parser.add_argument
-    add("--on", default="cpu", help="cpu, cuda, xla, or a TPU to compile for, such as v5e or v6e")
+    add("--on", default="cpu", help=PLACES)
     add("--form", nargs="+", default=["xla"], choices=FORMS, help="the project's own, with "
         "XLA's loops or Pallas kernels; the same in JAX (compiled for TPUs alone); or a package's "
         "kernels (on cuda)")  # fmt: skip
@@ -104,13 +107,18 @@ def run(options: argparse.Namespace) -> int:
     target = choose_target(options.on)
     _check(options, target)
     cases, gaps = leave_out(list(list_cases(options)))
+    rows = read_rows(options.earlier)
+    planned = [describe_case(*one) for one in cases]
+    if options.picture and not any(map(is_drawn, [*planned, *rows])):
+        raise UserError(
+            f"--picture ({str(options.picture)!r}) shows single sequences, and none is asked for; "
+            "give --modes forward or both with --sizes 1xTOKENS, or leave it out"
+        )
     if gaps:
         sys.stderr.write(f"{gaps}\n")
-    rows = read_rows(options.earlier)
     os.environ.setdefault("PJRT_DEVICE", "CPU")
-    for case, form in cases:
-        row = describe_case(case, form)
-        sys.stderr.write(f"{case.variant} {form} {case.mode} {case.batch}x{case.tokens}\n")
+    for (case, form), row in zip(cases, planned, strict=True):
+        sys.stderr.write(f"{case.variant} {form} {case.mode} {show_size(row)}\n")
         try:
             row |= _measure(case, form, options, target)
         except (UserError, RuntimeError) as error:
@@ -147,13 +155,9 @@ def _check(options: argparse.Namespace, target: Target | None) -> None:
     Raises:
       UserError: names the flag.
     """
-    least = {"--repeats": options.repeats, "--width": options.width,
-             "--decode-batches": min(options.decode_batches)}  # fmt: skip
-    for flag, value in least.items():
-        if value < 1:
-            raise UserError(f"{flag} ({value}) must be at least 1")
-    if not options.time_limit > 0:
-        raise UserError(f"--time-limit ({options.time_limit:g}) must be above 0 seconds")
+    require_at_least(1, options, "repeats", "width", "time_limit")
+    if min(options.decode_batches) < 1:
+        raise UserError(f"--decode-batches ({min(options.decode_batches)}) must be at least 1")
     if "jax_reference" in options.form and target is None:
         raise UserError("--form jax_reference is compiled for TPUs alone; give --on v5e or v6e")
     if options.types != "bfloat16" and (target is None or "jax_reference" in options.form):

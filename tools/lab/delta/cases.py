@@ -55,7 +55,7 @@ class LabCase:
       key_heads: of q and k; `value_heads` of v. RWKV-7 has those of v alone; attention as many
         queries as heads of v, and keys and values of `key_heads`.
       width: of keys and of values.
-      tokens: of a sequence; 1 of a decoding step.
+      tokens: of a sequence; of a decoding step what attention's cache holds, and nothing of rules.
     """
 
     variant: str

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tools.lab.costing import CompiledCost
-from tools.lab.delta.cases import ATTENTION, LabCase
+from tools.lab.delta.cases import ATTENTION, VARIANTS, LabCase
 from tools.lab.delta.judging import Errors
 from tools.lab.delta.running import Timing
 from utils.errors import UserError
 from utils.generations import Generation
 from utils.json_types import JsonObject
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 # Public peaks of bfloat16, TFLOP/s, and GB/s of memory, of GPUs that people rent.
 _GPUS = {"H200": (989.0, 4800.0), "H100": (989.0, 3350.0), "A100": (312.0, 2039.0)}
-# What each row that did not fail says, and the table shows.
+# What each row says, and what those say that did not fail: the table shows it.
+_OF_A_CASE = ("variant", "form", "mode")
 _OF_A_ROW = {
-    "variant", "form", "mode", "key_heads", "value_heads", "batch", "tokens", "bytes", "device",
+    *_OF_A_CASE, "key_heads", "value_heads", "batch", "tokens", "bytes", "device",
     "ms", "tokens_per_s", "tflops", "tflops_reported", "hlo_lines", "compile_s", "fallbacks",
 }  # fmt: skip
+# In a picture a rule has a colour, a mode a line, and a form with its heads a marker.
+_COLORS = {name: f"C{number}" for number, name in enumerate(VARIANTS)} | {ATTENTION: "black"}
+_LINES = {"forward": "-", "both": "--"}
+_MARKERS = "os^DvP*X<>ph8"
+# Rule, form, mode, heads.
+_Curve = tuple[str, str, str, str]
 
 
 def describe_case(case: LabCase, form: str) -> JsonObject:
@@ -108,7 +119,7 @@ def print_rows(rows: Sequence[JsonObject]) -> None:
 
 def _print_row(row: JsonObject) -> str:
     span = f"{row['ms_low']:.2f}..{row['ms_high']:.2f}" if "ms_low" in row else "bundles"
-    heads, sizes = f"{row['key_heads']}/{row['value_heads']}", f"{row['batch']}x{row['tokens']}"
+    heads, sizes = f"{row['key_heads']}/{row['value_heads']}", show_size(row)
     cycles, share = row.get("mcycles_with_dma"), row.get("roofline_share")
     traffic = row.get("hbm_bytes", row["bytes"]) / 1e9
     return (
@@ -118,6 +129,12 @@ def _print_row(row: JsonObject) -> str:
         f"{_show(share, '.1%'):>9}{row.get('error_output', math.nan):>9.0e}"
         f"{row['hlo_lines'] or 0:>7}{row['compile_s']:>8.1f}{len(row['fallbacks']):>5}"
     )
+
+
+def show_size(row: JsonObject) -> str:
+    """Sequences x tokens of a case; a decoding step has the length of attention's cache alone."""
+    has_length = row["mode"] != "decode" or row["variant"] == ATTENTION
+    return f"{row['batch']}x{row['tokens'] if has_length else 1}"
 
 
 def _show(value: float | None, form: str) -> str:
@@ -131,20 +148,25 @@ def find_crossings(rows: Sequence[JsonObject]) -> dict[str, float | None]:
     """
     curves = _collect(rows)
     found: dict[str, float | None] = {}
-    for (variant, form, rest), curve in curves.items():
-        other = curves.get((ATTENTION, form, rest)) or curves.get((ATTENTION, "xla", rest))
+    for (variant, form, *rest), curve in curves.items():
+        other = curves.get((ATTENTION, form, *rest)) or curves.get((ATTENTION, "xla", *rest))
         if variant != ATTENTION and other and len(curve) > 1:
-            found[f"{variant} {form} {rest}"] = _cross(curve, other)
+            found[" ".join((variant, form, *rest))] = _cross(curve, other)
     return found
 
 
-def _collect(rows: Sequence[JsonObject]) -> dict[tuple[str, str, str], dict[int, float]]:
+def is_drawn(row: JsonObject) -> bool:
+    """Whether a picture shows a row: one sequence, which has a length."""
+    return "failure" not in row and row["batch"] == 1 and row["mode"] != "decode"
+
+
+def _collect(rows: Sequence[JsonObject]) -> dict[_Curve, dict[int, float]]:
     """Milliseconds of one sequence by its tokens."""
-    curves: dict[tuple[str, str, str], dict[int, float]] = {}
+    curves: dict[_Curve, dict[int, float]] = {}
     for row in rows:
-        if "ms" in row and row["batch"] == 1 and row["mode"] != "decode":
-            rest = f"{row['mode']} {row['key_heads']}/{row['value_heads']}"
-            curve = curves.setdefault((row["variant"], row["form"], rest), {})
+        if is_drawn(row):
+            heads = f"{row['key_heads']}/{row['value_heads']}"
+            curve = curves.setdefault((row["variant"], row["form"], row["mode"], heads), {})
             curve[row["tokens"]] = row["ms"]
     return curves
 
@@ -165,20 +187,20 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     """Time over tokens of single sequences, rules against attention."""
     from matplotlib import pyplot, ticker
 
-    curves = _collect(rows)
+    curves, crossings = _collect(rows), find_crossings(rows)
     figure, axes = pyplot.subplots(figsize=(8, 5))
-    for (variant, form, rest), curve in sorted(curves.items()):
-        places = sorted(curve)
-        style = "k--" if variant == ATTENTION else "-"
-        axes.plot(places, [curve[one] for one in places], style, marker="o",
-                  label=f"{variant} {form} {rest}")  # fmt: skip
-    for name, tokens in find_crossings(rows).items():
-        if tokens:
-            axes.axvline(tokens, color="grey", linewidth=0.5)
-            text = f" {name}: below attention from {tokens:,.0f}"
-            axes.text(tokens, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90,
-                      fontsize=7, va="top", ha="right")  # fmt: skip
-    device = rows[0].get("device", "") if rows else ""
+    _draw_curves(axes, curves)
+    if crossings and not any(crossings.values()):
+        note = "nothing crosses: no rule is below attention at the lengths measured"
+        axes.set_title(note, loc="left", fontsize=8)
+    for tokens in sorted({one for one in crossings.values() if one}):
+        axes.axvline(tokens, color="grey", linewidth=0.5)
+        # Curves that cross at one place have a line of the text each.
+        text = "\n".join(f" {name}: below attention from {tokens:,.0f}"
+                         for name, one in crossings.items() if one == tokens)  # fmt: skip
+        axes.text(tokens, 0.98, text, transform=axes.get_xaxis_transform(), rotation=90,
+                  fontsize=7, va="top", ha="right")  # fmt: skip
+    device = next((row["device"] for row in rows if "device" in row), "")
     kind = "bundles with DMA" if any(r.get("kind") == "bundles" for r in rows) else "measured"
     axes.set(xscale="log", yscale="log", xlabel="tokens", ylabel=f"ms ({kind}, {device})")
     ticks = sorted({tokens for curve in curves.values() for tokens in curve})
@@ -187,10 +209,22 @@ def draw(rows: Sequence[JsonObject], path: Path) -> None:
     axes.yaxis.set_minor_locator(ticker.LogLocator(subs=(2, 5)))
     axes.yaxis.set_minor_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.legend(fontsize=8)
+    if curves:
+        axes.legend(fontsize=8, ncols=1 + len(curves) // 20)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
+
+
+def _draw_curves(axes: Axes, curves: Mapping[_Curve, Mapping[int, float]]) -> None:
+    kinds = sorted({(form, heads) for _, form, _, heads in curves})
+    for (variant, form, mode, heads), curve in sorted(curves.items()):
+        places = sorted(curve)
+        axes.plot(
+            places, [curve[one] for one in places], color=_COLORS.get(variant, "grey"),
+            linestyle=_LINES.get(mode, ":"), label=f"{variant} {form} {mode} {heads}",
+            marker=_MARKERS[kinds.index((form, heads)) % len(_MARKERS)],
+        )  # fmt: skip
 
 
 def read_rows(paths: Sequence[Path], flag: str = "--earlier") -> list[JsonObject]:
@@ -222,6 +256,8 @@ def _has_rows(report: JsonObject) -> bool:
     """Whether all that is printed and drawn is there."""
     rows = report.get("rows")
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        return False
+    if not all(isinstance(row.get(key), str) for row in rows for key in _OF_A_CASE):
         return False
     return all(row.keys() >= _OF_A_ROW for row in rows if "failure" not in row)
 
