@@ -12,16 +12,48 @@ def get_marks(name: str) -> tuple[str, str]:
     return f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
 
 
+def check_document(path: Path | None, *names: str) -> None:
+    """Refuse a document that tables cannot be put into, before they are made; none: no document.
+
+    Raises:
+      UserError: it cannot be read or written, or the marks are not there.
+    """
+    if path is None:
+        return
+    try:
+        path.open("r+").close()
+    except OSError as error:
+        raise UserError(
+            f"--docs ({str(path)!r}) cannot be written into: {error.strerror}; give a Markdown "
+            "file that is there"
+        ) from error
+    for name in names:
+        _split(path, name)
+
+
 def write_between(path: Path, name: str, table: str) -> None:
     """Put the table between its two marks in a Markdown file.
 
     Raises:
       UserError: the marks are not there.
     """
+    head, tail = _split(path, name)
     begin, end = get_marks(name)
-    text = path.read_text(encoding="utf-8")
-    if begin not in text or end not in text:
-        raise UserError(f"--docs ({str(path)!r}) lacks the lines {begin} and {end}; add them")
-    head, rest = text.split(begin, 1)
-    tail = rest.split(end, 1)[1]
     path.write_text(f"{head}{begin}\n{table}\n{end}{tail}", encoding="utf-8")
+
+
+def _split(path: Path, name: str) -> tuple[str, str]:
+    """What stands before the first mark and behind the second."""
+    begin, end = get_marks(name)
+    head, first, rest = _read(path).partition(begin)
+    _, second, tail = rest.partition(end)
+    if not first or not second:
+        raise UserError(f"--docs ({str(path)!r}) lacks the lines {begin} and {end}; add them")
+    return head, tail
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"--docs ({str(path)!r}) is no text in UTF-8; give another") from error

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datasets import TokenFacts, create_source
 from store import Run
 from tools.marked_tables import write_between
-from tools.proofs.table_runs import create_table_parser, is_finished, start
+from tools.proofs.table_runs import check_table, create_table_parser, is_finished, start
 from utils.config import RunConfig, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import run_program
@@ -57,6 +57,9 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 def make_table(options: argparse.Namespace, rest: list[str]) -> None:
     """All runs, seed by seed; the table is printed, and put into the document."""
+    check_table(options, NAME, "losses")
+    if ALONE in options.losses:
+        raise UserError(f"--losses {ALONE}: this row is always there; leave it out")
     rows = [(row, seed) for seed in options.seeds for row in (ALONE, *options.losses)]
     # All are read before the first run, which may take an hour: what is wrong is said now.
     configs = [read_config(row, seed, options.config, rest) for row, seed in rows]

@@ -23,7 +23,7 @@ import numpy as np
 
 from store import Run
 from tools.marked_tables import write_between
-from tools.proofs.table_runs import is_finished, start
+from tools.proofs.table_runs import check_table, is_finished, start
 from utils.config import dump_config, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
@@ -85,8 +85,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 
 def make_table(options: argparse.Namespace, rest: list[str]) -> None:
     """All runs, seed by seed; the table is printed, and put into the document."""
-    seeds = list(dict.fromkeys(options.seeds))
-    make_few_labels(options.data_dir, seeds)
+    check_table(options, NAME, "rows")
+    make_few_labels(options.data_dir, options.seeds)
     rest = [*rest, f"--data.root={options.data_dir}", f"--run.experiment={EXPERIMENT}"]
     teacher = train(
         ["--config=configs/digits_teacher.yaml", *rest, f"--epochs={options.teacher_epochs}",
@@ -94,11 +94,11 @@ def make_table(options: argparse.Namespace, rest: list[str]) -> None:
     )  # fmt: skip
     readings = [
         read_features(row, seed, train(get_flags(row, seed, options, rest, teacher)), options)
-        for seed in seeds
+        for seed in options.seeds
         for row in options.rows
     ]
     top1 = teacher.read()["final"]["test_top1"]
-    table = format_table(readings, seeds) + f"\n\nThe teacher's own test top-1: {top1:.2f}."
+    table = format_table(readings, options.seeds) + f"\n\nThe teacher's own test top-1: {top1:.2f}."
     print(table)
     if options.docs:
         write_between(options.docs, NAME, table)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from models.patches.table import PATCHES, apply_patches
 from store import Run
 from tools.marked_tables import write_between
-from tools.proofs.table_runs import create_table_parser, is_finished, start
+from tools.proofs.table_runs import check_table, create_table_parser, is_finished, start
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
 from utils.programs import run_program
@@ -54,6 +54,7 @@ def make_table(options: argparse.Namespace, rest: list[str]) -> None:
             f"--config ({options.config!r}) must be a run of runtime.device=xla, where models are "
             "patched, with a data.test_split; choose another, or set both"
         )
+    check_table(options, base.run.experiment)
     rows = list_rows(base)
     scores: dict[str, list[float]] = {row: [] for row in rows}
     for seed in options.seeds:

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tools.proofs.table_runs import require_distinct
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import create_program_parser, require_at_least, run_program
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
@@ -55,6 +56,8 @@ def create_parser() -> argparse.ArgumentParser:
 
 def write_table(options: argparse.Namespace) -> None:
     """Print the table row by row, as it is measured."""
+    require_distinct(options, "tables")
+    require_at_least(1, options, "seeds")
     print("| rows | model | test r2 of each seed | mean | standard deviation |")
     print("|---|---|---|---:|---:|")
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from models.delta.rules import DECAYS
 from store import Run
 from tools.marked_tables import write_between
-from tools.proofs.table_runs import create_table_parser, is_finished, start
+from tools.proofs.table_runs import check_table, create_table_parser, is_finished, start
 from utils.config import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -66,6 +66,7 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 def make_table(options: argparse.Namespace, rest: list[str]) -> None:
     """All runs, seed by seed; the table is printed, and put into the document."""
     base = read_base(options.config, rest)
+    check_table(options, base.run.experiment, "rows")
     rows = [(row, seed) for seed in options.seeds for row in options.rows]
     # All are made before the first run: what is wrong is said now.
     configs = [create_config(base, row, seed) for row, seed in rows]

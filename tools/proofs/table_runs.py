@@ -7,7 +7,9 @@ from pathlib import Path
 
 from store import Run
 from store.runs import CONFIG_FILE
+from tools.marked_tables import check_document
 from utils.config import RunConfig
+from utils.errors import UserError
 from utils.programs import create_program_parser
 
 
@@ -28,6 +30,32 @@ def create_table_parser(doc: str | None, name: str, config_help: str) -> argpars
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--docs", type=Path, help="Markdown file that holds the table's marks")
     return parser
+
+
+def check_table(options: argparse.Namespace, marks: str, *flags: str) -> None:
+    """Refuse, before the first run, what would spoil the table behind the last one.
+
+    Args:
+      marks: the name of the table's marks in the document.
+      flags: whose values are rows or columns, beside --seeds, as `options` has them.
+
+    Raises:
+      UserError: names the flag.
+    """
+    require_distinct(options, "seeds", *flags)
+    check_document(options.docs, marks)
+
+
+def require_distinct(options: argparse.Namespace, *flags: str) -> None:
+    """Refuse flags that say something twice; those that were not given pass.
+
+    Raises:
+      UserError: names the flag.
+    """
+    for flag in flags:
+        given = getattr(options, flag) or []
+        if len(set(given)) < len(given):
+            raise UserError(f"--{flag.replace('_', '-')} says something twice; name each once")
 
 
 def start(config: RunConfig) -> None:

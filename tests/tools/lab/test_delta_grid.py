@@ -53,6 +53,19 @@ def test_modes_and_devices_have_tables_of_their_own():
     assert tables["delta_grid v5e decode"].splitlines()[2] == "| 16/32 | 1 | 0.011 (50%) |"
 
 
+def test_a_document_that_lacks_the_place_of_one_table_is_left_as_it_is(tmp_path, capsys):
+    report, page = tmp_path / "report.json", tmp_path / "page.md"
+    rows = [describe("gdn", mode, 2048) for mode in ("forward", "both")]
+    report.write_text(json.dumps({"lab": "delta", "rows": rows}))
+    text = "\n".join(get_marks("delta_grid v5e forward"))
+    page.write_text(text)
+    assert grid.main([str(report), "--docs", str(page)]) == EXIT_USER_ERROR
+    assert "lacks the lines <!-- delta_grid v5e both: begin" in capsys.readouterr().err
+    assert page.read_text() == text
+    assert grid.main([str(report), "--docs", str(tmp_path / "none.md")]) == EXIT_USER_ERROR
+    assert "cannot be written into: No such file" in capsys.readouterr().err
+
+
 def test_tables_go_into_a_document_and_bad_reports_are_refused(tmp_path, capsys):
     report, page = tmp_path / "report.json", tmp_path / "page.md"
     report.write_text(json.dumps({"lab": "delta", "rows": [describe("gdn", "forward", 2048)]}))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tools.lab.delta.cases import ATTENTION, MODES, VARIANTS
 from tools.lab.delta.report import read_rows
-from tools.marked_tables import write_between
+from tools.marked_tables import check_document, write_between
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
@@ -55,6 +55,7 @@ def run(options: argparse.Namespace) -> None:
     tables = make_tables(read_rows(options.reports, "REPORT"))
     if not tables:
         raise UserError("the reports hold no row that did not fail; give others")
+    check_document(options.docs, *tables)
     for name, table in tables.items():
         print(f"{name}\n\n{table}\n")
     if options.docs:

@@ -23,7 +23,7 @@ from pathlib import Path
 from service.jobs.slots import parse_slots
 from service.jobs.starters import create_starter
 from service.sweeps import TrialState
-from tools.marked_tables import write_between
+from tools.marked_tables import check_document, write_between
 from tools.proofs.kd_table.entries import ENTRIES, UNSERVED, Entry
 from tools.proofs.kd_table.phases import (
     FOLDER,
@@ -52,6 +52,7 @@ from tools.proofs.kd_table.results import (
     read_score,
 )
 from tools.proofs.kd_table.sets import SETS, TableSet
+from tools.proofs.table_runs import require_distinct
 from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.log import setup_logging
 from utils.programs import DefaultsHelp, ProgramParser, run_program
@@ -102,6 +103,7 @@ def make_table(options: argparse.Namespace, words: Sequence[str]) -> int:
       UserError: wrong use, or the store holds a table of another budget.
     """
     check_options(options)
+    check_document(options.docs, FOLDER)
     budget = make_budget(options)
     entries = [one for one in ENTRIES if not options.only or one.name in options.only]
     chosen = [SETS[name] for name in options.sets]
@@ -139,10 +141,7 @@ def check_options(options: argparse.Namespace) -> None:
             if name not in names:
                 why = UNSERVED.get(name) if flag == "--only" else None
                 raise UserError(f"{flag} {name}: {why or get_hint(name, names)}; name another")
-    for flag in ("sets", "seeds", "search_seeds", "multiples", "only"):
-        given = getattr(options, flag) or []
-        if len(set(given)) < len(given):
-            raise UserError(f"--{flag.replace('_', '-')} says something twice; name each once")
+    require_distinct(options, "sets", "seeds", "search_seeds", "multiples", "only")
     if both := set(options.seeds) & set(options.search_seeds):
         raise UserError(
             f"--search-seeds ({min(both)}) is one of --seeds; the search must not see the runs "
