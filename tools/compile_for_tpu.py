@@ -35,6 +35,7 @@ from utils.programs import (
     ProgramParser,
     prepare_file,
     prepare_folder,
+    require_at_least,
     run_program,
 )
 
@@ -111,6 +112,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     """Compile what the flags say; the exit code tells a regression."""
     from tools.tpu.compiler import require_compiler
 
+    require_at_least(1, options, "time_limit")
     config = load_config(["--config", str(options.config), *flags])
     if options.chips < 1:
         raise UserError(f"--chips ({options.chips}) must be at least 1")

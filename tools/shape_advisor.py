@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from tools.tpu.targets import Target, parse_target
 from utils.errors import UserError
-from utils.programs import DefaultsHelp, ProgramParser, prepare_file, run_program
+from utils.programs import (
+    DefaultsHelp,
+    ProgramParser,
+    prepare_file,
+    require_at_least,
+    run_program,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -92,13 +98,14 @@ def run(options: argparse.Namespace) -> int:
     from models.factory import build_model
     from tools.tpu.compiler import require_compiler, run_script
 
+    require_at_least(1, options, "time_limit")
     target = parse_target(options.target)
+    law = read_law(options.law) if options.law else None
     prepare_file(options.json, "--json")
     arguments = {**options.args, "num_classes": options.num_classes}
     model = build_model(options.model, arguments, device="meta")
     products = list_products(model, options.batch, options.image_size)
     width = target.generation.unit_width
-    law = read_law(options.law) if options.law else None
     for product in products:
         product.fill = get_fill(product.sizes, width, law)
     versions = require_compiler()
@@ -174,13 +181,16 @@ def read_law(path: Path) -> dict[str, int]:
       UserError: it is none.
     """
     try:
-        law = json.loads(path.read_text(encoding="utf-8"))["law"]
-        return {axis: int(law[axis]) for axis in ("M", "K", "N")}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        found = json.loads(path.read_text(encoding="utf-8"))["law"]
+        law = {axis: int(found[axis]) for axis in ("M", "K", "N")}
+        if min(law.values()) < 1:
+            raise ValueError("a size is padded to 1 or more")
+    except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise UserError(
-            f"--law {path} holds no law of M, K and N ({error}); give a file of tools.lab.matmul "
-            "--json with all axes"
+            f"--law ({str(path)!r}) holds no law of M, K and N ({error!r}); give a file of "
+            "tools.lab.matmul --json with all axes"
         ) from error
+    return law
 
 
 def _round(size: int, unit: int) -> int:

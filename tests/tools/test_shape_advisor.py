@@ -121,6 +121,15 @@ def test_bad_input_gives_one_line(flags, word, capsys):
     assert word in text
 
 
+@pytest.mark.parametrize("step", ["0", "-8", "0.5", "1e999", "NaN", "null", '"x"'])
+def test_a_law_that_pads_to_nothing_is_refused_in_one_line(step, tmp_path, capsys):
+    path = tmp_path / "law.json"
+    path.write_text(f'{{"law": {{"M": 8, "K": {step}, "N": 128}}}}')
+    assert tool.main(["--law", str(path)]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"error: --law ({str(path)!r}) holds no law") and text.count("\n") == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_COMPILER, reason="needs jax and libtpu: setup --tpu-compiler")
 def test_the_compiler_prefers_full_widths(tmp_path):

@@ -20,7 +20,7 @@ from tools import compile_for_tpu
 from tools.tpu.targets import parse_target
 from utils.config import load_config
 from utils.errors import UserError
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
 
 if TYPE_CHECKING:
     from tools.compile_for_tpu import Compilation
@@ -60,6 +60,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     from tools.tpu.compiler import require_compiler
     from tools.tpu.yardstick import compile_jax
 
+    require_at_least(1, options, "time_limit")
     config = load_config(["--config", str(options.config), *flags])
     given = {} if options.vocab_size is None else {"vocab_size": options.vocab_size}
     prepare_file(options.json, "--json")

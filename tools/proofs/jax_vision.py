@@ -21,7 +21,7 @@ from tools import compile_for_tpu
 from tools.tpu.targets import parse_target
 from utils.config import load_config
 from utils.errors import UserError
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,6 +70,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     """Compile both steps and compare them."""
     from tools.tpu.compiler import require_compiler
 
+    require_at_least(1, options, "time_limit")
     config = load_config(["--config", str(options.config), *flags])
     prepare_file(options.json, "--json")
     if options.estimate_only and not options.jax_only:
