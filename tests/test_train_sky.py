@@ -138,6 +138,18 @@ def test_a_launch_that_fails_keeps_the_name_as_something_may_have_begun(cloud):
     assert (cloud.folder / ".cluster_name").read_text() == "job trainer-digits-teacher\n"
 
 
+@pytest.mark.parametrize("kind", [[], ["--on-demand"]])
+def test_a_launch_without_skypilot_leaves_nothing_behind(cloud, capfd, monkeypatch, kind):
+    monkeypatch.setenv("PATH", str(cloud.folder))
+    monkeypatch.setenv("OUTPUT_DIR", "gs://mine/runs")
+    assert cluster.main(["launch", "v5litepod-8", "kd/deit_s_token", *kind]) == 2
+    error = capfd.readouterr().err
+    assert "'sky' is not on PATH" in error and error.count("\n") == 1
+    assert list(cloud.folder.iterdir()) == []
+    assert cluster.main(["sync", "--dirty"]) == 2
+    assert "nothing was started from here" in capfd.readouterr().err
+
+
 @needs_git
 def test_sync_ships_the_tree_to_every_host_of_the_cluster(cloud, capfd):
     assert cluster.main(["launch", "v4-16", "digits_teacher", OUTPUT, "--on-demand"]) == 0

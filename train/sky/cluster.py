@@ -105,6 +105,11 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
     )
     text = render(job, TEMPLATE.read_text(encoding="utf-8"))
     kind = "cluster" if arguments.on_demand else "job"
+    start = commands.sky_launch if arguments.on_demand else commands.sky_launch_managed
+    command = start(job.name, RENDERED)
+    if not executor.dry_run:
+        # Without it nothing begins, and there is nothing to remember.
+        executor.find_program(command[0])
     _require_free(kind, job.name, executor=executor)
     if arguments.output is None:
         sys.stderr.write(f"the run goes to {output}, by {origin}\n")
@@ -113,8 +118,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
         (ROOT / RENDERED).write_text(text, encoding="utf-8")
         # Before the start: a launch that is cut off may have begun.
         NAME_FILE.write_text(f"{kind} {job.name}\n", encoding="utf-8")
-    start = commands.sky_launch if arguments.on_demand else commands.sky_launch_managed
-    return executor.call(start(job.name, RENDERED))
+    return executor.call(command)
 
 
 def find_output(flag: str | None, config: str, flags: Sequence[str] = ()) -> tuple[str, str]:
