@@ -187,7 +187,7 @@ def read_law(path: Path) -> dict[str, int]:
             raise ValueError("a size is padded to 1 or more")
     except (OSError, ValueError, TypeError, KeyError, OverflowError) as error:
         raise UserError(
-            f"--law ({str(path)!r}) holds no law of M, K and N ({error!r}); give a file of "
+            f"--law ({str(path)!r}) holds no law of M, K and N ({error}); give a file of "
             "tools.lab.matmul --json with all axes"
         ) from error
     return law

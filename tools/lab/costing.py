@@ -19,7 +19,10 @@ from utils.json_types import JsonObject
 # Where a lab takes times; elsewhere it compiles for a TPU and counts.
 HERE = ("cpu", "cuda", "xla")
 # What `--on` takes, for its help.
-PLACES = f"{', '.join(HERE)}, or a TPU to compile for: {', '.join(GENERATIONS)}, or a slice, such as v5e:2x2"
+PLACES = (
+    f"{', '.join(HERE)}, or a TPU to compile for: {', '.join(GENERATIONS)}, or a slice of one, "
+    "such as v5e:2x2"
+)
 _CHILD = Path(__file__).with_name("jax_child.py")
 
 
