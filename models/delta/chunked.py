@@ -40,7 +40,14 @@ from models.delta.decay import (
     sum_before,
     sum_behind,
 )
-from models.delta.inputs import GATE_FLOOR, DeltaInputs, create_state, find_starts, get_state_dtype
+from models.delta.inputs import (
+    GATE_FLOOR,
+    DeltaInputs,
+    check_places,
+    create_state,
+    find_starts,
+    get_state_dtype,
+)
 from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels, settle_rule
 from models.delta.kernels_rule import (
     fits_fused,
@@ -78,8 +85,10 @@ def chunk_delta_rule(
     Gates below -64 count as -64: what they leave is 1e-28 of what it was.
 
     Raises:
-      UserError: a state of another shape, or tokens that fill no chunks and may not be padded.
+      UserError: a state, segments or a mask of another shape, no tokens, or tokens that fill no
+        chunks and may not be padded.
     """
+    check_places(inputs, segments, mask)
     options = settle_rule(options, inputs, is_packed=segments is not None)
     if options.kernels == "pallas":
         require_kernels(inputs.v.device, inputs.v.dtype)

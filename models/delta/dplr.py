@@ -34,7 +34,14 @@ from models.delta.decay import (
     sum_behind,
     sum_to_end,
 )
-from models.delta.inputs import GATE_FLOOR, DplrInputs, create_state, find_starts, get_state_dtype
+from models.delta.inputs import (
+    GATE_FLOOR,
+    DplrInputs,
+    check_places,
+    create_state,
+    find_starts,
+    get_state_dtype,
+)
 from models.delta.kernels import kernel_walk, kernel_walk_back, require_kernels, settle_rule
 from models.delta.layout import (
     ChunkPlan,
@@ -64,8 +71,10 @@ def chunk_dplr(
     """What `recur_dplr` gives of the same arguments; gates below -64 count as -64.
 
     Raises:
-      UserError: a state of another shape, or tokens that fill no chunks and may not be padded.
+      UserError: a state, segments or a mask of another shape, no tokens, or tokens that fill no
+        chunks and may not be padded.
     """
+    check_places(inputs, segments, mask)
     options = settle_rule(options, inputs, is_packed=segments is not None)
     if options.kernels == "pallas":
         require_kernels(inputs.v.device, inputs.v.dtype)

@@ -131,6 +131,36 @@ def create_state(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> Tens
     return state.to(dtype)
 
 
+def check_places(
+    inputs: DeltaInputs | DplrInputs, segments: Tensor | None = None, mask: Tensor | None = None
+) -> None:
+    """Refuse sequences without a token, and segments or a mask of other places than theirs.
+
+    Args:
+      segments: to be int [B, T].
+      mask: to be bool [B, T].
+
+    Raises:
+      UserError: the first that is wrong.
+    """
+    places = tuple(inputs.q.shape[:2])
+    if not places[1]:
+        raise UserError(
+            f"q has the shape {list(inputs.q.shape)}, not [B, T, H, K] with T of 1 or more; give a "
+            "token at least"
+        )
+    for name, value in (("segments", segments), ("mask", mask)):
+        if value is not None and tuple(value.shape) != places:
+            raise UserError(
+                f"{name} has the shape {list(value.shape)}, not {list(places)} [B, T]; give one "
+                "entry a token"
+            )
+    if mask is not None and mask.dtype != torch.bool:
+        raise UserError(
+            f"mask is of {mask.dtype}, not torch.bool; give True for each token that counts"
+        )
+
+
 def get_state_dtype(values: Tensor) -> torch.dtype:
     """What gates, sums, inverses and states are computed in."""
     return torch.float64 if values.dtype == torch.float64 else torch.float32

@@ -1,5 +1,4 @@
 """Delta attention token by token: what chunked forms are held against, and a step of decoding.
-decoding.
 
 Each function computes in float64 where its inputs are, else in float32, whatever they come in.
 """
@@ -14,6 +13,7 @@ from torch import Tensor
 from models.delta.inputs import (
     DeltaInputs,
     DplrInputs,
+    check_places,
     create_state,
     find_starts,
 )
@@ -36,9 +36,13 @@ def recur_delta_rule(
       segments: int [B, T]; each but the first begins with an empty state.
       mask: bool [B, T]; a token that is False leaves the state alone, and its output is 0.
 
+    Raises:
+      UserError: a state, segments or a mask of another shape, or no tokens.
+
     Source: fla's naive order (decay, read, correct, write, output), arXiv:2406.06484, 2412.06464,
     2510.26692, 2605.22791, 2502.10297.
     """
+    check_places(inputs, segments, mask)
     wide, state = inputs.widen(), create_state(inputs, state)
     q, g = (x.to(state.dtype) for x in (wide.q, wide.g))
     k, v, erase, write = (x.to(state.dtype) for x in (wide.k, wide.v, wide.erase, wide.write))
@@ -62,6 +66,7 @@ def recur_dplr(
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same of RWKV-7, whose transition is diagonal plus a product of two vectors."""
+    check_places(inputs, segments, mask)
     state = create_state(inputs, state)
     q, k, v, g, a, b = (x.to(state.dtype) for x in _list_dplr(inputs))
     starts = None if segments is None else find_starts(segments)

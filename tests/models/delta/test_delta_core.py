@@ -327,6 +327,29 @@ def test_what_does_not_fit_is_one_line(call, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [get_recurrence, get_chunked])
+@pytest.mark.parametrize("name", ["kda", "delta_product", "rwkv7"])
+def test_places_that_no_token_has_are_one_line(name, kind):
+    """Segments and masks of other shapes than the tokens', as steps may make of them."""
+    rule, inputs = kind(name), create_inputs(name)
+    for shape in ((B, 5), (T,), (B, 2 * T), (B, T, 1), ()):
+        value = torch.zeros(shape, dtype=torch.int64)
+        for key, given in (("segments", value), ("mask", value.bool())):
+            with pytest.raises(UserError) as caught:
+                rule(inputs, **{key: given})
+            assert str(caught.value) == (
+                f"{key} has the shape {list(value.shape)}, not [2, 21] [B, T]; give one entry a "
+                "token"
+            )
+    with pytest.raises(UserError, match=r"^mask is of torch\.float32, not torch\.bool; give True"):
+        rule(inputs, mask=torch.ones(B, T))
+    with pytest.raises(UserError) as caught:
+        rule(create_inputs(name, tokens=0))
+    assert str(caught.value) == (
+        "q has the shape [2, 0, 2, 4], not [B, T, H, K] with T of 1 or more; give a token at least"
+    )
+
+
 def test_heads_of_keys_must_divide_those_of_values():
     inputs = create_inputs("gdn")
     three = {"q": inputs.q.repeat(1, 1, 3, 1), "k": inputs.k.repeat(1, 1, 3, 1)}
