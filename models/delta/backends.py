@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.delta.inputs import DeltaInputs, DplrInputs, create_state
+from models.delta.inputs import DeltaInputs, DplrInputs, check_places, create_state
 from utils.errors import UserError
 
 OWN = "own"
@@ -28,11 +28,14 @@ class _Backend:
       module: that must be there.
       install: its name where packages are installed from.
       rules: gdn, kda or rwkv7 -> the module and the name of the function.
+      narrow: those of them whose values must have 16 bits. Of float32 fla says that DPLR does not
+        support it on some platforms.
     """
 
     module: str
     install: str
     rules: dict[str, tuple[str, str]]
+    narrow: tuple[str, ...]
 
 
 BACKENDS = {
@@ -40,14 +43,17 @@ BACKENDS = {
         "gdn": ("fla.ops.gated_delta_rule", "chunk_gated_delta_rule"),
         "kda": ("fla.ops.kda", "chunk_kda"),
         "rwkv7": ("fla.ops.rwkv7", "chunk_rwkv7"),
-    }),
+    }, narrow=("rwkv7",)),
     "flash_qla": _Backend("flash_qla", "flash-qla", {
         "gdn": ("flash_qla", "chunk_gated_delta_rule"),
-    }),
+    }, narrow=("gdn",)),
     "flashinfer": _Backend("flashinfer", "flashinfer-python", {
         "gdn": ("flashinfer.gdn_prefill", "chunk_gated_delta_rule"),
-    }),
+    }, narrow=("gdn",)),
 }  # fmt: skip
+_NARROW = (torch.bfloat16, torch.float16)
+# What an import of a package that lacks something, or whose GPU is another one, may end with.
+_FAULTS = (ImportError, AttributeError, OSError, RuntimeError, ValueError)
 
 
 def require_backend(name: str) -> None:
@@ -67,34 +73,87 @@ def require_backend(name: str) -> None:
         )
 
 
+def require_gpu(name: str, values: Tensor) -> None:
+    """That values are where a package's kernels run.
+
+    Args:
+      values: on the meta device they stand for a run's, and a GPU must be here.
+
+    Raises:
+      UserError: they are not.
+    """
+    if values.is_cuda or (values.is_meta and torch.cuda.is_available()):
+        return
+    place = "PyTorch sees none here" if values.is_meta else f"values are on {values.device.type}"
+    raise UserError(
+        f"model.args.backend ({name!r}) has kernels for NVIDIA GPUs alone, and {place}; give "
+        f"runtime.device=cuda where there is one, or choose {OWN}"
+    )
+
+
 def run_backend(
     name: str, inputs: DeltaInputs | DplrInputs, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Outputs [B, T, H, V] and the last state of a rule, by a package's kernel.
 
+    On the meta device both are empty and nothing is called, but what would be is looked for.
+
     Raises:
-      UserError: it has no kernel for the rule.
+      UserError: it has no kernel for the rule, or for values of their type and where they are, or
+        it lacks something itself.
     """
-    state = create_state(inputs, state)
-    rule = _find_rule(inputs)
-    backend = BACKENDS[name]
-    if rule not in backend.rules:
-        known = ", ".join(backend.rules)
-        raise UserError(f"backend ({name!r}) has kernels of {known}, not of {rule}; choose {OWN}")
-    module, function = backend.rules[rule]
-    call = getattr(importlib.import_module(module), function)
-    if isinstance(inputs, DplrInputs):
-        return call(
-            r=inputs.q, w=inputs.g, k=inputs.k, v=inputs.v, a=inputs.a, b=inputs.b, scale=1.0,
-            initial_state=state, output_final_state=True,
-        )  # fmt: skip
+    check_places(inputs)
+    state, rule = create_state(inputs, state), _find_rule(inputs)
+    if rule not in BACKENDS[name].rules:
+        known = ", ".join(BACKENDS[name].rules)
+        raise UserError(
+            f"model.args.backend ({name!r}) has kernels of {known}, not of {rule}; choose {OWN}"
+        )
+    if inputs.v.is_meta:
+        _find_kernel(name, rule)
+        return torch.empty_like(inputs.v), torch.empty_like(state)
+    require_gpu(name, inputs.v)
+    _require_type(name, rule, inputs.v.dtype)
+    call = _find_kernel(name, rule)
     if name == "flashinfer":
         return _run_flashinfer(call, inputs, state)
+    if isinstance(inputs, DplrInputs):
+        # Kernels multiply one with another as they come; decays are summed in float32 anyway.
+        narrow = {"r": inputs.q, "k": inputs.k, "a": inputs.a, "b": inputs.b}
+        return call(
+            **{key: x.to(inputs.v.dtype) for key, x in narrow.items()}, w=inputs.g, v=inputs.v,
+            scale=1.0, initial_state=state, output_final_state=True,
+        )  # fmt: skip
     q, k = (x.to(inputs.v.dtype) for x in (inputs.q, inputs.k))
     return call(
         q=q, k=k, v=inputs.v, g=_get_gates(inputs), beta=_drop_last(inputs.write), scale=1.0,
         initial_state=state, output_final_state=True,
     )  # fmt: skip
+
+
+def _require_type(name: str, rule: str, dtype: torch.dtype) -> None:
+    if rule not in BACKENDS[name].narrow or dtype in _NARROW:
+        return
+    found = str(dtype).removeprefix("torch.")
+    raise UserError(
+        f"model.args.backend ({name!r}) takes values of bfloat16 or float16 alone for {rule}, "
+        f"and these are {found}; give runtime.precision=bf16, or choose {OWN}"
+    )
+
+
+def _find_kernel(name: str, rule: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    module, function = BACKENDS[name].rules[rule]
+    try:
+        return getattr(importlib.import_module(module), function)
+    except _FAULTS as error:
+        said = str(error).strip().partition("\n")[0]
+        lacks = error.name if isinstance(error, ModuleNotFoundError) else ""
+        reason = f"there is no module {lacks}" if lacks else f"{type(error).__name__}: {said}"
+        raise UserError(
+            f"model.args.backend ({name!r}): the package {BACKENDS[name].install} is here, but its "
+            f"{module}.{function} cannot be imported ({reason}); install what it lacks, or choose "
+            f"{OWN}"
+        ) from error
 
 
 def _run_flashinfer(
@@ -107,7 +166,9 @@ def _run_flashinfer(
     """
     parts = (inputs.q, inputs.k, inputs.v)
     if torch.is_grad_enabled() and any(x.requires_grad for x in parts):
-        raise UserError("backend ('flashinfer') has no gradients; train with another one")
+        raise UserError(
+            "model.args.backend ('flashinfer') has no gradients; train with another one"
+        )
     batch, tokens = inputs.v.shape[:2]
     q, k, v = (x.to(inputs.v.dtype).flatten(0, 1).contiguous() for x in parts)
     ends = torch.arange(0, (batch + 1) * tokens, tokens, device=v.device)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.delta.backends import OWN, run_backend
+from models.delta.backends import OWN, require_gpu, run_backend
 from models.delta.chunked import chunk_delta_rule
 from models.delta.dplr import chunk_dplr
 from models.delta.inputs import DeltaInputs, DplrInputs
@@ -194,20 +194,29 @@ def run_rule(
 
     Args:
       tail: the layer's last inputs, which a cache keeps beside the state.
+
+    Raises:
+      UserError: `model.args` asks for what cannot be, of these inputs or where they are.
     """
-    chunks = chunk_dplr if isinstance(inputs, DplrInputs) else chunk_delta_rule
-    if cache is None and options.backend != OWN:
-        return run_backend(options.backend, inputs, None)[0]
     if cache is None:
-        return chunks(inputs, options=options)[0]
+        return _run_tokens(inputs, None, options)[0]
     if inputs.q.shape[1] == 1:
         output, state = _run_step(inputs, cache.state, options)
-    elif options.backend != OWN:
-        output, state = run_backend(options.backend, inputs, cache.state)
     else:
-        output, state = chunks(inputs, cache.state, options=options)
+        output, state = _run_tokens(inputs, cache.state, options)
     cache.keep(state, tail)
     return output
+
+
+def _run_tokens(
+    inputs: DeltaInputs | DplrInputs, state: Tensor | None, options: CoreOptions
+) -> tuple[Tensor, Tensor]:
+    """A sequence or a prompt, by the package that is asked for or a chunk at a time."""
+    if options.backend == OWN:
+        chunks = chunk_dplr if isinstance(inputs, DplrInputs) else chunk_delta_rule
+        return chunks(inputs, state, options=options)
+    require_gpu(options.backend, inputs.v)
+    return run_backend(options.backend, inputs, state)
 
 
 def _run_step(
