@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from models.delta.kernels import require_kernels, settle_step
 from models.delta.kernels_step import step_rule
 from models.delta.layout import CoreOptions
 from models.delta.recurrence import recur_delta_rule, recur_dplr
+from utils.errors import UserError
 from utils.runtime.sequence import look_back
 
 # The largest rate of forgetting that a layer begins with, and the least one, which keeps its
@@ -199,11 +201,13 @@ def run_rule(
       UserError: `model.args` asks for what cannot be, of these inputs or where they are.
     """
     if cache is None:
+        _require_whole_chunks(inputs, options)
         return _run_tokens(inputs, None, options)[0]
     if inputs.q.shape[1] == 1:
         output, state = _run_step(inputs, cache.state, options)
     else:
-        output, state = _run_tokens(inputs, cache.state, options)
+        # Nobody chooses how long a prompt is.
+        output, state = _run_tokens(inputs, cache.state, replace(options, pad=True))
     cache.keep(state, tail)
     return output
 
@@ -217,6 +221,22 @@ def _run_tokens(
         return chunks(inputs, state, options=options)
     require_gpu(options.backend, inputs.v)
     return run_backend(options.backend, inputs, state)
+
+
+def _require_whole_chunks(inputs: DeltaInputs | DplrInputs, options: CoreOptions) -> None:
+    """That own chunks of a sequence are full where none may be padded.
+
+    Raises:
+      UserError: they are not.
+    """
+    tokens, updates = inputs.q.shape[1], inputs.v.shape[1]
+    if options.pad or options.backend != OWN or not updates % options.chunk:
+        return
+    size = f"{tokens}" if updates == tokens else f"{tokens}, of {updates // tokens} updates each"
+    raise UserError(
+        f"model.args.pad (False): data.sequence_length ({size}) is no multiple of model.args.chunk "
+        f"({options.chunk}); change one of them"
+    )
 
 
 def _run_step(

@@ -33,6 +33,7 @@ class ChunkedShape(ModelShape):
       solver: of the triangular systems of chunks.
       loop: over chunks.
       products: of matrices, in float32 or by parts of bfloat16.
+      pad: windows that fill no whole chunks are padded; else they are refused.
       backend: own, or fla, flash_qla or flashinfer, whose kernels run on NVIDIA GPUs.
     """
 
@@ -40,6 +41,7 @@ class ChunkedShape(ModelShape):
     solver: str = "auto"
     loop: str = "auto"
     products: str = "auto"
+    pad: bool = True
     backend: str = "own"
 
     def __post_init__(self) -> None:
@@ -55,7 +57,7 @@ class ChunkedShape(ModelShape):
         try:
             return CoreOptions(
                 chunk=self.chunk, solver=self.solver, loop=self.loop,
-                products=self.products, backend=self.backend,
+                products=self.products, pad=self.pad, backend=self.backend,
             )  # fmt: skip
         except UserError as error:
             raise UserError(f"model.args.{error}") from None
