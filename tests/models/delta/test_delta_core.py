@@ -162,7 +162,7 @@ def test_sub_blocks_of_a_chunk_give_the_recurrence(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_float32_errs_no_more_than_the_float32_recurrence(name):
+def test_float32_errs_a_few_roundings_as_the_recurrence_does(name):
     """Ten times at most, of errors that are a few roundings."""
     exact = create_inputs(name, tokens=90)
     inputs, start = rebuild(exact, torch.Tensor.float), create_start(torch.float32)
