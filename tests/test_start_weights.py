@@ -261,6 +261,16 @@ def test_a_folder_that_is_not_shared_is_refused(tmp_path, shared, capsys):
         open_weights(f"local-dir:{shared}", "model.weights")
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"architecture": "vit_ti', b'{"model_type": "qw', b"", b"\xff"]
+)
+def test_a_config_that_cannot_be_read_is_said_to_be_so(tmp_path, shared, capsys, content):
+    (shared / "config.json").write_bytes(content)
+    error = get_error(tmp_path, capsys, f"--model.weights=local-dir:{shared}")
+    assert f"model.weights ('local-dir:{shared}'): config.json cannot be read: " in error
+    assert error.endswith("is it whole? copy it again")
+
+
 def test_a_hub_that_nobody_reaches_is_refused_at_once(tmp_path, monkeypatch):
     """Its client would try six times for each file, and wait in between."""
     from huggingface_hub import constants

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 
 from utils.errors import UserError
-from utils.json_types import JsonMapping, JsonObject
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage import Folder, open_folder
 from utils.weights.language_hub import VARIANTS, read_language_facts
 
@@ -72,12 +72,12 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
     Mean and standard deviation are of pixels from 0 to 255 here, from 0 to 1 there.
 
     Raises:
-      UserError: it is neither timm's nor a language model's that models/ has.
+      UserError: it cannot be read, or is neither timm's nor a language model's that models/ has.
     """
-    if (language := _read_language(folder, path, key)) is not None:
+    said = _read_config(folder, path, key)
+    if (language := _read_language(said, path, key)) is not None:
         return language
     try:
-        said = json.loads(folder.read_text(CONFIG))
         own = said.get("pretrained_cfg", said)
         facts: JsonObject = {
             "model": said["architecture"],
@@ -89,7 +89,7 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
             if own.get(name):
                 facts[name] = [255.0 * value for value in own[name]]
         facts |= _tell_input(said, own)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         kinds = ", ".join(one.kind for one in VARIANTS)
         raise UserError(
             f"{key} ({path!r}): {CONFIG} names no architecture of timm, and no model_type of "
@@ -100,7 +100,16 @@ def read_shared_facts(folder: Folder, path: str, key: str) -> JsonObject:
     return facts
 
 
-def _read_language(folder: Folder, path: str, key: str) -> JsonObject | None:
+def _read_config(folder: Folder, path: str, key: str) -> JsonValue:
+    try:
+        return json.loads(folder.read_text(CONFIG))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{key} ({path!r}): {CONFIG} cannot be read: {error}; is it whole? copy it again"
+        ) from error
+
+
+def _read_language(said: JsonValue, path: str, key: str) -> JsonObject | None:
     """What config.json says, if it is of a language model that models/ has.
 
     Raises:
@@ -110,10 +119,6 @@ def _read_language(folder: Folder, path: str, key: str) -> JsonObject | None:
     def refuse(reason: str) -> UserError:
         return UserError(f"{key} ({path!r}): {CONFIG} is of another form: {reason}; give another")
 
-    try:
-        said = json.loads(folder.read_text(CONFIG))
-    except ValueError:
-        return None
     try:
         return read_language_facts(said, refuse) if isinstance(said, dict) else None
     except (KeyError, TypeError, AttributeError) as error:
