@@ -26,8 +26,15 @@ from utils.config import get_resume_rules
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
+from utils.patterns import matches
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
-from utils.weights import FitRules, is_adapter, load_weights, open_weights
+from utils.weights import (
+    FitRules,
+    find_other_variant,
+    is_adapter,
+    load_weights,
+    open_weights,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -108,6 +115,7 @@ def check_resume(job: Job, student: nn.Module) -> None:
     if not job.config.run.eval_only:
         for line in check_same_config(job, facts):
             get_logger().warning("changed since the checkpoint was written: %s", line)
+    _check_variant(job, student, facts)
 
 
 def check_same_config(job: Job, facts: JsonObject) -> list[str]:
@@ -280,4 +288,17 @@ def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None
         raise UserError(
             f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
             f"tensors differ, {diff.summary()}; resume with the model that wrote it"
+        )
+
+
+def _check_variant(job: Job, student: nn.Module, facts: JsonObject) -> None:
+    """Refuse arguments by which the same tensors mean something else, unless they are allowed."""
+    model = facts.get("model")
+    if not isinstance(model, dict) or matches("model.args", job.config.run.allow_changes):
+        return
+    path = str(job.checkpoint)
+    if words := find_other_variant(student, model, "run.resume", path):
+        raise UserError(
+            f"run.resume ({path!r}) is a checkpoint of another variant: {words}, which gives "
+            "tensors of the same names and shapes another meaning; set what is there"
         )

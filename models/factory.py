@@ -22,6 +22,7 @@ from utils.weights import (
     EXPORT_FILE,
     FitRules,
     ask_hub,
+    find_meanings,
     is_shared,
     load_weights,
     merge_adapters,
@@ -155,7 +156,7 @@ def build_model(
     try:
         with torch.device(device):
             if name in MODELS:
-                return MODELS.get(name)(**arguments)
+                return _create_own(name, arguments)
             with ask_hub() if pretrained else nullcontext():
                 return timm.create_model(name, pretrained=pretrained, **arguments)
     except (TypeError, AssertionError) as error:
@@ -185,6 +186,13 @@ def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path
     path = folder / EXPORT_FILE
     write_weights(path, merge_adapters(tensors), facts)
     return path
+
+
+def _create_own(name: str, arguments: dict[str, Any]) -> nn.Module:
+    """A model of the house, with what its tensors mean, for whoever brings weights into it."""
+    model = MODELS.get(name)(**arguments)
+    model.meanings = find_meanings(name, arguments)
+    return model
 
 
 def _refuse_unknown(error: Exception, name: str, arguments: dict[str, Any], key: str) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from models.factory import MODELS
 from models.teacher import FrozenModel
 from utils.errors import UserError, get_hint
+from utils.weights import ARGUMENTS, Meaning, ModelArguments
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh,
@@ -110,7 +111,7 @@ class LinearRegression(RowModel):
 
 
 @dataclass(frozen=True)
-class MLPShape:
+class MLPShape(ModelArguments):
     """What `model.args` may say of an `mlp`.
 
     Args:
@@ -139,6 +140,13 @@ class MLPShape:
             )
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise UserError(f"model.args.dropout ({self.dropout!r}) must be at least 0 and below 1")
+
+    def list_meanings(self) -> dict[str, Meaning]:
+        """The activation has no tensor; norms have, and dropout is of training alone."""
+        return {"activation": Meaning(self.activation, ("blocks.*",))}
+
+
+ARGUMENTS.register("mlp")(MLPShape)
 
 
 @MODELS.register("mlp")

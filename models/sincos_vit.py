@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from models.factory import MODELS
+from utils.weights import ARGUMENTS, Meaning, ModelArguments
 
 
 class SincosViT(VisionTransformer):
@@ -76,9 +78,27 @@ def compute_positions(height: int, width: int, channels: int) -> Tensor:
     return torch.cat(waves, dim=1).float().unsqueeze(0)
 
 
+@dataclass(frozen=True)
+class SincosArguments(ModelArguments):
+    """Those of timm's that no tensor tells."""
+
+    num_heads: int = 6
+    act_layer: str = "gelu_tanh"  # JAX's gelu is the approximation by tanh
+
+    def list_meanings(self) -> dict[str, Meaning]:
+        """Both of them."""
+        return {
+            "num_heads": Meaning(self.num_heads, ("blocks.*.attn.*",)),
+            "act_layer": Meaning(self.act_layer, ("blocks.*.mlp.*",)),
+        }
+
+
+ARGUMENTS.register("vit_s16_sincos2d")(SincosArguments)
+
+
 @MODELS.register("vit_s16_sincos2d")
 def create_vit_s16(num_classes: int = 1000, **arguments: Any) -> SincosViT:
     """22.1 million parameters at 1,000 classes: ViT-S/16 of big_vision's baseline."""
-    shape = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6}
-    # JAX's gelu is the approximation by tanh.
-    return SincosViT(num_classes=num_classes, **{**shape, "act_layer": "gelu_tanh", **arguments})
+    shape = {"patch_size": 16, "embed_dim": 384, "depth": 12}
+    own = {name: arguments.get(name, value) for name, value in asdict(SincosArguments()).items()}
+    return SincosViT(num_classes=num_classes, **{**shape, **arguments, **own})

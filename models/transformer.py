@@ -16,6 +16,7 @@ from torch.nn import functional
 from models.factory import MODELS
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
+from utils.weights import ARGUMENTS, Meaning, ModelArguments
 
 _POSITIONS = ("rope", "learned", "sinusoidal")
 _INIT_STD = 0.02
@@ -23,7 +24,7 @@ _MLP_MULTIPLE = 32
 
 
 @dataclass(frozen=True)
-class TransformerShape:
+class TransformerShape(ModelArguments):
     """The arguments of a decoder, as `model.args` gives them.
 
     Attributes:
@@ -94,6 +95,16 @@ class TransformerShape:
     def hidden_width(self) -> int:
         """Size of the layer inside SwiGLU."""
         return self.mlp_width or -(-8 * self.width // (3 * _MLP_MULTIPLE)) * _MLP_MULTIPLE
+
+    def list_meanings(self) -> dict[str, Meaning]:
+        """Heads, of which shapes tell all channels alone, and positions that are no tensor."""
+        told = {"heads": self.heads, "kv_heads": self.num_kv_heads}
+        if self.positions != "learned":
+            told |= {"positions": self.positions, "rope_base": self.rope_base}
+        return {name: Meaning(value, ("blocks.*.attention.*",)) for name, value in told.items()}
+
+
+ARGUMENTS.register("transformer")(TransformerShape)
 
 
 class LayerCache:

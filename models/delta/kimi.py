@@ -26,6 +26,7 @@ from models.factory import MODELS
 from models.transformer import LayerCache, RmsNorm, create_mask
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
+from utils.weights import ARGUMENTS, Meaning
 
 _EPS = 1e-5
 _RATES = (1.0, 16.0)
@@ -73,6 +74,13 @@ class KimiShape(GroupedShape):
         """Of KDA, a token."""
         size = self.linear_width
         return float(self.linear_heads * (6 * size * size + self.chunk * 10 * size))
+
+    def list_meanings(self) -> dict[str, Meaning]:
+        """None: there are no places, and shapes tell all sizes."""
+        return {}
+
+
+ARGUMENTS.register("kimi_linear")(KimiShape)
 
 
 class ForgetGate(nn.Module):

@@ -7,7 +7,7 @@ hidden states, and the task makes logits of them chunk by chunk.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +21,17 @@ from models.factory import MODELS
 from models.transformer import LayerCache, RmsNorm, attend_step, create_mask, get_angles
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, gather_sequence
+from utils.weights import ARGUMENTS, Meaning, ModelArguments
 
 _INIT_STD = 0.02
+_CENTRED = (
+    "model.norm.weight", "*.input_layernorm.weight", "*.post_attention_layernorm.weight",
+    "*.q_norm.weight", "*.k_norm.weight",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
-class QwenShape(ModelShape):
+class QwenShape(ModelShape, ModelArguments):
     """The arguments of Qwen3, as `model.args` gives them.
 
     Attributes:
@@ -76,9 +81,23 @@ class QwenShape(ModelShape):
         """Whether full attention has an output gate, and norms are centred on 1."""
         return False
 
+    @property
+    def centred_norms(self) -> tuple[str, ...]:
+        """All but those behind a rule."""
+        return _CENTRED if self.is_gated else ()
+
     def is_full(self, layer: int) -> bool:
         """Whether a layer is full attention."""
         return True
+
+    def list_meanings(self) -> dict[str, Meaning]:
+        """Wavelengths: norms of queries and keys tell sizes of heads, and so their number."""
+        return {"rope_base": Meaning(self.rope_base, self.name_layers("self_attn", full=True))}
+
+    def name_layers(self, part: str, *, full: bool) -> tuple[str, ...]:
+        """Patterns of the tensors of a part of each layer, full attention or the others."""
+        layers = (one for one in range(self.depth) if self.is_full(one) == full)
+        return tuple(f"model.layers.{one}.{part}.*" for one in layers)
 
     def count_rule_flops(self) -> float:
         """Of a layer's delta rule, a token: 6 K V of the state and C (6 K + 4 V) of the chunk."""
@@ -93,6 +112,8 @@ class GroupedShape(QwenShape, ChunkedShape):
       full_every: layers of a group.
       conv_width: taps of the short convolution of the others.
     """
+
+    how = tuple(one.name for one in fields(ChunkedShape))
 
     depth: int = 8
     full_every: int = 4
@@ -136,11 +157,24 @@ class HybridShape(GroupedShape):
         """Full attention has an output gate, and norms are centred on 1."""
         return True
 
+    def list_meanings(self) -> dict[str, Meaning]:
+        """And heads of queries and keys, of which shapes tell all channels alone."""
+        linear = self.name_layers("linear_attn", full=False)
+        return {
+            **super().list_meanings(),
+            "linear_key_heads": Meaning(self.linear_key_heads, linear),
+            "linear_key_width": Meaning(self.linear_key_width, linear),
+        }
+
     def count_rule_flops(self) -> float:
         """Of Gated DeltaNet."""
         key, value = self.linear_key_width, self.linear_value_width
         each = 6 * key * value + self.chunk * (6 * key + 4 * value)
         return float(self.linear_value_heads * each)
+
+
+ARGUMENTS.register("qwen3")(QwenShape)
+ARGUMENTS.register("qwen3_5")(HybridShape)
 
 
 class QwenAttention(nn.Module):

@@ -15,6 +15,7 @@ from models.factory import MODELS
 from models.transformer import LayerCache
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence
+from utils.weights import ARGUMENTS, Meaning
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,18 @@ class ExpertShape(HybridShape):
                 "give expert_width and shared_width"
             )
 
+    def list_meanings(self) -> dict[str, Meaning]:
+        """And how many experts a token takes."""
+        each = Meaning(self.experts_per_token, ("model.layers.*.mlp.*",))
+        return {**super().list_meanings(), "experts_per_token": each}
+
     def find_capacity(self, tokens: int) -> int:
         """Places of an expert for a window of so many tokens."""
         return find_capacity(tokens, self.experts_per_token, self.experts, self.capacity_factor)
+
+
+ARGUMENTS.register("qwen3_next")(ExpertShape)
+ARGUMENTS.register("qwen3_5_moe")(ExpertShape)
 
 
 class ExpertBlock(QwenBlock):

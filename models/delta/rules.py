@@ -25,6 +25,7 @@ from models.delta.qwen import GroupedShape, Qwen, QwenAttention, QwenMlp
 from models.factory import MODELS
 from models.transformer import LayerCache, RmsNorm
 from utils.errors import UserError, get_hint
+from utils.weights import ARGUMENTS, Meaning
 
 LINEAR, LINEAR_ELU, PRODUCT = "linear", "linear_elu", "delta_product"
 # Rule -> what decays: nothing, a head, or each channel of one.
@@ -67,6 +68,16 @@ class RuleShape(GroupedShape):
         """Of a token: 6 K V of the state and C (6 K + 4 V) of the chunk, each update."""
         size = self.linear_width
         return float(self.linear_heads * self.steps * (6 * size * size + self.chunk * 10 * size))
+
+    def list_meanings(self) -> dict[str, Meaning]:
+        """Names and shapes tell a rule's gates and updates, but not what its features are."""
+        meanings = {"rope_base": Meaning(self.rope_base, self.name_layers("mix", full=True))}
+        if linear := self.name_layers("mix", full=False):
+            meanings["rule"] = Meaning(self.rule, linear, self.rule == LINEAR_ELU)
+        return meanings
+
+
+ARGUMENTS.register("delta_rules")(RuleShape)
 
 
 class HeadGate(nn.Module):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from models.delta.shapes import ChunkedShape
 from models.factory import MODELS
 from utils.errors import UserError
 from utils.runtime.sequence import deal_sequence, look_back
+from utils.weights import ARGUMENTS, ModelArguments
 
 _EPS = 1e-5
 # A state keeps at least e to minus this of each channel, a token: 0.545.
@@ -27,7 +28,7 @@ _EMBEDDING_RANGE = 1e-4
 
 
 @dataclass(frozen=True)
-class RwkvShape(ChunkedShape):
+class RwkvShape(ChunkedShape, ModelArguments):
     """The arguments of RWKV-7.
 
     Attributes:
@@ -37,6 +38,8 @@ class RwkvShape(ChunkedShape):
       decay_rank: of the low-rank maps that give decays; so rate_rank of the rates at which keys
         are replaced, value_rank of how far values are the first layer's, gate_rank of gates.
     """
+
+    how = tuple(one.name for one in fields(ChunkedShape))
 
     depth: int = 4
     width: int = 256
@@ -64,6 +67,9 @@ class RwkvShape(ChunkedShape):
         """Of a layer's rule, a token: the state's products, and those of the chunk."""
         size = self.head_width
         return float(self.heads * (8 * size * size + self.chunk * 18 * size))
+
+
+ARGUMENTS.register("rwkv7")(RwkvShape)
 
 
 class RwkvCache(DeltaCache):

@@ -1,9 +1,9 @@
 """Weights behind a path, whatever stands there: a file, a run, a checkpoint, a shared model.
 
 `opening` tells what a path means, `source`, `archives` and `hub` are its forms, `files` reads and
-writes files of weights, `fitting` makes them fit a model, `load` brings them in, `beside` finds the
-run that they belong to, `adapters` makes what was
-added for training part of the weights.
+writes files of weights, `fitting` makes them fit a model, `meaning` says what tensors mean beside
+names and shapes, `load` brings them in, `beside` finds the run that they belong to, `adapters`
+makes what was added for training part of the weights.
 """
 
 from utils.weights.adapters import (
@@ -19,20 +19,26 @@ from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.files import EXPORT_FILE, write_pickled, write_weights
 from utils.weights.fitting import FitRules, list_head_names
 from utils.weights.hub import ask_hub, is_shared
-from utils.weights.load import load_weights
+from utils.weights.load import find_other_variant, load_weights
+from utils.weights.meaning import ARGUMENTS, Meaning, ModelArguments, find_meanings
 from utils.weights.opening import open_weights
 from utils.weights.source import Weights
 
 __all__ = [
+    "ARGUMENTS",
     "DOWN",
     "EXPORT_FILE",
     "SCALE",
     "UP",
     "WIDENED",
     "FitRules",
+    "Meaning",
+    "ModelArguments",
     "Weights",
     "ask_hub",
     "drop_adapters",
+    "find_meanings",
+    "find_other_variant",
     "find_run_folder",
     "is_adapter",
     "is_shared",

@@ -47,11 +47,13 @@ class Fit:
       tensors: by the model's names; of a check only their kinds.
       kept: names of the model that keep their start.
       notes: a line for each thing that was changed on the way.
+      sources: name of the model -> its name in the weights.
     """
 
     tensors: dict[str, Tensor | Kind]
     kept: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+    sources: dict[str, str] = field(default_factory=dict)
 
     def misfit(self, model: nn.Module) -> TensorDiff:
         """What still keeps them from fitting."""
@@ -72,7 +74,8 @@ def fit(model: nn.Module, weights: Weights, rules: FitRules, *, read: bool) -> F
     own = model.state_dict()
     if rules.rename:
         check_rules("run.init_rename", rules.rename, raw)
-    found = Fit({rename(name, rules.rename): value for name, value in raw.items()})
+    sources = {rename(name, rules.rename): name for name in raw}
+    found = Fit({name: raw[source] for name, source in sources.items()}, sources=sources)
     if rules.skip:
         check_patterns("run.init_skip", rules.skip, [*own, *found.tensors])
         found.kept |= {name for name in own if matches(name, rules.skip)}

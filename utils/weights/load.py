@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from utils.checkpoint import TensorDiff
 from utils.errors import UserError
+from utils.json_types import JsonMapping
 from utils.log import get_logger
-from utils.weights.fitting import STRICT, FitRules, fit
+from utils.weights.fitting import STRICT, Fit, FitRules, fit
+from utils.weights.meaning import (
+    Disagreement,
+    TensorMeanings,
+    centre_norms,
+    describe_disagreements,
+    find_disagreements,
+    read_meanings,
+)
 from utils.weights.source import Weights
 
 _STUDENT_KEY, _START_KEY = "model.weights", "run.init_from"
+_TEACHER_KEY = "distill.teacher_weights"
 
 
 def load_weights(
@@ -24,7 +34,9 @@ def load_weights(
     """Copy weights into a model, all or none; what the rules leave out keeps its start.
 
     Position embeddings and patches of another size are resampled. Of a model on the meta device
-    only names and shapes are compared, and no tensor is read where they fit as they are.
+    only names and shapes are compared, and no tensor is read where they fit as they are. What
+    arguments of an own model give to tensors of the same names and shapes (`utils.weights.meaning`)
+    must be alike, and norms of another convention are turned into the model's.
 
     Args:
       explain: says what is wrong, and the way out, where it knows more than names; else nothing.
@@ -40,6 +52,7 @@ def load_weights(
     if len(diff):
         words = explain(diff) or _explain_other_model(diff, weights.key)
         raise UserError(f"{weights.key} ({weights.path!r}) {words}")
+    _settle_meaning(model, weights, rules, found)
     if is_check:
         return
     model.load_state_dict(found.tensors, strict=False)
@@ -50,6 +63,58 @@ def load_weights(
             "%d of %d tensors start from %s",
             len(found.tensors), len(model.state_dict()), weights.location,
         )  # fmt: skip
+
+
+def find_other_variant(model: nn.Module, facts: JsonMapping, key: str, path: str) -> str:
+    """What arguments give all tensors of a model another meaning than a checkpoint's facts tell.
+
+    Raises:
+      UserError: the checkpoint tells arguments that its model does not take.
+    """
+    own: TensorMeanings | None = getattr(model, "meanings", None)
+    theirs = None if own is None else read_meanings(facts, key, path)
+    if own is None or theirs is None:
+        return ""
+    return describe_disagreements(find_disagreements(own, theirs, model.state_dict()))
+
+
+def _settle_meaning(model: nn.Module, weights: Weights, rules: FitRules, found: Fit) -> None:
+    """Refuse weights that mean something else, and turn norms of another convention.
+
+    Weights of another model that rules make fit are a conversion, whose arguments are told alone.
+
+    Raises:
+      UserError: names the arguments.
+    """
+    own: TensorMeanings | None = getattr(model, "meanings", None)
+    theirs = None if own is None else read_meanings(weights.facts, weights.key, weights.path)
+    if own is None or theirs is None:
+        return
+    differing = find_disagreements(own, theirs, found.tensors)
+    is_conversion = own.model != theirs.model and bool(rules.skip or rules.rename)
+    if differing and not is_conversion:
+        raise UserError(
+            f"{weights.key} ({weights.path!r}) {_explain_other_variant(differing, weights.key)}"
+        )
+    if differing:
+        found.notes.append(f"of {theirs.model}: {describe_disagreements(differing)}")
+    if all(isinstance(one, Tensor) for one in found.tensors.values()):
+        centre_norms(found, own, theirs)
+
+
+def _explain_other_variant(differing: Sequence[Disagreement], key: str) -> str:
+    section, way = "model.args", "set what is there"
+    if key == _START_KEY:
+        names = ", ".join(dict.fromkeys(one.tensors[0] for one in differing))
+        way += f", or leave what that concerns out by run.init_skip, as {names}"
+    elif key == _STUDENT_KEY:
+        way += ", or start by run.init_from, which leaves out by pattern"
+    elif key == _TEACHER_KEY:
+        section, way = "distill.teachers args", "leave it out there, as weights tell their own"
+    return (
+        f"is of another variant: {describe_disagreements(differing, section)}, which gives tensors "
+        f"of the same names and shapes another meaning; {way}"
+    )
 
 
 def _explain_other_model(diff: TensorDiff, key: str) -> str:
