@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -114,6 +114,13 @@ class ExpertQwen(Qwen):
 
     def _create_group(self, layers: list[nn.Module]) -> nn.Module:
         return _Carrier(layers)
+
+    def make_room(self) -> None:
+        """Give each expert room for all tokens, from now on: nothing is dropped."""
+        factor = max(self.shape.capacity_factor, self.shape.experts / self.shape.experts_per_token)
+        self.shape = replace(self.shape, capacity_factor=factor)
+        for block in self.model.layers:
+            block.mlp.shape = self.shape
 
     def count_layer_weights(self) -> int:
         """Numbers that a token is multiplied with: those of the experts that it takes."""

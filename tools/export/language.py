@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from utils.programs import prepare_folder
 from utils.storage import write_atomically
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from utils.json_types import JsonMapping
 
@@ -26,6 +27,19 @@ _OF_IMAGES = {
     "normalize": False, "batch_size": None, "images": "", "model": "", "model_args": "", "pp": "",
     "classes": None,
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FolderDistance:
+    """How far logits lie from the model's.
+
+    Attributes:
+      differences: the largest, of this program's model of the folder and of transformers'.
+      dropped: what experts that are full here change of a logit, at most.
+    """
+
+    differences: dict[str, float]
+    dropped: float = 0.0
 
 
 def export_language(options: argparse.Namespace) -> int:
@@ -48,24 +62,72 @@ def export_language(options: argparse.Namespace) -> int:
     folder = options.out / FORM
     prepare_folder(folder, "--out")
     write_folder(model, facts, folder)
+    found = compare_folder(model, folder)
+    within = all(one <= options.bound for one in found.differences.values())
+    report = {"weights": options.weights, "model": facts["model"], "bound": options.bound,
+              **asdict(found), "within": within}  # fmt: skip
+    write_atomically(folder / REPORT, json.dumps(report, indent=2) + "\n")
+    told = ", ".join(f"{name} {one:.1e}" for name, one in found.differences.items())
+    reasons = _explain(found, options.bound)
+    print(f"{folder}: largest difference of a logit: {told}, bound {options.bound:g}{reasons}")
+    return 0 if within else 1
+
+
+def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
+    """Logits of a model and of what a folder gives back, for tokens that are drawn.
+
+    transformers drops no tokens, so that experts, which `models.delta.experts` fills, have room
+    for all of them in that comparison, and from then on.
+    """
+    from models.delta.qwen_next import ExpertQwen
+    from tools.generate import load_model
+
     tokens = torch.randint(
         model.vocab_size, (2, min(_TOKENS, model.sequence_length)),
         generator=torch.Generator().manual_seed(_SEED),
     )  # fmt: skip
+    again, _ = load_model(f"local-dir:{folder}")
+    wanted = _answer(model, tokens)
+    differences = {"own": _compare(_answer(again, tokens), wanted)}
+    if (twin := _load_twin(folder)) is None:
+        return FolderDistance(differences)
+    whole = wanted
+    if isinstance(model, ExpertQwen):
+        model.make_room()
+        whole = _answer(model, tokens)
     with torch.no_grad():
-        wanted = model.compute_logits(model(tokens))
-        again, _ = load_model(f"local-dir:{folder}")
-        found = {"own": again.compute_logits(again(tokens))}
-        if (twin := _load_twin(folder)) is not None:
-            found[FORM] = twin(tokens).logits.float()
-    differences = {name: float((one - wanted).abs().max()) for name, one in found.items()}
-    within = all(one <= options.bound for one in differences.values())
-    report = {"weights": options.weights, "model": facts["model"], "bound": options.bound,
-              "differences": differences, "within": within}  # fmt: skip
-    write_atomically(folder / REPORT, json.dumps(report, indent=2) + "\n")
-    told = ", ".join(f"{name} {one:.1e}" for name, one in differences.items())
-    print(f"{folder}: largest difference of a logit: {told}, bound {options.bound:g}")
-    return 0 if within else 1
+        differences[FORM] = _compare(twin(tokens).logits.float(), whole)
+    return FolderDistance(differences, _compare(whole, wanted))
+
+
+def _answer(model: nn.Module, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.compute_logits(model(tokens))
+
+
+def _compare(found: Tensor, wanted: Tensor) -> float:
+    return float((found - wanted).abs().max())
+
+
+def _explain(found: FolderDistance, bound: float) -> str:
+    """Why answers differ, as far as that can be told, and what to do; empty: they do not."""
+    reasons, left = "", "the folder is left to be looked at, not to be used"
+    if found.dropped > bound:
+        reasons = (
+            f"; compared with room for all tokens: experts that are full here change a logit by up "
+            f"to {found.dropped:.1e}, and none is in {FORM} (model.args.capacity_factor)"
+        )
+    if not found.differences["own"] <= bound:  # or it is no number
+        return f"{reasons}; the folder does not give the model back, a fault of this tool: {left}"
+    if all(one <= bound for one in found.differences.values()):
+        return reasons
+    import transformers
+
+    return (
+        f"{reasons}; read back here it is the same model, and {FORM} {transformers.__version__} "
+        f"computes another: install the version of requirements-delta.txt, or raise --bound where "
+        f"roundings are all that differs; {left}"
+    )
 
 
 def write_folder(model: nn.Module, facts: JsonMapping, folder: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -148,6 +150,53 @@ def test_a_checkpoint_of_another_variant_is_one_line(tmp_path, capsys):
         assert "is of another model" in error and error.count("\n") == 1
 
 
+class Twin(torch.nn.Module):
+    """As transformers answers: experts take all tokens, and logits are what is asked for."""
+
+    def __init__(self, model, more):
+        super().__init__()
+        self.model, self.more = model, more
+        self.model.make_room()
+
+    def forward(self, tokens):
+        logits = self.model.compute_logits(self.model(tokens))
+        return SimpleNamespace(logits=logits + self.more)
+
+
+@pytest.mark.parametrize(("more", "code"), [(0.0, 0), (1.0, 1), (math.nan, 1)])
+def test_an_export_is_compared_with_room_for_all_tokens(more, code, tmp_path, capsys, monkeypatch):
+    """At its own capacity this model drops tokens, which transformers never does."""
+    pytest.importorskip("transformers")
+    full = {**ALL["qwen3_next"], "capacity_factor": 1.1}
+    model = create("qwen3_next", capacity_factor=1.1)
+    facts = {"model": "qwen3_next", "args": full, "vocab_size": VOCAB, "sequence_length": 16}
+    path = export_model(model.state_dict(), facts, tmp_path)
+    twin = Twin(create("qwen3_next", capacity_factor=1.1), more)
+    monkeypatch.setattr("tools.export.language._load_twin", lambda folder: twin)
+    assert export([str(path), "--to", "transformers", "--out", str(tmp_path / "out")]) == code
+    folder = tmp_path / "out" / "transformers"
+    report = json.loads((folder / "export.json").read_text())
+    assert report["dropped"] > 1e-3 and report["within"] == (not code)
+    assert report["differences"]["own"] < 1e-5
+    (line,) = capsys.readouterr().out.strip().splitlines()
+    assert f"experts that are full here change a logit by up to {report['dropped']:.1e}" in line
+    assert ("read back here it is the same model, and transformers" in line) == bool(code)
+    assert ("raise --bound" in line and "not to be used" in line) == bool(code)
+    assert json.loads((folder / "config.json").read_text())["capacity_factor"] == 1.1
+
+
+def test_an_export_that_does_not_give_the_model_back_says_so(tmp_path, capsys, monkeypatch):
+    path = export_model(
+        create("qwen3").state_dict(),
+        {"model": "qwen3", "args": ALL["qwen3"], "vocab_size": VOCAB, "sequence_length": 16},
+        tmp_path,
+    )
+    monkeypatch.setattr("tools.export.language._load_twin", lambda folder: None)
+    monkeypatch.setattr("tools.export.language._compare", lambda found, wanted: math.nan)
+    assert export([str(path), "--to", "transformers", "--out", str(tmp_path / "out")]) == 1
+    assert "does not give the model back, a fault of this tool" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_an_export_is_read_by_transformers_and_generates(name, tmp_path, capsys):
@@ -167,6 +216,19 @@ def test_an_export_is_read_by_transformers_and_generates(name, tmp_path, capsys)
                                "--temperature", "0"]) == 0  # fmt: skip
     assert len(capsys.readouterr().out.split()) == 5
     assert export([str(path), "--to", "transformers", "onnx", "--out", str(tmp_path / "o")]) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5_moe"])
+def test_an_export_of_experts_at_their_usual_capacity_is_right(name, tmp_path, capsys):
+    pytest.importorskip("transformers")
+    shape = {key: value for key, value in ALL[name].items() if key != "capacity_factor"}
+    model = create(name, capacity_factor=1.25)
+    facts = {"model": name, "args": shape, "vocab_size": VOCAB, "sequence_length": 16}
+    path = export_model(model.state_dict(), facts, tmp_path)
+    assert export([str(path), "--to", "transformers", "--out", str(tmp_path / "out")]) == 0
+    report = json.loads((tmp_path / "out" / "transformers" / "export.json").read_text())
+    assert report["differences"]["transformers"] < 1e-5 < report["dropped"]
 
 
 @pytest.mark.slow
