@@ -99,6 +99,10 @@ FACTS: tuple[Fact, ...] = (
         dtypes=("bfloat16", "float32"),
     ),
     Fact(ATTENTION, ("v6e",), tokens=512, states=16, multiple=512, keeps=False),
+    Fact(
+        ATTENTION, ("v5e",), tokens=1024, states=8, multiple=512, keeps=False,
+        widths=((256, 256),),
+    ),
     # Scores of fewer heads stay on the chip in XLA's form, too.
     Fact(ATTENTION, ("v5e",), tokens=512, states=128, multiple=512, keeps=True),
     Fact(ATTENTION, ("v5e",), tokens=1024, states=16, multiple=512, keeps=True),
