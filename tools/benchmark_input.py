@@ -43,7 +43,7 @@ import numpy as np
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, run_program
+from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -84,11 +84,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure all modes, print, and write the figures where they are wanted."""
+    _check(arguments)
     with tempfile.TemporaryDirectory(prefix="benchmark_input_") as work:
         result = run_benchmark(arguments, Path(work))
     print_result(result)
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(result, indent=2) + "\n")
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    counts = ("num_images", "startup_records") if arguments.startup else ("num_images",)
+    require_at_least(1, arguments, *counts, "size", "batch", "rounds")
+    for name in counts:
+        if (count := getattr(arguments, name)) < arguments.batch:
+            raise UserError(
+                f"--{name.replace('_', '-')} ({count}) must fill a batch of --batch "
+                f"({arguments.batch}); raise it, or lower --batch"
+            )
+    prepare_file(arguments.json, "--json")
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -108,7 +121,7 @@ def create_parser() -> argparse.ArgumentParser:
         help="also: first batch, resume and memory over --startup-records records (5.5 GB of disk)",
     )
     parser.add_argument("--startup-records", type=int, default=50_000, help=argparse.SUPPRESS)
-    parser.add_argument("--json", default="", metavar="FILE", help="write the result as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result as JSON")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     return parser
@@ -213,38 +226,37 @@ def _collect_jpegs(arguments: argparse.Namespace, folder: Path) -> float:
 
     found: list[Path] = []
     if arguments.images:
-        suffixes = {".jpg", ".jpeg"}
         files = sorted(Path(arguments.images).rglob("*"))
-        found = [p for p in files if p.suffix.lower() in suffixes][: arguments.num_images]
+        found = [p for p in files if p.suffix.lower() in {".jpg", ".jpeg"}]
         if not found:
             raise UserError(f"--images ({arguments.images}) holds no .jpg or .jpeg; name a folder")
     total = 0
     for number in tqdm(range(arguments.num_images), desc="JPEGs", disable=None):
-        path = folder / f"{number:06d}.jpg"
         data = found[number % len(found)].read_bytes() if found else create_jpeg(number)
-        path.write_bytes(data)
+        (folder / f"{number:06d}.jpg").write_bytes(data)
         total += len(data)
     return total / arguments.num_images
 
 
 def _prepare(work: Path, folder: Path) -> None:
     """The same files as a TFDS dataset, in a process of its own."""
-    program = [sys.executable, "-m", "tools.prepare_dataset", "folder"]
-    program += [str(folder.parents[1]), "--out", str(work / "tfds"), "--name", "jpegs"]
-    _check_child(subprocess.run(program, capture_output=True, text=True))
+    source = str(folder.parents[1])
+    flags = ("--out", str(work / "tfds"), "--name", "jpegs")
+    _run_child("tools.prepare_dataset", "folder", source, *flags)
 
 
 def _prepare_stores(work: Path) -> None:
     """The dataset at 256 pixels, as JPEGs and as uint8 pixels."""
     for form in ("jpeg", "uint8"):
-        program = [sys.executable, "-m", "tools.prepare_dataset", "resize", "jpegs"]
-        program += ["--root", str(work / "tfds"), "--short-side", "256", "--format", form]
-        _check_child(subprocess.run(program, capture_output=True, text=True))
+        flags = ("--root", str(work / "tfds"), "--short-side", "256", "--format", form)
+        _run_child("tools.prepare_dataset", "resize", "jpegs", *flags)
 
 
-def _check_child(result: subprocess.CompletedProcess[str]) -> str:
+def _run_child(*words: str, **variables: str) -> str:
+    program = [sys.executable, "-m", *words]
+    result = subprocess.run(program, capture_output=True, text=True, env=os.environ | variables)
     if result.returncode:
-        raise RuntimeError(f"{result.args[1]} failed:\n{result.stderr[-4000:]}")
+        raise RuntimeError(f"{words[0]} failed:\n{result.stderr[-4000:]}")
     return result.stdout
 
 
@@ -316,9 +328,7 @@ def _get_cpu_s() -> float:
 
 
 def _create_pipeline(
-    arguments: argparse.Namespace,
-    name: str = "jpegs",
-    crop: str = _CROP,
+    arguments: argparse.Namespace, name: str = "jpegs", crop: str = _CROP
 ) -> Callable[[], int]:
     """Rounds over the project's loader; it runs on across them."""
     loader = _create_loader(arguments, name, crop)
@@ -418,20 +428,17 @@ def _measure_startup(arguments: argparse.Namespace, work: Path, folder: Path) ->
     files = sorted(folder.iterdir())
     for number in range(arguments.startup_records):
         os.link(files[number % len(files)], many / f"{number:06d}.jpg")
-    program = [sys.executable, "-m", "tools.prepare_dataset", "folder"]
-    program += [str(work / "many"), "--out", str(work / "tfds"), "--name", "many"]
-    _check_child(subprocess.run(program, capture_output=True, text=True))
+    flags = ("--out", str(work / "tfds"), "--name", "many")
+    _run_child("tools.prepare_dataset", "folder", str(work / "many"), *flags)
     # Written data must not be flushed while reading is measured.
     os.sync()
     results = {}
     for name in _STARTUP:
-        child = [sys.executable, "-m", "tools.benchmark_input", "--child", name]
-        child += ["--work", str(work), "--size", str(arguments.size)]
-        child += ["--batch", str(arguments.batch)]
-        child += ["--startup-records", str(arguments.startup_records)]
-        environment = os.environ | {"XDG_CACHE_HOME": str(work / "cache")}
-        done = subprocess.run(child, capture_output=True, text=True, env=environment)
-        results[name.removeprefix("startup_")] = json.loads(_check_child(done).splitlines()[-1])
+        words = ["tools.benchmark_input", "--child", name, "--work", str(work)]
+        words += ["--size", str(arguments.size), "--batch", str(arguments.batch)]
+        words += ["--startup-records", str(arguments.startup_records)]
+        told = _run_child(*words, XDG_CACHE_HOME=str(work / "cache"))
+        results[name.removeprefix("startup_")] = json.loads(told.splitlines()[-1])
     return results
 
 

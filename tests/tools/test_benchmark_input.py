@@ -58,3 +58,36 @@ def test_a_missed_ratio_is_said(capsys):
 def test_a_folder_without_jpegs_is_refused(tmp_path, capsys):
     assert benchmark_input.main(["--images", str(tmp_path)]) == 2
     assert "holds no .jpg" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--num-images", "0"], "--num-images (0) must be 1 or more"),
+        (["--size", "0"], "--size (0) must be 1 or more"),
+        (["--batch", "0"], "--batch (0) must be 1 or more"),
+        (["--rounds", "0"], "--rounds (0) must be 1 or more"),
+        (
+            ["--num-images", "4", "--batch", "8"],
+            "--num-images (4) must fill a batch of --batch (8)",
+        ),
+        (["--startup", "--startup-records", "9"], "--startup-records (9) must fill a batch of"),
+        (["--json", "/proc/x.json"], "--json ('/proc/x.json') cannot be written"),
+        (["--json", "."], "--json ('.') is a directory"),
+    ],
+)
+def test_what_means_nothing_is_refused_before_anything_is_made(flags, words, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark_input, "run_benchmark", lambda *_: pytest.fail("measured"))
+    assert benchmark_input.main(flags) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {words}")
+
+
+def test_as_many_images_as_a_batch_are_enough(monkeypatch):
+    asked = []
+    monkeypatch.setattr(benchmark_input, "run_benchmark", lambda one, _: asked.append(one) or {})
+    monkeypatch.setattr(benchmark_input, "print_result", lambda _: None)
+    assert (
+        benchmark_input.main(["--num-images", "8", "--batch", "8", "--startup-records", "1"]) == 0
+    )
+    assert asked[0].num_images == 8
