@@ -22,11 +22,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.errors import EXIT_USER_ERROR, UserError
+from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
 
 _ROOT = Path(__file__).resolve().parents[2]
 _POINTS = ("flags", "checks", "parts", "step")
+_REFUSAL = "error: "
 # Runs in the tree that is measured, which need not know of this program: it may be an older one.
 _CHILD = """
 import builtins, json, os, sys, time
@@ -78,19 +79,21 @@ def create_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = create_program_parser(__doc__, prog="python -m tools.proofs.benchmark_startup")
     parser.add_argument(
-        "--against", default="", metavar="TREE", help="another checkout; none: this one alone"
+        "--against", type=Path, metavar="TREE", help="another checkout; none: this one alone"
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds after one to warm up (3)")
-    parser.add_argument("--json", default="", metavar="FILE", help="write the figures as JSON")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as JSON")
     parser.add_argument("flags", nargs="+", help="of main.py, behind --")
     return parser
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure in turns, print, and write the figures where they are wanted."""
+    require_at_least(1, arguments, "rounds")
     trees = {"this": _ROOT}
     if arguments.against:
-        trees["before"] = Path(arguments.against).resolve()
+        trees["before"] = _find_tree(arguments.against)
+    prepare_file(arguments.json, "--json")
     with tempfile.TemporaryDirectory(prefix="benchmark_startup_") as folder:
         rounds = [
             {name: _measure(tree, arguments.flags, folder) for name, tree in trees.items()}
@@ -110,7 +113,16 @@ def run(arguments: argparse.Namespace) -> None:
         ratios = [r["this"]["step"][0] / r["before"]["step"][0] for r in rounds]
         print(f"CPU time to the first step, this over before: {statistics.median(ratios):.3f}")
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps({"rounds": rounds, "medians": found}) + "\n")
+        arguments.json.write_text(json.dumps({"rounds": rounds, "medians": found}) + "\n")
+
+
+def _find_tree(path: Path) -> Path:
+    if not (path / "main.py").is_file():
+        raise UserError(
+            f"--against ({str(path)!r}) is no directory with a main.py; give the root of another "
+            "checkout"
+        )
+    return path.resolve()
 
 
 def _measure(tree: Path, flags: Sequence[str], folder: str) -> dict[str, list[float]]:
@@ -125,9 +137,23 @@ def _measure(tree: Path, flags: Sequence[str], folder: str) -> dict[str, list[fl
         [sys.executable, "-c", _CHILD, *flags, *own],
         cwd=tree, env=environment, capture_output=True, text=True,
     )  # fmt: skip
-    if done.returncode:
-        raise UserError(f"the run in {tree} failed: {done.stderr[-500:]}; mend its flags")
-    return json.loads(done.stdout.splitlines()[-1])
+    answer = done.stdout.splitlines()[-1:]
+    if done.returncode or not answer or not answer[0].startswith("{"):
+        raise UserError(_describe_end(tree, done.returncode, done.stderr))
+    return json.loads(answer[0])
+
+
+def _describe_end(tree: Path, code: int, log: str) -> str:
+    """One line on a run that made no step; where it is the flags' fault, it says the way out."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    refusals = [line for line in lines if line.startswith(_REFUSAL)]
+    if code == EXIT_USER_ERROR and refusals:
+        return f"the run in {tree} was refused: {refusals[-1].removeprefix(_REFUSAL)}"
+    last = f": {lines[-1]}" if lines else ""
+    return (
+        f"the run in {tree} ended with code {code} before its first step{last}; run main.py there "
+        "with the same flags to see why"
+    )
 
 
 if __name__ == "__main__":
