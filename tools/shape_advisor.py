@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tools.tpu.targets import Target, parse_target
 from utils.errors import UserError
+from utils.json_types import JsonObject, load_json
 from utils.programs import (
     DefaultsHelp,
     ProgramParser,
@@ -81,7 +82,7 @@ def create_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", default="vit_small_patch16_224", help="timm or own model name")
-    add("--args", type=json.loads, default={}, help="its arguments as JSON")
+    add("--args", default="{}", metavar="JSON", help="its arguments, an object of JSON")
     add("--target", default="v5e:2x2", help="generation and slice, such as v6e:2x2")
     add("--batch", type=int, default=64, help="images on each device")
     add("--image-size", type=int, default=224, help="side of an image")
@@ -95,16 +96,16 @@ def create_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """List, compile and print."""
-    from models.factory import build_model
     from tools.tpu.compiler import require_compiler, run_script
 
-    require_at_least(1, options, "time_limit")
+    require_at_least(1, options, "time_limit", "batch", "image_size", "num_classes")
+    arguments = {**read_arguments(options.args), "num_classes": options.num_classes}
     target = parse_target(options.target)
     law = read_law(options.law) if options.law else None
     prepare_file(options.json, "--json")
-    arguments = {**options.args, "num_classes": options.num_classes}
-    model = build_model(options.model, arguments, device="meta")
-    products = list_products(model, options.batch, options.image_size)
+    products = list_products(
+        create_model(options.model, arguments), options.batch, options.image_size
+    )
     width = target.generation.unit_width
     for product in products:
         product.fill = get_fill(product.sizes, width, law)
@@ -117,13 +118,49 @@ def run(options: argparse.Namespace) -> int:
     request = {"topology": target.topology, "products": sizes}
     facts = run_script(script, request, target, options.time_limit)
     fill_in(shown, dict(zip(plan, facts["cycles"], strict=True)), width)
-    print_table(options, target, shown)
+    print_table(options, target, shown, law)
     if options.json:
         content = {"target": target.name, "versions": versions, "products": [
             {**asdict(one), "work": one.work} for one in shown
         ]}  # fmt: skip
         options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0
+
+
+def read_arguments(text: str) -> JsonObject:
+    """The arguments of a model.
+
+    Raises:
+      UserError: they are no object of JSON, or hold what a flag of its own says.
+    """
+    way_out = """give an object such as '{"depth": 6}'"""
+    try:
+        arguments = load_json(text)
+    except ValueError as error:
+        raise UserError(f"--args ({text!r}) is no JSON: {error}; {way_out}") from error
+    if not isinstance(arguments, dict):
+        raise UserError(f"--args ({text!r}) is JSON, but no object; {way_out}")
+    if "num_classes" in arguments:
+        raise UserError(f"--args ({text!r}) must leave num_classes to --num-classes; move it there")
+    return arguments
+
+
+def create_model(name: str, arguments: JsonObject) -> nn.Module:
+    """A model on meta.
+
+    Raises:
+      UserError: there is none of that name, or with these arguments.
+    """
+    from models.factory import build_model
+
+    try:
+        return build_model(name, arguments, device="meta")
+    except UserError:
+        raise
+    except (ArithmeticError, LookupError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"--args: {name} cannot be built with {json.dumps(arguments)}: {error}; change them"
+        ) from error
 
 
 def list_products(model: nn.Module, batch: int, side: int) -> list[Product]:
@@ -248,7 +285,20 @@ def name_axis(product: Product, axis: str, num_classes: int) -> str:
     return "classes" if axis == "N" and product.columns == num_classes else "width"
 
 
-def print_table(options: argparse.Namespace, target: Target, products: Sequence[Product]) -> None:
+def describe_padding(options: argparse.Namespace, width: int, law: dict[str, int] | None) -> str:
+    """What the filled share follows from."""
+    if law is None:
+        return f"K and N are padded to {width}, M to {_ROWS}"
+    steps = ", ".join(f"{axis} to {step}" for axis, step in law.items())
+    return f"by {options.law}, sizes are padded: {steps}; neighbours are multiples of {width}"
+
+
+def print_table(
+    options: argparse.Namespace,
+    target: Target,
+    products: Sequence[Product],
+    law: dict[str, int] | None = None,
+) -> None:
     """Products by work, with their neighbours."""
     width = target.generation.unit_width
     print(
@@ -256,7 +306,7 @@ def print_table(options: argparse.Namespace, target: Target, products: Sequence[
         f"the {len(products)} largest products of a forward pass"
     )
     print(
-        f"K and N are padded to {width}, M to {_ROWS}; kcycles are the compiler's estimate, not a "
+        f"{describe_padding(options, width, law)}; kcycles are the compiler's estimate, not a "
         "measurement; * marks sizes that cost less for what they hold"
     )
     print(f"{'uses':>4} {'batch x M x K x N':<28}{'filled':>7}{'kcycles':>10}  first use")

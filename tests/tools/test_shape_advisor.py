@@ -101,18 +101,35 @@ def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
              "--batch", "4", "--num-classes", "10", "--json", str(target)]  # fmt: skip
     assert tool.main(flags) == 0
     text = capsys.readouterr().out
-    assert "not a measurement" in text
+    assert "K and N are padded to 128, M to 8; kcycles" in text and "not a measurement" in text
     assert "* N=128: 1.00x the cost, 1.33x the size" in text
     products = json.loads(target.read_text())["products"]
     assert products[0]["kcycles"] == products[0]["batch"] * products[0]["rows"]
     assert [one["work"] for one in products] == sorted((o["work"] for o in products), reverse=True)
+    law = tmp_path / "law.json"
+    law.write_text('{"law": {"M": 16, "K": 32, "N": 64}}')
+    assert tool.main([*flags, "--law", str(law)]) == 0
+    text = capsys.readouterr().out
+    assert f"by {law}, sizes are padded: M to 16, K to 32, N to 64; neighbours are" in text
+    assert "padded to 128" not in text
 
 
 @pytest.mark.parametrize(
     ("flags", "word"),
     [(["--target", "v9"], "--target"), (["--model", "vit_smal"], "no model"),
      (["--image-size", "100"], "--image-size (100) does not suit"),
-     (["--json", "/proc/nowhere/t.json"], "cannot be made")],
+     (["--json", "/proc/nowhere/t.json"], "cannot be made"),
+     (["--batch", "0"], "--batch (0) must be 1 or more"),
+     (["--image-size", "0"], "--image-size (0) must be 1 or more"),
+     (["--num-classes", "0"], "--num-classes (0) must be 1 or more"),
+     (["--args", "[1]"], "--args ('[1]') is JSON, but no object; give an object such as"),
+     (["--args", "null"], "--args ('null') is JSON, but no object"),
+     (["--args", "{"], "--args ('{') is no JSON: "),
+     (["--args", "[" * 100_000], "is no JSON: it is nested too deep"),
+     (["--args", '{"num_classes": 5}'], "must leave num_classes to --num-classes"),
+     (["--args", '{"depth": -1}'], '--args: vit_small_patch16_224 cannot be built with {"depth"'),
+     (["--args", '{"img_size": 0}'], "--args: vit_small_patch16_224 cannot be built with")],
+    ids=lambda one: one[:40] if isinstance(one, str) else "",
 )  # fmt: skip
 def test_bad_input_gives_one_line(flags, word, capsys):
     assert tool.main(flags) == 2
