@@ -49,6 +49,39 @@ def test_a_place_where_nothing_can_be_written_is_refused(kind, flag, tmp_path, c
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "tests"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [("digits", "digits"), ("fonts", "fonts/1.0.0"), ("mnist --from nowhere", "mnist"),
+     ("tfds mnist", "mnist"), ("folder tests --name a", "a")],
+)  # fmt: skip
+def test_a_file_where_a_dataset_would_go_is_refused(kind, place, tmp_path, capsys, monkeypatch):
+    (tmp_path / "tests" / "cat").mkdir(parents=True)
+    (tmp_path / "tests" / "cat" / "1.png").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "data" / place
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    assert main([*kind.split(), "--out", "data"]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("error: --out: the dataset would go to data/")
+    assert line.endswith(f"data/{place} is a file; remove it, or give another --out")
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--splits", ""], "--splits ('') lacks a name"),
+        (["--splits", ","], "--splits (',') lacks a name"),
+        (["--shard-mib", "0"], "--shard-mib (0) must be 1 or more"),
+    ],
+)
+def test_flags_of_a_folder_that_mean_nothing_are_refused(photos, capsys, flags, words):
+    assert not prepare_photos(photos, *flags, code=2).exists()
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith(f"error: {words}")
+
+
 def test_digits_are_what_scikit_learn_holds(digits_root):
     import tensorflow_datasets as tfds
     from sklearn.datasets import load_digits

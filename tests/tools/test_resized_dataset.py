@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,23 @@ from tests.support.input_data import create_section
 from tools.prepare_dataset import write
 from tools.prepare_dataset.__main__ import main
 
+ROOT = Path(write.__file__).parents[2]
+# Ends itself, as the kernel would, in the middle of the second file.
+KILLED = """
+import os, signal, sys
+from tools.prepare_dataset import resize
+from tools.prepare_dataset.__main__ import main
+merge, left = resize._Conversion._merge, [3]
+
+def count(*arguments):
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    return merge(*arguments)
+
+resize._Conversion._merge = count
+main(sys.argv[1:])
+"""
 SIDES = ((40, 60), (50, 33), (16, 20), (64, 64), (30, 100))
 
 
@@ -146,6 +167,17 @@ def test_what_is_there_is_taken_or_refused_by_its_description(source, tmp_path, 
         (["--image-key", "label"], "--image-key (label) is no encoded image"),
         (["--image-key", "picture"], "data.image_key (picture): the dataset has no such feature"),
         (["--splits", "val"], "--splits (val): "),
+        (["--splits", ""], "--splits ('') lacks a name; write them as train,test, or leave"),
+        (["--splits", ","], "--splits (',') lacks a name"),
+        (["--splits", "train,"], "--splits ('train,') lacks a name"),
+        (
+            ["--format", "uint8", "--quality", "80"],
+            "--quality (80) means nothing to --format uint8",
+        ),
+        (
+            ["--format", "uint8", "--quality", "90"],
+            "--quality (90) means nothing to --format uint8",
+        ),
     ],
 )
 def test_what_means_nothing_is_refused_in_one_line(source, tmp_path, capsys, flags, words):
@@ -153,6 +185,51 @@ def test_what_means_nothing_is_refused_in_one_line(source, tmp_path, capsys, fla
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert words in line
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["photos_32", "photos_32/1.2.0", "photos_32/1.2.0.incomplete"])
+def test_a_file_where_the_dataset_would_go_is_refused(source, tmp_path, capsys, place):
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    run(source, "--out", str(tmp_path), code=2)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"--name: the dataset would go to {tmp_path / 'photos_32' / '1.2.0'}, but" in line
+    assert f"{path} is a file; remove it, or give another --name" in line
+    assert path.read_text() == "mine"
+
+
+def test_a_directory_of_other_things_where_it_would_go_is_refused(source, tmp_path, capsys):
+    """All would be written before it turned out that they are in the way."""
+    target = tmp_path / "photos_32" / "1.2.0"
+    target.mkdir(parents=True)
+    (target / "notes").write_text("mine")
+    run(source, "--out", str(tmp_path), code=2)
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert f"{target} is there already, but without the dataset_info.json" in line
+    assert [path.name for path in target.parent.iterdir()] == ["1.2.0"]
+
+
+def test_a_killed_run_is_neither_taken_for_whole_nor_in_the_way(source, tmp_path):
+    flags = ["--root", str(source), "--image-key", "scene/picture", "--short-side", "32"]
+    words = ["resize", "photos", *flags, "--out", str(tmp_path / "killed")]
+    ended = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=ROOT, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL
+    target = tmp_path / "killed" / "photos_32" / "1.2.0"
+    partial = target.with_name("1.2.0.incomplete")
+    assert not target.exists()
+    (first,) = partial.glob("photos_32-*")
+    (half,) = partial.glob("writing.*")
+    written = first.stat().st_mtime_ns
+    run(source, "--out", str(tmp_path / "killed"))
+    assert [path.name for path in target.parent.iterdir()] == ["1.2.0"]
+    assert (target / first.name).stat().st_mtime_ns == written
+    assert not (target / half.name).exists()
+    run(source, "--out", str(tmp_path / "whole"))
+    whole = tmp_path / "whole" / "photos_32" / "1.2.0"
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in whole.iterdir()
+    }
 
 
 def test_a_config_with_a_dash_gets_a_name_that_tfds_reads(source, tmp_path):

@@ -30,7 +30,6 @@ def add_command(commands: argparse._SubParsersAction) -> None:
     folder.add_argument("--name", required=True, help="name of the dataset: a-z, 0-9 and _")
     folder.add_argument(
         "--splits",
-        default="",
         help="comma-separated subfolders that are splits; default: those named train, val, "
         "validation or test; without any, all classes become the split train",
     )
@@ -180,8 +179,8 @@ def _find_splits(arguments: argparse.Namespace) -> dict[str, str]:
     base = Path(arguments.source)
     if not base.is_dir():
         raise UserError(f"SRC ({base}) is no folder; name the folder that holds the class folders")
-    if arguments.splits:
-        return {name: name for name in arguments.splits.split(",")}
+    if asked := write.read_splits(arguments.splits):
+        return {name: name for name in asked}
     known = {"train": "train", "val": "validation", "validation": "validation", "test": "test"}
     found = {split: name for name, split in known.items() if (base / name).is_dir()}
     return found or {"train": "all"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HASH_KEY = "original_sha256"
 _STORES = ("jpeg", "uint8")
 _MAX_SIDE = 1 << 14
+_QUALITY = 90
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ def add_command(commands: argparse._SubParsersAction) -> None:
         "--short-side", type=int, default=256, metavar="PIXELS",
         help="to which the smaller side is brought down (default 256); none is enlarged",
     )  # fmt: skip
-    add("--quality", type=int, default=90, help="of the JPEGs, 1 to 100 (default 90)")
+    add("--quality", type=int, help=f"of the JPEGs, 1 to 100 (default {_QUALITY})")
     add(
         "--format", choices=_STORES, default="jpeg",
         help="jpeg; or uint8, pixels that nothing has to decode, in 5 to 10 times the space",
     )  # fmt: skip
     add("--files", choices=write.FORMATS, help="file format (default: the source's)")
     add("--image-key", default="image", help="the feature that holds the image (default image)")
-    add("--splits", default="", help="comma-separated splits (default: all)")
+    add("--splits", help="comma-separated splits (default: all)")
     resize.set_defaults(prepare=prepare_resized)
 
 
@@ -89,11 +90,12 @@ def prepare_resized(arguments: argparse.Namespace) -> Path:
         key=arguments.image_key,
         channels=_get_channels(catalog, arguments.image_key, arguments.format),
         short_side=arguments.short_side,
-        quality=arguments.quality,
+        quality=_QUALITY if arguments.quality is None else arguments.quality,
         stored=arguments.format,
     )
     splits = _choose_splits(catalog, arguments.splits)
     target = root / _name(arguments) / Path(catalog.directory).name
+    write.check_target(target, "--name")
     description = _describe(catalog, splits, images)
     if write.is_complete(target):
         return _accept(target, description)
@@ -106,10 +108,20 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"--short-side ({arguments.short_side}) must be 1 to {_MAX_SIDE} pixels; 256 is usual"
         )
-    if not 1 <= arguments.quality <= 100:
-        raise UserError(f"--quality ({arguments.quality}) must be 1 to 100; 90 is the default")
+    if arguments.quality is not None:
+        _check_quality(arguments.quality, arguments.format)
     if arguments.name:
         write.check_name(arguments.name)
+
+
+def _check_quality(quality: int, stored: str) -> None:
+    if not 1 <= quality <= 100:
+        raise UserError(f"--quality ({quality}) must be 1 to 100; {_QUALITY} is the default")
+    if stored != "jpeg":
+        raise UserError(
+            f"--quality ({quality}) means nothing to --format {stored}, which keeps the pixels as "
+            "they are; leave it out, or give --format jpeg"
+        )
 
 
 def _get_root(arguments: argparse.Namespace) -> Path:
@@ -137,8 +149,8 @@ def _get_channels(catalog: TfdsCatalog, key: str, stored: str) -> int:
     return channels
 
 
-def _choose_splits(catalog: TfdsCatalog, asked: str) -> dict[str, StoredSplit]:
-    names = [name for name in asked.split(",") if name] or list(catalog.splits)
+def _choose_splits(catalog: TfdsCatalog, asked: str | None) -> dict[str, StoredSplit]:
+    names = write.read_splits(asked) or list(catalog.splits)
     for name in names:
         if name not in catalog.splits:
             raise UserError(

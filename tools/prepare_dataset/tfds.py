@@ -43,6 +43,7 @@ def prepare_tfds(arguments: argparse.Namespace) -> Path:
         write.refuse_other_format(target, arguments.format, "choose another root")
         print("is there already; nothing is fetched", file=sys.stderr)
         return target
+    write.check_target(target, "--out")
     plan = describe_plan(builder, root)
     if not (arguments.allow_download or os.environ.get(ALLOW, "0") not in ("", "0")):
         raise UserError(

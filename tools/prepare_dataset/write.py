@@ -17,6 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from utils.errors import UserError
+from utils.programs import require_at_least
 from utils.storage import is_remote, to_path
 
 VERSION = "1.0.0"
@@ -60,7 +61,8 @@ def get_target(arguments: argparse.Namespace) -> Path:
     """DIR/NAME/VERSION of the flags."""
     if not re.fullmatch(r"\d+\.\d+\.\d+", arguments.version):
         raise UserError(f"--version ({arguments.version}) is not of the form 1.0.0; write it so")
-    return get_root(arguments.out) / arguments.name / arguments.version
+    require_at_least(1, arguments, "shard_mib")
+    return check_target(get_root(arguments.out) / arguments.name / arguments.version, "--out")
 
 
 def check_name(name: str) -> None:
@@ -82,12 +84,54 @@ def get_root(place: str, flag: str = "--out") -> Path:
             "one, and copy it afterwards (to a bucket: gcloud storage cp -r)"
         )
     root = to_path(place)
-    nearest = next(one for one in (root, *root.absolute().parents) if one.exists())
-    if not nearest.is_dir():
-        raise UserError(f"{flag} ({place!r}): {nearest} is a file; name a directory")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"{flag} ({place!r}): nothing can be written to {nearest}; name another")
+    _check_place(root, f"{flag} ({place!r}):", "name a directory")
     return root
+
+
+def check_target(target: Path, flag: str) -> Path:
+    """The directory of a dataset, where a whole one is or one can be made.
+
+    Args:
+      flag: says where the dataset goes.
+
+    Raises:
+      UserError: a file stands there or on the way, or other things that would be in the way.
+    """
+    if is_complete(target):
+        return target
+    told = f"{flag}: the dataset would go to {target}, but"
+    for place in (target, _get_partial(target)):
+        _check_place(place, told, f"remove it, or give another {flag}")
+    if target.is_dir() and any(target.iterdir()):
+        raise UserError(
+            f"{flag}: {target} is there already, but without the dataset_info.json of a whole "
+            f"dataset; remove it, or give another {flag}"
+        )
+    return target
+
+
+def read_splits(asked: str | None) -> list[str]:
+    """The names of --splits; none: the flag was not given.
+
+    Raises:
+      UserError: a name is missing.
+    """
+    if asked is None:
+        return []
+    names = asked.split(",")
+    if not all(name.strip() for name in names):
+        raise UserError(
+            f"--splits ({asked!r}) lacks a name; write them as train,test, or leave the flag out"
+        )
+    return names
+
+
+def _check_place(place: Path, told: str, way_out: str) -> None:
+    nearest = next(one for one in (place, *place.absolute().parents) if one.exists())
+    if not nearest.is_dir():
+        raise UserError(f"{told} {nearest} is a file; {way_out}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UserError(f"{told} nothing can be written to {nearest}; {way_out}")
 
 
 def is_complete(target: Path) -> bool:
