@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from utils.errors import UserError
+from utils.json_types import JsonValue, load_json
 from utils.programs import create_program_parser, prepare_file, run_program
 
 
@@ -129,17 +130,31 @@ def read_costs(path: Path) -> dict[str, float]:
     Raises:
       UserError: the file is not there, or no result of that program.
     """
+    begin = f"--input {path} cannot be read as a result of tools.benchmark_input"
     try:
-        modes = json.loads(path.read_text(encoding="utf-8"))["cpu_ms_per_image"]
-        costs = {mode: float(modes[mode]["median"]) for mode in _OWN if mode in modes}
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        result = load_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise UserError(f"{begin}: {reason}; write one with its --json") from error
+    except ValueError as error:
+        raise UserError(f"{begin}: it is no JSON ({error}); write one with its --json") from error
+    modes = result.get("cpu_ms_per_image") if isinstance(result, dict) else None
+    if not isinstance(modes, dict):
+        raise UserError(f"{begin}: it holds no cpu_ms_per_image; write one with its --json")
+    costs = {mode: _read_median(modes[mode]) for mode in _OWN if mode in modes}
+    if not costs or not all(0 < value < float("inf") for value in costs.values()):
         raise UserError(
-            f"--input {path} cannot be read as a result of tools.benchmark_input "
-            f"({type(error).__name__}: {error}); write one with its --json"
-        ) from error
-    if not costs or not all(value > 0 for value in costs.values()):
-        raise UserError(f"--input {path} has none of {', '.join(_OWN)}; write it again")
+            f"{begin}: it has no median above 0 of each of its forms ({', '.join(_OWN)}); write it "
+            "again with its --json"
+        )
     return costs
+
+
+def _read_median(mode: JsonValue) -> float:
+    """What a form of input says; NaN: nothing."""
+    median = mode.get("median") if isinstance(mode, dict) else None
+    is_number = isinstance(median, int | float) and not isinstance(median, bool)
+    return median if is_number else float("nan")
 
 
 def get_feed(name: str, images: str, cpu_ms: float, chip_rate: float | None) -> HostFeed:

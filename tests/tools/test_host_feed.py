@@ -42,10 +42,37 @@ def test_a_table_of_each_form_marks_hosts_whose_chips_would_wait(tmp_path, capsy
         (["--cpu-ms", "1", "--share", "1.5"], "--share (1.5)"),
         (["--cpu-ms", "1", "--hosts", "v9-1"], "'v9-1' is none of v3-8"),
         (["--cpu-ms", "1", "--chip-images-per-s", "-3"], "--chip-images-per-s (-3)"),
-        (["--input", "no.json"], "cannot be read as a result"),
+        (["--input", "no.json"], "tools.benchmark_input: No such file or directory; write"),
     ],
 )
 def test_what_means_nothing_is_refused_in_one_line(flags, words, capsys):
     assert main(flags) == 2
     shown = capsys.readouterr().err
     assert words in shown and shown.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it is no JSON ("),
+        ("[" * 100_000, "it is no JSON (it is nested too deep)"),
+        ("[1]", "it holds no cpu_ms_per_image; write one"),
+        ("null", "it holds no cpu_ms_per_image"),
+        ("{}", "it holds no cpu_ms_per_image"),
+        ('{"cpu_ms_per_image": [1]}', "it holds no cpu_ms_per_image"),
+        ('{"cpu_ms_per_image": {}}', "it has no median above 0"),
+        ('{"cpu_ms_per_image": {"pipeline": null}}', "it has no median above 0"),
+        ('{"cpu_ms_per_image": {"pipeline": {"median": "1"}}}', "it has no median above 0"),
+        ('{"cpu_ms_per_image": {"pipeline": {"median": -1}}}', "it has no median above 0"),
+        ('{"cpu_ms_per_image": {"pipeline": {"median": Infinity}}}', "it has no median above 0"),
+    ],
+    ids=lambda one: one[:40],
+)
+def test_a_file_that_is_no_result_is_refused_in_words_of_our_own(text, reason, tmp_path, capsys):
+    path = tmp_path / "input.json"
+    path.write_text(text)
+    assert main(["--input", str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    begin = f"error: --input {path} cannot be read as a result of tools.benchmark_input"
+    assert line.startswith(f"{begin}: {reason}")
+    assert "Error" not in line
