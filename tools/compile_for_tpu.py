@@ -64,12 +64,14 @@ class Compilation:
       config: the run's, with its flags.
       chips: devices that the step is partitioned over; 1: not at all.
       batch: examples of a step on each device.
+      is_automatic: a verdict tells the run how many micro-batches it has, where it may.
     """
 
     config: RunConfig
     target: Target
     chips: int
     batch: int
+    is_automatic: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,14 +114,16 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     """Compile what the flags say; the exit code tells a regression."""
     from tools.tpu.compiler import require_compiler
 
-    require_at_least(1, options, "time_limit")
+    require_at_least(1, options, "time_limit", "num_classes")
     config = load_config(["--config", str(options.config), *flags])
     if options.chips < 1:
         raise UserError(f"--chips ({options.chips}) must be at least 1")
     target = parse_target(options.target, options.chips)
     prepare_file(options.json, "--json")
     prepare_folder(options.hlo, "--hlo")
-    compilation = Compilation(config, target, options.chips, _choose_batch(options, config, target))
+    batch = _choose_batch(options, config, target)
+    is_automatic = options.write or config.train.accumulate_steps == "auto"
+    compilation = Compilation(config, target, options.chips, batch, is_automatic)
     _check_search(options, compilation)
     check_report_flags(options)
     if options.limit is not None and not 0 < options.limit < math.inf:
@@ -169,7 +173,7 @@ def trace_and_compile(
     given, chips = _read_sizes(options), compilation.chips
     export = trace_alone(
         compilation.config, batch=batch, devices=chips, given=given,
-        chip=compilation.target.generation.name,
+        chip=compilation.target.generation.name, is_automatic=compilation.is_automatic,
     )  # fmt: skip
     _log(f"compiling for {compilation.target.name}, {compilation.chips} device(s)")
     compiled = compile_step(
@@ -331,12 +335,17 @@ def _check_search(options: argparse.Namespace, compilation: Compilation) -> None
     if options.micro_batches and options.max_batch:
         raise UserError("--micro-batches and --max-batch are two searches; give one of them")
     generation = compilation.target.generation
-    if options.write and generation not in LAUNCHED:
+    if not options.write:
+        return
+    if generation not in LAUNCHED:
         names = ", ".join(one.name for one in LAUNCHED)
         raise UserError(
             f"--write is for chips that tell their name to a run ({names}), not for "
             f"{generation.name}; give train.accumulate_steps a number"
         )
+    from tools.tpu.micro_batches import require_section
+
+    require_section(options.config)
 
 
 def find_max_batch(compilation: Compilation, options: argparse.Namespace, report: Report) -> None:

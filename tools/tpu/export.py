@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tools.tpu.kernels import call_kernels
@@ -76,17 +76,23 @@ def prepare_tracing(devices: int = 1) -> None:
         os.environ["CPU_NUM_DEVICES"] = str(devices)
 
 
-def trace_step(config: RunConfig, chip: str = "") -> StepExport:
+def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False) -> StepExport:
     """Build the run's parts, let the engine make one step and give its graph.
 
     Args:
       chip: the TPU generation that it is for; empty: none in particular.
+      is_automatic: a verdict tells the run how many micro-batches the step has.
+
+    Raises:
+      UserError: the run would be refused, for one because no verdict may tell it that.
     """
     from job.build import build_parts
     from job.check import check
+    from utils.config import change
 
     runtime = _create_tracing_runtime(config)
-    job = check(config)
+    told = change(config, train={"accumulate_steps": "auto"}) if is_automatic else config
+    job = replace(check(told), config=config)
     with call_kernels(chip), contextlib.closing(build_parts(runtime, job)) as parts:
         runtime.updates.prepare(parts.state.optimizer)
         return _run_step(runtime, job, parts)

@@ -178,6 +178,19 @@ def print_splits(splits: Sequence[MicroBatches], unit: str) -> None:
         )
 
 
+def require_section(path: Path) -> None:
+    """Refuse a configuration's file that `write_verdict` has no room in.
+
+    Raises:
+      UserError: the file has no `train:` section in block style.
+    """
+    if not any(map(_SECTION.match, path.read_text(encoding="utf-8").splitlines())):
+        raise UserError(
+            f"--write ({str(path)!r}) needs a section `train:` of lines of its own in that file; "
+            "give it one, or leave --write out and add the verdict that is printed yourself"
+        )
+
+
 def write_verdict(path: Path, name: str, entry: str) -> None:
     """Put one line into `train.verdicts` of a configuration's file, in place of an older one.
 

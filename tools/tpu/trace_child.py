@@ -45,7 +45,7 @@ def trace(request: TraceRequest) -> StepExport:
             request.config, Path(folder), batch=request.batch, devices=request.devices,
             given=request.given,
         )  # fmt: skip
-        return trace_step(derived, request.chip)
+        return trace_step(derived, request.chip, is_automatic=request.is_automatic)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class TraceRequest:
       given: sizes of a dataset that is not here.
       answer: the file that takes the `StepExport`, or the text of a `UserError`.
       chip: the TPU generation that the step is for.
+      is_automatic: see `tools.tpu.export.trace_step`.
     """
 
     config: RunConfig
@@ -41,10 +42,17 @@ class TraceRequest:
     given: dict[str, int]
     answer: Path
     chip: str = ""
+    is_automatic: bool = False
 
 
 def trace_alone(
-    config: RunConfig, *, batch: int, devices: int, given: dict[str, int], chip: str = ""
+    config: RunConfig,
+    *,
+    batch: int,
+    devices: int,
+    given: dict[str, int],
+    chip: str = "",
+    is_automatic: bool = False,
 ) -> StepExport:
     """The step of a run as a process traces it that has traced nothing else.
 
@@ -52,13 +60,14 @@ def trace_alone(
       batch: examples of a step on each device.
       given: sizes of a dataset that is not here.
       chip: the TPU generation that the step is for.
+      is_automatic: see `tools.tpu.export.trace_step`.
 
     Raises:
       UserError: the step cannot be traced, for a reason that the user can mend.
     """
     with tempfile.TemporaryDirectory() as folder:
         path, answer = Path(folder) / "request.pickle", Path(folder) / "answer.pickle"
-        request = TraceRequest(config, batch, devices, given, answer, chip)
+        request = TraceRequest(config, batch, devices, given, answer, chip, is_automatic)
         path.write_bytes(pickle.dumps(request))
         code = run_child(CHILD, path, environment=_SETTINGS)
         if code:

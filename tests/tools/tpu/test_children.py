@@ -55,7 +55,7 @@ from pathlib import Path
 request = pickle.loads(Path(sys.argv[1]).read_bytes())
 seed = os.environ["PYTHONHASHSEED"]
 answer = (os.getpid(), seed, request.config.train.accumulate_steps, request.batch, request.given,
-          request.chip)
+          request.chip, request.is_automatic)
 if request.devices > 1:
     answer = "no such mesh"
 request.answer.write_bytes(pickle.dumps(answer))
@@ -68,10 +68,13 @@ def test_every_step_is_traced_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(tracing, "CHILD", child)
     config = create_config(tmp_path, "--train.accumulate_steps=2")
     first, second = (
-        tracing.trace_alone(config, batch=8, devices=1, given={"a": 3}, chip="v5e") for _ in "ab"
+        tracing.trace_alone(
+            config, batch=8, devices=1, given={"a": 3}, chip="v5e", is_automatic=True
+        )
+        for _ in "ab"
     )
     assert first[0] != second[0]
-    assert first[1:] == second[1:] == ("0", 2, 8, {"a": 3}, "v5e")
+    assert first[1:] == second[1:] == ("0", 2, 8, {"a": 3}, "v5e", True)
     with pytest.raises(UserError, match="no such mesh"):
         tracing.trace_alone(config, batch=8, devices=2, given={})
 

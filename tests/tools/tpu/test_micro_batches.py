@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.test_compile_for_tpu import CONFIG, create_report
 from tools import compile_for_tpu as tool
-from tools.tpu import compiler
+from tools.tpu import compiler, tracing
 from tools.tpu.children import TimeLimitError
 from tools.tpu.micro_batches import (
     Split,
@@ -163,6 +163,36 @@ def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeyp
     assert tool.main(["--config", CONFIG, *flags]) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ") and words in text and text.count("\n") == 1
+
+
+def test_a_file_without_room_for_a_verdict_is_refused_before_the_search(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(tool, "create_report", None)
+    path = tmp_path / "x.yaml"
+    path.write_text("model: {name: vit_tiny_patch16_224}\ntrain: {epochs: 3}\n")
+    assert tool.main(["--config", str(path), "--micro-batches", "--write"]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(f"error: --write ('{path}') needs a section `train:` of lines")
+    assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_automatic"),
+    [(["--micro-batches", "--train.accumulate_steps=auto"], True),
+     (["--micro-batches", "--write"], True), (["--micro-batches"], False)],
+)  # fmt: skip
+def test_a_step_is_traced_as_one_that_a_verdict_may_split(flags, is_automatic, capsys, monkeypatch):
+    def trace(*_: object, **given: object) -> None:
+        assert given["is_automatic"] is is_automatic
+        raise UserError("what the run would say")
+
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    monkeypatch.setattr(compiler, "compile_step", None)
+    monkeypatch.setattr(tracing, "trace_alone", trace)
+    assert tool.main(["--config", CONFIG, "--target", "v5e:2x4", *flags]) == 2
+    assert capsys.readouterr().err.endswith("error: what the run would say\n")
 
 
 def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monkeypatch):

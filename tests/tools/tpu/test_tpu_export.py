@@ -17,7 +17,7 @@ from tools.tpu.derive import derive_config
 from tools.tpu.export import StepExport, compute_digest, trace_step
 from tools.tpu.tracing import trace_alone
 from tools.twin import create_twin
-from utils.config import RunConfig, load_config
+from utils.config import RunConfig, change, load_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -26,6 +26,16 @@ CONFIG = "configs/imagenet/vit_s16_90ep.yaml"
 
 def trace(tmp_path: Path, *flags: str) -> StepExport:
     return trace_step(create_config(tmp_path, *flags, device="xla"))
+
+
+@pytest.mark.xla
+def test_a_step_that_no_verdict_may_split_is_refused_in_the_runs_words(tmp_path):
+    config = create_config(tmp_path, device="xla")
+    model = {"name": "cifar_resnet8x4", "args": {"in_chans": 1}, "image_size": None}
+    config = change(config, model=model)
+    words = r"train\.accumulate_steps \(auto\) would decide by cost over how many images BatchNorm"
+    with pytest.raises(UserError, match=words):
+        trace_step(config, is_automatic=True)
 
 
 @pytest.mark.xla
