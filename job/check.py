@@ -20,6 +20,7 @@ from models import (
     scan_blocks,
     settle_model,
 )
+from models.patches import check_attention_kernel
 from optim_factory import create_optimizer, create_schedule, scale_lr
 from tasks import TASKS, RunTask, TaskCheck
 from utils.config import change
@@ -64,6 +65,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     student = create_model(config.model, **task.model_arguments, device="meta")
     _check_blocks(config, student)
     check_kernels(config.model.kernels, student)
+    check_attention_kernel(config.model, config.runtime, device, student)
     check_automatic_parts(config, student, name_planned_chip(device))
     task.dry_run(student)
     freeze(student, config.optim.freeze)

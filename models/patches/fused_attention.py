@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from timm.layers import Attention
 from timm.models.beit import Attention as BeitAttention
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -33,6 +34,8 @@ _WAY_OUT = "choose model.attention_kernel: auto or off"
 # Bytes of a layer's scores on one chip, in bfloat16, above which both bundles and estimate are
 # lower with the kernel (docs/tpu_compiler.md).
 _DEAR_BYTES = 40 * 2**20
+# Names of `PATCHES` without which no attention may compute by a kernel.
+NEEDED_PATCHES = ("attention", "attention_kernel")
 
 
 class KernelAttention(XlaAttention):
@@ -74,28 +77,24 @@ class KernelAttention(XlaAttention):
         return self.kernel == "on" or is_dear(x.shape[0], self.num_heads, x.shape[1])
 
 
+# Exactly these: a subclass may compute something else, and is not patched.
+_TAKERS = (Attention, XlaAttention, KernelAttention)
+
+
 def is_dear(examples: int, heads: int, tokens: int) -> bool:
     """Whether scores of so many examples, on all chips, are too many to stay where they are."""
     return examples // count_chips() * heads * tokens**2 * 2 > _DEAR_BYTES
 
 
-def choose_attention_kernel(
-    choice: str, device: torch.device, model: nn.Module, *, is_asked: bool = True
-) -> None:
-    """Let the attention of a model compute by kernels, where `model.attention_kernel` says so.
+def choose_attention_kernel(choice: str, device: torch.device, model: nn.Module) -> None:
+    """Let the attention of a patched model compute by kernels, where that can be.
 
     Args:
       choice: auto, on or off.
-      is_asked: `on` is refused where it cannot be; else what can be is.
-
-    Raises:
-      UserError: there are no kernels for this model or here.
     """
     if choice == "off":
         return
     layers = [one for one in model.modules() if isinstance(one, KernelAttention)]
-    if choice == "on" and is_asked:
-        _require(device, model, layers)
     is_possible = takes_kernels(device) and importlib.util.find_spec("jax") is not None
     if not is_possible or (choice == "auto" and not has_custom_calls()):
         return
@@ -103,24 +102,34 @@ def choose_attention_kernel(
         layer.kernel = choice
 
 
-def _require(device: torch.device, model: nn.Module, layers: list[KernelAttention]) -> None:
-    """That a kernel can be what computes the attention of a model here."""
-    lack = None
+def require_attention_kernel(device: torch.device, model: nn.Module, off: str = "") -> None:
+    """Refuse `model.attention_kernel: on` where a kernel cannot compute a model's attention.
+
+    Args:
+      model: patched or not yet, on any device, the meta device among them.
+      off: the key that switches the patches off which a kernel needs, with its value.
+
+    Raises:
+      UserError: there are no kernels for this model or here.
+    """
+    lack, way_out = None, _WAY_OUT
+    layers = [one for one in model.modules() if type(one) in _TAKERS]
     if not takes_kernels(device):
         lack = f"needs runtime.device=xla, and this is {device.type}"
     elif importlib.util.find_spec("jax") is None:
-        lack = f"needs jax, which is not installed here; run {_SETUP}, or {_WAY_OUT}"
+        lack = "needs jax, which is not installed here"
+        way_out = f"run {_SETUP}, or {_WAY_OUT}"
     elif any(isinstance(one, BeitAttention) for one in model.modules()):
         lack = "has no learned biases of scores, which BEiT's relative positions are"
     elif not layers:
-        lack = (
-            "is for the self-attention of timm's vision transformers with the patches linear "
-            "to attention on, and this model has none"
-        )
+        lack = "is for the self-attention of timm's vision transformers, and this model has none"
     elif any(one.attn_drop.p > 0 for one in layers):
         lack = "has no dropout of attention, and model.args has attn_drop_rate"
+    elif off:
+        lack = f"needs the patches {' and '.join(NEEDED_PATCHES)}, and {off} leaves them out"
+        way_out = f"leave that key out, or {_WAY_OUT}"
     if lack is not None:
-        raise UserError(f"model.attention_kernel (on) {lack}; {_WAY_OUT}")
+        raise UserError(f"model.attention_kernel (on) {lack}; {way_out}")
 
 
 def attend(packed: Tensor, scale: float) -> Tensor:

@@ -53,12 +53,18 @@ from models.patches.convolution import (
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
-from models.patches.fused_attention import KernelAttention, choose_attention_kernel
+from models.patches.fused_attention import (
+    NEEDED_PATCHES,
+    KernelAttention,
+    choose_attention_kernel,
+    require_attention_kernel,
+)
 from models.patches.mixing import mix_into
 from models.transformer import CausalAttention, RmsNorm, Transformer
 from utils.errors import UserError, get_hint
 
 if TYPE_CHECKING:
+    from utils.config.execution import RuntimeSection
     from utils.config.sections import ModelSection
     from utils.runtime.base import Runtime
 
@@ -107,7 +113,12 @@ def patch_for(
 
     Args:
       frozen: whether the model is never trained: it may then hold its weights in bf16.
+
+    Raises:
+      UserError: there are no kernels for a model that is not frozen, and they are asked for.
     """
+    if not frozen:
+        check_attention_kernel(section, runtime.section, runtime.device.type, model)
     choose_kernels(section.kernels, runtime.device, model, is_asked=not frozen)
     if section.xla_patches and runtime.wants_patches:
         is_bf16 = runtime.section.precision == "bf16"
@@ -117,8 +128,31 @@ def patch_for(
             fp32_weight_gradients=runtime.fp32_weight_gradients,
             frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
         )
-    choice = section.attention_kernel
-    choose_attention_kernel(choice, runtime.device, model, is_asked=not frozen)
+    choose_attention_kernel(section.attention_kernel, runtime.device, model)
+
+
+def check_attention_kernel(
+    section: ModelSection, runtime: RuntimeSection, device: str, model: nn.Module
+) -> None:
+    """Refuse `model.attention_kernel: on` that no kernel of the run could follow.
+
+    Args:
+      device: the runtime's name.
+      model: patched or not yet, on any device, the meta device among them.
+
+    Raises:
+      UserError: names what is against it: the device, the model or another key.
+    """
+    if section.attention_kernel != "on":
+        return
+    off = ""
+    if not section.xla_patches:
+        off = "model.xla_patches (False)"
+    elif any(name in section.skip_patches for name in NEEDED_PATCHES):
+        off = f"model.skip_patches ([{', '.join(section.skip_patches)}])"
+    elif runtime.compile:
+        off = "runtime.compile (True)"
+    require_attention_kernel(torch.device(device), model, off)
 
 
 def check_patch_names(names: Iterable[str]) -> None:

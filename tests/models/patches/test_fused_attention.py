@@ -13,12 +13,18 @@ from timm.layers import Attention
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from job.check import check
 from models import apply_patches
 from models.patches import fused_attention
-from models.patches.fused_attention import KernelAttention, choose_attention_kernel, is_dear
+from models.patches.fused_attention import (
+    KernelAttention,
+    choose_attention_kernel,
+    is_dear,
+    require_attention_kernel,
+)
 from models.patches.kernels_attention import choose_group
 from tests.models.patches.test_patches import TINY, get_distance
-from tests.support.tiny_parts import VIT_ARGS
+from tests.support.tiny_parts import VIT_ARGS, create_config
 from tests.test_parity import FORMS, Form, compare, run_form
 from utils.errors import UserError
 
@@ -121,11 +127,12 @@ def test_auto_leaves_the_way_without_kernels_alone(monkeypatch):
 
 
 def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
-    vit = apply_patches(timm.create_model("vit_tiny_patch16_224", **TINY))
+    plain = timm.create_model("vit_tiny_patch16_224", **TINY)
+    vit = apply_patches(copy.deepcopy(plain))
     with pytest.raises(UserError, match=r"needs runtime\.device=xla, and this is cuda"):
-        choose_attention_kernel("on", torch.device("cuda"), vit)
+        require_attention_kernel(torch.device("cuda"), vit)
     choose_attention_kernel("auto", torch.device("cpu"), vit)
-    choose_attention_kernel("on", torch.device("cpu"), vit, is_asked=False)
+    choose_attention_kernel("on", torch.device("cpu"), vit)
     assert {m.kernel for m in vit.modules() if isinstance(m, KernelAttention)} == {"off"}
     monkeypatch.setattr(fused_attention, "takes_kernels", lambda device: True)
     monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)
@@ -134,9 +141,34 @@ def test_models_that_have_no_kernel_are_refused_by_name(monkeypatch):
     for model, reason in ((beit, "BEiT's relative positions"), (drops, "attn_drop_rate"),
                           (nn.Linear(2, 2), "this model has none")):  # fmt: skip
         with pytest.raises(UserError, match=reason):
-            choose_attention_kernel("on", torch.device("cpu"), model)
+            require_attention_kernel(torch.device("cpu"), model)
+    for model in (plain, vit):
+        require_attention_kernel(torch.device("cpu"), model)
     choose_attention_kernel("on", torch.device("cpu"), vit)
     assert {m.kernel for m in vit.modules() if isinstance(m, KernelAttention)} == {"on"}
+
+
+@pytest.mark.parametrize(
+    ("device", "flags", "words"),
+    [("cpu", (), r"needs runtime\.device=xla, and this is cpu"),
+     ("xla", ("--model.skip_patches=[gelu, attention_kernel]",),
+      r"attention_kernel, and model\.skip_patches \(\[gelu, attention_kernel\]\) leaves them out"),
+     ("xla", ("--model.skip_patches=[attention]",), r"skip_patches \(\[attention\]\) leaves"),
+     ("xla", ("--model.xla_patches=false",), r"and model\.xla_patches \(False\) leaves them out"),
+     ("xla", ("--runtime.compile=true",), r"and runtime\.compile \(True\) leaves them out"),
+     ("xla", ('--model.args={"attn_drop_rate": 0.1}',), r"model\.args has attn_drop_rate")],
+)  # fmt: skip
+def test_the_check_names_what_is_against_a_kernel(device, flags, words, tmp_path, monkeypatch):
+    """Before a run directory is announced, and by the key that is at fault."""
+    monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)
+    config = create_config(tmp_path, "--model.attention_kernel=on", *flags, device=device)
+    with pytest.raises(UserError, match=rf"model\.attention_kernel \(on\) .*{words}"):
+        check(config, device)
+
+
+def test_the_check_lets_a_kernel_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(fused_attention.importlib.util, "find_spec", lambda name: True)
+    check(create_config(tmp_path, "--model.attention_kernel=on", device="xla"), "xla")
 
 
 @needs_jax
