@@ -4,12 +4,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
+from torch._inductor.exc import InvalidCxxCompiler
 
 import main
 from tests.support.tiny_parts import TinyConvNet, create_argv
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
-from utils.runtime import create_runtime
+from utils.runtime import choose_device, create_runtime
 
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager", "openxla"])
@@ -65,7 +66,48 @@ def test_a_module_that_cannot_be_compiled_is_one_line(monkeypatch):
         UserError, match=r"cannot compile _Branching .*no such instruction"
     ) as error:
         module(torch.ones(2), 1)
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "TORCHDYNAMO" not in str(error.value)
+
+
+def test_a_long_reason_is_cut_between_words(monkeypatch):
+    def fail(graph: object, inputs: object) -> None:
+        raise RuntimeError("instruction " * 50)
+
+    monkeypatch.setattr("torch._dynamo.backends.registry.lookup_backend", lambda name: fail)
+    module = _compile_module(_Branching())
+    with pytest.raises(UserError, match=r"instruction \.\.\.\); choose another backend"):
+        module(torch.ones(2), 1)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "auto"])
+def test_inductor_without_a_cpp_compiler_names_what_to_install(backend, tmp_path, monkeypatch):
+    """Before a run is announced; other backends need none."""
+    section = RuntimeSection(device="cpu", compile=True, compile_backend=backend)
+    monkeypatch.delenv("TORCH_INDUCTOR_INSTALL_GXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for cxx, place in ((None, "there is no "), ("icpx", r"CXX \('icpx'\) is none")):
+        if cxx is None:
+            monkeypatch.delenv("CXX", raising=False)
+        else:
+            monkeypatch.setenv("CXX", cxx)
+        words = rf"compile_backend \('{backend}'\) .*C\+\+ compiler, and {place}.*; install one"
+        with pytest.raises(UserError, match=words):
+            choose_device(section)
+    assert choose_device(section.model_copy(update={"compile_backend": "eager"})) == "cpu"
+    assert choose_device(section.model_copy(update={"compile": False, "compile_backend": "auto"}))
+
+
+def test_a_cpp_compiler_that_does_not_work_is_named_as_the_cause(monkeypatch):
+    def fail(graph: object, inputs: object) -> None:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._dynamo.backends.registry.lookup_backend", lambda name: fail)
+    module = _compile_module(_Branching())
+    with pytest.raises(
+        UserError, match=r"'g\+\+'\)\); install a C\+\+ compiler that works"
+    ) as error:
+        module(torch.ones(2), 1)
+    assert "TORCHDYNAMO" not in str(error.value)
 
 
 def test_a_step_without_a_compiled_module_is_one_line():

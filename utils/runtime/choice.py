@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,7 +77,23 @@ def choose_compiler(section: RuntimeSection, name: str) -> str:
             "runtime.compile (True) works not with runtime.parallel 'spmd', whose partitioner "
             "needs the step as a whole, as xla compiles it by itself; leave it out"
         )
-    return known[0] if backend == "auto" else backend
+    chosen = known[0] if backend == "auto" else backend
+    if section.compile and (chosen, name) == ("inductor", "cpu"):
+        _require_cpp_compiler(backend)
+    return chosen
+
+
+def _require_cpp_compiler(backend: str) -> None:
+    """What inductor makes for a CPU is C++; it looks for a compiler in these places, too."""
+    asked = os.environ.get("CXX")
+    found = asked or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(found) is None and not os.environ.get("TORCH_INDUCTOR_INSTALL_GXX"):
+        place = f"CXX ({asked!r}) is none" if asked else f"there is no {found} on the PATH"
+        raise UserError(
+            f"runtime.compile_backend ({backend!r}) compiles by inductor, which needs a C++ "
+            f"compiler, and {place}; install one, such as g++, set CXX to one, choose "
+            "aot_eager or eager, or leave runtime.compile out"
+        )
 
 
 def count_planned_ranks(section: RuntimeSection, name: str) -> int:

@@ -8,6 +8,7 @@ asked for a compiler gets it, or one line that says why not.
 from __future__ import annotations
 
 import functools
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
 
 _SHOWN = 200
+# What torch says of itself behind a reason.
+_TAIL = "Set TORCHDYNAMO_VERBOSE"
+_SWITCH_ON = "unset TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE where they are set, "
+_INSTALL = "install a C++ compiler that works, such as g++, or set CXX to one, "
 
 
 class ModelCompiler:
@@ -68,7 +73,7 @@ class ModelCompiler:
           UserError: none of the compiled modules had a part in it.
         """
         if self._waits_for_call:
-            self._refuse("no compiled module was called in the first step", "")
+            self._refuse("no compiled module was called in the first step", _SWITCH_ON)
 
     def _compile_graph(self, graph: GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
         """The backend, counted: what it raises has compiled nothing."""
@@ -93,10 +98,11 @@ class ModelCompiler:
         try:
             result = compiled(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:_SHOWN]
-            self._refuse(f"cannot compile {name}", f" ({reason})", error)
+            reason = textwrap.shorten(str(error).partition(_TAIL)[0], _SHOWN, placeholder=" ...")
+            way_out = _INSTALL if "InvalidCxxCompiler" in reason else ""
+            self._refuse(f"cannot compile {name} ({reason})", way_out, error)
         if self.graphs == graphs:
-            self._refuse(f"compiled nothing of {name}, which ran as it is", "")
+            self._refuse(f"compiled nothing of {name}, which ran as it is", _SWITCH_ON)
         if self._count_fallbacks() > fallbacks:
             self._refuse(f"left operations of {name} to the host", "")
         module._compiled_call_impl = compiled
@@ -107,9 +113,8 @@ class ModelCompiler:
         )  # fmt: skip
         return result
 
-    def _refuse(self, what: str, reason: str, cause: Exception | None = None) -> None:
+    def _refuse(self, what: str, way_out: str, cause: Exception | None = None) -> None:
         raise UserError(
-            f"runtime.compile_backend ({self.backend!r}) {what}{reason}; unset "
-            "TORCHDYNAMO_DISABLE and TORCH_COMPILE_DISABLE where they are set, choose another "
-            "backend, or leave runtime.compile out"
+            f"runtime.compile_backend ({self.backend!r}) {what}; {way_out}choose another backend, "
+            "or leave runtime.compile out"
         ) from cause
