@@ -107,12 +107,14 @@ def test_keys_are_found_wrong_in_the_metadata_alone(root, keys, message):
         describe_dataset(create_odd(root, **keys))
 
 
+@pytest.mark.parametrize("op", ["decode_jpeg_and", "decode_jpeg_scaled_and"])
 @pytest.mark.parametrize("order", ["exact", "sharded"])
-def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, order):
-    config = create_odd(root, train_pp=JPEG_PP, eval_pp=JPEG_PP, order=order)
+def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, order, op, capfd):
+    text = JPEG_PP.replace("decode_jpeg_and", op)
+    config = create_odd(root, train_pp=text, eval_pp=text, order=order)
     words = (
         r"record (\d) cannot be read \(kind/\1\.png: it is a PNG, but "
-        r"decode_jpeg_and_inception_crop of data\.{}_pp reads JPEGs alone\); write "
+        rf"{op}_inception_crop of data\.{{}}_pp reads JPEGs alone\); write "
         r"decode\|inception_crop\(6, area_min=8\) instead$"
     )
     with pytest.raises(UserError, match=words.format("train")):
@@ -120,6 +122,8 @@ def test_an_op_for_jpegs_alone_names_what_it_got_before_the_first_batch(root, or
     # In evaluation the first batch comes an epoch later.
     with pytest.raises(UserError, match=words.format("eval")):
         open_loader(config, "eval")
+    # libjpeg's own line, which it would print for each picture that it is given.
+    assert "Not a JPEG file" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def get_decode_jpeg_and_inception_crop(
     def decode_jpeg_and_inception_crop(image, randomness):
         tf = _import_tensorflow()
         areas, ratios = (area_min / 100, area_max / 100), (ratio_min, ratio_max)
-        begin, box = sample_box(tf.io.extract_jpeg_shape(image), areas, ratios, randomness)
+        begin, box = sample_box(get_jpeg_shape(image), areas, ratios, randomness)
         crop = decode_jpeg_window(image, tf.concat([begin[:2], box[:2]], axis=0))
         return _resize_if_asked(crop, size, method, antialias)
 
@@ -139,9 +139,8 @@ def get_decode_jpeg_scaled_and_inception_crop(
     """The same boxes, decoded at 1/2, 1/4 or 1/8 of their size where `size` is not larger."""
 
     def decode_jpeg_scaled_and_inception_crop(image, randomness):
-        tf = _import_tensorflow()
         areas, ratios = (area_min / 100, area_max / 100), (ratio_min, ratio_max)
-        begin, box = sample_box(tf.io.extract_jpeg_shape(image), areas, ratios, randomness)
+        begin, box = sample_box(get_jpeg_shape(image), areas, ratios, randomness)
         height_width = get_height_width(size)
         crop = decode_jpeg_scaled_window(image, begin[:2], box[:2], height_width)
         return resize_image(crop, height_width, method, antialias)
@@ -258,6 +257,13 @@ def resize_image(image: Any, height_width: Any, method: str, antialias: bool) ->
     if image.dtype.is_floating or method in _CONVEX_METHODS:
         return tf.cast(resized, image.dtype)
     return tf.saturate_cast(resized, image.dtype)
+
+
+def get_jpeg_shape(image: Any) -> Any:
+    """Int32 [3] of JPEG bytes; of others an error, before libjpeg prints one of its own."""
+    tf = _import_tensorflow()
+    with tf.control_dependencies([tf.debugging.Assert(tf.io.is_jpeg(image), ["no JPEG"])]):
+        return tf.io.extract_jpeg_shape(tf.identity(image))
 
 
 def decode_jpeg_window(image: Any, window: Any) -> Any:
