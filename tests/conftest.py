@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import sys
@@ -105,17 +106,26 @@ def digits_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small texts under the names that configurations know, and an untrained teacher of text."""
+    """Small texts under the names that configurations know, and untrained teachers of text.
+
+    That of configs/transformer_teacher.yaml lies beside them, and in `full` the model of
+    configs/delta_text.yaml with full attention in every layer.
+    """
     from models import create_model, export_model
     from tests.support.language import write_tokens
     from utils.config import load_config
 
     root = tmp_path_factory.mktemp("text")
     write_tokens(root, "stdlib_byte", "stdlib_small")
-    section = load_config(["--config", str(ROOT / "configs/transformer_teacher.yaml")]).model
     of_task = {"vocab_size": 257, "sequence_length": 128}
-    facts = {"model": section.name, "args": dict(section.args), "tokenizer": "byte", **of_task}
-    export_model(create_model(section, **of_task).state_dict(), facts, root)
+    full = [f"--model.args={json.dumps({'full_every': 1})}"]
+    teachers = {"transformer_teacher": (root, []), "delta_text": (root / "full", full)}
+    for name, (folder, flags) in teachers.items():
+        path = str(ROOT / f"configs/{name}.yaml")
+        section = load_config(["--config", path, *flags]).model
+        facts = {"model": section.name, "args": dict(section.args), "tokenizer": "byte", **of_task}
+        folder.mkdir(exist_ok=True)
+        export_model(create_model(section, **of_task).state_dict(), facts, folder)
     return root
 
 

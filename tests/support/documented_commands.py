@@ -34,7 +34,8 @@ class Places:
       data_root: instead of `data`: holds the digits.
       run: instead of any `runs/...`: a finished run of configs/digits_student.yaml.
       teacher: instead of `runs/digits_teacher/...`: that model, exported.
-      text: instead of `data`: holds small texts; instead of `runs/transformer_teacher/...`, too.
+      text: instead of `data`: holds small texts; instead of `runs/transformer_teacher/...`, too,
+        and its folder `full` instead of `runs/delta_text/...`.
       rows: instead of `runs/friedman1_teacher/...`: that model, exported.
       scratch: where a dry form may write.
     """
@@ -126,6 +127,7 @@ def place_flag(flag: str, places: Places) -> str:
     known = {
         "digits_teacher": places.teacher,
         "transformer_teacher": places.text,
+        "delta_text": places.text / "full",
         "friedman1_teacher": places.rows,
     }
     target = known.get(found[2].split("/")[1], places.run)

@@ -69,7 +69,9 @@ NOT_RUN = {
     r"python -m tools\.proofs\.distil_table ": "minutes: tests/tools/proofs/test_distil_table.py",
     r"python -m tools\.proofs\.rules_table ": "minutes: tests/tools/proofs/test_rules_table.py",
     r".*python -m tools\.proofs\.patches_table ": "tests/tools/proofs/test_patches_table.py",
-    r"python main\.py --config configs/delta_distil\.yaml ": "minutes: tests/test_configs.py",
+    r"python main\.py --config configs/delta_(distil|convert)\.yaml ": "minutes: "
+    "tests/test_configs.py",
+    r"python main\.py --config configs/delta_text\.yaml .*--train\.steps=1600": "the same, longer",
     r"python main\.py .*transformer_teacher\.yaml .*--train\.steps=1600": "the same, for longer",
     r"python main\.py --config configs/kd/digits_labelfree\.yaml ": "tests/tasks/test_distil.py",
     r"python -m tools\.feature_statistics ": "tests/tasks/test_feature_statistics.py",
