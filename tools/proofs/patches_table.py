@@ -77,7 +77,9 @@ def list_rows(base: RunConfig) -> list[str]:
         model = create_model(base.model, **facts.model_arguments)
         # Of a weight that lies otherwise the module has the same name.
         shapes = [str(tuple(one.shape)) for one in apply_patches(model, skip=skip).parameters()]
-        return shapes + [str(type(one).__mro__) for one in model.modules()]
+        # Groups that are convolved side by side change no class.
+        joined = [str(getattr(one, "joined_groups", 0)) for one in model.modules()]
+        return shapes + joined + [str(type(one).__mro__) for one in model.modules()]
 
     patched = get_classes(())
     changing = [one for one in PATCHES if get_classes((one,)) != patched]

@@ -33,6 +33,13 @@ def test_a_row_for_each_patch_that_changes_the_model():
     assert create_config(base, "gelu", 3).train.seed == 3
 
 
+def test_groups_side_by_side_are_a_row_though_they_change_no_class():
+    args = '{"layers":[1,1,1,1],"channels":[16,16,16,16],"cardinality":4}'
+    flags = ["--model.name=resnet26", f"--model.args={args}"]
+    rows = list_rows(load_config([*SMALL[:3], *flags, "--runtime.device=xla"]))
+    assert rows == ["all", "none", "linear", "batch_norm", "convolution", "grouped_convolution"]
+
+
 def test_differences_are_of_the_same_seed():
     table = format_table({"all": [90.0, 92.0], "none": [91.0, 90.0], "gelu": [90.0, 92.0]}, [0, 1])
     assert table.splitlines()[2:] == [
