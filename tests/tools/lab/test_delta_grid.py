@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+
+import pytest
 
 from tools.lab.delta import grid
+from tools.lab.delta.__main__ import HEADS
 from tools.lab.delta.cases import LabCase
 from tools.lab.delta.report import describe_case
 from tools.marked_tables import get_marks
@@ -81,3 +85,11 @@ def test_tables_go_into_a_document_and_bad_reports_are_refused(tmp_path, capsys)
         capsys.readouterr()
         assert grid.main([str(report)]) == EXIT_USER_ERROR
         assert wanted in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["forward", "both", "decode"])
+def test_the_document_has_a_table_of_each_mode(mode):
+    begin, end = get_marks(f"delta_grid v5e {mode}")
+    text = (Path(__file__).resolve().parents[3] / "docs/delta_grid.md").read_text(encoding="utf-8")
+    table = text.split(begin)[1].split(end)[0]
+    assert all(f"| {heads} |" in table for heads in HEADS) and "| Gated DeltaNet |" in table
