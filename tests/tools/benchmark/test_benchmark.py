@@ -37,12 +37,17 @@ from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))
+
+
+def names_task(path: Path) -> bool:
+    """Whether a configuration, or the one that it extends, says what is learnt."""
+    values = yaml.safe_load(path.read_text())
+    base = values.get("extends")
+    return "task" in (values.get("train") or {}) or bool(base and names_task(path.parent / base))
+
+
 # What a run of images reads; tests/tools/test_twin.py holds the twins of other tasks.
-OF_IMAGES = [
-    path for path in CONFIGS
-    if path.parent.name != "presets"
-    and "task" not in (yaml.safe_load(path.read_text()).get("train") or {})
-]  # fmt: skip
+OF_IMAGES = [path for path in CONFIGS if path.parent.name != "presets" and not names_task(path)]
 FEW = ("--steps=2", "--repeats=3", "--warmup-steps=1")
 # Of one token of tests.support.language: two blocks of width 32 with two heads of keys and values,
 # attention to 8 places, a head of 5 tokens; the embedding is no product.
