@@ -54,7 +54,7 @@ def load_trained(options: argparse.Namespace) -> TrainedModel:
 
 
 def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
-    """A loader of every image below a folder: files that are no images are passed over.
+    """A loader of every image below a folder; other files are left out, which is logged.
 
     TensorFlow is imported: the runtime must be there already.
 
@@ -66,6 +66,7 @@ def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
     """
     from big_vision.input.loose import LooseImages
     from big_vision.input.order import ShardSpec
+    from big_vision.input.splits_check import warn_of_left_out
     from datasets import Loader, Reading
     from utils.config.data import DataSection
 
@@ -77,6 +78,7 @@ def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
     selection = source.select_files("all", key)
     shard = ShardSpec(0, 1, batch_size, 1)
     reader = source.open(selection, Reading("eval", shard, 0))
+    warn_of_left_out(f"{key} ({place})", selection)
     return Loader(section, "eval", reader, shard, "exact")
 
 

@@ -59,6 +59,17 @@ def hash_name(name: str) -> bytes:
     return hashlib.blake2b(name.encode(), digest_size=8).digest()
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a name begins with a dot, as `.ipynb_checkpoints` or macOS's `._000.jpg`."""
+    return name.startswith(".")
+
+
+def name_left_out(name: str) -> str:
+    """Return what a file that is no image, or a hidden one, is counted as: `.db`, `hidden .jpg`."""
+    suffix = Path(name).suffix.lower()
+    return f"hidden {suffix}" if suffix in IMAGE_SUFFIXES else suffix or name
+
+
 def show_path(path: Path) -> str:
     r"""A path as text that can be written everywhere: bytes that are no UTF-8 as `\xff`."""
     return os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace")
@@ -111,7 +122,7 @@ class _SplitLists(dict[str, tuple[int, ...]]):
         self.classes: dict[str, tuple[str, ...]] = {}
         self.left_out: dict[str, Counter[str]] = {}
         self._base, self._key = base, key
-        splits = [ALL, *(e.name for e in os.scandir(base) if e.is_dir())]
+        splits = [ALL, *(e.name for e in os.scandir(base) if e.is_dir() and not is_hidden(e.name))]
         self.update(dict.fromkeys(sorted(splits), ()))
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
@@ -123,23 +134,24 @@ class _SplitLists(dict[str, tuple[int, ...]]):
 
 
 def _list_images(directory: Path) -> tuple[list[Path], Counter[str]]:
-    """Images by name, and how many files of other kinds and folders lie beside them."""
+    """Images by name, and how many other files, hidden ones and folders lie beside them."""
     images, others = [], Counter()
     for entry in sorted(os.scandir(directory), key=lambda e: e.name):
-        suffix = Path(entry.name).suffix.lower()
+        is_image = Path(entry.name).suffix.lower() in IMAGE_SUFFIXES
         if not entry.is_file():
             others["folder"] += 1
-        elif suffix in IMAGE_SUFFIXES:
+        elif is_image and not is_hidden(entry.name):
             images.append(directory / entry.name)
         else:
-            others[suffix or entry.name] += 1
+            others[name_left_out(entry.name)] += 1
     return images, others
 
 
 def _list_classes(directory: Path, key: str) -> tuple[tuple[str, ...], list[Path], Counter[str]]:
     """Class names, all images, ordered by a hash of class and file name, and what is no image."""
-    names = tuple(sorted(e.name for e in os.scandir(directory) if e.is_dir()))
-    files, others = [], Counter()
+    folders = sorted(e.name for e in os.scandir(directory) if e.is_dir())
+    names = tuple(name for name in folders if not is_hidden(name))
+    files, others = [], Counter(f"folder {name}" for name in folders if is_hidden(name))
     for name in names:
         images, beside = _list_images(directory / name)
         files += images

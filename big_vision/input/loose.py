@@ -8,7 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from big_vision.input.folder import IMAGE_SUFFIXES, FolderSelection
+from big_vision.input.folder import (
+    IMAGE_SUFFIXES,
+    FolderSelection,
+    is_hidden,
+    name_left_out,
+)
 from big_vision.input.image_files import FolderSource
 from utils.errors import UserError
 from utils.storage import is_remote, to_path
@@ -16,6 +21,8 @@ from utils.storage import is_remote, to_path
 
 def list_images(place: str, key: str) -> tuple[Path, list[Path], tuple[str, ...]]:
     """A folder, the images in it and below it by name, and how many other files lie there.
+
+    Hidden files and folders, whose names begin with a dot, are counted among the others.
 
     One image may be named, too.
 
@@ -38,13 +45,13 @@ def list_images(place: str, key: str) -> tuple[Path, list[Path], tuple[str, ...]
     images: list[Path] = []
     others: Counter[str] = Counter()
     for folder, below, names in os.walk(root, followlinks=True):
-        below.sort()
+        others.update(f"folder {name}" for name in below if is_hidden(name))
+        below[:] = sorted(name for name in below if not is_hidden(name))
         for name in sorted(names):
-            suffix = Path(name).suffix.lower()
-            if suffix in IMAGE_SUFFIXES:
+            if Path(name).suffix.lower() in IMAGE_SUFFIXES and not is_hidden(name):
                 images.append(Path(folder, name))
             else:
-                others[suffix or name] += 1
+                others[name_left_out(name)] += 1
     if not images:
         raise UserError(
             f"{key} ({place!r}) holds no image; its files must end with "

@@ -35,7 +35,12 @@ def check_splits(train: Choice, others: Sequence[Choice]) -> None:
                 "learnt by heart",
                 key, words, common, selection.num_examples, train.key, train.words,
             )  # fmt: skip
-    left_out = {words: one.left_out for _, words, one in (train, *others)}
-    for words, kinds in left_out.items():
-        if kinds:
-            get_logger().warning("split %s: left out, as no images: %s", words, ", ".join(kinds))
+    for words, selection in {words: one for _, words, one in (train, *others)}.items():
+        warn_of_left_out(f"split {words}", selection)
+
+
+def warn_of_left_out(subject: str, selection: Selection) -> None:
+    """Write what else lies beside the examples of a selection to the log, in one line."""
+    if selection.left_out:
+        words = ", ".join(selection.left_out)
+        get_logger().warning("%s: left out, as no images: %s", subject, words)

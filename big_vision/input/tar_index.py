@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from big_vision.input.folder import is_hidden
 from big_vision.input.index_cache import Arrays
 from utils.errors import UserError
 
@@ -59,6 +60,7 @@ class _Found:
     labels: list[str] = field(default_factory=list)
     endings: set[str] = field(default_factory=set)
     without_image: int = 0
+    hidden: int = 0
 
     def add(self, members: dict[str, _Member], keys: MemberKeys, label: str) -> None:
         """Take over one example; one without an image is counted alone."""
@@ -81,6 +83,7 @@ class _Found:
             "labels": np.array([label.encode() for label in self.labels], np.bytes_),
             "endings": np.array(sorted(self.endings), np.str_),
             "without_image": np.array(self.without_image, np.int64),
+            "hidden": np.array(self.hidden, np.int64),
         }
 
 
@@ -94,7 +97,8 @@ def scan_tar(path: Path, keys: MemberKeys) -> Arrays:
 
     Returns:
       `names`, `labels` [n] bytes, `offsets`, `sizes` [n] int64 of the encoded images; a label that
-      is not there is empty; `endings`: of all files; `without_image`: examples left out.
+      is not there is empty; `endings`: of all files; `without_image`: examples left out;
+      `hidden`: files left out, whose name or folder begins with a dot.
 
     Raises:
       UserError: it is no tar, cut short, or a label cannot be read.
@@ -104,6 +108,9 @@ def scan_tar(path: Path, keys: MemberKeys) -> Arrays:
         with tarfile.open(path, "r:") as tar:
             members: dict[str, _Member] = {}
             for member in _list_members(tar, path):
+                if _is_hidden(member):
+                    found.hidden += 1
+                    continue
                 if members and member.example != next(iter(members.values())).example:
                     found.add(members, keys, _read_label(tar, path, members, keys))
                     members = {}
@@ -136,6 +143,12 @@ def _list_members(tar: tarfile.TarFile, path: Path) -> Iterator[_Member]:
     block = tar.fileobj.read(_BLOCK_BYTES)
     if len(block) < _BLOCK_BYTES or any(block):
         raise tarfile.ReadError(f"unexpected end of data after {last}")
+
+
+def _is_hidden(member: _Member) -> bool:
+    """Return whether the file or a folder of its begins with a dot, as macOS's `._0001.jpg`."""
+    *folders, stem = member.example.split("/")
+    return not stem or any(is_hidden(name) for name in folders if name not in (".", ".."))
 
 
 def _read_label(

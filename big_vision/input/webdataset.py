@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from big_vision.input.catalog import Segment, cut_files, open_root
 from big_vision.input.encoded import EncodedRecords, EncodedSelection, number_labels
-from big_vision.input.folder import IMAGE_SUFFIXES
+from big_vision.input.folder import IMAGE_SUFFIXES, is_hidden
 from big_vision.input.image_files import ImageFiles
 from big_vision.input.index_cache import Arrays, load_index
 from big_vision.input.source import Role
@@ -117,7 +117,13 @@ def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
         )
         for name in ("names", "offsets", "sizes", "labels")
     }
-    left_out = sum(int(shards.indexes[path]["without_image"]) for path, _, _ in pieces)
+    left_out = {
+        what: sum(int(shards.indexes[path][name]) for path, _, _ in pieces)
+        for name, what in (
+            ("without_image", "examples without an image"),
+            ("hidden", "hidden files"),
+        )
+    }
     class_names = _read_class_names(base)
     starts = np.cumsum([0, *(stop - first for _, first, stop in pieces[:-1])])
 
@@ -133,7 +139,7 @@ def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
         file_format="tar",
         segments=tuple(Segment(str(path), first, stop - first) for path, first, stop in pieces),
         mean_record_bytes=float(arrays["sizes"].mean()),
-        left_out=(f"{left_out} examples without an image",) if left_out else (),
+        left_out=tuple(f"{count} {what}" for what, count in left_out.items() if count),
         labels=number_labels(arrays["labels"], class_names, data.label_key, describe)
         if data.label_key
         else np.zeros(len(arrays["sizes"]), np.int64),
@@ -208,7 +214,7 @@ class _ShardLists(dict[str, tuple[int, ...]]):
             if path not in self.indexes:
                 self.indexes[path] = load_index(
                     [str(path)], lambda path=path: scan_tar(path, self._members),
-                    "tar", str(self._members),
+                    "tar without hidden", str(self._members),
                 )  # fmt: skip
                 self._check(path, self.indexes[path])
 
@@ -242,11 +248,11 @@ def _group_shards(base: Path) -> dict[str, tuple[Path, ...]]:
     """
     groups: dict[str, list[Path]] = {}
     every: list[Path] = []
-    folders = sorted(e.name for e in os.scandir(base) if e.is_dir())
+    folders = sorted(e.name for e in os.scandir(base) if e.is_dir() and not is_hidden(e.name))
     for folder in ("", *folders):
         for path in sorted((base / folder).iterdir()):
             suffix = next((s for s in _SUFFIXES if path.name.endswith(s)), None)
-            if suffix is None or not path.is_file():
+            if suffix is None or is_hidden(path.name) or not path.is_file():
                 continue
             name = folder or _NUMBER.sub("", path.name.removesuffix(suffix))
             every.append(path)

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from big_vision.input.catalog import join_path, list_directory, open_root
+from big_vision.input.splits_check import warn_of_left_out
 from big_vision.pp.device_ops import require_equal_ranges
 from datasets import create_source, require_images
 from tasks.judge.corrupted import CORRUPTIONS, SEVERITIES
@@ -138,6 +139,7 @@ def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
         to_model = map_classes(spec, ModelClasses(facts.num_classes, names), model)
     except UserError as error:
         raise UserError(f"{spec.key} {spec.name!r}: {error}") from error
+    warn_of_left_out(f"{spec.key} {spec.name!r}", selection)
     return JudgedSet(
         spec=spec,
         num_examples=selection.num_examples,

@@ -31,6 +31,8 @@ def digits(tmp_path_factory):
     images = write_digits(folder / "inner")
     (folder / "inner" / "digit_05.png").write_bytes(b"\x89PNG\r\n\x1a\n of nothing")
     (folder / "notes.txt").write_text("no image")
+    for name in ("a.tiff", "b.avif", "._digit_05.png"):
+        (folder / "inner" / name).write_bytes(b"x")
     return folder, images
 
 
@@ -55,6 +57,8 @@ def test_every_form_says_what_the_model_says(teacher_run, digits, tmp_path, caps
         out = capsys.readouterr()
         assert "11 images answered" in out.out and "1 could not be read" in out.out
         assert "digit_05.png" in out.err
+        left_out = "left out, as no images: 1 .avif, 1 .tiff, 1 .txt, 1 hidden .png"
+        assert f"FOLDER ({folder}): {left_out}\n" in out.err
     probs, features = ask_by_hand(teacher_run, images)
     rows = {row["file"]: row for row in csv.DictReader(tables["csv"].open())}
     assert list(rows) == [f"inner/digit_{number:02d}.png" for number in range(12)]
