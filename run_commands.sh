@@ -151,9 +151,10 @@ run_python() {
   (cd "$ROOT" && "$VENV/bin/python" "$@")
 }
 
-# The suite: two workers, each with whole files, so that what a file shares is made once.
+# The suite: two workers, each with whole files, so that what a file shares is made once. Each test
+# has a time limit (pyproject.toml); the limit here ends a run whose processes do not.
 run_suite() {
-  local marks="$1"
+  local marks="$1" limit=75m
   shift
   if [[ $# -eq 0 ]]; then
     set -- -n 2 --dist loadfile
@@ -170,7 +171,8 @@ run_proofs() {
   for file in "${files[@]}"; do
     echo "long proofs: $file"
     # 5: all of them are for a GPU.
-    run_tests -q -m "slow and not cuda" "$file" || [[ $? -eq 5 ]] || code=1
+    run_tests -q -m "slow and not cuda" "$file" -o faulthandler_timeout=7200 ||
+      [[ $? -eq 5 ]] || code=1
   done
   return "$code"
 }
@@ -182,8 +184,10 @@ run_all_tests() {
   return "$code"
 }
 
+# Pytest, ended after `limit` of the caller; without one it may take as long as it wants.
 run_tests() {
-  (cd "$ROOT" && PJRT_DEVICE="${PJRT_DEVICE:-CPU}" "$VENV/bin/python" -m pytest "$@")
+  (cd "$ROOT" && PJRT_DEVICE="${PJRT_DEVICE:-CPU}" timeout --foreground --kill-after=60 "${limit:-0}" \
+    "$VENV/bin/python" -m pytest "$@")
 }
 
 # The doctor looks at a machine as it is: it works before setup, with any Python 3.

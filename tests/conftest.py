@@ -8,10 +8,12 @@ import logging
 import os
 import sys
 import uuid
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -29,6 +31,35 @@ if importlib.util.find_spec("torch_xla") is not None:
     import torch_xla
 
     torch_xla.device()
+
+# The same examples on every machine, and no limit that a loaded machine exceeds: both the deadline
+# and the check for slow strategies read the clock.
+settings.register_profile(
+    "suite", deadline=None, derandomize=True, database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+settings.load_profile("suite")
+
+MAPS = Path("/proc/self/maps")
+MAX_MAPS = Path("/proc/sys/vm/max_map_count")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def warn_of_memory_maps() -> Iterator[None]:
+    """Warn once the process holds three quarters of the memory maps that the kernel allows.
+
+    XLA on the CPU maps the code of each program for good; a process that exceeds the kernel's
+    limit ends with a segmentation fault.
+    """
+    yield
+    if MAPS.exists() and MAX_MAPS.exists():
+        count, limit = MAPS.read_bytes().count(b"\n"), int(MAX_MAPS.read_text())
+        if count > 0.75 * limit:
+            warnings.warn(
+                f"this test process holds {count} of at most {limit} memory maps "
+                f"(vm.max_map_count); run fewer test files in one process",
+                stacklevel=1,
+            )
 
 
 @pytest.fixture(autouse=True)

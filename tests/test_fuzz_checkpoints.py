@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import main
@@ -18,9 +18,6 @@ from utils.checkpoint import CheckpointError, find_checkpoint, load_checkpoint, 
 from utils.checkpoint.find import load_newest
 from utils.errors import UserError
 
-QUIET = settings(
-    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
-)
 SAVING = ("--train.steps=4", "--train.checkpoint_every_steps=2", "--runtime.num_threads=1",
           "--train.eval_every_epochs=100", "--run.run_id=a")  # fmt: skip
 
@@ -75,7 +72,6 @@ def read_bytes(folder: Path) -> dict[str, bytes]:
             if p.is_file()}  # fmt: skip
 
 
-@QUIET
 @given(deeds=damages())
 def test_a_damaged_checkpoint_is_refused_or_is_what_was_written(origin, tmp_path, deeds):
     """Reading never gives other tensors than those that were written, and changes nothing."""
@@ -114,7 +110,7 @@ def check_one_line(output_dir: Path, flags: tuple[str, ...]) -> int:
     return code
 
 
-@settings(QUIET, max_examples=12)
+@settings(max_examples=12)
 @given(newer=damages(), older=st.none() | damages(), metrics=st.none() | st.binary(max_size=80),
        facts=st.none() | st.binary(max_size=40))  # fmt: skip
 def test_a_run_with_damaged_files_goes_on_or_refuses_in_one_line(
@@ -160,7 +156,7 @@ KEYS = st.fixed_dictionaries(
 )
 
 
-@settings(QUIET, max_examples=40)
+@settings(max_examples=40)
 @given(keys=KEYS)
 def test_keys_of_saving_and_resuming_work_or_are_refused_in_one_line(origin, tmp_path, keys):
     output_dir = tmp_path / "runs"

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,6 +14,7 @@ from torch.distributed import DistBackendError, DistNetworkError
 
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import create_argv
+from tests.support.waiting import PATIENCE_S, wait_for
 from utils.errors import UserError
 from utils.runtime.processes import (
     RECORDS,
@@ -236,7 +236,7 @@ def test_no_rank_outlives_the_process_that_started_it(tmp_path):
     ranks = [psutil.Process(int(path.read_text())) for path in tmp_path.glob("pid_*")]
     parent.kill()
     parent.wait()
-    _, alive = psutil.wait_procs(ranks, timeout=30)
+    _, alive = psutil.wait_procs(ranks, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -290,7 +290,7 @@ def test_main_ends_with_the_killed_rank_in_its_last_line(tmp_path):
     ranks = [c for c in psutil.Process(process.pid).children() if "spawn_main" in str(c.cmdline())]
     assert len(ranks) == 2
     ranks[1].kill()
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 1
     assert "rank 1 died: ended by SIGKILL" in errors.splitlines()[-1]
     assert not any(psutil.pid_exists(rank.pid) for rank in ranks)
@@ -310,11 +310,3 @@ def test_bad_input_is_said_by_one_rank_alone(tmp_path):
         said += done.stderr.splitlines()
     assert len(said) == 1
     assert said[0].startswith("error: data.global_batch_size (15) does not divide")
-
-
-def wait_for(condition: object, limit_s: float = 120.0) -> None:
-    """Until something that another process does has happened."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

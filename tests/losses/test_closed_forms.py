@@ -19,7 +19,7 @@ from losses.relations import compute_kernel
 from losses.standardise import standardise_logits
 from tests.losses.examples import create_inputs
 
-QUICK = settings(max_examples=25, deadline=None, derandomize=True)
+QUICK = settings(max_examples=25)
 LAYERS = {"layers": {"stage.1": "layer.2"}}
 
 

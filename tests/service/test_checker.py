@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from job.check import check
 from service.checker import Checker, CheckerBusy
 from service.jobs import Submission, open_queue
 from store.changes import hash_config
+from tests.support.waiting import PATIENCE_S, wait_for
 from utils.config import combine_config, get_resume_rules
 from utils.config.keys import get_keys
 from utils.errors import UserError
@@ -106,7 +106,7 @@ def test_no_more_than_four_checks_wait(tmp_path, monkeypatch):
 
     def answer(values: dict[str, object]) -> dict[str, object]:
         begun.append(1)
-        release.wait(30)
+        release.wait(PATIENCE_S)
         return {}
 
     monkeypatch.setattr(checker, "_ask", answer)
@@ -119,10 +119,7 @@ def test_no_more_than_four_checks_wait(tmp_path, monkeypatch):
     threads = [threading.Thread(target=ask) for _ in range(5)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + 30
-    while checker._places._value:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not checker._places._value)
     with pytest.raises(CheckerBusy, match="5 checks are under way"):
         checker.check(wish, str(tmp_path))
     release.set()

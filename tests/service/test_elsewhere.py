@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from service.jobs.child import get_command
 from service.jobs.files import JobFile
 from service.jobs.submission import resolve_submission, write_flags
 from tests.support.cloud import ROOT, Cloud
+from tests.support.waiting import wait_for
 from tools import sweep
 from utils.config import change, load_config
 from utils.errors import UserError
@@ -169,12 +169,3 @@ def read_starts(run: Path) -> list[int]:
     """The step that each attempt has gone on from."""
     lines = (run / "attempts.jsonl").read_text().splitlines()
     return [json.loads(line)["from_step"] for line in lines if "from_step" in line]
-
-
-def wait_for(ask, patience_s: float = 240.0):
-    """What `ask` gives once it gives something."""
-    deadline = time.monotonic() + patience_s
-    while not (found := ask()):
-        assert time.monotonic() < deadline, ask
-        time.sleep(0.2)
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -24,6 +23,7 @@ from store.trends import keep_report
 from tests.service.web.apps import ORIGIN, make_app, make_client
 from tests.store.test_calibration import make_tpu_run, make_verdict
 from tests.support.stored_runs import make_config, make_lines, make_run
+from tests.support.waiting import wait_for
 from utils.config import RunConfig, combine_config
 from utils.errors import UserError
 
@@ -266,12 +266,10 @@ def test_what_the_compilers_program_says_is_shown(tmp_path):
     """Without the compiler itself its program ends with one line, which is the answer."""
     estimator = Estimator(str(tmp_path))
     estimator.start(Submission(config=str(ROOT / CONFIG)), "v9:2x2")
-    deadline = time.monotonic() + 120
-    while not (found := estimator.find(Submission(config=str(ROOT / CONFIG)), "v9:2x2")).error:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    assert "v9" in found.error
-    assert "\n" not in found.error
+    submission = Submission(config=str(ROOT / CONFIG))
+    error = wait_for(lambda: estimator.find(submission, "v9:2x2").error)
+    assert "v9" in error
+    assert "\n" not in error
 
 
 def test_steps_are_read_from_what_the_check_says():

@@ -23,6 +23,7 @@ from service.jobs.starters import ColdStarter, create_starter
 from service.jobs.state import fold_events
 from store.attempts import read_attempts
 from store.changes import hash_config
+from tests.support.waiting import PATIENCE_S
 from utils.config import get_resume_rules, load_config
 from utils.errors import UserError
 
@@ -321,7 +322,7 @@ def list_begun(queue: JobQueue, name: str) -> list[int]:
 
 def when_over(queue: JobQueue, *names: str) -> Callable[[], bool]:
     """Asks whether these jobs have ended; gives up in time."""
-    deadline = time.monotonic() + 240
+    deadline = time.monotonic() + PATIENCE_S
 
     def ask() -> bool:
         assert time.monotonic() < deadline, [queue.get(name) for name in names]

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 import pytest
 
@@ -15,13 +14,14 @@ from service.jobs import JobQueue, keeper
 from service.jobs.child import get_birth
 from service.jobs.dispatcher import DISPATCHER_LOCK, Dispatcher
 from service.jobs.files import ROOT
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 @pytest.fixture
 def stand_in(tmp_path, monkeypatch):
     """A program that notes its start and waits; gives how often it was started."""
     marks, real = tmp_path / "started", keeper.subprocess.Popen
-    code = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(60)"
+    code = "import sys, time; open(sys.argv[1], 'a').write('x'); time.sleep(1000)"
 
     def start(command: list[str], **options: object):
         assert command[1:4] == ["-m", "tools.queue", "run"]
@@ -30,13 +30,6 @@ def stand_in(tmp_path, monkeypatch):
 
     monkeypatch.setattr(keeper.subprocess, "Popen", start)
     return lambda: len(marks.read_text()) if marks.exists() else 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_dispatcher_is_started_followed_and_ended(tmp_path, stand_in):
@@ -83,7 +76,7 @@ def test_a_dispatcher_that_a_service_left_behind_is_followed(tmp_path):
     program = leave_behind(queue, is_service_gone=True)
     try:
         with keeper.DispatcherKeeper(queue, "2", pause_s=0.05) as kept:
-            assert program.wait(30) == 0
+            assert program.wait(PATIENCE_S) == 0
             lock = queue.folder / DISPATCHER_LOCK
             wait_for(lambda: lock.read_text().endswith("slot0,slot1"))
             own = kept._process

@@ -12,6 +12,7 @@ import pytest
 
 from store.claim import CLAIM_FILE, Claim
 from store.owner import describe_self
+from tests.support.waiting import wait_for
 from utils.errors import UserError
 from utils.storage import open_folder
 
@@ -98,9 +99,6 @@ def test_who_was_silent_for_too_long_learns_that_the_run_is_lost(place):
     while taken is None:
         _, version = folder.read_claim(CLAIM_FILE)
         taken = folder.write_claim(CLAIM_FILE, json.dumps({"token": "other"}), version)
-    deadline = time.monotonic() + 10
-    while not first.lost and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert first.lost
+    wait_for(lambda: first.lost)
     first.release()
     assert json.loads(folder.read_claim(CLAIM_FILE)[0]) == {"token": "other"}

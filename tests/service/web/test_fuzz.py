@@ -132,10 +132,7 @@ def fuzz(operation, headers, known, count: int, asked: Counter[int]) -> None:
     """Ask one operation so often, half of it with values that lead somewhere."""
 
     @seed(SEED)
-    @settings(
-        max_examples=count, derandomize=True, database=None, deadline=None,
-        suppress_health_check=list(HealthCheck), phases=[Phase.generate],
-    )  # fmt: skip
+    @settings(max_examples=count, suppress_health_check=list(HealthCheck), phases=[Phase.generate])
     @given(case=operation.as_strategy(), data=st.data())
     def ask(case, data) -> None:
         is_known = data.draw(st.booleans())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -14,6 +14,7 @@ import pytest
 from service.web.limits import BodyTooDeep, check_depth
 from service.web.tokens import TokenBook
 from tests.service.web.apps import make_store
+from tests.support.waiting import PATIENCE_S, wait_for
 from tests.tools.test_serve import start
 
 MIB = 1 << 20
@@ -31,7 +32,7 @@ def running(tmp_path_factory) -> Iterator[tuple[str, int, TokenBook, psutil.Proc
         yield parts.hostname, parts.port, tokens, psutil.Process(process.pid)
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.communicate(timeout=PATIENCE_S)
 
 
 @pytest.fixture
@@ -52,14 +53,12 @@ def make_head(token: str, length: int | None, *more: str) -> bytes:
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
-def ask(host: str, port: int, content: bytes, patience_s: float = 30.0) -> tuple[int, float]:
-    """The status of the first answer, 0 for none, and after how many seconds it came."""
-    with socket.create_connection((host, port), timeout=patience_s) as connection:
+def ask(host: str, port: int, content: bytes) -> int:
+    """Return the status of the first answer, 0 if the connection is closed without an answer."""
+    with socket.create_connection((host, port), timeout=PATIENCE_S) as connection:
         threading.Thread(target=_send, args=(connection, content), daemon=True).start()
-        began = time.monotonic()
         answer = connection.recv(64)
-        took = time.monotonic() - began
-        return (int(answer.split()[1]) if answer else 0), took
+        return int(answer.split()[1]) if answer else 0
 
 
 def _send(connection: socket.socket, content: bytes) -> None:
@@ -90,7 +89,7 @@ def test_bad_requests_cost_little_time_and_memory(live):
         used = sum(process.cpu_times()[:2])
         found = [ask(host, port, content) for _ in range(_TRIES)]
         each = (sum(process.cpu_times()[:2]) - used) / _TRIES
-        assert {one for one, _ in found} == {status}, name
+        assert set(found) == {status}, name
         print(f"{name}: {each * 1000:.0f} ms of the processor")
         # What is no attack but large is read before it is refused.
         assert each < (0.1 if name != "flat" else 1.0), name
@@ -102,14 +101,13 @@ def test_bad_requests_cost_little_time_and_memory(live):
 @pytest.mark.slow
 def test_a_body_that_never_ends_is_given_up_and_holds_up_nobody(live):
     host, port, token, _ = live
-    slow = [socket.create_connection((host, port), timeout=60) for _ in range(20)]
+    slow = [socket.create_connection((host, port), timeout=PATIENCE_S) for _ in range(20)]
     for connection in slow:
         connection.sendall(make_head(token, 100) + b"{")
-    status, took = ask(host, port, make_head(token, 2) + b"{}")
-    assert (status, took < 2.0) == (422, True)
-    began = time.monotonic()
+    assert ask(host, port, make_head(token, 2) + b"{}") == 422
+    # The whole request was answered while the slow ones still waited.
+    assert select.select(slow, [], [], 0)[0] == []
     assert all(connection.recv(64).startswith(b"HTTP/1.1 408") for connection in slow)
-    assert 5 < time.monotonic() - began < 30
     for connection in slow:
         connection.close()
 
@@ -122,19 +120,15 @@ def test_streams_beyond_the_limit_are_refused_and_closed_ones_count_no_more(live
     )
     streams = []
     for _ in range(64):
-        stream = socket.create_connection((host, port), timeout=30)
+        stream = socket.create_connection((host, port), timeout=PATIENCE_S)
         stream.sendall(head.encode())
         assert stream.recv(64).startswith(b"HTTP/1.1 200")
         streams.append(stream)
-    assert ask(host, port, head.encode())[0] == 503
-    status, _ = ask(host, port, head.replace("/events", "/runs").encode())
-    assert status == 200
+    assert ask(host, port, head.encode()) == 503
+    assert ask(host, port, head.replace("/events", "/runs").encode()) == 200
     for stream in streams:
         stream.close()
-    deadline = time.monotonic() + 10
-    while ask(host, port, head.encode())[0] == 503:
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    wait_for(lambda: ask(host, port, head.encode()) != 503)
 
 
 def test_a_text_of_brackets_is_given_up_at_the_first_that_is_too_deep():

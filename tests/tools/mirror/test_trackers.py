@@ -22,6 +22,7 @@ from store.record import RunRecord, get_final_values, get_finite_or_told
 from tests.support.child_runs import ROOT, get_environment
 from tests.support.stored_runs import make_run
 from tests.support.tiny_parts import create_argv
+from tests.support.waiting import PATIENCE_S, wait_for
 from utils.errors import EXIT_TERMINATED
 
 PYTHON = Path(os.environ.get("VENV", ROOT / ".venv")).with_name(
@@ -32,7 +33,6 @@ FLAGS = (
     "--train.on_nonfinite=rollback", "--train.log_every_steps=1", "--runtime.num_threads=1",
     "--train.eval_every_epochs=2", "--run.run_id=a", "--run.tensorboard=false",
 )  # fmt: skip
-LIMIT_S = 300.0
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -67,13 +67,6 @@ def get_place(folder: Path, name: str) -> str:
 def kill(process: subprocess.Popen) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def wait_for(condition, what: str) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what}"
-        time.sleep(0.02)
 
 
 def count_lines(folder: Path) -> int:
@@ -124,7 +117,7 @@ def play(folder: Path, names: Sequence[str]) -> Iterator[str]:
         kill(trainer)
         yield f"killed with {count_lines(folder)} lines"
         trainer = start_trainer(folder, "--resume=auto")
-    deadline = time.monotonic() + LIMIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while trainer.poll() is None and time.monotonic() < deadline:
         time.sleep(draws.uniform(0.2, 1.5))
         name = draws.choice([one for one in names if one != "mlflow"])
@@ -133,7 +126,7 @@ def play(folder: Path, names: Sequence[str]) -> Iterator[str]:
     assert trainer.wait() == 0
     os.killpg(mirrors["mlflow"].pid, signal.SIGCONT)
     for mirror in mirrors.values():
-        assert mirror.wait(LIMIT_S) == 0
+        assert mirror.wait(PATIENCE_S) == 0
 
 
 def test_points_in_mlflow_wandb_and_trackio_are_those_of_the_files(tmp_path):
@@ -182,5 +175,5 @@ def test_a_tracker_that_is_down_is_asked_again_and_a_request_to_end_is_heard(tmp
     wait_for(lambda: log.read_text().count("next try in 1 s") >= 2, "second warning")
     place.unlink()
     place.mkdir()
-    assert mirror.wait(LIMIT_S) == 0
+    assert mirror.wait(PATIENCE_S) == 0
     assert f"{run.path}: 5 lines are there; all of it" in log.read_text()
