@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from store.catalogue import METRICS
 from store.lock import find_owner
 from store.record import FACTS, RunRecord
-from utils.json_types import JsonMapping, JsonValue
+from store.score import SCORE, Score, get_sign
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage import LocalFolder, is_remote, to_path
+
+if TYPE_CHECKING:
+    from store.index import RunIndex
 
 # Numbers that stand in a list where nothing else is asked for.
 _USUAL = 4
@@ -24,6 +29,48 @@ def choose_usual(keys: Iterable[str]) -> list[str]:
         (order[key.partition(".")[2]], key) for key in known if key.partition(".")[2] in order
     ]
     return [key for _, key in sorted(ranked)][:_USUAL]
+
+
+def drop_scores(
+    keys: Sequence[str], cells: Mapping[str, Mapping[int, JsonValue]], scores: Mapping[int, Score]
+) -> list[str]:
+    """The keys that a list with a column of scores still needs.
+
+    Args:
+      cells: key -> run -> value.
+      scores: run -> score of the same runs.
+    """
+
+    def is_shown(key: str) -> bool:
+        runs = [run for run, value in cells[key].items() if value is not None]
+        return all(run in scores and scores[run].name == key for run in runs)
+
+    return [key for key in keys if not is_shown(key)]
+
+
+def tell_score(score: Score | None) -> JsonObject:
+    """The two entries of a run's row: value and name, both None before the first evaluation."""
+    return {
+        "score": score.value if score else None,
+        "score_name": score.name if score else None,
+    }
+
+
+def order_runs(index: RunIndex, runs: list[int], key: str) -> list[int]:
+    """Sort runs by a key of the index: scores by their names, then the best first."""
+    if key != SCORE:
+        return sort_runs(runs, index.read_column(key), key)
+    scores = index.read_scores()
+
+    def rank(run: int) -> tuple[bool, str, bool, float]:
+        score = scores.get(run)
+        if score is None:
+            return True, "", False, 0.0
+        is_finite = math.isfinite(score.value)
+        value = -get_sign(score.name) * score.value if is_finite else 0.0
+        return False, score.name, not is_finite, value
+
+    return sorted(runs, key=rank)
 
 
 def sort_runs(runs: list[int], column: dict[int, JsonValue], key: str) -> list[int]:

@@ -31,6 +31,10 @@ class RunRow(BaseModel):
     git_commit: str | None = None
     tags: list[str] = []
     fault: str | None = Field(description="why the run cannot be read; null or empty: it can")
+    score: Number | None = Field(
+        description="by which its task chooses the best checkpoint; null: not evaluated yet"
+    )
+    score_name: str | None = Field(description="the number that it is, such as eval.top1")
     values: dict[str, JsonValue] = Field(description="of the keys that are shown")
 
 

@@ -11,8 +11,9 @@ from store.filters import check_keys
 from store.ids import check_name
 from store.index import RunIndex
 from store.index.database import TAG
-from store.listing import choose_usual, is_alive, name_status, sort_runs
+from store.listing import choose_usual, is_alive, name_status, order_runs, tell_score
 from store.record import RunRecord
+from store.score import SCORE, SCORE_NAME
 from store.selection import RunSelector
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
@@ -54,7 +55,7 @@ class RunCatalogue:
         found = index.select(text)
         if sort:
             check_keys([sort], index.read_keys(), "sort")
-            found = sort_runs(found, index.read_column(sort), sort)
+            found = order_runs(index, found, sort)
         return found[::-1] if reverse else found
 
     def read_rows(self, numbers: list[int], keys: list[str]) -> list[JsonObject]:
@@ -65,12 +66,13 @@ class RunCatalogue:
         """
         index = self.get_index()
         check_keys(keys, index.read_keys(), "show")
-        cells = index.read_cells(numbers, keys)
+        cells, scores = index.read_cells(numbers, keys), index.read_scores(numbers)
         rows = index.read_runs(numbers)
         for row in rows:
             number = row.pop("run")
             row.pop("stamp")
-            facts = {**row, TAG: row["tags"]}
+            row |= tell_score(scores.get(number))
+            facts = {**row, TAG: row["tags"], SCORE: row["score"], SCORE_NAME: row["score_name"]}
             row["values"] = {key: cells[key].get(number, facts.get(key)) for key in keys}
             row["alive"] = is_alive(self.store, row["path"], row["status"])
             row["shown_status"] = name_status(row)

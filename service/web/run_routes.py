@@ -29,7 +29,7 @@ _BINARY = {"schema": {"type": "string", "format": "binary"}}
 BYTES = {200: {"description": "the file", "content": {_BYTES_TYPE: _BINARY}}}
 CSV = {200: {"description": "a table", "content": {"text/csv": {"schema": {"type": "string"}}}}}
 _COLUMNS = ("path", "id", "shown_status", "started", "ended", "attempts", "host", "device",
-            "git_commit", "tags")  # fmt: skip
+            "git_commit", "score", "score_name", "tags")  # fmt: skip
 # One component of a path; `store.ids` has the last word.
 Name = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^./\\\x00-\x1f]")]
 

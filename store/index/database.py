@@ -33,6 +33,7 @@ from store.index.scan import create_scan
 from store.index.tables import define_tables
 from store.index.writer import IndexWriter
 from store.record import FACTS
+from store.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
@@ -181,6 +182,9 @@ class RunIndex:
             return {run: json.loads(tags) for run, tags in self._read_rows(query)}
         if key in (TEACHER, TEACHER_TAG):
             return self._read_teachers(key)
+        if key in (SCORE, SCORE_NAME):
+            scores = self.read_scores().items()
+            return {run: one.value if key == SCORE else one.name for run, one in scores}
         if key in FACTS:
             return dict(self._read_rows(select(runs.run, runs[key]).where(runs[key].is_not(None))))
         return self._read_config(key) | self._read_numbers(key)
@@ -218,6 +222,27 @@ class RunIndex:
                 found[key][run] = float(word) if word else value
         return found
 
+    def read_scores(self, numbers: Sequence[int] | None = None) -> dict[int, Score]:
+        """Run -> score of those that have been evaluated.
+
+        Args:
+          numbers: of the runs; None: all of them.
+        """
+        names, values = self._tables.names.c, self._tables.values.c
+        texts = self._read_rows(select(names.name, names.text))
+        wanted = {name: text for name, text in texts if is_candidate(text)}
+        query = select(values.run, values.name, values.value, values.told)
+        query = query.where(values.name.in_(wanted))
+        if numbers is not None and len(numbers) <= _CHUNK:
+            query = query.where(values.run.in_(numbers))
+        found: dict[int, dict[str, float]] = {}
+        for run, name, value, told in self._read_rows(query):
+            found.setdefault(run, {})[wanted[name]] = float(told) if told else value
+        probes = self._read_config(SCORE_PROBE)
+        asked = found if numbers is None else found.keys() & set(numbers)
+        scores = {run: choose_score(found[run], probes.get(run)) for run in asked}
+        return {run: score for run, score in scores.items() if score is not None}
+
     def list_varied(self) -> list[str]:
         """Keys of configurations that do not have the same value wherever they stand."""
         key = self._tables.pairs.c.key
@@ -240,7 +265,8 @@ class RunIndex:
         """All keys that some run has."""
         pairs = self._read_rows(select(self._tables.pairs.c.key).distinct())
         names = self._read_rows(select(self._tables.names.c.text))
-        return sorted({*FACTS, TAG, TEACHER, TEACHER_TAG, *(row[0] for row in [*pairs, *names])})
+        own = (*FACTS, TAG, TEACHER, TEACHER_TAG, SCORE, SCORE_NAME)
+        return sorted({*own, *(row[0] for row in [*pairs, *names])})
 
     def read_family(self) -> Family:
         """All runs, by whom they have learnt from and whom they may have taught."""

@@ -13,7 +13,7 @@ from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
 from store.lineage import Ancestor, note_run, tell_lineage
 from store.tags import change_tags
-from tests.service.web.apps import ORIGIN, make_app, make_client, make_store
+from tests.service.web.apps import ORIGIN, make_app, make_client, make_mixed_store, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.storage import open_folder
 
@@ -31,7 +31,7 @@ def test_the_list_shows_runs_with_states_numbers_and_what_differs(client):
     assert page.count(">complete</span>") == 2
     assert '<span class="state bad">killed</span>' in page
     titles = re.findall(r"<small>(.*?)</small>(.*?)</a>", page)
-    assert titles == [("eval", "top1"), ("eval", "loss"), ("train", "seed")]
+    assert titles == [("score", "eval.top1"), ("eval", "loss"), ("train", "seed")]
 
 
 def test_a_filter_a_sort_and_columns_are_in_the_address(client):
@@ -41,6 +41,39 @@ def test_a_filter_a_sort_and_columns_are_in_the_address(client):
     page = client.get("/?sort=eval.top1").text
     assert 'aria-sort="descending"' in page
     assert "reverse=1" in page
+
+
+def test_a_list_of_several_tasks_shows_the_score_of_each_with_its_name(tmp_path):
+    store = make_mixed_store(tmp_path)
+    client = make_client(make_app(store))
+    page = client.get("/").text
+    cells = re.findall(
+        r'data-name="score"[^>]*>([\d.,]+) <small class="dim">([\w./]+)</small>', page
+    )
+    assert sorted(cells) == [
+        ("0.25", "eval.distil_loss"), ("1.5", "eval.loss"), ("3,100", "eval.mse"),
+        ("40", "eval.digits/knn"), ("50", "eval.top1"),
+    ]  # fmt: skip
+    rows = client.get("/api/v1/runs?show=score.value").json()["runs"]
+    found = {
+        row["name"]: (row["score_name"], row["score"], row["values"]["score.value"]) for row in rows
+    }
+    assert found["rows"] == ("eval.mse", 3100.0, 3100.0)
+    assert found["live"] == (None, None, None)
+    assert "3100.0,eval.mse" in client.get("/api/v1/runs.csv").text
+    page = client.get("/?sort=score.value").text  # by name, then the best of each
+    assert re.findall(r'value="digits/(\w+)"', page)[-1] == "live"
+
+
+def test_columns_are_hidden_and_moved_by_links(client):
+    page = client.get("/").text
+    assert 'aria-label="hide eval.loss"' in page and 'aria-label="move score' not in page
+    hidden = re.search(r'href="([^"]*)" aria-label="hide eval.loss"', page)[1]
+    assert "eval.loss" not in re.findall(r'<td [^>]*data-name="([^"]*)"', client.get(
+        hidden.replace("&amp;", "&")).text)  # fmt: skip
+    moved = re.search(r'href="([^"]*)" aria-label="move eval.loss to the left"', page)[1]
+    page = client.get(moved.replace("&amp;", "&")).text
+    assert re.findall(r'<td [^>]*data-name="([^"]*)"', page)[:3] == ["begun", "eval.loss", "score"]
 
 
 def test_a_wrong_filter_is_said_in_the_page_and_keeps_what_was_typed(client):

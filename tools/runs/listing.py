@@ -7,7 +7,15 @@ from collections.abc import Sequence
 
 from store.filters import check_keys
 from store.index import RunIndex
-from store.listing import choose_usual, is_alive, name_status, sort_runs
+from store.listing import (
+    choose_usual,
+    drop_scores,
+    is_alive,
+    name_status,
+    order_runs,
+    tell_score,
+)
+from store.score import SCORE, SCORE_NAME
 from store.wording import format_time, format_value
 from tools.runs.places import check_store, open_index
 from tools.runs.printing import colour_status, create_console, create_table, print_json
@@ -34,12 +42,13 @@ def list_runs(options: argparse.Namespace) -> None:
     found = index.select(options.filter)
     if options.sort:
         (key,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
-        found = sort_runs(found, index.read_column(key), key)
+        found = order_runs(index, found, key)
     if options.reverse:
         found.reverse()
     chosen = found[: options.limit or None]
     rows = index.read_runs(chosen)
-    keys = wanted or choose_usual(index.read_keys())
+    usual, scores = choose_usual(index.read_keys()), index.read_scores(chosen)
+    keys = wanted or [SCORE, *drop_scores(usual, index.read_cells(chosen, usual), scores)]
     columns = {key: index.read_column(key) for key in keys if key not in STEP_KEYS}
     steps = _read_steps(options, rows) if set(keys) & set(STEP_KEYS) else {}
     for row in rows:
@@ -48,6 +57,7 @@ def list_runs(options: argparse.Namespace) -> None:
             key: told.get(key) if key in STEP_KEYS else columns[key].get(row["run"]) for key in keys
         }
         row["alive"] = is_alive(index.store, row["path"], row["status"])
+        row |= tell_score(scores.get(row["run"]))
     if options.json:
         print_json({"matched": len(found), "runs": [_publish(row) for row in rows]})
     else:
@@ -84,7 +94,7 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
     table = create_table("run", "status", "begun", "tags", *titles)
     for row in rows:
         status = name_status(row)
-        cells = [format_value(row["values"][key]) for key in keys]
+        cells = [_format_cell(row, key) for key in keys]
         begun = format_time(row["started"])
         table.add_row(row["path"], colour_status(status), begun, " ".join(row["tags"]), *cells)
     console.print(table)
@@ -115,6 +125,13 @@ def _read_steps(
         row["path"]: tell_step(open_run(options, row["path"]), verdicts)
         for row in rows if not row["fault"]
     }  # fmt: skip
+
+
+def _format_cell(row: JsonObject, key: str) -> str:
+    """A value for a person; a score with its name, unless another column has that."""
+    text = format_value(row["values"][key])
+    has_name = key == SCORE and row["score_name"] and SCORE_NAME not in row["values"]
+    return f"{row['score_name']} {text}" if has_name else text
 
 
 def _is_number(rows: list[JsonObject], key: str) -> bool:

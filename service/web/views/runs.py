@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,6 +19,8 @@ from service.web.views.frame import (
     show_time,
 )
 from store.compare.sides import find_entry
+from store.listing import drop_scores
+from store.score import SCORE
 from store.wording import format_value
 from utils.config import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
@@ -69,32 +71,45 @@ class ListColumn:
     """A column of the list.
 
     Attributes:
+      name: of all scores of the page where the column has them; else the key's last word.
       url: the list sorted by it; if it is already, the other way round.
       order: ascending, descending, or empty where the list is sorted by something else.
+      hide_url: the list without it; empty for the only one.
+      left_url: the list with it one place further to the left; empty for the first one.
     """
 
     key: str
+    name: str
     is_number: bool
     url: str
     order: str
+    hide_url: str
+    left_url: str
+
+    @property
+    def label(self) -> str:
+        """What stands beside a value where there is no head of a table."""
+        return "score" if self.key == SCORE else self.key
 
     @property
     def section(self) -> str:
         """What stands above the column's own name: `model.args` of `model.args.depth`."""
+        if self.key == SCORE:
+            return "score" if self.name != "score" else ""
         return self.key.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The last word of the key."""
-        return self.key.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
 class ListCell:
-    """A value, shortened, and in full where it was."""
+    """A value, shortened, and in full where it was.
+
+    Attributes:
+      note: the name of a score, where the page has scores of several names.
+    """
 
     text: str
     full: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +147,7 @@ class RunsView:
     rows: tuple[ListRow, ...]
     chips: tuple[StateChip, ...]
     more_keys: tuple[str, ...]
+    more_urls: tuple[tuple[str, str], ...]
     begun_url: str
     previous_url: str
     next_url: str
@@ -156,7 +172,8 @@ def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
         varied, usual = choose_keys(index.list_varied(), neutral), runs.choose_usual()
         cells = index.read_cells(numbers, [*varied, *usual])
         differing, more = split_columns(find_differing(varied, cells, numbers, neutral))
-        wanted = [*(key for key in usual if cells[key]), *differing]
+        known = {key: cells[key] for key in usual if cells[key]}
+        wanted = [SCORE, *drop_scores(list(known), known, index.read_scores(numbers)), *differing]
     return ListedRuns(runs.read_rows(numbers, wanted), wanted, len(found), more)
 
 
@@ -202,13 +219,15 @@ def make_view(
     """
     pages = count_pages(found.matched)
     page = min(query.page, pages)
-    columns = [
-        _make_column(query, key, is_number=_is_number(found.rows, key)) for key in found.keys
-    ]
+    score = _name_scores(found.rows)
+    columns = [_make_column(query, found, key, score) for key in found.keys]
     return RunsView(
         query=query, matched=found.matched, page=page, pages=pages, columns=tuple(columns),
-        rows=tuple(_make_row(row, found.keys, now) for row in found.rows),
+        rows=tuple(_make_row(row, found.keys, now, is_mixed=not score) for row in found.rows),
         chips=_make_chips(query, states), more_keys=tuple(found.more_keys),
+        more_urls=tuple(
+            (key, query.link(show=",".join([*found.keys, key]))) for key in found.more_keys
+        ),
         begun_url=query.link(sort="", reverse="" if query.sort or query.reverse else "1"),
         previous_url=query.link(page=str(page - 1)) if page > 1 else "",
         next_url=query.link(page=str(page + 1)) if page < pages else "",
@@ -222,22 +241,41 @@ def show_cell(value: JsonValue) -> ListCell:
     return ListCell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…", text)
 
 
-def _make_column(query: RunsQuery, key: str, *, is_number: bool) -> ListColumn:
-    is_sorted = query.sort == key
-    entry = find_entry(key)
+def _make_column(query: RunsQuery, found: ListedRuns, key: str, score: str) -> ListColumn:
+    """A column, with the addresses that sort by it, hide it and move it."""
+    keys, place = list(found.keys), list(found.keys).index(key)
+    name = (score or "score") if key == SCORE else key.rpartition(".")[2]
+    sort = score if key == SCORE and score else key
+    entry = find_entry(sort)
     falls = entry is None or entry.direction != "lower"
-    order = ""
+    is_sorted, order = query.sort == sort, ""
     if is_sorted:
         order = "descending" if falls != bool(query.reverse) else "ascending"
     reverse = "1" if is_sorted and not query.reverse else ""
-    return ListColumn(key, is_number, query.link(sort=key, reverse=reverse), order)
+    left = [*keys[: place - 1], key, keys[place - 1], *keys[place + 1 :]] if place else []
+    return ListColumn(
+        key, name, _is_number(found.rows, key), query.link(sort=sort, reverse=reverse), order,
+        query.link(show=",".join(one for one in keys if one != key)) if len(keys) > 1 else "",
+        query.link(show=",".join(left)) if place else "",
+    )  # fmt: skip
 
 
-def _make_row(row: JsonObject, keys: Sequence[str], now: float) -> ListRow:
+def _name_scores(rows: Sequence[JsonObject]) -> str:
+    """The name that all scores of the page have; empty if there are several."""
+    names = {row["score_name"] for row in rows if row["score_name"]}
+    return names.pop() if len(names) == 1 else ""
+
+
+def _make_row(row: JsonObject, keys: Sequence[str], now: float, *, is_mixed: bool) -> ListRow:
+    cells = [
+        replace(show_cell(row["values"].get(key)), note=row["score_name"] or "")
+        if key == SCORE and is_mixed
+        else show_cell(row["values"].get(key))
+        for key in keys
+    ]
     return ListRow(
         row["path"], link_run(row["path"]), show_state(row["shown_status"]),
-        show_time(row["started"], now), tuple(row["tags"]),
-        tuple(show_cell(row["values"].get(key)) for key in keys), row["fault"] or "",
+        show_time(row["started"], now), tuple(row["tags"]), tuple(cells), row["fault"] or "",
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 from service.web.app import create_app
 from service.web.settings import Limits, ServiceSettings
-from tests.support.stored_runs import make_config, make_run
+from tests.support.stored_runs import make_config, make_lines, make_run
 
 ORIGIN = "http://127.0.0.1:8080"
 
@@ -23,6 +23,25 @@ def make_store(root: Path) -> Path:
             final={"eval_top1": 60.0 + seed, "parameters": 10},
         )  # fmt: skip
     make_run(store, "killed")
+    return store
+
+
+def make_mixed_store(root: Path) -> Path:
+    """Runs of several tasks, and one that has not been evaluated yet."""
+    store = root / "runs"
+    numbers = {
+        "images": {"top1": 50.0, "loss": 1.5}, "text": {"loss": 1.5, "perplexity": 4.5},
+        "rows": {"mse": 3100.0, "mae": 40.0, "r2": 0.4}, "features": {"distil_loss": 0.25},
+        "probed": {"distil_loss": 0.25, "digits/knn": 40.0},
+    }  # fmt: skip
+    tasks = {"images": "classify", "text": "language", "rows": "regress"}
+    for name, told in numbers.items():
+        config = make_config(**{"train.task": tasks.get(name, "distil")})
+        config["distill"] = {"score": "digits/knn" if name == "probed" else ""}
+        line = {"step": 4, "kind": "eval", "attempt": 1, **told}
+        final = {f"eval_{key}": value for key, value in told.items()}
+        make_run(store, name, config=config, lines=[*make_lines(4)[:-1], line], final=final)
+    make_run(store, "live", lines=make_lines(4)[:-1])
     return store
 
 

@@ -63,6 +63,20 @@ def test_a_list_shows_what_is_asked_for_and_who_is_gone(ask):
     assert "eval.top1" in json.loads(ask("list", "--keys", "--json")[1])["keys"]
 
 
+def test_a_list_shows_the_score_with_its_name(ask):
+    code, out, _ = ask("list", "--filter", "name=run1")
+    assert code == 0 and out.splitlines()[0].split()[:5] == [
+        "run", "status", "begun", "tags", "score.value",
+    ]  # fmt: skip
+    assert "eval.top1 61" in out.splitlines()[1]
+    (row,) = json.loads(ask("list", "--json", "--filter", "name=run1")[1])["runs"]
+    assert (row["score_name"], row["score"], row["values"]["score.value"]) == (
+        "eval.top1",
+        61.0,
+        61.0,
+    )
+
+
 def test_a_run_is_shown_by_any_of_its_names(ask, root):
     said = [json.loads(ask("show", name, "--json")[1]) for name in (
         "run1", "digits/run1", str(root / "digits" / "run1"))]  # fmt: skip
