@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 # The op modules register themselves.
 from big_vision.pp import (  # noqa: F401
     ops_augment,
+    ops_crops,
     ops_general,
     ops_image,
     ops_policies,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from big_vision.pp.builder import Section, build_op, parse_section, split_sections
+from big_vision.pp.ops_crops import RANDOM_METHOD
 from big_vision.pp.ops_image import RESIZE_METHODS
 from big_vision.pp.ops_policies import INTERPOLATIONS
 from big_vision.pp.registry import OPS, PREFIX, get_op
@@ -56,7 +57,7 @@ def _check_section(section: Section) -> None:
     call = parse_section(section)
     bound = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
     for word, value in bound.arguments.items():
-        rule, is_valid = _RULES.get(word, ("", _accept))
+        rule, is_valid = _RULES.get(f"{call.name}.{word}") or _RULES.get(word, ("", _accept))
         if not is_valid(value):
             raise ValueError(f"{call.name}: {word}={value!r} is not {rule}")
     _check_range(call.name, bound)
@@ -154,7 +155,17 @@ def _is_size(value: Any) -> bool:
     return value is None or value == 0 or _is_side(value)
 
 
-# A rule holds for every op that has an argument of that name.
+def _is_given_size(value: Any) -> bool:
+    return bool(value) and _is_size(value)
+
+
+def _is_interval(value: Any) -> bool:
+    """Whether these are two numbers above 0, in order."""
+    is_pair = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_number, value))
+    return is_pair and 0 < value[0] <= value[1]
+
+
+# A rule holds for every op that has an argument of that name, or for `OP.ARGUMENT` alone.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "size": ("a positive side or (height, width)", _is_size),
     "crop_size": ("a positive side or (height, width)", _is_size),
@@ -163,6 +174,16 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "depth": ("a positive whole number", _is_side),
     "num_frames": ("a positive whole number", _is_side),
     "method": ("one of " + ", ".join(RESIZE_METHODS), lambda value: value in RESIZE_METHODS),
+    "random_resized_crop.method": (
+        ", ".join(("one of " + RANDOM_METHOD, *RESIZE_METHODS)),
+        lambda value: value == RANDOM_METHOD or value in RESIZE_METHODS,
+    ),
+    "random_resized_crop.size": ("a positive side or (height, width)", _is_given_size),
+    "scale": (
+        "two shares of the area, above 0 to 1, in order",
+        lambda value: _is_interval(value) and value[1] <= 1,
+    ),
+    "ratio": ("two numbers above 0, in order", _is_interval),
     "where": ("before, after or both", lambda value: value in ("before", "after", "both")),
     "channels": ("0, 1, 3 or 4", lambda value: value in (0, 1, 3, 4)),
     "vmin": ("a number", _is_number),

@@ -26,6 +26,8 @@ RESIZE_METHODS = (
 _CONVEX_METHODS = ("bilinear", "nearest", "area")
 # By which libjpeg can shrink while it decodes.
 _SCALES = (1, 2, 4, 8)
+# Its pixels are those of PIL.
+_PRECISE_DCT = "INTEGER_ACCURATE"
 VGG_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 VGG_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 CLIP_MEAN = (0.48145466 * 255, 0.4578275 * 255, 0.40821073 * 255)
@@ -37,16 +39,15 @@ Size = int | Sequence[int]
 @OPS.register("decode")
 @on_key
 def get_decode(channels=3, precise=False):
-    """Bytes to a uint8 image; precise: the accurate DCT, whose pixels are PIL's."""
+    """Bytes to a uint8 image; precise: JPEGs by the accurate DCT, whose pixels are PIL's."""
 
     def decode(image):
         tf = _import_tensorflow()
         if precise:
-            pixels = tf.io.decode_jpeg(image, channels=channels, dct_method="INTEGER_ACCURATE")
-        else:
-            pixels = tf.io.decode_image(image, channels=channels, expand_animations=False)
-        pixels.set_shape([None, None, channels or None])
-        return pixels
+            pixels = tf.io.decode_jpeg(image, channels=channels, dct_method=_PRECISE_DCT)
+            pixels.set_shape([None, None, channels or None])
+            return pixels
+        return decode_image(image, channels)
 
     return decode
 
@@ -266,10 +267,19 @@ def get_jpeg_shape(image: Any) -> Any:
         return tf.io.extract_jpeg_shape(tf.identity(image))
 
 
-def decode_jpeg_window(image: Any, window: Any) -> Any:
+def decode_image(image: Any, channels: int = 3) -> Any:
+    """Decode JPEG, PNG, GIF (its first frame), BMP or WebP."""
+    tf = _import_tensorflow()
+    pixels = tf.io.decode_image(image, channels=channels, expand_animations=False)
+    pixels.set_shape([None, None, channels or None])
+    return pixels
+
+
+def decode_jpeg_window(image: Any, window: Any, *, precise: bool = False) -> Any:
     """Three channels of a JPEG's window [y, x, height, width]; nothing else is decoded."""
     tf = _import_tensorflow()
-    return tf.image.decode_and_crop_jpeg(image, window, channels=3)
+    method = _PRECISE_DCT if precise else ""
+    return tf.image.decode_and_crop_jpeg(image, window, channels=3, dct_method=method)
 
 
 def decode_jpeg_scaled_window(image: Any, begin: Any, sides: Any, smallest: tuple[int, int]) -> Any:

@@ -72,6 +72,8 @@ def _follow(
         return shapes | {written: before}
     if call.name in _DECODERS:
         return shapes | {written: rule(source, arguments)}
+    if before == _ENCODED and call.name in _TAKES_BOTH:
+        before = (*source[:2], 3)
     if before == _ENCODED:
         raise UserError(
             f"{key}: {call.name} at character {section.start + 1} sees an image that is still "
@@ -154,11 +156,14 @@ _DECODERS = (
     "decode_jpeg_and_inception_crop",
     "decode_jpeg_scaled_and_inception_crop",
 )
+# Of encoded images they make three channels.
+_TAKES_BOTH = ("random_resized_crop",)
 _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "decode": _decode,
     "decode_jpeg_and_inception_crop": _decode_box,
     "decode_jpeg_scaled_and_inception_crop": _decode_box,
     "inception_crop": _box,
+    "random_resized_crop": _box,
     "resize": _resize,
     "stored_view": _resize,
     "resize_small": _resize_square,

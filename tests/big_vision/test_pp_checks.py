@@ -40,6 +40,13 @@ FAULTS = [
     ("value_range(0, 1, 0, [255, 0, 255])", ValueError, 1, "in_max=[255, 0, 255] leave no"),
     ("value_range(0, 1, [0, 0], [9, 9, 9])", ValueError, 1, "2 numbers and in_max 3"),
     ("value_range(-1, 1e999)", ValueError, 1, "vmax=inf is not a number"),
+    ("random_resized_crop(0)", ValueError, 1, "size=0 is not a positive side"),
+    ("random_resized_crop(8, (0.5, 0.1))", ValueError, 1, "scale=(0.5, 0.1) is not two shares"),
+    ("random_resized_crop(8, (0, 1))", ValueError, 1, "scale=(0, 1) is not two shares"),
+    ("random_resized_crop(8, (0.1, 2))", ValueError, 1, "scale=(0.1, 2) is not two shares"),
+    ("random_resized_crop(8, ratio=1)", ValueError, 1, "ratio=1 is not two numbers above 0"),
+    ("random_resized_crop(8, method='any')", ValueError, 1, "is not one of random, bilinear"),
+    ("decode|resize(8, 'random')", ValueError, 8, "method='random' is not one of bilinear"),
     ("lookup('/nowhere/words.txt')", FileNotFoundError, 1, "/nowhere/words.txt"),
 ]
 

@@ -7,6 +7,7 @@ import pytest
 
 RANDOM_OPS = [
     "inception_crop(16)",
+    "random_resized_crop(16, method='random')",
     "random_crop(12)",
     "flip_lr",
     "randaug(2, 9)",

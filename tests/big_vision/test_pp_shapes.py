@@ -18,6 +18,8 @@ KNOWN = [
     "decode|resize_small(30)|central_crop(24)|flip_lr",
     "decode|inception_crop(16)|randaug(1, 3)",
     "decode_jpeg_and_inception_crop(12)|flip_lr|vgg_value_range",
+    "random_resized_crop((12, 9))|flip_lr|vgg_value_range",
+    "decode(channels=1)|random_resized_crop(12)",
     "decode|inception_crop|resize(size=9)|color_jitter(0.1)",
     "decode|random_crop((20, 30))|three_augment",
     "decode|central_crop|resize(7)|autoaugment",

@@ -1,0 +1,108 @@
+"""Crops with the boxes and pixels of torchvision's and timm's transforms on PIL images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from big_vision.pp import pil
+from big_vision.pp.ops_image import (
+    decode_image,
+    decode_jpeg_window,
+    get_height_width,
+    get_jpeg_shape,
+)
+from big_vision.pp.randomness import Randomness
+from big_vision.pp.registry import OPS, on_key_at_random
+
+# For each example bilinear or bicubic, each as likely: timm's `random`.
+RANDOM_METHOD = "random"
+_TRIES = 10
+
+
+@OPS.register("random_resized_crop")
+@on_key_at_random
+def get_random_resized_crop(
+    size, scale=(0.08, 1), ratio=(0.75, 1.3333333333333333), method="bicubic", antialias=True
+):
+    """torchvision's RandomResizedCrop, of an image or of bytes; of JPEGs only the box is decoded.
+
+    Args:
+      scale: smallest and largest share of the area.
+      ratio: smallest and largest width / height.
+      method: of resizing; "random": bilinear or bicubic for each example, as timm has it.
+    """
+    height_width = get_height_width(size)
+
+    def random_resized_crop(image, randomness):
+        import tensorflow as tf
+
+        def draw(shape: Any) -> tuple[Any, Any]:
+            return draw_resized_box(shape, scale, ratio, randomness)
+
+        crop = _decode_box(image, draw) if image.dtype == tf.string else _cut_box(image, draw)
+        if method != RANDOM_METHOD:
+            return pil.resize(crop, height_width, method, antialias)
+        return tf.cond(
+            randomness.child(2).uniform() < 0.5,
+            lambda: pil.resize(crop, height_width, "bilinear", antialias),
+            lambda: pil.resize(crop, height_width, "bicubic", antialias),
+        )
+
+    return random_resized_crop
+
+
+def draw_resized_box(
+    shape: Any, scale: Sequence[float], ratio: Sequence[float], randomness: Randomness
+) -> tuple[Any, Any]:
+    """Draw (y, x) and (height, width), both int32 [2], of torchvision's RandomResizedCrop.
+
+    The area is uniform and the logarithm of the aspect ratio is, too; the first of ten boxes that
+    fits into the image is placed anywhere. If none fits, the box is in the middle, as large as
+    `ratio` allows.
+
+    Args:
+      shape: int32 [2] or [3] of the image, height and width first.
+    """
+    import tensorflow as tf
+
+    sides = tf.cast(shape[:2], tf.int32)
+    height, width = tf.unstack(tf.cast(sides, tf.float64))
+    draws = tf.cast(randomness.child(0).uniform([_TRIES, 2]), tf.float64)
+    low, high = (tf.constant(bound, tf.float64) for bound in ratio)
+    areas = height * width * (scale[0] + (scale[1] - scale[0]) * draws[:, 0])
+    ratios = tf.exp(tf.math.log(low) + (tf.math.log(high) - tf.math.log(low)) * draws[:, 1])
+    boxes = tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=1)))
+    fits = tf.reduce_all((boxes > 0) & (boxes <= (height, width)), axis=1)
+    # Of the bounds that the whole image breaks, if any.
+    middle = tf.stack([
+        tf.where(width / height < low, tf.round(width / low), height),
+        tf.where(width / height > high, tf.round(height * high), width),
+    ])  # fmt: skip
+    first = tf.argmax(tf.cast(tf.concat([fits, [True]], axis=0), tf.int32))
+    box = tf.cast(tf.concat([boxes, middle[None]], axis=0)[first], tf.int32)
+    begin = randomness.child(1).integers(sides - box + 1)
+    return tf.where(first < _TRIES, begin, (sides - box) // 2), box
+
+
+def _decode_box(image: Any, draw: Any) -> Any:
+    """The box of encoded bytes, with the pixels that PIL decodes."""
+    import tensorflow as tf
+
+    def decode_window() -> Any:
+        begin, box = draw(get_jpeg_shape(image))
+        return decode_jpeg_window(image, tf.concat([begin, box], axis=0), precise=True)
+
+    def decode_whole() -> Any:
+        return _cut_box(decode_image(image), draw)
+
+    return tf.cond(tf.io.is_jpeg(image), decode_window, decode_whole)
+
+
+def _cut_box(image: Any, draw: Any) -> Any:
+    import tensorflow as tf
+
+    begin, box = draw(tf.shape(image))
+    crop = tf.slice(image, tf.concat([begin, [0]], axis=0), tf.concat([box, [-1]], axis=0))
+    crop.set_shape([None, None, image.shape[-1]])
+    return crop
