@@ -37,6 +37,7 @@ from tasks.teaching import check_groups, check_layers, describe_teaching, list_h
 from tasks.views import check_strong_view
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.log import get_logger
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
@@ -212,6 +213,18 @@ def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
             f"model.num_classes ({classes}) is less than the {dataset_classes} classes of "
             f"{config.data.name or config.data.source}; raise it or leave it out"
         )
+    if classes == 1:
+        name = f" ({images.class_names[0]!r})" if images.class_names else ""
+        raise UserError(
+            f"data.train_split ({config.data.train_split}) has one class only{name}, so that every "
+            "answer is right; name a set of two classes or more, or set train.task=distil"
+        )
+    if classes > dataset_classes:
+        get_logger().warning(
+            "model.num_classes (%d) is more than the %d classes of %s: %d outputs have no example",
+            classes, dataset_classes, config.data.name or config.data.source,
+            classes - dataset_classes,
+        )  # fmt: skip
     return classes
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from big_vision.input.catalog import hash_files, open_root
-from big_vision.input.selection import ImageSelection
+from big_vision.input.selection import ImageSelection, list_some
 from big_vision.input.splits import ALL, parse_split
 from utils.errors import UserError, get_hint
 from utils.storage import is_remote, to_path
@@ -38,6 +38,12 @@ class FolderSelection(ImageSelection):
         """What tells these files from others, wherever the root lies."""
         start = len(str(self.directory))
         return hash_files((str(path)[start:] for path in self.paths), self.mean_record_bytes)
+
+    def list_empty_classes(self) -> tuple[str, ...]:
+        """Return the names of class folders without an image."""
+        filled = set(self.labels.tolist())
+        names = enumerate(self.class_names or ())
+        return tuple(name for number, name in names if number not in filled)
 
     def count_common(self, other: FolderSelection) -> int:
         """Files that are in both."""
@@ -89,7 +95,7 @@ def select_folder(root: str, expression: str, key: str) -> FolderSelection:
         )
     base = to_path(open_root(root))
     lists = _SplitLists(base, key)
-    ranges = parse_split(expression, lists, key)
+    ranges = parse_split(expression, lists, key, lists.get_hint)
     names = {r.name: lists.classes[r.name] for r in ranges}
     if len(set(names.values())) > 1:
         raise UserError(
@@ -124,6 +130,14 @@ class _SplitLists(dict[str, tuple[int, ...]]):
         self._base, self._key = base, key
         splits = [ALL, *(e.name for e in os.scandir(base) if e.is_dir() and not is_hidden(e.name))]
         self.update(dict.fromkeys(sorted(splits), ()))
+
+    def get_hint(self, name: str) -> str:
+        """Return the way out where there is no split of a name: maybe classes lie at the root."""
+        classes = [split for split in self if split != ALL]
+        if not any(_list_images(self._base / split)[0] for split in classes):
+            return get_hint(name, self)
+        above = f"name {self._base.parent} as the root, or " if self._base.name == name else ""
+        return f"{self._base} holds class folders ({list_some(classes)}); {above}set the split all"
 
     def __getitem__(self, name: str) -> tuple[int, ...]:
         if name not in self.files:

@@ -22,6 +22,10 @@ _SEPARATOR = "|"
 class ListedSelection(FolderSelection):
     """The images of a list, each with any number of classes: `labels` [N] are texts such as 0 3."""
 
+    def list_empty_classes(self) -> tuple[str, ...]:
+        """Return nothing: classes are those of the whole list, of which a split may lack some."""
+        return ()
+
     @property
     def files_hash(self) -> str:
         """As of a folder's files; the classes count as well."""

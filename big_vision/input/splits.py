@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from utils.errors import UserError, get_hint
@@ -25,7 +25,10 @@ class SplitRange:
 
 
 def parse_split(
-    expression: str, shard_lengths: Mapping[str, Sequence[int]], key: str = "data.train_split"
+    expression: str,
+    shard_lengths: Mapping[str, Sequence[int]],
+    key: str = "data.train_split",
+    find_hint: Callable[[str], str] | None = None,
 ) -> list[SplitRange]:
     """The ranges that a split expression selects, in the order in which it names them.
 
@@ -35,6 +38,7 @@ def parse_split(
       expression: `name`, `name[a:b]` with a, b absolute, negative, `%` or `shard`; joined by `+`.
       shard_lengths: examples of each file, by split.
       key: configuration key that errors name.
+      find_hint: the way out for a name that is no split; None: the names that look like it.
     """
     ranges: list[SplitRange] = []
     for term in expression.split("+"):
@@ -49,7 +53,7 @@ def parse_split(
             ranges += [SplitRange(n, 0, sum(lengths)) for n, lengths in shard_lengths.items()]
             continue
         if name not in shard_lengths:
-            hint = get_hint(name, shard_lengths)
+            hint = find_hint(name) if find_hint else get_hint(name, shard_lengths)
             raise UserError(f"{key} ({expression}): the dataset has no split {name!r}; {hint}")
         ranges.append(_slice(match, shard_lengths[name], key))
     if sum(r.stop - r.start for r in ranges) == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from big_vision.input.selection import Selection
+from big_vision.input.selection import Selection, list_some
 from utils.errors import UserError
 from utils.log import get_logger
 
@@ -20,6 +20,8 @@ class Choice(NamedTuple):
 
 def check_splits(train: Choice, others: Sequence[Choice]) -> None:
     """Refuse splits of other classes; warn of training examples in evaluation, and of left-outs.
+
+    Classes without an example are named in a warning, too.
 
     Raises:
       UserError: the classes of a split are not those of training.
@@ -37,6 +39,11 @@ def check_splits(train: Choice, others: Sequence[Choice]) -> None:
             )  # fmt: skip
     for words, selection in {words: one for _, words, one in (train, *others)}.items():
         warn_of_left_out(f"split {words}", selection)
+        if empty := selection.list_empty_classes():
+            get_logger().warning(
+                "split %s: no example of %d of its %d classes: %s",
+                words, len(empty), selection.num_classes, list_some(empty),
+            )  # fmt: skip
 
 
 def warn_of_left_out(subject: str, selection: Selection) -> None:

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
+from big_vision.input.selection import list_some
 from tools.prepare_dataset import write
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from big_vision.input.folder import FolderSelection
-
-_SHOWN = 5
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
@@ -100,10 +99,9 @@ def join_classes(found: Mapping[str, FolderSelection], may_lack: Sequence[str]) 
     for split, selection in found.items():
         missing = sorted(set(names) - set(selection.class_names))
         if missing and split not in may_lack:
-            shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
             raise UserError(
                 f"split {split} has no folder for {len(missing)} of the {len(names)} classes: "
-                f"{shown}; add the folders, or allow it by --fewer-classes {split}"
+                f"{list_some(missing)}; add the folders, or allow it by --fewer-classes {split}"
             )
     return names
 
