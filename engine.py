@@ -320,7 +320,7 @@ def sum_batches(
         counted = count(batch)
         if sums is None:
             # Uploaded zeros are data: every batch is the same graph.
-            sums = runtime.upload([0.0] * counted.numel())
+            sums = runtime.upload(torch.zeros(counted.numel()))
         sums = counted + sums
         return sums
 

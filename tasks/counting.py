@@ -46,6 +46,21 @@ def count_marked(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.cat([sums, count_bins(logits, correct, finite, batch.mask)]), correct > 0
 
 
+def place_rows(rows: Tensor, places: Tensor, is_valid: Tensor, count: int) -> Tensor:
+    """[count, D] zeros with the valid ones of some rows [B, D] at their places.
+
+    Summed over batches and ranks these are all rows of a split, in its order.
+
+    Args:
+      places: [B] int64 below `count`; anything where a row is not valid.
+      is_valid: bool [B].
+    """
+    rows = torch.where(is_valid.unsqueeze(1), rows, torch.zeros_like(rows))
+    places = torch.where(is_valid, places, torch.zeros_like(places))
+    table = torch.zeros(count, rows.shape[1], device=rows.device, dtype=rows.dtype)
+    return table.index_add(0, places, rows)
+
+
 def count_agreement(logits: Tensor, other: Tensor, mask: Tensor) -> Tensor:
     """[2] valid examples for which two models name the same class, and valid examples.
 

@@ -15,7 +15,7 @@ from models.transforms import to_pixels
 from tasks.classify import Classify
 from tasks.classify_check import ClassifyCheck
 from tasks.classify_twin import ClassifyTwin
-from tasks.ranking import count_sets, summarise_sets
+from tasks.ranking import ScoreTable
 from utils.config import change
 from utils.errors import UserError
 from utils.metrics import Evaluation
@@ -23,8 +23,9 @@ from utils.metrics import Evaluation
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from datasets import ImageBatch
+    from datasets import ImageBatch, Loader
     from losses import ClassLoss
+    from tasks.classify_check import ClassifyFacts
     from utils.config import RunConfig
     from utils.config.sections import TrainSection
 
@@ -78,17 +79,26 @@ class Multilabel(Classify):
     create_loss = staticmethod(create_set_loss)
     reads = (Classify.reads - _NOT_READ) | {"data.labels_file"}
 
+    def __init__(
+        self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
+    ) -> None:
+        super().__init__(config, facts, loaders)
+        # One shape for the evaluated splits, so that they are one graph.
+        sizes = facts.dataset.num_examples
+        most = max(size for role, size in sizes.items() if role != "train")
+        self._table = ScoreTable(most, facts.num_classes)
+
     def get_labels(self, batch: ImageBatch) -> Tensor:
         """[B, K], a 1 for each class that the example has."""
         return batch.draws[RIGHT]
 
     def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, None]:
-        """Sums of the answers by class and score; no example is right or wrong as a whole."""
-        return count_sets(self.predict(model, batch), batch), None
+        """Sums and scores of the answers; no example is right or wrong as a whole."""
+        return self._table.count(self.predict(model, batch), batch), None
 
     def summarise(self, sums: Tensor) -> Evaluation:
         """`map`, `f1_micro` and `f1_macro` in percent, `loss` in nats; the score is the mAP."""
-        metrics = summarise_sets(sums)
+        metrics = self._table.summarise(sums)
         return Evaluation(metrics, metrics["map"])
 
     def describe(self, metrics: Mapping[str, float]) -> str:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from datasets import VectorBatch
+from tasks.counting import place_rows
 
 if TYPE_CHECKING:
     from datasets import ImageBatch, Loader
@@ -72,10 +73,7 @@ def gather_features(
         values = ask(batch).float()
         labels = batch.labels.to(values.dtype).unsqueeze(1)
         rows = torch.cat([values, labels, torch.ones_like(labels)], dim=1)
-        rows = torch.where(batch.mask.unsqueeze(1), rows, torch.zeros_like(rows))
-        places = torch.where(batch.mask, batch.indices, torch.zeros_like(batch.indices))
-        table = torch.zeros(loader.num_examples, rows.shape[1], device=rows.device)
-        return table.index_add(0, places, rows).flatten()
+        return place_rows(rows, batch.indices, batch.mask, loader.num_examples).flatten()
 
     found = sum_over(collect, loader.batches()).numpy().reshape(loader.num_examples, -1)
     found = found[found[:, -1] > 0]

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 from sklearn.datasets import load_digits
-from sklearn.metrics import average_precision_score, f1_score
 
 import main
 from big_vision.input.batches import RIGHT
 from datasets import create_loader
 from store import read_metrics
-from tasks.ranking import count_sets, summarise_sets
 from tests.support.judged_sets import Examples, load_examples, write_set
-from tests.support.tiny_parts import create_argv, create_batch, create_config
+from tests.support.tiny_parts import create_argv, create_config
 from tools.evaluate.__main__ import main as evaluate
 from utils.config.data import DataSection
 
@@ -116,40 +113,6 @@ def test_lists_of_a_tfds_dataset_are_learnt_alike(tmp_path, capsys):
     right = next(loader.batches()).draws[RIGHT]
     loader.close()
     assert [np.flatnonzero(row).tolist() for row in right.numpy()] == [sorted(x) for x in lists]
-
-
-def test_numbers_are_scikit_learns_whatever_the_batches():
-    generator = torch.Generator().manual_seed(0)
-    logits = 3 * torch.randn(90, 4, generator=generator)
-    has = (torch.rand(90, 4, generator=generator) < torch.sigmoid(logits - 0.5)).float()
-    has[:, 3] = 0  # a class that nobody has
-    sums = 0.0
-    for start in (0, 40, 80):
-        part = slice(start, start + 40)
-        batch = create_batch(len(logits[part]) + 2, valid=len(logits[part]))
-        pad = [torch.cat([one[part], torch.ones(2, 4)]) for one in (logits, has)]
-        sums = sums + count_sets(pad[0], _with_right(batch, pad[1]))
-    found = summarise_sets(sums)
-    answers = (logits > 0).numpy()
-    average = [average_precision_score(has[:, k], logits[:, k]) for k in range(3)]
-    assert found["map"] == pytest.approx(100 * np.mean(average), abs=0.1)
-    for kind in ("micro", "macro"):
-        wanted = 100 * f1_score(has.numpy(), answers, average=kind, zero_division=0)
-        assert found[f"f1_{kind}"] == pytest.approx(wanted)
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, has, reduction="none")
-    assert found["loss"] == pytest.approx(float(loss.sum(1).mean()), rel=1e-5)
-    assert found["examples"] == 90
-
-
-def _with_right(batch, right):
-    return type(batch)(images=batch.images, labels=batch.labels, mask=batch.mask,
-                       indices=batch.indices, draws={RIGHT: right})  # fmt: skip
-
-
-def test_an_answer_that_is_no_number_shows_in_the_loss():
-    batch = _with_right(create_batch(2), torch.tensor([[1.0], [0.0]]))
-    found = summarise_sets(count_sets(torch.tensor([[float("nan")], [1.0]]), batch))
-    assert np.isnan(found["loss"])
 
 
 WRONG = [

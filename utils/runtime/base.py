@@ -149,9 +149,9 @@ class Runtime(ABC):
         """
         return
 
-    def upload(self, values: Sequence[float]) -> Tensor:
+    def upload(self, values: Sequence[float] | Tensor) -> Tensor:
         """Host numbers as one float32 vector on the device: data, never constants of a graph."""
-        return torch.tensor(values, dtype=torch.float32).to(self.device)
+        return torch.as_tensor(values, dtype=torch.float32).to(self.device)
 
     @contextlib.contextmanager
     def step(self, seed: int, step: int) -> Iterator[None]:
