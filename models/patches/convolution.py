@@ -212,6 +212,13 @@ def _reverse(
     )
 
 
+class XlaBatchNorm1d(nn.BatchNorm1d):
+    """BatchNorm of [B, C] or [B, C, L], as of images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return apply_batch_norm(self, x)
+
+
 class XlaBatchNorm2d(nn.BatchNorm2d):
     """BatchNorm with float32 statistics and a result in the type of its input."""
 
@@ -226,15 +233,15 @@ class XlaBatchNormAct2d(BatchNormAct2d):
         return self.act(self.drop(apply_batch_norm(self, x)))
 
 
-def apply_batch_norm(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """[B, C, H, W] -> the same, in the type of x."""
+def apply_batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor) -> Tensor:
+    """[B, C, ...] -> the same, in the type of x."""
     with without_autocast(x):
         if not norm.training and norm.running_mean is not None:
             scale = torch.rsqrt(norm.running_var + norm.eps)
             shift = -norm.running_mean * scale
             if norm.weight is not None:
                 scale, shift = scale * norm.weight, shift * norm.weight + norm.bias
-            return (x.float() * _spread(scale) + _spread(shift)).to(x.dtype)
+            return (x.float() * _spread(scale, x) + _spread(shift, x)).to(x.dtype)
         refuse_single_values(x)
         result, mean, variance = _BatchNorm.apply(x, norm.weight, norm.bias, norm.eps)
     if norm.training:
@@ -249,39 +256,44 @@ class _BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> tuple[Tensor, ...]:
-        upcast = x.float()
-        mean = upcast.mean(dim=(0, 2, 3))
+        upcast, dims = x.float(), _list_others(x)
+        mean = upcast.mean(dim=dims)
         if x.dtype == torch.float32:
-            variance = (upcast - _spread(mean)).square().mean(dim=(0, 2, 3))
+            variance = (upcast - _spread(mean, x)).square().mean(dim=dims)
         else:
-            variance = (upcast * upcast).mean(dim=(0, 2, 3)) - mean * mean
+            variance = (upcast * upcast).mean(dim=dims) - mean * mean
         variance = variance.clamp(min=0.0)
         scale = torch.rsqrt(variance + eps)
         ctx.save_for_backward(x, weight, mean, scale)
         ctx.mark_non_differentiable(mean, variance)
         factor = scale if weight is None else scale * weight
-        result = (upcast - _spread(mean)) * _spread(factor)
+        result = (upcast - _spread(mean, x)) * _spread(factor, x)
         if bias is not None:
-            result = result + _spread(bias)
+            result = result + _spread(bias, x)
         return result.to(x.dtype), mean, variance
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         x, weight, mean, scale = ctx.saved_tensors
-        normal = (x.float() - _spread(mean)) * _spread(scale)
+        normal = (x.float() - _spread(mean, x)) * _spread(scale, x)
         gradient = gradient.float()
-        count = x.numel() / x.shape[1]
-        db = gradient.sum(dim=(0, 2, 3))
-        dw = (gradient * normal).sum(dim=(0, 2, 3))
+        count, dims = x.numel() / x.shape[1], _list_others(x)
+        db = gradient.sum(dim=dims)
+        dw = (gradient * normal).sum(dim=dims)
         factor = scale if weight is None else scale * weight
-        inner = gradient - _spread(db / count) - normal * _spread(dw / count)
-        dx = (inner * _spread(factor)).to(x.dtype)
+        inner = gradient - _spread(db / count, x) - normal * _spread(dw / count, x)
+        dx = (inner * _spread(factor, x)).to(x.dtype)
         return dx, None if weight is None else dw, None if weight is None else db, None
 
 
-def _spread(values: Tensor) -> Tensor:
-    """[C] -> [1, C, 1, 1]."""
-    return values.view(1, -1, 1, 1)
+def _list_others(x: Tensor) -> list[int]:
+    """The dimensions of [B, C, ...] but for that of the channels."""
+    return [dim for dim in range(x.dim()) if dim != 1]
+
+
+def _spread(values: Tensor, x: Tensor) -> Tensor:
+    """[C] -> [1, C, 1, ...], with as many dimensions as x."""
+    return values.view(1, -1, *[1] * (x.dim() - 2))
 
 
 class XlaLayerNorm2d(LayerNorm2d):

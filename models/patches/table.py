@@ -42,6 +42,7 @@ from models.patches.attention import (
 from models.patches.convolution import (
     BlockInComputeType,
     HwioWeight,
+    XlaBatchNorm1d,
     XlaBatchNorm2d,
     XlaBatchNormAct2d,
     XlaLayerNorm2d,
@@ -219,7 +220,8 @@ def patch_head_tokens(model: nn.Module) -> None:
 
 def patch_batch_norm(model: nn.Module) -> None:
     """BatchNorm with float32 statistics and a result in the compute type."""
-    _swap(model, {nn.BatchNorm2d: XlaBatchNorm2d, BatchNormAct2d: XlaBatchNormAct2d})
+    _swap(model, {nn.BatchNorm1d: XlaBatchNorm1d, nn.BatchNorm2d: XlaBatchNorm2d,
+                  BatchNormAct2d: XlaBatchNormAct2d})  # fmt: skip
 
 
 def patch_convolution(model: nn.Module) -> None:

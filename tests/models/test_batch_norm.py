@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
+import timm
 import torch
 from torch import nn
 
-from models import apply_patches, recompute_blocks, synchronise_batch_norm
+from models import apply_patches, create_model, recompute_blocks, synchronise_batch_norm
 from models.batch_norm import compute_batch_norm
-from models.patches.convolution import XlaBatchNorm2d
+from models.patches import patch_for
+from models.patches.convolution import XlaBatchNorm1d, XlaBatchNorm2d
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
+from utils.config.sections import ModelSection
 from utils.errors import UserError
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
@@ -100,12 +104,11 @@ def test_one_value_per_channel_is_refused_as_pytorch_does(shape):
         copy.deepcopy(plain)(torch.randn(shape))
     with pytest.raises(UserError, match=r"one value per channel .* raise data\.global_batch_size"):
         compute_batch_norm(torch.randn(shape), plain)
-    if len(shape) == 4:
-        patched = apply_patches(nn.Sequential(plain))
-        assert isinstance(patched[0], XlaBatchNorm2d)
-        with pytest.raises(UserError, match="one value per channel"):
-            patched(torch.randn(shape))
-        assert torch.isfinite(patched.eval()(torch.randn(shape))).all()
+    patched = apply_patches(nn.Sequential(plain))
+    assert isinstance(patched[0], (XlaBatchNorm1d, XlaBatchNorm2d))
+    with pytest.raises(UserError, match="one value per channel"):
+        patched(torch.randn(shape))
+    assert torch.isfinite(patched.eval()(torch.randn(shape))).all()
     assert torch.equal(plain.running_var, torch.ones(3))
 
 
@@ -138,3 +141,97 @@ def test_evaluation_is_by_the_running_statistics_as_they_are():
     wanted = plain.eval()(images)
     assert (wanted - plain.train()(images)).abs().max() > 1
     torch.testing.assert_close(patched(images), wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (6, 8), (3, 8, 5)])
+@pytest.mark.parametrize("device", RUNTIMES)
+def test_batch_norm_of_rows_is_torchs_on_each_device(device, shape):
+    """Of few examples: there the biased variance, which torch_xla's own keeps, is far off."""
+    torch.manual_seed(0)
+    runtime, norm = RUNTIMES[device](), nn.Sequential(nn.BatchNorm1d(8))
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 2.0)
+    own = copy.deepcopy(norm)
+    patch_for(runtime, ModelSection(), own)
+    own = runtime.prepare(own)
+    values = {}
+    for name, model in (("torch", norm), ("own", own)):
+        inputs, weights = torch.randn(shape, generator=torch.Generator().manual_seed(1)), None
+        inputs = (inputs if name == "torch" else runtime.tensor_to_device(inputs)).requires_grad_()
+        weights = torch.linspace(-1, 2, inputs.numel()).view(shape).to(inputs.device)
+        (model.train()(inputs) * weights).sum().backward()
+        seen = {"evaluated": model.eval()(inputs), "inputs": inputs.grad}
+        seen |= {n: p.grad for n, p in model.named_parameters()} | dict(model.named_buffers())
+        values[name] = {key: value.detach().cpu() for key, value in seen.items()}
+    for key, value in values["torch"].items():
+        torch.testing.assert_close(values["own"][key], value, rtol=1e-5, atol=2e-6, msg=key)
+
+
+def test_an_mlp_with_batch_norm_trains_and_answers_alike_on_cpu_and_xla():
+    arguments = {"widths": [16], "norm": "batch", "dropout": 0.0}
+    section, results = ModelSection(name="mlp", args=arguments), {}
+    rows = torch.randn(10, 8, 4, generator=torch.Generator().manual_seed(0))
+    for device, create_runtime in RUNTIMES.items():
+        torch.manual_seed(0)
+        runtime = create_runtime()
+        model = create_model(section, in_features=4, out_features=1)
+        patch_for(runtime, section, model)
+        optimizer = torch.optim.SGD(runtime.prepare(model).parameters(), lr=0.01)
+        for batch in rows:
+            optimizer.zero_grad()
+            model.train()(runtime.tensor_to_device(batch)).square().mean().backward()
+            optimizer.step()
+            runtime.finish_step()
+        answers = model.eval()(runtime.tensor_to_device(rows[0]))
+        results[device] = {"answers": answers.detach().cpu()}
+        results[device] |= {n: value.detach().cpu() for n, value in model.state_dict().items()}
+    for name, value in results["cpu"].items():
+        torch.testing.assert_close(results["xla"][name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+# Models of timm whose files name BatchNorm1d, and whether it stands in them as they come.
+ROW_NORMS = {
+    "efficientvim": ("efficientvim_m1", False),
+    "efficientvit_msra": ("efficientvit_m0", True),
+    "iformer": ("iformer_t", True),
+    "levit": ("levit_128s", True),
+    "nextvit": ("nextvit_small", True),
+    "repvit": ("repvit_m0_9", True),
+    "shvit": ("shvit_s1", True),
+}
+
+
+def test_the_models_of_timm_that_name_batch_norm_of_rows_are_known():
+    files = Path(timm.models.__file__).parent.glob("*.py")
+    assert {one.stem for one in files if "BatchNorm1d" in one.read_text()} == set(ROW_NORMS)
+
+
+@pytest.mark.parametrize("family", ROW_NORMS)
+def test_no_batch_norm_of_timms_models_is_left_unpatched(family):
+    name, has_rows = ROW_NORMS[family]
+    with torch.device("meta"):
+        model = apply_patches(timm.create_model(name, num_classes=7))
+    kinds = {type(module) for module in model.modules()}
+    assert (XlaBatchNorm1d in kinds) is has_rows
+    assert not kinds & {nn.BatchNorm1d, nn.BatchNorm2d}
+
+
+SMALL = {
+    "levit_128s": {"img_size": 64, "embed_dim": (32, 32, 32), "key_dim": 8, "num_heads": 2,
+                   "depth": (1, 1, 1)},
+    "repvit_m0_9": {"embed_dim": (16, 16, 16, 16), "depth": (1, 1, 1, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_running_statistics_of_patched_models_are_timms(name):
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=7, **SMALL[name])
+    for parameter in model.parameters():
+        parameter.data.add_(0.05 * torch.randn_like(parameter))  # some begin at 0
+    patched = apply_patches(copy.deepcopy(model))
+    images = torch.randn(8, 3, 64, 64)
+    for one in (model, patched):
+        one.train()(images)
+    for key, value in model.named_buffers():
+        torch.testing.assert_close(patched.get_buffer(key), value, rtol=1e-4, atol=1e-5, msg=key)
