@@ -119,7 +119,7 @@ def read_language_facts(said: JsonMapping, refuse: Callable[[str], UserError]) -
     if variant.groups:
         args["full_every"] = _read_groups(told, refuse)
     if variant.turned is not None:
-        args["rope_base"] = _read_base(told, variant.turned, refuse)
+        args["rope_base"] = _read_base(told, variant, refuse)
     if variant.model == "kimi_linear" and set(told.get("mlp_layer_types") or [""]) != {"dense"}:
         raise refuse("it has experts, and kimi_linear has none")
     sizes = {"vocab_size": "vocab_size", "sequence_length": "max_position_embeddings"}
@@ -246,10 +246,26 @@ def _read_groups(told: JsonMapping, refuse: Callable[[str], UserError]) -> int:
     return every
 
 
-def _read_base(told: JsonMapping, turned: float, refuse: Callable[[str], UserError]) -> object:
-    rope = told.get("rope_parameters") or told.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    share = rope.get("partial_rotary_factor", told.get("partial_rotary_factor", turned))
-    if kind != "default" or share != turned:
-        raise refuse(f"rotary positions are {kind!r} of {share:g} of a head, not of {turned:g}")
-    return rope.get("rope_theta", told.get("rope_theta"))
+def _read_base(told: JsonMapping, variant: Variant, refuse: Callable[[str], UserError]) -> object:
+    """The base of rotary positions, or None; what stands in both places must agree."""
+    bases = []
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = told.get(key) or {}
+        rule = rope.get("rope_type") or rope.get("type") or "default"
+        if rule != "default":
+            raise refuse(f"{key} has rope_type {rule!r}, and {variant.model} has 'default' alone")
+        factor = rope.get("partial_rotary_factor", told.get("partial_rotary_factor"))
+        if factor not in (None, variant.turned):
+            raise refuse(
+                f"partial_rotary_factor is {factor:g}, and {variant.model} has "
+                f"{variant.turned:g} alone"
+            )
+        bases.append(rope.get("rope_theta"))
+    of_parameters, of_scaling = bases
+    if None not in bases and of_parameters != of_scaling:
+        raise refuse(
+            f"rope_theta is {of_parameters:g} in rope_parameters and {of_scaling:g} in "
+            "rope_scaling; leave one of them out"
+        )
+    given = of_scaling if of_parameters is None else of_parameters
+    return told.get("rope_theta") if given is None else given

@@ -123,7 +123,17 @@ def test_weights_may_lie_in_several_files_below_the_tower_of_text(tmp_path):
     [
         ("qwen3", {"attention_bias": True}, "attention_bias is True, and qwen3 has False alone"),
         ("qwen3", {"hidden_size": None}, "hidden_size is missing, which model.args.width would be"),
-        ("qwen3", {"rope_parameters": {"rope_type": "yarn"}}, "rotary positions are 'yarn'"),
+        ("qwen3", {"rope_parameters": {"rope_type": "yarn"}},
+         "rope_parameters has rope_type 'yarn', and qwen3 has 'default' alone"),
+        # Beside the rope_parameters that tools.export writes; transformers 5 follows the second.
+        ("qwen3", {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+         "rope_scaling has rope_type 'yarn', and qwen3 has 'default' alone"),
+        ("qwen3_5", {"rope_scaling": {"type": "linear", "factor": 2.0}},
+         "rope_scaling has rope_type 'linear', and qwen3_5 has 'default' alone"),
+        ("qwen3_5", {"rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+         "partial_rotary_factor is 0.5, and qwen3_5 has 0.25 alone"),
+        ("qwen3", {"rope_scaling": {"rope_type": "default", "rope_theta": 5e5}},
+         "rope_theta is 1e+06 in rope_parameters and 500000 in rope_scaling; leave one of them"),
         ("qwen3_5", {"layer_types": ["full_attention"] * 2 + ["linear_attention"] * 2},
          "layer_types do not come in equal groups"),
         ("qwen3_next", {"norm_topk_prob": False}, "norm_topk_prob is False, and qwen3_next has"),
@@ -139,6 +149,24 @@ def test_a_folder_of_another_form_is_one_line(name, changes, message, tmp_path):
         open_weights(f"local-dir:{tmp_path / 'm'}", "model.weights")
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+SAME_ROPE = [
+    {"rope_scaling": None},
+    {"rope_scaling": {}},
+    {"rope_scaling": {"rope_type": "default"}},
+    {"rope_scaling": {"type": "default", "rope_theta": 1e6}},
+    {"rope_theta": 1e4},
+]
+
+
+@pytest.mark.parametrize("more", SAME_ROPE)
+def test_a_second_place_for_default_rotary_positions_changes_nothing(more, tmp_path):
+    model = write("qwen3", tmp_path / "m")
+    path = tmp_path / "m" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    found, _ = load_model(f"local-dir:{tmp_path / 'm'}")
+    assert torch.equal(found(draw_tokens(9)), model.eval()(draw_tokens(9)))
 
 
 def test_a_checkpoint_of_another_variant_is_one_line(tmp_path, capsys):
