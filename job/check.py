@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
 from job.micro_batches import check_automatic_parts, compute_step_hash
-from job.resume import check_resume, choose_run
+from job.resume import check_resume, choose_run, describe_start
 from job.spec import Job, count_steps, describe_stream
 from models import (
     check_kernels,
@@ -88,7 +89,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
         step=step,
     )
     check_resume(job, student)
-    return job
+    return replace(job, start=describe_start(job, student))
 
 
 def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> None:
@@ -142,7 +143,7 @@ def _settle_model(config: RunConfig) -> RunConfig:
             "model.reset_head (always) with run.eval_only would judge a head that nobody has "
             "trained; leave one of them out"
         )
-    if config.run.eval_only and config.model.reset_head == "auto":
+    if config.run.eval_only and not config.run.resume and config.model.reset_head == "auto":
         keys["reset_head"] = "never"
     return change(config, model=keys) if keys else config
 

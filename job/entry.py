@@ -50,7 +50,7 @@ def start(config: RunConfig, device: str) -> int:
 
 def _show_check(job: Job) -> int:
     """`--check`: what a run would be, on stdout; gives the exit code."""
-    for line in describe_job(job):
+    for line in (*describe_job(job), *job.start):
         sys.stdout.write(f"{line}\n")
     sys.stdout.write("all checks passed; no device was used and nothing was written\n")
     return 0

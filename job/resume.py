@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 from store import Run, RunStore
-from store.changes import check_changes, check_stream
+from store.changes import check_changes, check_stream, find_changes
 from store.lock import refuse_if_owned
 from store.runs import CHECKPOINTS, check_free
 from store.session import RunSession
@@ -29,11 +31,14 @@ from utils.log import get_logger
 from utils.patterns import matches
 from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
 from utils.weights import (
+    ClassSide,
+    Fit,
     FitRules,
     find_other_variant,
     is_adapter,
     load_weights,
     open_weights,
+    require_same_classes,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +48,9 @@ if TYPE_CHECKING:
     from job.spec import Job
     from utils.config import RunConfig
     from utils.runtime.base import Runtime
+
+# Where a run's data lie.
+_DATA_KEYS = ("data.source", "data.name", "data.root")
 
 
 def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
@@ -104,15 +112,16 @@ def check_resume(job: Job, student: nn.Module) -> None:
       UserError: another model, another configuration or other teachers wrote it.
     """
     if job.checkpoint is None:
-        if job.config.run.init_from:
-            start_weights(job, student)
         return
     try:
         facts = inspect_checkpoint(job.checkpoint)
     except CheckpointError as error:
         raise UserError(f"run.resume: {error}; choose another checkpoint") from error
     _check_model(student, facts["tensors"], job.checkpoint)
-    if not job.config.run.eval_only:
+    _check_classes(job, facts)
+    if job.config.run.eval_only:
+        _warn_of_other_data(job, facts)
+    else:
         for line in check_same_config(job, facts):
             get_logger().warning("changed since the checkpoint was written: %s", line)
     _check_variant(job, student, facts)
@@ -143,7 +152,7 @@ def check_same_config(job: Job, facts: JsonObject) -> list[str]:
     return lines + check_stream(facts["stream"], job.stream, allowed, rules, mid_epoch=mid_epoch)
 
 
-def start_weights(job: Job, student: nn.Module) -> None:
+def start_weights(job: Job, student: nn.Module) -> Fit | None:
     """Give a new run's student the weights of run.init_from, if it is set.
 
     On the meta device this is a check alone.
@@ -152,11 +161,46 @@ def start_weights(job: Job, student: nn.Module) -> None:
       UserError: they cannot be read, or do not fit.
     """
     section = job.config.run
-    if section.init_from and job.checkpoint is None:
-        # Adapters are the run's own: they keep their start whatever weights come.
-        skip = (*section.init_skip, *filter(is_adapter, student.state_dict()))
-        rules = FitRules(skip, section.init_rename, job.config.model.reset_head)
-        load_weights(student, open_weights(section.init_from, "run.init_from"), rules)
+    if not section.init_from or job.checkpoint is not None:
+        return None
+    rules = _create_rules(job, student, section.init_skip, section.init_rename)
+    return load_weights(student, open_weights(section.init_from, "run.init_from"), rules)
+
+
+def describe_start(job: Job, student: nn.Module) -> tuple[str, ...]:
+    """Lines on what a new run's student takes of model.weights and run.init_from.
+
+    Warns where class names are known on one side alone.
+
+    Args:
+      student: on the meta device.
+    """
+    if job.checkpoint is not None:
+        return ()
+    place, lines = job.config.model.weights, []
+    found: dict[str, Fit | None] = {}
+    if place:
+        rules = _create_rules(job, student)
+        found["model.weights"] = load_weights(student, open_weights(place, "model.weights"), rules)
+    found["run.init_from"] = start_weights(job, student)
+    for key, fit in found.items():
+        if fit is not None:
+            lines += [f"{key}: {note}" for note in fit.notes]
+        if fit is not None and fit.warning:
+            get_logger().warning("%s", fit.warning)
+    return tuple(lines)
+
+
+def _create_rules(
+    job: Job,
+    student: nn.Module,
+    skip: tuple[str, ...] = (),
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> FitRules:
+    # Adapters are the run's own: they keep their start whatever weights come.
+    kept = (*skip, *filter(is_adapter, student.state_dict()))
+    names = job.facts.class_names
+    return FitRules(kept, renamed, job.config.model.reset_head, names)
 
 
 def restore(runtime: Runtime, job: Job, state: TrainState) -> JsonObject:
@@ -289,6 +333,43 @@ def _check_model(student: nn.Module, table: Table, checkpoint: Location) -> None
             f"run.resume ({str(checkpoint)!r}) is a checkpoint of another model: {len(diff)} "
             f"tensors differ, {diff.summary()}; resume with the model that wrote it"
         )
+
+
+def _check_classes(job: Job, facts: JsonObject) -> None:
+    """Refuse data whose class numbers mean other classes than the checkpoint's, unless allowed."""
+    path, allowed = str(job.checkpoint), job.config.run.allow_changes
+    told = facts.get("model")
+    data = job.config.data
+    own = ClassSide(
+        f"data.{'name' if data.name else 'root'} ({data.name or data.root!r})",
+        job.facts.export.get("classes"),
+    )
+    then = ClassSide(
+        f"run.resume ({path!r})", told.get("classes") if isinstance(told, dict) else None
+    )
+    if job.config.run.eval_only:
+        way = "evaluate it by python -m tools.evaluate RUN --sets, "
+        by_name, way = f"{way}which maps classes by name", f"{way}with a class_map"
+    elif any(matches(key, allowed) for key in _DATA_KEYS):
+        return
+    else:
+        way = "resume with the data that wrote it, or allow it by "
+        way += """--run.allow_changes='["data.root"]'"""
+        by_name = ""
+    require_same_classes(own, then, way=way, by_name=by_name)
+
+
+def _warn_of_other_data(job: Job, facts: JsonObject) -> None:
+    """Say in one line that other data are evaluated than those of the checkpoint's run."""
+    then, now = facts.get("config"), job.config.model_dump(mode="json")
+    changes = find_changes(then, now) if isinstance(then, dict) else {}
+    words = [
+        f"{key} was {changes[key][0]!r}, is {changes[key][1]!r}"
+        for key in _DATA_KEYS
+        if key in changes
+    ]
+    if words:
+        get_logger().warning("other data than the checkpoint's run: %s", "; ".join(words))
 
 
 def _check_variant(job: Job, student: nn.Module, facts: JsonObject) -> None:

@@ -29,6 +29,7 @@ class Job:
       stream: what decides which training examples come when, in which form.
       num_parameters: of the student.
       step: hash of what decides a step's program, but for the batch and how it is split.
+      start: lines on what weights of others give a new run's student.
     """
 
     config: RunConfig
@@ -41,6 +42,7 @@ class Job:
     steps_per_epoch: int
     num_parameters: int
     step: str = ""
+    start: tuple[str, ...] = ()
 
 
 # Entries that have come since descriptions were first written, and the value that says nothing: at

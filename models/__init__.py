@@ -43,6 +43,7 @@ from models.teacher import (
     open_teacher,
     refuse_image_keys,
 )
+from models.teacher_classes import check_teacher_names
 from models.token_teacher import (
     TokenTeacher,
     create_token_teachers,
@@ -74,6 +75,7 @@ __all__ = [
     "apply_patches",
     "check_kernels",
     "check_patch_names",
+    "check_teacher_names",
     "create_feature_teachers",
     "create_input_transform",
     "create_model",

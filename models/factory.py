@@ -79,12 +79,19 @@ def settle_model(section: ModelSection) -> JsonObject:
     return {"name": facts["model"], "args": args, "weights": weights, "pretrained": False}
 
 
-def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) -> nn.Module:
+def create_model(
+    section: ModelSection,
+    *,
+    device: str = "cpu",
+    class_names: tuple[str, ...] | None = None,
+    **of_task: Any,
+) -> nn.Module:
     """The student of a run, float32.
 
     Initial values come from PyTorch's generator: seed it first.
 
     Args:
+      class_names: of its classes, which weights must have too; None if unknown.
       of_task: what the task makes it answer: `num_classes` gives logits [B, num_classes].
       device: "cpu", or "meta" to check names, arguments and weights at no cost.
 
@@ -107,7 +114,7 @@ def create_model(section: ModelSection, *, device: str = "cpu", **of_task: Any) 
     )
     scale_head(model, section)
     if section.weights:
-        rules = FitRules(reset_head=section.reset_head)
+        rules = FitRules(reset_head=section.reset_head, class_names=class_names)
         load_weights(model, open_weights(section.weights, "model.weights"), rules)
     if section.norm_width is not None:
         widen(model, section.norm_width, section.norm_copies)

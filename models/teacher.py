@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
 from models.kept_tokens import KeptTokens, keep_tokens
+from models.teacher_classes import count_classes, load_label_map, read_label_map
 from models.transforms import InputTransform, spread_channels
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import open_folder
 from utils.weights import Weights, is_shared, load_weights, open_weights
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def hash_teacher(section: TeacherSection) -> str:
     if weights is not None:
         digest.update(json.dumps(weights.facts, sort_keys=True).encode())
     if section.label_map:
-        digest.update(_read_label_map(section.label_map).encode())
+        digest.update(read_label_map(section.label_map).encode())
     if weights is not None:
         weights.update_hash(digest)
     later = {"keep_tokens"} if section.keep_tokens is None else set()  # it came later
@@ -217,6 +217,7 @@ def create_teachers(
     section: DistillSection,
     *,
     num_classes: int,
+    class_names: tuple[str, ...] | None = None,
     student_transform: InputTransform,
     device: str = "cpu",
 ) -> list[Teacher]:
@@ -227,6 +228,7 @@ def create_teachers(
 
     Args:
       num_classes: the student's.
+      class_names: the student's, by which a teacher's may be mapped; None if unknown.
       student_transform: the input of a teacher that has no normalisation of its own.
       device: "cpu", or "meta" to check names, classes and weights at no cost.
 
@@ -235,26 +237,28 @@ def create_teachers(
     """
     check_shares(section)
     sections = [one for one in get_teacher_sections(section) if one.model not in SELVES]
-    return [_create_teacher(one, num_classes, student_transform, device) for one in sections]
+    return [
+        _create_teacher(one, num_classes, class_names, student_transform, device)
+        for one in sections
+    ]
 
 
 def _create_teacher(
-    section: TeacherSection, num_classes: int, student_transform: InputTransform, device: str
+    section: TeacherSection,
+    num_classes: int,
+    class_names: tuple[str, ...] | None,
+    student_transform: InputTransform,
+    device: str,
 ) -> Teacher:
     check_normalisation(section)
     source = open_teacher(section)
     name, facts = source.name, source.facts
-    classes = _load_label_map(section, num_classes)
-    own_classes = section.num_classes or facts.get("num_classes") or num_classes
+    classes = load_label_map(source, num_classes, class_names)
+    own_classes = count_classes(source, num_classes)
     if classes is None and own_classes != num_classes:
         raise UserError(
             f"distill.teacher {name!r} has {own_classes} classes, the student {num_classes}; use a "
             "teacher of the same classes, or map them by distill.teachers label_map"
-        )
-    if classes is not None and int(classes.max()) >= own_classes:
-        raise UserError(
-            f"distill.teachers label_map ({section.label_map!r}) names class {int(classes.max())}, "
-            f"but {name!r} has {own_classes}; set num_classes or correct the map"
         )
     model = source.build(
         {"num_classes": own_classes}, device=device, explain=partial(_explain_head, own_classes)
@@ -349,37 +353,6 @@ def check_normalisation(section: TeacherSection) -> None:
     raise UserError(
         f"distill.teachers {given} ({list(getattr(section, given))}) stands without {missing}; "
         "give both, or neither and it is taken from the weights"
-    )
-
-
-def _load_label_map(section: TeacherSection, num_classes: int) -> Tensor | None:
-    if not section.label_map:
-        return None
-    try:
-        values = json.loads(_read_label_map(section.label_map))
-    except ValueError as error:
-        raise _explain_label_map(section.label_map, error) from error
-    is_list = isinstance(values, list) and all(isinstance(v, int) and v >= 0 for v in values)
-    if not is_list or len(values) != num_classes:
-        raise UserError(
-            f"distill.teachers label_map ({section.label_map!r}) must be a list of {num_classes} "
-            "class numbers, one for each class of the student"
-        )
-    return torch.tensor(values, dtype=torch.int64)
-
-
-def _read_label_map(path: str) -> str:
-    place = open_folder(path)
-    try:
-        return place.parent.read_text(place.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise _explain_label_map(path, error) from error
-
-
-def _explain_label_map(path: str, error: Exception) -> UserError:
-    return UserError(
-        f"distill.teachers label_map ({path!r}) cannot be read: {error}; give a JSON list of class "
-        "numbers"
     )
 
 

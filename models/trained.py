@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import timm
 import torch
-from timm.data import ImageNetInfo, infer_imagenet_subset, resolve_model_data_config
+from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from big_vision.pp.checks import require_valid_spec
@@ -25,6 +25,7 @@ from utils.weights import (
     list_head_names,
     load_weights,
     open_weights,
+    read_class_names,
     read_run_config,
 )
 
@@ -130,13 +131,14 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     require_valid_spec(pp, "--pp")
     require_range(pp, "--pp")
     classes = int(facts.get("num_classes") or model.num_classes)
+    is_public = (weights is None or is_shared(path)) and facts["model"] not in MODELS
     return TrainedModel(
         model=model,
         name=facts["model"],
         location=weights.location if weights is not None else path,
         pp=pp,
         num_classes=classes,
-        class_names=_find_class_names(facts, classes, is_public=weights is None or is_shared(path)),
+        class_names=read_class_names(facts, classes, is_public=is_public),
         facts=facts,
     )
 
@@ -236,16 +238,3 @@ def _derive_pp(
     ops += [f"{resizes[mode]}, method={method!r}, antialias=True)"]
     ops += [f"central_crop(({height}, {width}))", f"vgg_value_range({list(mean)}, {list(std)})"]
     return "|".join(ops)
-
-
-def _find_class_names(
-    facts: JsonMapping, classes: int, *, is_public: bool
-) -> tuple[str, ...] | None:
-    """Of the weights; of ImageNet where a shared model has as many classes as one of its sets."""
-    names = facts.get("classes")
-    if isinstance(names, list) and len(names) == classes:
-        return tuple(map(str, names))
-    subset = infer_imagenet_subset({"num_classes": classes})
-    if not is_public or subset is None or facts["model"] in MODELS:
-        return None
-    return tuple(ImageNetInfo(subset).label_descriptions())

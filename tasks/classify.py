@@ -182,7 +182,8 @@ class Classify(ImageTask):
         self.losses.build(*self._find_feature_shapes())
         shape = self._images["train"].image_shape
         check_rotations(self.config, self.losses, {"train": shape})
-        reuse_classifier(self.config, student, self.losses, self.transform, shape)
+        names = self.facts.class_names
+        reuse_classifier(self.config, student, self.losses, self.transform, shape, names)
         self.losses.peer = create_peer(self.config, self.facts.num_classes)
         if hasattr(student, "set_distilled_training"):
             student.set_distilled_training(self.losses.needs_distill_token())
@@ -208,7 +209,7 @@ class Classify(ImageTask):
         else:
             teachers = create_teachers(
                 config.distill, num_classes=self.facts.num_classes,
-                student_transform=self.transform,
+                class_names=self.facts.class_names, student_transform=self.transform,
             )  # fmt: skip
             # A student that never sees the whole crop does not as its own teacher.
             follows = get_only_side(config.train.image_sizes) is not None
@@ -411,6 +412,7 @@ class Classify(ImageTask):
         return create_teachers(
             self.config.distill,
             num_classes=self.facts.num_classes,
+            class_names=self.facts.class_names,
             student_transform=self.transform,
             device="meta",
         )

@@ -11,7 +11,15 @@ from torch import nn
 
 from datasets import DatasetFacts, describe_dataset, require_images
 from losses import WeightedLoss, create_class_loss, create_weighted_loss
-from models import InputTransform, Teacher, create_teachers
+from models import (
+    SELVES,
+    InputTransform,
+    Teacher,
+    check_teacher_names,
+    create_teachers,
+    get_teacher_sections,
+    open_teacher,
+)
 from tasks.dry_run import (
     FeatureShapes,
     ImageShapes,
@@ -32,12 +40,13 @@ from tasks.resizing import check_begins, check_sizes, get_only_side
 from tasks.reusing import check_reused
 from tasks.rotations import check_rotations
 from tasks.seeing import check_kept
-from tasks.teacher_cache import CLASSES, AnswerForm, open_cache
+from tasks.teacher_cache import CLASSES, AnswerForm, open_cache, read_manifest
 from tasks.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from tasks.views import check_strong_view
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
+from utils.weights import ClassSide, require_same_classes
 
 if TYPE_CHECKING:
     from utils.config import RunConfig
@@ -89,7 +98,10 @@ class ClassifyCheck(TaskCheck):
             )
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         self.num_classes = self._choose_classes()
+        self.class_names = _find_class_names(self.dataset, self.num_classes)
         self.model_arguments = {"num_classes": self.num_classes}
+        if self.class_names is not None:
+            self.model_arguments["class_names"] = self.class_names
         self.losses = create_weighted_loss(
             config.distill, self.create_loss(config.train, self.num_classes)
         )
@@ -133,9 +145,8 @@ class ClassifyCheck(TaskCheck):
             peer = create_peer(config, self.num_classes, "meta")
             check_peer(config, self.losses, peer, transform, self._shapes)
             self.losses.peer = peer
-        names = self.dataset.examples["eval"].class_names
-        names = names if names and len(names) == self.num_classes else None
-        self._sets = check_sets(config.data, ModelClasses(self.num_classes, names), student)
+        classes = ModelClasses(self.num_classes, self.class_names)
+        self._sets = check_sets(config.data, classes, student)
         if self._shapes["train"] is not None and not config.distill.teacher_cache:
             side = get_only_side(config.train.image_sizes)
             shapes = find_feature_shapes(
@@ -151,11 +162,12 @@ class ClassifyCheck(TaskCheck):
         return ClassifyFacts(
             dataset=self.dataset,
             model_arguments=self.model_arguments,
-            export=_describe_export(self.config, self.num_classes, self.dataset),
+            export=self._describe_export(),
             stream=self.stream,
             teachers=self.teachers,
             description=self._describe(),
             num_classes=self.num_classes,
+            class_names=self.class_names,
             image_shapes=self._shapes,
             feature_shapes=self._feature_shapes,
             sets=self._sets,
@@ -165,18 +177,43 @@ class ClassifyCheck(TaskCheck):
         """Refuse sides without a step, and stored answers to others or of others."""
         steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
         check_begins(self.config.train, steps, total_steps)
-        if self.config.distill.teacher_cache:
-            open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
+        place = self.config.distill.teacher_cache
+        if not place:
+            return
+        open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
+        require_same_classes(
+            ClassSide("the student", self.class_names),
+            ClassSide(f"distill.teacher_cache {place!r}", read_manifest(place).get("class_names")),
+            way="make the cache again with this run's data",
+        )
 
     def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
         """The teachers on the meta device, their names, weights, classes and layers looked at."""
         config = self.config
+        for section in get_teacher_sections(config.distill):
+            if section.model not in SELVES:
+                check_teacher_names(open_teacher(section), self.num_classes, self.class_names)
         teachers = create_teachers(
-            config.distill, num_classes=self.num_classes, student_transform=transform, device="meta"
+            config.distill,
+            num_classes=self.num_classes,
+            class_names=self.class_names,
+            student_transform=transform,
+            device="meta",
         )
         check_layers(config, self.losses, student, teachers)
         check_kept(config, self.losses, student, teachers, self._shapes["train"])
         return teachers
+
+    def _describe_export(self) -> JsonObject:
+        """How to create the student again, what its input and its answers mean."""
+        train, names = self.config.train, self.class_names
+        # Whether a sigmoid says how likely each class is by itself, or a softmax over all of them.
+        is_each = train.task == "multilabel" or train.task_loss not in ("", "softmax")
+        return {
+            **describe_student(self.config, self.num_classes),
+            **({"scores": "each"} if is_each else {}),
+            **({"classes": list(names)} if names else {}),
+        }
 
     def _describe(self) -> str:
         text = f"{self.num_classes} classes"
@@ -228,13 +265,6 @@ def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
     return classes
 
 
-def _describe_export(config: RunConfig, classes: int, dataset: DatasetFacts) -> JsonObject:
-    """How to create the student again, what its input looks like and what its answers mean."""
+def _find_class_names(dataset: DatasetFacts, classes: int) -> tuple[str, ...] | None:
     names = dataset.examples["eval"].class_names
-    # Whether a sigmoid says how likely each class is by itself, or a softmax over all of them.
-    is_each = config.train.task == "multilabel" or config.train.task_loss not in ("", "softmax")
-    return {
-        **describe_student(config, classes),
-        **({"scores": "each"} if is_each else {}),
-        **({"classes": list(names)} if names and len(names) == classes else {}),
-    }
+    return names if names and len(names) == classes else None

@@ -24,6 +24,7 @@ class TaskFacts:
       stream: what of the task decides which examples, in which form, come when.
       teachers: hashes of the teachers that the run names, and how several become one.
       description: for a person, of the student's answers and of who teaches them.
+      class_names: of the dataset, or None if it has none for each class of the student.
     """
 
     dataset: DatasetFacts
@@ -32,6 +33,7 @@ class TaskFacts:
     stream: JsonObject
     teachers: list[str]
     description: str
+    class_names: tuple[str, ...] | None = None
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:

@@ -84,12 +84,14 @@ def reuse_classifier(
     losses: WeightedLoss,
     transform: InputTransform,
     image_shape: tuple[int, int, int],
+    class_names: tuple[str, ...] | None,
 ) -> None:
     """Give a student of SimKD the classifier of the first teacher; nothing to do for others.
 
     Args:
       transform: of the student.
       image_shape: (H, W, C) of the training images.
+      class_names: of the student, or None if unknown.
 
     Raises:
       UserError: the teacher's answers are not those of its classifier on the averages of the maps
@@ -100,7 +102,10 @@ def reuse_classifier(
         return
     state = torch.random.get_rng_state()
     teacher = create_teachers(
-        config.distill, num_classes=student.num_classes, student_transform=transform
+        config.distill,
+        num_classes=student.num_classes,
+        class_names=class_names,
+        student_transform=transform,
     )[0]
     torch.random.set_rng_state(state)
     weight = teacher.model.get_parameter(f"{term.teacher_head}.weight").detach()

@@ -18,7 +18,7 @@ from models import create_input_transform
 from tasks.dry_run import find_fault
 from tasks.judge.corrupted import compute_corruption_errors, compute_mce
 from tasks.judge.counts import ALLOWED, count_set, restrict
-from tasks.judge.sets import JudgedSet, ModelClasses, SetSpec, look_at, plan_sets
+from tasks.judge.sets import JudgedSet, ModelClasses, SetSpec, look_at_sets, plan_sets
 from tasks.judge.verdict import SetVerdict, summarise_set
 from utils.errors import UserError
 
@@ -153,7 +153,7 @@ def check_sets(
       UserError: a set is missing, its labels mean nothing to the model, or its images do not fit.
     """
     specs = plan_sets(data, data.evals, "data.evals")
-    sets = tuple(look_at(spec, classes, data.eval_pp) for spec in specs)
+    sets = look_at_sets(specs, classes, data.eval_pp)
     for one in sets:
         check_model_takes(one.spec, one.image_shape, student)
     return sets

@@ -19,6 +19,7 @@ from utils.config.evals import EvalSection
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.storage import open_folder
+from utils.weights import ClassSide, match_class_names, warn_if_one_sided
 
 Choice = Literal["named", "present", "all"]
 _CORRUPTED = "imagenet2012_corrupted"
@@ -91,6 +92,7 @@ class JudgedSet:
       to_model: [classes of the set] int64, the model's class for each, or -1.
       several: whether an example may have several right labels, or none.
       image_shape: (H, W, C); none: only a loader can tell.
+      class_names: of the set, or None if it has none.
     """
 
     spec: SetSpec
@@ -98,6 +100,7 @@ class JudgedSet:
     to_model: np.ndarray
     several: bool
     image_shape: tuple[int, int, int] | None
+    class_names: tuple[str, ...] | None = None
 
 
 def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> list[SetSpec]:
@@ -119,6 +122,24 @@ def plan_sets(data: DataSection, sections: Sequence[EvalSection], key: str) -> l
 def change_data(data: DataSection, **values: object) -> DataSection:
     """The section with other values, checked again, and without sets of its own."""
     return DataSection.model_validate({**data.model_dump(), **values, "evals": ()})
+
+
+def look_at_sets(
+    specs: Sequence[SetSpec], model: ModelClasses, eval_pp: str
+) -> tuple[JudgedSet, ...]:
+    """Look at each set; warn once for each group whose classes are matched by number alone.
+
+    Raises:
+      UserError: as `look_at`.
+    """
+    sets = tuple(look_at(spec, model, eval_pp) for spec in specs)
+    for shown in {one.spec.group: one for one in sets}.values():
+        if not shown.spec.class_map:
+            warn_if_one_sided(
+                ClassSide("the model", model.names),
+                ClassSide(f"{shown.spec.key} {shown.spec.group!r}", shown.class_names),
+            )
+    return sets
 
 
 def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
@@ -146,6 +167,7 @@ def look_at(spec: SetSpec, model: ModelClasses, eval_pp: str) -> JudgedSet:
         to_model=to_model,
         several=facts.several_labels,
         image_shape=facts.image_shape,
+        class_names=names,
     )
 
 
@@ -174,23 +196,20 @@ def match_classes(mine: ModelClasses, model: ModelClasses) -> np.ndarray:
     Raises:
       UserError: a class that the model does not have, or nobody can tell.
     """
-    if mine.names is not None and mine.names == model.names:
-        return np.arange(mine.count, dtype=np.int64)
-    if mine.names is not None and model.names is not None:
-        numbers = {name: number for number, name in enumerate(model.names)}
-        missing = [name for name in mine.names if name not in numbers]
-        if missing:
-            raise UserError(
-                f"{len(missing)} of its {mine.count} classes are none of the model's, first "
-                f"{missing[0]!r} ({get_hint(missing[0], model.names[:20])}); give a class_map"
-            )
-        twice = next((name for name in mine.names if model.names.count(name) > 1), None)
-        if twice is not None:
-            raise UserError(
-                f"its class {twice!r} is the name of several of the model's classes; give a "
-                "class_map"
-            )
-        return np.array([numbers[name] for name in mine.names], np.int64)
+    match = match_class_names(mine.names, model.names)
+    if match.missing:
+        raise UserError(
+            f"{len(match.missing)} of its {mine.count} classes are none of the model's, first "
+            f"{match.missing[0]!r} ({get_hint(match.missing[0], model.names[:20])}); give a "
+            "class_map"
+        )
+    if match.ambiguous:
+        raise UserError(
+            f"its class {match.ambiguous[0]!r} is the name of several of the model's classes; give "
+            "a class_map"
+        )
+    if match.numbers:
+        return np.array(match.numbers, np.int64)
     if mine.count != model.count:
         raise UserError(
             f"it has {mine.count} classes and the model {model.count}, and nobody tells the names "

@@ -17,8 +17,8 @@ FORMAT_VERSION = 3
 # One column, of one teacher or of several as one; its rows are those of today.
 _ONE_COLUMN_VERSION = 2
 # Of a cache whose rows lie in the order of the examples: rows that are written at a time, of which
-# the last lot has more than there are examples.
-_LAYOUT = ("layout", "examples", "rows_per_step")
+# the last lot has more than there are examples. And what its dataset calls its classes.
+_FURTHER = ("layout", "examples", "rows_per_step", "class_names")
 
 
 def write_manifest(
@@ -28,13 +28,14 @@ def write_manifest(
     writers: int,
     *,
     is_reused: bool = False,
-    layout: JsonMapping | None = None,
+    further: JsonMapping | None = None,
 ) -> None:
     """Say what a cache holds; one that is there already must say the same, but for more steps.
 
     Args:
       is_reused: a longer run starts over with the first epoch without being told to.
-      layout: of `read_layout`, where rows lie in another order than a run's global batches.
+      further: of `read_further`: `class_names`, and the layout of rows that lie in another order
+        than a run's global batches.
     """
     manifest: JsonObject = {
         "format_version": FORMAT_VERSION,
@@ -45,12 +46,14 @@ def write_manifest(
         "writers": writers,
         "bytes_per_example": shape.row_dtype.itemsize,
         "is_reused": is_reused,
-        **(layout or {}),
+        **(further or {}),
     }
     if (folder / MANIFEST).is_file():
         old = read_manifest(folder)
         manifest["is_reused"] = is_reused or old["is_reused"]
         wanted = {**manifest, "epochs": old["epochs"], "is_reused": old["is_reused"]}
+        if "class_names" not in old:  # they came later
+            wanted.pop("class_names", None)
         refuse_difference(folder, old, wanted, "--out")
         shape = max(read_shape(old), shape, key=lambda one: one.total_steps)
     manifest["epochs"] = shape.epochs
@@ -99,9 +102,14 @@ def read_shape(manifest: JsonMapping) -> CacheShape:
     )
 
 
-def read_layout(manifest: JsonMapping) -> JsonObject:
-    """What a manifest says of the order of its rows; nothing: that of a run's global batches."""
-    return {name: manifest[name] for name in _LAYOUT if name in manifest}
+def read_further(manifest: JsonMapping) -> JsonObject:
+    """Read what only some manifests have: names of classes, and another order of the rows."""
+    return {name: manifest[name] for name in _FURTHER if name in manifest}
+
+
+def describe_classes(class_names: Sequence[str] | None) -> JsonObject:
+    """Return a manifest's entry of the names of its dataset's classes; empty if unknown."""
+    return {} if class_names is None else {"class_names": list(class_names)}
 
 
 def choose_columns(

@@ -23,7 +23,7 @@ from tasks.teacher_cache import (
     get_file_name,
     measure_errors,
     pack_rows,
-    read_layout,
+    read_further,
     read_manifest,
     read_shape,
     unpack_values,
@@ -164,8 +164,8 @@ def _join_parts(folders: Sequence[Folder], manifests: Sequence[JsonMapping], out
             if one in there[owner]:
                 with folders[owner].open_local(one) as path:
                     LocalFolder(out).put_file(path, one)
-    layout = read_layout(longest)
-    write_manifest(out, longest["stream"], shape, writers, is_reused=is_reused, layout=layout)
+    further = read_further(longest)
+    write_manifest(out, longest["stream"], shape, writers, is_reused=is_reused, further=further)
     faults = find_damage(str(out))
     if faults:
         raise UserError(faults[0])
@@ -208,7 +208,7 @@ def _rewrite(
     noted = [make_card(folder)["teachers"] for folder in folders]
     write_manifest(
         out, manifest["stream"], shape, 1,
-        is_reused=manifest["is_reused"], layout=read_layout(manifest),
+        is_reused=manifest["is_reused"], further=read_further(manifest),
     )  # fmt: skip
     try:
         for epoch in range(shape.epochs):

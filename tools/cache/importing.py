@@ -31,6 +31,7 @@ from tasks.teacher_cache import (
     CacheWriter,
     Column,
     TeacherCache,
+    describe_classes,
     describe_images,
     find_views,
     get_file_name,
@@ -149,7 +150,7 @@ def import_published(options: argparse.Namespace, rest: list[str]) -> int:
     target = _Target(out, files, ids, options.dtype)
     target.collect()
     shelf.send((VIEWS, VIEWS_JSON))
-    target.write(describe_images(job.stream, out))
+    target.write(describe_images(job.stream, out), job.facts.class_names)
     judged = judge(job, out)
     (out / JUDGED).write_text(json.dumps({files.identity: judged}, indent=2) + "\n")
     elder = Ancestor(1, CACHE, files.identity, f"{options.form}: {files.teacher}")
@@ -309,11 +310,12 @@ class _Target:
         names = [get_file_name(epoch, 0, 1) for epoch in range(self._shape.epochs)]
         return all((self._out / name).is_file() for name in (VIEWS_JSON, *names))
 
-    def write(self, stream: dict) -> None:
+    def write(self, stream: dict, class_names: Sequence[str] | None) -> None:
         """An epoch's file after the other, and what tells of them."""
         lot = self._shape.global_batch_size
         layout = {"layout": BY_EXAMPLE, "examples": len(self._ids), "rows_per_step": lot}
-        write_manifest(self._out, stream, self._shape, 1, is_reused=True, layout=layout)
+        further = {**layout, **describe_classes(class_names)}
+        write_manifest(self._out, stream, self._shape, 1, is_reused=True, further=further)
         collected = self._out / _COLLECTED
         for epoch in range(self._shape.epochs):
             writer = CacheWriter(self._out, self._shape, epoch)

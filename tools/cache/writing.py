@@ -26,6 +26,7 @@ from tasks.teacher_cache import (
     CacheShape,
     CacheWriter,
     Column,
+    describe_classes,
     get_file_name,
     measure_errors,
     pack_rows,
@@ -235,7 +236,14 @@ def store(runtime: Runtime, job: Job, target: CacheTarget) -> None:
     if runtime.ranks.is_writer:
         stream = with_input_processes(job.stream, runtime.ranks.size)
         shelf.prepare((MANIFEST, JUDGED))
-        write_manifest(folder, stream, shape, runtime.ranks.size, is_reused=target.is_reused)
+        write_manifest(
+            folder,
+            stream,
+            shape,
+            runtime.ranks.size,
+            is_reused=target.is_reused,
+            further=describe_classes(job.facts.class_names),
+        )
         write_atomically(folder / LINEAGE_FILE, format_note(find_lineage(job, judged)))
         _note_judged(folder, job, judged)
         shelf.send((MANIFEST, LINEAGE_FILE, JUDGED))

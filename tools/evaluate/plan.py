@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import timm
 import yaml
-from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
 from datasets import create_source, require_images
@@ -23,7 +22,7 @@ from tasks.judge.sets import (
     JudgedSet,
     ModelClasses,
     SetSpec,
-    look_at,
+    look_at_sets,
     match_classes,
     plan_sets,
 )
@@ -31,7 +30,7 @@ from tools.weights_of import load_trained
 from utils.config import RunConfig, change, load_config
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
-from utils.weights import find_run_folder
+from utils.weights import ClassSide, find_run_folder, get_label_names, warn_if_one_sided
 
 TEACHER, SETS = "--teacher", "--sets"
 # Splits of the run's own dataset.
@@ -78,10 +77,8 @@ def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
         sections = [_parse_set("eval", config), *own]
     config = change(config, data={"evals": sections})
     shadow = deepcopy(trained.model).to("meta")
-    sets = tuple(
-        look_at(spec, classes, trained.pp)
-        for spec in plan_sets(config.data, config.data.evals, SETS)
-    )
+    specs = plan_sets(config.data, config.data.evals, SETS)
+    sets = look_at_sets(specs, classes, trained.pp)
     for shown in sets:
         check_model_takes(shown.spec, shown.image_shape, shadow)
         if shown.several and config.train.task == "multilabel":
@@ -94,16 +91,6 @@ def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
         _check_probes(config, shadow, options.probes)
     teacher = _match_teacher(options.teacher, classes, sets) if options.teacher else None
     return JudgePlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
-
-
-def get_label_names(trained: TrainedModel) -> tuple[str, ...] | None:
-    """What datasets call a model's classes; ImageNet's go by their WordNet numbers there."""
-    names = trained.class_names
-    subset = infer_imagenet_subset({"num_classes": trained.num_classes})
-    if names is None or subset is None:
-        return names
-    info = ImageNetInfo(subset)
-    return tuple(info.label_names()) if names == tuple(info.label_descriptions()) else names
 
 
 def _find_pp(options: argparse.Namespace, rest: list[str]) -> str:
@@ -134,7 +121,7 @@ def _load_config(options: argparse.Namespace, trained: TrainedModel, rest: list[
 
 def _find_names(trained: TrainedModel, config: RunConfig) -> tuple[str, ...] | None:
     """Names of the classes: as the weights tell, else of the dataset that the run learnt."""
-    names = get_label_names(trained)
+    names = get_label_names(trained.class_names)
     if names is not None:
         return names
     with contextlib.suppress(UserError):
@@ -193,8 +180,9 @@ def _check_probes(config: RunConfig, shadow: nn.Module, probes: Sequence[str]) -
 def _match_teacher(path: str, classes: ModelClasses, sets: Sequence[JudgedSet]) -> list[int]:
     """The teacher's class for each of the model's, once it takes the sets' images."""
     teacher = open_trained(path, TEACHER)
-    theirs = ModelClasses(teacher.num_classes, get_label_names(teacher))
+    theirs = ModelClasses(teacher.num_classes, get_label_names(teacher.class_names))
     if theirs.names is None and theirs.count == classes.count:
+        warn_if_one_sided(ClassSide("the model", classes.names), ClassSide(TEACHER, None))
         theirs = classes
     shadow, side = teacher.model.to("meta"), teacher.image_shape[0]
     try:

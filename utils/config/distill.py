@@ -32,7 +32,8 @@ class TeacherSection(ConfigSection):
     )
     label_map: str = Field(
         "",
-        description="JSON list: for each class of the student, the teacher's class",
+        description="JSON list: for each class of the student, the teacher's class; by_name: the "
+        "class of the same name",
         **about(is_place=True),
     )
     size: Annotated[int, Field(ge=1)] | Literal["student"] | None = Field(

@@ -44,10 +44,11 @@ class ModelSection(ConfigSection):
         "directory or a checkpoint, or a shared model; all but the head must fit",
         **about(resume="free", is_place=True),
     )
-    reset_head: Literal["auto", "always", "never"] = Field(
+    reset_head: Literal["auto", "always", "never", "by_name"] = Field(
         "auto",
-        description="let the head start anew: auto: where the weights have another number of "
-        "classes; never: they are refused then",
+        description="let the head start anew: auto: where the weights have other classes, by "
+        "their number or their names; never: they are refused then; by_name: the same, but the "
+        "same classes in another order are mapped by name",
         **about(resume="free"),
     )
     drop_rate: float = Field(0.0, ge=0, lt=1, description="dropout rate of the classifier head")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -12,6 +12,16 @@ from torch import Tensor, nn
 
 from utils.checkpoint import Kind, TensorDiff, compare_tensors, get_kind
 from utils.patterns import check_patterns, check_rules, matches, rename
+from utils.weights.class_names import (
+    ClassSide,
+    describe_difference,
+    describe_one_sided,
+    map_classes_by_name,
+    match_class_names,
+    read_class_names,
+    require_same_classes,
+)
+from utils.weights.hub import is_shared
 from utils.weights.source import Weights
 
 # Names that a model of the house's own gives its head; timm's say so themselves.
@@ -27,13 +37,16 @@ class FitRules:
     Args:
       skip: patterns of names that keep their start: missing, foreign or of another shape.
       rename: pattern of a name in the weights -> the model's.
-      reset_head: auto: the head starts anew where the number of classes is another; always; never:
-        another number of classes is another model.
+      reset_head: auto: the head starts anew where the classes are others, by their number or their
+        names; always; never: other classes are another model; by_name: as never, but the rows of
+        the same classes in another order are moved to their classes.
+      class_names: of the model, or None if unknown.
     """
 
     skip: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
-    reset_head: Literal["auto", "always", "never"] = "never"
+    reset_head: Literal["auto", "always", "never", "by_name"] = "never"
+    class_names: tuple[str, ...] | None = None
 
 
 STRICT = FitRules()
@@ -48,12 +61,14 @@ class Fit:
       kept: names of the model that keep their start.
       notes: a line for each thing that was changed on the way.
       sources: name of the model -> its name in the weights.
+      warning: that the head's classes are matched by number alone; empty if there is none.
     """
 
     tensors: dict[str, Tensor | Kind]
     kept: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
     sources: dict[str, str] = field(default_factory=dict)
+    warning: str = ""
 
     def misfit(self, model: nn.Module) -> TensorDiff:
         """What still keeps them from fitting."""
@@ -80,7 +95,7 @@ def fit(model: nn.Module, weights: Weights, rules: FitRules, *, read: bool) -> F
         check_patterns("run.init_skip", rules.skip, [*own, *found.tensors])
         found.kept |= {name for name in own if matches(name, rules.skip)}
         found.tensors = {k: v for k, v in found.tensors.items() if not matches(k, rules.skip)}
-    _renew_head(model, found, rules)
+    _renew_head(model, found, rules, weights)
     if read and len(found.misfit(model)):
         _resample(model, found)
         _adapt_channels(model, found)
@@ -95,23 +110,64 @@ def list_head_names(model: nn.Module) -> list[str]:
     return [name for name in model.state_dict() if name.startswith(starts)]
 
 
-def _renew_head(model: nn.Module, found: Fit, rules: FitRules) -> None:
-    """Let the head keep its start where that is asked for, or where it is one of other classes."""
+def _renew_head(model: nn.Module, found: Fit, rules: FitRules, weights: Weights) -> None:
+    """Let the head keep its start where that is asked for, or where it is one of other classes.
+
+    Raises:
+      UserError: the weights' classes have other names or another order, which the rules refuse.
+    """
     own = model.state_dict()
     heads = [name for name in list_head_names(model) if name not in found.kept]
-    if rules.reset_head == "never" or not heads:
+    if not heads:
         return
-    classes = {get_kind(found.tensors[name])[0][:1] for name in heads if name in found.tensors}
-    if rules.reset_head == "auto" and classes == {tuple(own[heads[0]].shape[:1])}:
+    counts = {get_kind(found.tensors[name])[0][:1] for name in heads if name in found.tensors}
+    (count,) = own[heads[0]].shape[:1]
+    if rules.reset_head == "always":
+        reason = "model.reset_head is always"
+    elif counts != {(count,)}:
+        if rules.reset_head != "auto":
+            return
+        there = " and ".join(str(one[0]) for one in sorted(counts) if one)
+        reason = f"the weights' is of {there or 'other'} classes"
+    else:
+        reason = _compare_names(found, heads, rules, weights)
+    if not reason:
         return
     found.kept |= set(heads)
     found.tensors = {name: value for name, value in found.tensors.items() if name not in heads}
-    there = " and ".join(str(one[0]) for one in sorted(classes) if one)
-    reason = f"the weights' is of {there} classes" if there else "the weights' is of other classes"
-    found.notes.append(
-        f"the head starts anew with {own[heads[0]].shape[0]} classes ({', '.join(heads)}): "
-        + ("model.reset_head is always" if rules.reset_head == "always" else reason)
+    found.notes.append(f"the head starts anew with {count} classes ({', '.join(heads)}): {reason}")
+
+
+def _compare_names(found: Fit, heads: Sequence[str], rules: FitRules, weights: Weights) -> str:
+    """Why a head of as many classes starts anew, by their names; empty if it does not.
+
+    Rows of the same classes in another order are moved where the rules say so.
+    """
+    own = ClassSide("the run's data", rules.class_names)
+    count = get_kind(found.tensors[heads[0]])[0][0]
+    theirs = ClassSide(
+        f"{weights.key} ({weights.path!r})",
+        read_class_names(weights.facts, count, is_public=is_shared(weights.path)),
     )
+    anew = "set model.reset_head=always, and the head starts anew"
+    if rules.reset_head == "by_name":
+        rows = list(map_classes_by_name(own, theirs, anew))
+        if rows != list(range(count)):
+            found.tensors |= {name: _take_rows(found.tensors[name], rows) for name in heads}
+            found.notes.append(f"the head's rows are moved to their {count} classes by name")
+        return ""
+    found.warning = describe_one_sided(own, theirs)
+    outcome = match_class_names(own.names, theirs.names).outcome
+    if outcome == "other" and rules.reset_head == "auto":
+        return describe_difference(own, theirs)
+    if outcome in ("other", "permuted"):
+        by_name = f"set model.reset_head=by_name, and its rows are moved; or {anew}"
+        require_same_classes(own, theirs, way=anew, by_name=by_name)
+    return ""
+
+
+def _take_rows(value: Tensor | Kind, rows: Sequence[int]) -> Tensor | Kind:
+    return value[list(rows)] if isinstance(value, Tensor) else value
 
 
 def _resample(model: nn.Module, found: Fit) -> None:
@@ -124,7 +180,8 @@ def _resample(model: nn.Module, found: Fit) -> None:
         changed = change(dict(found.tensors), model)
     except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError, TypeError):
         return  # of another family: what does not fit is told name by name
-    better = Fit(changed, found.kept, [*found.notes, *_describe_changes(found.tensors, changed)])
+    notes = [*found.notes, *_describe_changes(found.tensors, changed)]
+    better = Fit(changed, found.kept, notes)
     better.tensors = {k: v for k, v in changed.items() if k not in found.kept}
     if len(better.misfit(model)) < len(found.misfit(model)):
         found.tensors, found.notes = better.tensors, better.notes

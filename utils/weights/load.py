@@ -30,7 +30,7 @@ def load_weights(
     weights: Weights,
     rules: FitRules = STRICT,
     explain: Callable[[TensorDiff], str] = lambda diff: "",
-) -> None:
+) -> Fit:
     """Copy weights into a model, all or none; what the rules leave out keeps its start.
 
     Position embeddings and patches of another size are resampled. Of a model on the meta device
@@ -40,6 +40,9 @@ def load_weights(
 
     Args:
       explain: says what is wrong, and the way out, where it knows more than names; else nothing.
+
+    Returns:
+      What was taken and what was changed on the way.
 
     Raises:
       UserError: they cannot be read, or are of another model.
@@ -53,16 +56,15 @@ def load_weights(
         words = explain(diff) or _explain_other_model(diff, weights.key)
         raise UserError(f"{weights.key} ({weights.path!r}) {words}")
     _settle_meaning(model, weights, rules, found)
-    if is_check:
-        return
-    model.load_state_dict(found.tensors, strict=False)
-    for line in found.notes:
-        get_logger().info("%s: %s", weights.key, line)
-    if weights.key == _START_KEY:
-        get_logger().info(
-            "%d of %d tensors start from %s",
-            len(found.tensors), len(model.state_dict()), weights.location,
-        )  # fmt: skip
+    if weights.key in (_STUDENT_KEY, _START_KEY):
+        own = model.state_dict()
+        taken = len(own.keys() & found.tensors.keys())
+        found.notes.append(f"{taken} of {len(own)} tensors start from {weights.location}")
+    if not is_check:
+        model.load_state_dict(found.tensors, strict=False)
+        for line in found.notes:
+            get_logger().info("%s: %s", weights.key, line)
+    return found
 
 
 def find_other_variant(model: nn.Module, facts: JsonMapping, key: str, path: str) -> str:
