@@ -9,7 +9,7 @@ from starlette.responses import RedirectResponse, Response
 
 from service.web.answers import AuditList, Whoami
 from service.web.gate import START, read_cookie
-from service.web.problems import ServiceProblem, answer_bare_page, list_problems, wants_page
+from service.web.problems import ServiceProblem, answer_page, list_problems, wants_page
 from service.web.serving import Asker, Parts
 from service.web.tokens import COOKIE_S
 
@@ -21,10 +21,12 @@ def sign_in(request: Request, parts: Parts, token: str = "") -> Response:
     """Make a token of the address a cookie, and go on without it in the address."""
     session = parts.tokens.sign_in(token)
     if session is None:
+        if parts.tokens.identify(read_cookie(request.headers, parts.settings.cookie)):
+            return RedirectResponse("/", 303)  # this browser is signed in already
         raise ServiceProblem(
             401,
-            "this start URL is used up or was never given; restart the service for another one, or "
-            "make a token by python -m tools.serve --add-token NAME",
+            "this address was used already, or was never given: it signs one browser in, once; "
+            "python -m tools.serve --add-token NAME --role view makes a token for another one",
         )
     response = RedirectResponse("/", 303)
     response.set_cookie(
@@ -40,7 +42,8 @@ def sign_out(request: Request, parts: Parts) -> Response:
     parts.tokens.sign_out(read_cookie(request.headers, parts.settings.cookie))
     if wants_page(request.url.path, request.headers.get("accept", "")):
         words = "This browser's cookie is forgotten; a start URL or a token signs in again."
-        response = answer_bare_page(200, words, title="Signed out")
+        del request.state.identity
+        response = answer_page(request, 200, words, title="Signed out")
     else:
         response = Response("signed out\n", media_type="text/plain")
     response.delete_cookie(parts.settings.cookie, path="/", httponly=True, samesite="strict")

@@ -7,18 +7,19 @@ tracker did not know). It looks at the host, the origin, the sizes, then at who 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders, QueryParams
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.web.audit import AuditLog
 from service.web.limits import BodyTooDeep, BodyTooLarge, check_depth, read_body
-from service.web.problems import answer_bare_page, answer_problem, wants_page
+from service.web.problems import answer_page, answer_problem, wants_page
 from service.web.settings import ServiceSettings
 from service.web.tokens import Identity, Role, TokenBook
 from utils.log import get_logger
@@ -31,6 +32,8 @@ ESTIMATE = "estimate"
 SAFE = ("GET", "HEAD")
 # What asks for more than its method says.
 _ROLES: dict[str, Role] = {"/api/v1/audit": "admin"}
+# Style and icon of the page that says who is not let in: they hold nothing of the store.
+_FOR_NOBODY = re.compile(r"/static/(app-[0-9a-f]{12}\.css|icon-[0-9a-f]{12}\.svg)")
 # Everybody may change whether they are signed in.
 _FOR_ALL = ("/sign-out",)
 _BODIES = ("application/json", "application/x-www-form-urlencoded")
@@ -85,8 +88,11 @@ class SecurityGate:
             identity = None
             headers = {name.replace("_", "-"): text for name, text in error.headers.items()}
             is_page = wants_page(scope["path"], Headers(scope=scope).get("accept", ""))
-            refuse = answer_bare_page if is_page else answer_problem
-            await refuse(error.status, error.detail, headers)(scope, receive, answer.send)
+            if is_page:
+                response = answer_page(Request(scope), error.status, error.detail, headers)
+            else:
+                response = answer_problem(error.status, error.detail, headers)
+            await response(scope, receive, answer.send)
         except ClientDisconnect:
             return
         except Exception:
@@ -98,7 +104,7 @@ class SecurityGate:
             self._note(scope, identity, answer.status or 500)
 
     def _let_in(self, scope: Scope) -> Identity | None:
-        """Who asks; none: for the start page alone.
+        """Who asks; None for the start page and what a page of a refusal loads.
 
         Raises:
           Refusal: it may not go on.
@@ -115,17 +121,17 @@ class SecurityGate:
         if identity is None:
             raise Refusal(
                 401,
-                "no valid token: open the start URL that the service prints, or send "
-                "Authorization: Bearer TOKEN",
+                "this browser or program is not signed in: open the start URL that the service "
+                "prints, or send Authorization: Bearer TOKEN",
                 WWW_Authenticate="Bearer",
             )
+        scope.setdefault("state", {})["identity"] = identity
         if not identity.may(needed):
             raise Refusal(403, f"role {identity.role} may not do this; it needs {needed}")
         if scope["method"] not in SAFE:
             self._check_sender(headers, is_cookie=is_cookie)
         if scope["method"] not in SAFE or is_check:
             self._count_change(identity)
-        scope.setdefault("state", {})["identity"] = identity
         return identity
 
     def _check_size(self, scope: Scope) -> None:
@@ -251,8 +257,11 @@ class _Answer:
 
 
 def get_needed_role(method: str, path: str) -> Role | None:
-    """The role that a request needs; none: the start page alone, which makes a token a cookie."""
-    if path == START and method in SAFE:
+    """The role that a request needs; None for what needs no token.
+
+    That is the start page, which makes a token a cookie, and the style of a refusal.
+    """
+    if method in SAFE and (path == START or _FOR_NOBODY.fullmatch(path)):
         return None
     if path in _ROLES:
         return _ROLES[path]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from html import escape
 from http import HTTPStatus
 
 from fastapi import FastAPI, Request
@@ -42,18 +41,19 @@ def answer_problem(status: int, detail: str, headers: dict[str, str] | None = No
     return Response(json.dumps(problem), status, headers, media_type=PROBLEM_TYPE)
 
 
-def answer_bare_page(
-    status: int, detail: str, headers: dict[str, str] | None = None, title: str = ""
-) -> HTMLResponse:
-    """The same for a person whom the gate has not let in: it needs no style and no script."""
-    title = title or HTTPStatus(status).phrase
-    text = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        '<meta name="viewport" content="width=device-width">'
-        '<meta name="color-scheme" content="light dark"></head>'
-        f"<body><h1>{title}</h1><p>{escape(detail)}</p></body></html>\n"
-    )
-    return HTMLResponse(text, status, headers)
+def answer_page(
+    request: Request, status: int, detail: str, headers: dict[str, str] | None = None,
+    title: str = "",
+) -> HTMLResponse:  # fmt: skip
+    """The same for a person, in the layout of all pages.
+
+    Who is not signed in gets a page without script, which says how to get in.
+    """
+    problem = describe_problem(status, detail)
+    problem["title"] = title or ("Not signed in" if status == 401 else problem["title"])
+    answer = render_page(request, "problem.html", "", status=status, problem=problem)
+    answer.headers.update(headers or {})
+    return answer
 
 
 def wants_page(path: str, accept: str) -> bool:
@@ -113,7 +113,4 @@ def _answer(
 ) -> Response:
     if not wants_page(request.url.path, request.headers.get("accept", "")):
         return answer_problem(status, detail, headers)
-    if not hasattr(request.state, "identity"):
-        return answer_bare_page(status, detail, headers)
-    problem = describe_problem(status, detail)
-    return render_page(request, "problem.html", "", status=status, problem=problem)
+    return answer_page(request, status, detail, headers)

@@ -62,7 +62,7 @@ def test_every_route_asks_for_its_role(app, role):
         status = client.request(method, path, headers={"origin": ORIGIN}).status_code
         needed = get_needed_role(method, path)
         if needed is None:
-            assert path == "/start" and status == 401
+            assert path == "/start" and status == 401, path
         elif role not in ROLES:
             assert status == 401, (method, path)
         elif ROLES.index(role) < ROLES.index(needed):
@@ -71,20 +71,52 @@ def test_every_route_asks_for_its_role(app, role):
             assert status not in (401, 403) and status < 500, (method, path, status)
 
 
-def test_a_browser_that_is_refused_gets_a_page_without_anything_to_load(app):
+def test_a_browser_that_is_refused_gets_a_page_in_the_service_s_layout(app):
     accept = {"accept": "text/html,*/*"}
     pages = {"/": 200, "/runs/digits/none": 404, "/nothing": 404}
     asked = [(path, "view", status) for path, status in pages.items()]
     for path, role, status in [*asked, ("/", "", 401), ("/start?token=x", "", 401)]:
         answer = make_client(app, role).get(path, headers=accept)
         assert answer.status_code == status
+        assert ("<h1>Not signed in</h1>" in answer.text) == (status == 401)
         assert answer.headers["content-type"] == "text/html; charset=utf-8"
         if not role:
-            assert "src=" not in answer.text and "href=" not in answer.text
-            assert "start URL" in answer.text
+            assert "--add-token NAME --role view" in answer.text
+            assert "<script" not in answer.text and '<a href="/">' not in answer.text
+            loaded = re.findall(r'(?:href|src)="(/static/[^"]+)"', answer.text)
+            assert len(set(loaded)) == 2
+            for place in loaded:
+                assert make_client(app, "").get(place).status_code == 200
     assert "&lt;b&gt;" in make_client(app).get("/runs/<b>/x", headers=accept).text
     answer = make_client(app, "").get("/api/v1/runs", headers=accept)
     assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_who_is_not_signed_in_gets_the_style_and_no_other_file(app):
+    page = make_client(app).get("/").text
+    script = re.search(r'src="(/static/app-[^"]+\.js)"', page)[1]
+    style = re.search(r'href="(/static/app-[^"]+\.css)"', page)[1]
+    client = make_client(app, "")
+    assert client.get(style).status_code == 200
+    for place in (script, style + "x", "/static/app-000000000000.css/..", "/static/plotly.js"):
+        assert client.get(place).status_code in (401, 404)
+    assert client.post(style).status_code == 401
+
+
+def test_a_start_address_that_was_used_says_the_way_out_and_lets_its_own_browser_on(app):
+    client = make_client(app, "")
+    address = f"/start?token={app.state.service.tokens.create_start('view')}"
+    accept = {"accept": "text/html"}
+    cookie = client.get(address, headers=accept).headers["set-cookie"].partition(";")[0]
+    answer = client.get(address, headers=accept | {"cookie": cookie})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    client.cookies.clear()
+    answer = client.get(address, headers=accept)
+    assert answer.status_code == 401 and "was used already" in answer.text
+    assert '<form class="body" action="/start">' in answer.text
+    # Under a name that is not the service's nobody is asked for a token.
+    page = client.get("/", headers=accept | {"host": "attacker.example"})
+    assert page.status_code == 421 and "<form" not in page.text
 
 
 HOSTS = {"127.0.0.1": True, "127.0.0.1:8080": True, "localhost:9000": True, "[::1]:8080": True,
@@ -140,7 +172,7 @@ def test_a_start_address_signs_in_once_and_drops_its_token(app):
     cookie = answer.headers["set-cookie"]
     assert "HttpOnly" in cookie and "SameSite=strict" in cookie and token not in cookie
     assert client.get("/api/v1/whoami").json()["role"] == "admin"
-    assert client.get("/start", params={"token": token}).status_code == 401
+    assert make_client(app, "").get("/start", params={"token": token}).status_code == 401
     # A change by cookie alone is what another page could ask for.
     assert client.post("/sign-out").status_code == 403
     assert client.post("/sign-out", headers={"origin": ORIGIN}).status_code == 200
@@ -197,8 +229,8 @@ def test_a_page_that_starts_a_check_is_a_change(tmp_path):
     assert client.get("/submit").status_code == 200
     lines = make_client(app, "admin").get("/api/v1/audit").json()["lines"]
     assert [(line["who"], line["action"], line["status"]) for line in lines] == [
-        ("nobody", "GET /submit", 429), ("submit", "GET /submit", 200),
-        ("submit", "GET /submit", 200), ("nobody", "GET /submit", 403),
+        ("submit", "GET /submit", 429), ("submit", "GET /submit", 200),
+        ("submit", "GET /submit", 200), ("view", "GET /submit", 403),
     ]  # fmt: skip
 
 
