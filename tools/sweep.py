@@ -23,6 +23,7 @@ from dataclasses import asdict
 from service.checker import Checker
 from service.jobs import open_queue
 from service.jobs.slots import parse_slots
+from service.jobs.starters import ColdStarter, create_starter
 from service.sweeps import (
     SweepControl,
     SweepSpec,
@@ -70,6 +71,9 @@ def _add_machines(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--slots",
         help="trials at once, or devices: cuda:0,cuda:1,tpu_vm:NAME@ZONE (1)")  # fmt: skip
+    add("--cold", action="store_true",
+        help="start each trial as a program of its own (those on the CPU are forked from one that "
+        "has imported all)")  # fmt: skip
     add("--on", choices=("slurm", "sky"), help="give the trials to the queue of other machines")
     add(
         "--sbatch",
@@ -112,10 +116,11 @@ def run(options: argparse.Namespace) -> int:
         )
     _check(control, due)
     control.begin()
-    try:
-        states = control.run(slots)
-    except KeyboardInterrupt:
-        return _end(control, slots)
+    with create_starter(is_warm=not options.cold) as starter:
+        try:
+            states = control.run(slots, starter)
+        except KeyboardInterrupt:
+            return _end(control, slots, starter)
     _show(options, control, states)
     return 0 if all(one.state == "complete" for one in states) else EXIT_FAILED
 
@@ -158,6 +163,11 @@ def _check_machines(options: argparse.Namespace) -> None:
         raise UserError(
             f"--slots ({options.slots}) are of this machine's queue; leave them out with "
             f"--on {options.on}, whose queue decides"
+        )
+    if options.on and options.cold:
+        raise UserError(
+            f"--cold is of this machine's queue; leave it out with --on {options.on}, where each "
+            "trial is a program of its own"
         )
     for flag, on in (("sbatch", "slurm"), ("accelerator", "sky"), ("region", "sky")):
         told = getattr(options, flag)
@@ -203,11 +213,11 @@ def _check(control: SweepControl, trials: Sequence[Trial]) -> None:
         checker.close()
 
 
-def _end(control: SweepControl, slots: Sequence[str]) -> int:
+def _end(control: SweepControl, slots: Sequence[str], starter: ColdStarter) -> int:
     sys.stderr.write("interrupted: the trials that run save and end; Ctrl-C again leaves them\n")
     control.stop()
     try:
-        control.run(slots)
+        control.run(slots, starter)
     except KeyboardInterrupt:
         sys.stderr.write("left: they end by themselves\n")
     sys.stderr.write("`python -m tools.sweep resume` goes on\n")

@@ -80,6 +80,7 @@ def test_a_dry_run_shows_the_commands_and_runs_none(
         (["--on", "ssh"], "invalid choice"),
         (["--slots", "tpu_vm:a"], "no slot"),
         (["--slots", "2", "--on", "slurm"], "this machine's queue"),
+        (["--cold", "--on", "slurm"], "this machine's queue"),
         (["--sbatch=--x 'a", "--on", "slurm"], "no closing quotation"),
         (["--sbatch=--gpus=1"], "is of --on slurm"),
         (["--region", "us-east1", "--on", "slurm"], "is of --on sky"),

@@ -16,6 +16,7 @@ import yaml
 from service.jobs import open_queue
 from service.jobs.dispatcher import Dispatcher
 from service.jobs.slots import parse_slots
+from service.jobs.starters import ColdStarter, WarmStarter, create_starter
 from service.sweeps import SweepControl, SweepSpec, plan_trials, read_spec, tabulate_sweep
 from service.sweeps.plan import (
     draw_point,
@@ -233,9 +234,17 @@ def test_another_spec_is_refused_wherever_results_are_shown(
 
 
 def test_a_sweep_runs_and_goes_on_with_a_seed_more(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A real run, then another by one more seed; the first one is left as it is."""
+    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """A real run that is forked, then a cold one of one more seed; the first stays as it is."""
+    made: list[ColdStarter] = []
+
+    def note(*, is_warm: bool) -> ColdStarter:
+        made.append(create_starter(is_warm=is_warm))
+        return made[-1]
+
+    monkeypatch.setattr(sweep_tool, "create_starter", note)
     store = str(tmp_path / "runs")
     given = {"config": CONFIG, "set": QUICK, "seeds": [0], "metric": "eval.mse",
              "method": "seeds"}  # fmt: skip
@@ -247,7 +256,8 @@ def test_a_sweep_runs_and_goes_on_with_a_seed_more(
     assert "1 of 1 trials are complete" in capsys.readouterr().out
     ended = {path: path.stat().st_mtime_ns for path in Path(store).glob("*/*/run.json")}
     write(**{**given, "seeds": [0, 5]})
-    assert sweep_tool.main(["resume", spec, *flags]) == 0
+    assert sweep_tool.main(["resume", spec, *flags, "--cold"]) == 0
+    assert list(map(type, made)) == [WarmStarter, ColdStarter]
     capsys.readouterr()
     assert sweep_tool.main(["status", spec, "--store", store, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
