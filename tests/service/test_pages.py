@@ -8,7 +8,8 @@ import re
 import pytest
 
 from service.web.assets import STATIC, AssetTable
-from service.web.views.figures import group_metrics
+from service.web.series import Curve
+from service.web.views.figures import draw_picture, group_metrics, make_chart
 from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
 from store.lineage import Ancestor, note_run, tell_lineage
@@ -16,6 +17,14 @@ from store.tags import change_tags
 from tests.service.web.apps import ORIGIN, make_app, make_client, make_mixed_store, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.storage import open_folder
+
+
+def make_curve(metric: str, steps: list[int]) -> Curve:
+    return Curve(
+        metric=metric, unit="", direction="none", points=len(steps), steps=steps,
+        values=[float(step) for step in steps], nonfinite={}, nonfinite_count={},
+    )  # fmt: skip
+
 
 FORM = {"content-type": "application/x-www-form-urlencoded"}
 
@@ -63,6 +72,17 @@ def test_a_list_of_several_tasks_shows_the_score_of_each_with_its_name(tmp_path)
     assert "3100.0,eval.mse" in client.get("/api/v1/runs.csv").text
     page = client.get("/?sort=score.value").text  # by name, then the best of each
     assert re.findall(r'value="digits/(\w+)"', page)[-1] == "live"
+
+
+def test_runs_of_different_tasks_are_compared_in_one_line(tmp_path):
+    client = make_client(make_app(make_mixed_store(tmp_path)))
+    page = client.get("/compare?run=digits/images&run=digits/text").text
+    assert page.count("learn different tasks") == 1
+    assert "missing" not in page and "no finite number" not in page
+    assert "against the base" not in page  # no table, though both have a number eval.loss
+    # Of one task what only one side has is a line below the numbers that both have.
+    page = client.get("/compare?run=digits/features&run=digits/probed").text
+    assert "only digits/probed has eval.digits/knn" in page and 'row">eval.distil_loss' in page
 
 
 def test_columns_are_hidden_and_moved_by_links(client):
@@ -224,12 +244,16 @@ def test_own_script_and_style_stay_small_and_ask_nobody_else():
     assert not any(re.search(r"://|innerHTML\s*=[^=]|eval\(", text) for text in texts)
 
 
-def test_a_curve_of_one_point_is_a_dot(client, tmp_path):
+def test_a_curve_of_one_point_is_its_number(client, tmp_path):
     make_run(tmp_path / "runs", "short", lines=make_lines(1), final={"eval_top1": 1.0})
     page = client.get("/runs/digits/short").text
-    assert re.search(r'<path class="k0 dot" d="M500,500h0"/>', page)  # not half beyond an edge
     assert not re.search(r'<polyline class="k\d" points="\d+,\d+"/>', page)
+    assert "<dt>loss/total</dt><dd>2</dd>" in page and "measured once, at step 1" in page
     assert "data-hint hidden>Drag" in page
+    # Beside a curve of many points one of a single point is a dot, not half beyond an edge.
+    curves = [make_curve("train.a", [1, 2]), make_curve("train.b", [1])]
+    assert draw_picture(curves, [0, 1]).lines[1].is_dot
+    assert make_chart("digits/x", ["train.a", "train.b"], curves).lone_step == ""
 
 
 def test_a_page_that_is_not_there_has_a_way_on(client):

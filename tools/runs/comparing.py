@@ -15,6 +15,7 @@ from store.compare import (
     Side,
     group_records,
 )
+from store.compare.comparable import choose_comparable
 from store.compare.report import (
     choose_metrics,
     compare_all,
@@ -63,7 +64,7 @@ def compare_runs(options: argparse.Namespace) -> int:
     if options.json:
         print_json(report)
     else:
-        print_report(report, compared, with_diff=options.source)
+        print_report(sides, report, compared, with_diff=options.source)
         if options.html:
             print(f"\npage: {options.html}")
     parted = report["divergence"] is not None and report["divergence"]["found"] is not None
@@ -131,8 +132,9 @@ def open_run(options: argparse.Namespace, path: str) -> RunRecord:
 
 
 def print_report(
-    report: JsonObject, compared: Sequence[Sequence[Comparison]], *, with_diff: bool = False
-) -> None:
+    sides: Sequence[Side], report: JsonObject, compared: Sequence[Sequence[Comparison]], *,
+    with_diff: bool = False,
+) -> None:  # fmt: skip
     """The whole comparison for a person.
 
     Args:
@@ -152,8 +154,13 @@ def print_report(
     print_differences(console, "configuration", names, report["config"])
     print_differences(console, "environment", names, report["environment"])
     print_sources(console, report["source"], with_diff=with_diff)
-    for name, found in zip(names[1:], compared, strict=True):
-        print_comparison(console, (names[0], name), found)
+    for side, found in zip(sides[1:], compared, strict=True):
+        shared, apart = choose_comparable(sides[0], side, [row.metric for row in found])
+        rows = [row for row in found if row.metric in shared]
+        if rows or not apart:
+            print_comparison(console, (names[0], side.name), rows)
+        if apart:
+            console.print(f"{'' if rows else chr(10)}{apart}", style="yellow", markup=False)
     print_answers(console, report["answers"])
     if report["divergence"] is not None:
         print_divergence(console, report["divergence"])

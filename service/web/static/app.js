@@ -78,6 +78,8 @@ async function refresh() {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
       if (!answer.ok) return;
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+      // A number that was measured again has a curve now.
+      if (parts.some((one) => "lone" in one.dataset && !page.getElementById(one.id))) location.reload();
       parts.forEach((part) => replace(part, page.getElementById(part.id)));
     } catch {
       return; // the service is away; the stream comes back by itself

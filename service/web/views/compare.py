@@ -11,6 +11,7 @@ from service.web.views.frame import link_run
 from service.web.views.run import read_values
 from store.catalogue import LOSS, TRAIN
 from store.compare import Side, group_records
+from store.compare.comparable import choose_comparable, learn_apart
 from store.listing import choose_usual
 from store.record import RunRecord
 from store.wording import format_sample
@@ -59,12 +60,18 @@ class VerdictRow:
 
 @dataclass(frozen=True)
 class VerdictTable:
-    """The numbers of one side against the base."""
+    """The numbers of one side against the base.
+
+    Attributes:
+      missing: runs without a finite number, a line for each number.
+      apart: a line on the numbers that cannot be compared; empty if all can.
+    """
 
     name: str
     rows: tuple[VerdictRow, ...]
     method: str
     missing: tuple[str, ...]
+    apart: str
 
 
 @dataclass(frozen=True)
@@ -122,13 +129,18 @@ def make_compare_view(
       report: of these sides, as `store.compare.report.create_report` gives it.
     """
     charts, left_out = make_overlays(sides, series)
-    names = [side["name"] for side in report["sides"]]
+    apart = {
+        record.path for side in sides[1:] if learn_apart(sides[0], side) for record in side.records
+    }
     return CompareView(
         tuple(_show_side(number, side) for number, side in enumerate(sides)),
-        tuple(_show_answers(row) for row in report["answers"]),
+        tuple(_show_answers(row) for row in report["answers"] if row["new"] not in apart),
         tuple(ShownDifference(**row) for row in report["config"]),
         tuple(ShownDifference(**row) for row in report["environment"]),
-        tuple(make_table(n, rows) for n, rows in zip(names[1:], report["metrics"], strict=True)),
+        tuple(
+            make_table(sides[0], side, rows)
+            for side, rows in zip(sides[1:], report["metrics"], strict=True)
+        ),
         charts, left_out, tell_parting(report["divergence"]),
     )  # fmt: skip
 
@@ -152,8 +164,10 @@ def make_overlays(
     return tuple(charts), len(runs) - len(shown)
 
 
-def make_table(name: str, rows: Sequence[JsonMapping]) -> VerdictTable:
-    """A side's numbers against the base's."""
+def make_table(base: Side, side: Side, found: Sequence[JsonMapping]) -> VerdictTable:
+    """A side's numbers against the base's; what cannot be compared is one line."""
+    shared, apart = choose_comparable(base, side, [row["metric"] for row in found])
+    rows = [row for row in found if row["metric"] in shared]
     deltas = [row["delta"] for row in rows if row["delta"]]
     pairs = max((delta["pairs"] for delta in deltas), default=0)
     is_single = all(delta["method"] == "single" for delta in deltas)
@@ -165,7 +179,7 @@ def make_table(name: str, rows: Sequence[JsonMapping]) -> VerdictTable:
         f"{row['metric']}: no finite number in {', '.join(row['bad'][:3])}"
         for row in rows if row["bad"]
     )  # fmt: skip
-    return VerdictTable(name, tuple(_make_row(row) for row in rows), method, missing)
+    return VerdictTable(side.name, tuple(_make_row(row) for row in rows), method, missing, apart)
 
 
 def tell_parting(told: JsonMapping | None) -> ShownDivergence | None:

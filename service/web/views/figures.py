@@ -65,6 +65,7 @@ class ShownChart:
       sources: where the script asks: `url`, `name` and colour `ink` of each run.
       nonfinite: words for points that are no finite numbers.
       picture: none: the history has not been read yet.
+      lone_step: of the only point that each curve has; empty where one has more.
     """
 
     title: str
@@ -74,6 +75,7 @@ class ShownChart:
     names: tuple[KeyLine, ...]
     nonfinite: tuple[str, ...]
     picture: Picture | None
+    lone_step: str = ""
     is_log: bool = False
     why_empty: str = EMPTY
 
@@ -128,14 +130,13 @@ def make_chart(path: str, metrics: Sequence[str], curves: Sequence[Curve]) -> Sh
     """
     names = [metric.partition(".")[2] for metric in metrics]
     entry = METRICS.find(names[0])
-    values = [
-        format_value(curve.values[-1]) if curve.values else "" for curve in curves
-    ] or [""] * len(names)  # fmt: skip
+    values = [_get_last(curve) for curve in curves] or [""] * len(names)
     keys = [KeyLine(i, n, v) for i, (n, v) in enumerate(zip(names, values, strict=True))]
     source = {"url": link_api(path, "series"), "name": path, "ink": 0}
     return ShownChart(
         _entitle(metrics), entry.unit if entry else "", tuple(metrics), (source,), tuple(keys),
         tuple(_tell_nonfinite(curves)), draw_picture(curves, range(len(curves))),
+        _find_lone_step(curves),
     )  # fmt: skip
 
 
@@ -151,10 +152,14 @@ def make_overlay(
     name = metric.partition(".")[2]
     entry = METRICS.find(name)
     sources = tuple({"url": link_api(path, "series"), "name": n, "ink": i} for path, n, i in runs)
+    lone = _find_lone_step(curves)
     keys = {ink: KeyLine(ink, name, "") for _, name, ink in runs}
+    if lone:  # a number for each run
+        told = zip(runs, curves, strict=True)
+        keys = {path: KeyLine(ink, name, _get_last(one)) for (path, name, ink), one in told}
     return ShownChart(
         metric, entry.unit if entry else "", (metric,), sources, tuple(keys.values()),
-        tuple(_tell_nonfinite(curves)), draw_picture(curves, [ink for _, _, ink in runs]),
+        tuple(_tell_nonfinite(curves)), draw_picture(curves, [ink for _, _, ink in runs]), lone,
     )  # fmt: skip
 
 
@@ -191,6 +196,17 @@ def draw_spark(values: Sequence[float]) -> str:
         f"{100 * i / (len(values) - 1):.1f},{20 - 20 * (value - low) / tall:.1f}"
         for i, value in enumerate(values)
     )
+
+
+def _get_last(curve: Curve) -> str:
+    return format_value(curve.values[-1]) if curve.values else ""
+
+
+def _find_lone_step(curves: Sequence[Curve]) -> str:
+    """The steps of curves of one finite point each, of which a chart would show dots."""
+    if not curves or any(len(one.steps) != 1 or one.nonfinite_count for one in curves):
+        return ""
+    return ", ".join(dict.fromkeys(f"{one.steps[0]:,}" for one in curves))
 
 
 def _place(metric: str) -> tuple[str, str]:

@@ -43,6 +43,18 @@ def test_sides_are_compared_over_their_seeds(ask, seeds):
     assert [len(side["runs"]) for side in json.loads(grouped)["sides"]] == [6, 6]
 
 
+def test_numbers_of_other_tasks_are_one_line(ask, root):
+    for name, task in (("images", "classify"), ("text", "language")):
+        config = make_config(**{"train.task": task})
+        final = {"eval_loss": 1.0, f"eval_{name}/top1": 50.0, "eval_shared/top1": 60.0}
+        make_run(root, name, experiment="tasks", config=config, final=final)
+    code, out, error = ask("compare", "tasks/images", "tasks/text")
+    assert (code, error) == (0, "")
+    text = " ".join(out.split())
+    assert "tasks/text (language) and tasks/images (classify) learn different tasks" in text
+    assert "eval.shared/top1" in text and "eval.loss" not in text and "missing" not in text
+
+
 @pytest.mark.parametrize(
     ("key", "value", "are_one"),
     [("model.weights", "other.safetensors", False), ("run.init_from", "warm", False),

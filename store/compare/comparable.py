@@ -1,0 +1,52 @@
+"""Which numbers of two sides may be held against each other, and one line on the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from store.compare.sides import Side
+from store.wording import name_few
+
+_TASK, _FIRST_TASK = "train.task", "classify"
+
+
+def get_tasks(side: Side) -> list[str]:
+    """The tasks that the runs of a side learn; runs of earlier programs learnt one alone."""
+    return sorted({str(one.config.get(_TASK) or _FIRST_TASK) for one in side.records})
+
+
+def learn_apart(base: Side, new: Side) -> bool:
+    """Whether two sides have no task in common."""
+    return not set(get_tasks(base)) & set(get_tasks(new))
+
+
+def choose_comparable(base: Side, new: Side, metrics: Sequence[str]) -> tuple[list[str], str]:
+    """Choose the numbers that both sides have and that mean the same on both.
+
+    Runs of different tasks share the names of some numbers, such as `eval.loss`, and not their
+    meaning; what was measured on a set of `data.evals` has one meaning for all of them.
+
+    Returns:
+      Their names, and one line on the others; empty if there are no others.
+    """
+    owners = {metric: _find_owners((base, new), metric) for metric in metrics}
+    shared = [metric for metric, sides in owners.items() if len(sides) == 2]
+    if learn_apart(base, new):
+        kept = [metric for metric in shared if "/" in metric]
+        but = " but for those of the same sets" if kept else ""
+        tasks = [", ".join(get_tasks(side)) for side in (new, base)]
+        return kept, (
+            f"{new.name} ({tasks[0]}) and {base.name} ({tasks[1]}) learn different tasks: "
+            f"their numbers cannot be compared{but}"
+        )
+    lines = []
+    for side in (base, new):
+        names = [metric for metric, sides in owners.items() if sides == [side]]
+        if names:
+            lines.append(f"only {side.name} has {name_few(names)}")
+    return shared, "; ".join(lines)
+
+
+def _find_owners(sides: Sequence[Side], metric: str) -> list[Side]:
+    """The sides of which a run has the number, finite or not."""
+    return [side for side in sides if any(metric in one.values for one in side.records)]
