@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -14,6 +15,7 @@ import main
 from engine import NonFiniteEvaluationError, evaluate, fit, sum_batches
 from models import export_model
 from tasks.counting import count_agreement, count_batch
+from tests.support.photographs import write_digits
 from tests.support.tiny_parts import (
     CLASSES,
     VIT_ARGS,
@@ -28,7 +30,11 @@ from tests.support.tiny_parts import (
     create_vit,
 )
 from tests.test_engine import RUNTIMES, SGD, LoopCallbacks
-from utils.errors import EXIT_FAILED, EXIT_USER_ERROR
+from tools.evaluate.__main__ import main as evaluate_tool
+from tools.export.__main__ import main as export
+from tools.predict import main as predict
+from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
+from utils.weights import Weights, load_weights
 
 
 class Fixed(nn.Module):
@@ -149,13 +155,18 @@ def test_a_last_evaluation_that_is_not_finite_ends_the_run():
     assert saved == [(2, True), (4, True)]
 
 
+FACTS = {
+    "model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}, "num_classes": CLASSES,
+    "eval_pp": "decode(channels=1)|resize(8)|value_range(-1, 1)",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def spoilt_folder(tmp_path_factory) -> Path:
-    """An export of a ViT whose weights are all NaN."""
+    """An export of a ViT whose weights are finite and whose sums are not."""
     folder = tmp_path_factory.mktemp("spoilt")
-    tensors = {name: value * math.nan for name, value in create_vit().state_dict().items()}
-    facts = {"model": "vit_tiny_patch16_224", "args": {**VIT_ARGS, "img_size": 8}}
-    export_model(tensors, {**facts, "num_classes": CLASSES}, folder)
+    tensors = {k: torch.full_like(v, 3e38) for k, v in create_vit().state_dict().items()}
+    export_model(tensors, FACTS, folder)
     return folder
 
 
@@ -183,3 +194,74 @@ def test_a_teacher_that_answers_no_numbers_is_refused_by_name(
     assert main.main(flags) == EXIT_USER_ERROR
     assert f"distill.teacher {str(spoilt_folder)!r} gives answers that" in capsys.readouterr().err
     assert not (tmp_path / "tiny").exists()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_refused_by_the_name_of_a_tensor(tmp_path, capsys, value):
+    tensors = create_vit().state_dict()
+    tensors["norm.bias"][3] = value
+    (tmp_path / "weights").mkdir()
+    export_model(tensors, FACTS, tmp_path / "weights")
+    write_digits(tmp_path / "images")
+    weights, out = str(tmp_path / "weights"), str(tmp_path / "a.csv")
+    for program, argv in (
+        (predict, [weights, str(tmp_path / "images"), "--out", out, "--device", "cpu"]),
+        (export, [weights, "--to", "timm", "--out", str(tmp_path / "out")]),
+        (main.main, create_argv(tmp_path, f"--init-from={weights}")),
+    ):
+        assert program(argv) == EXIT_USER_ERROR
+        text = capsys.readouterr().err
+        assert "holds numbers that are not finite: 1 of 16 in norm.bias, in 1 of" in text
+
+
+def test_an_infinite_mask_is_no_fault_of_weights():
+    model = nn.Linear(2, 2)
+    model.register_buffer("mask", torch.full((2, 2), -math.inf))
+    weights = {name: value.clone() for name, value in model.state_dict().items()}
+    load_weights(model, StoredTensors(weights))
+    weights["mask"][0, 0] = math.nan
+    with pytest.raises(UserError, match="1 of 4 in mask"):
+        load_weights(model, StoredTensors(weights))
+
+
+class StoredTensors(Weights):
+    """Tensors as weights without a file."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        super().__init__("here", "model.weights")
+        self.location, self._tensors = "here", tensors
+
+    kinds = property(lambda self: {})
+    facts = property(lambda self: {})
+
+    def read_tensors(self) -> dict[str, torch.Tensor]:
+        return self._tensors
+
+    def update_hash(self, digest) -> None:
+        raise NotImplementedError
+
+
+def test_a_prediction_that_is_no_number_is_an_error_of_its_row(spoilt_folder, tmp_path, capsys):
+    write_digits(tmp_path / "images")
+    argv = [str(spoilt_folder), str(tmp_path / "images"), "--device", "cpu", "--out"]
+    assert predict([*argv, str(tmp_path / "a.csv")]) == EXIT_FAILED
+    assert "0 images answered by" in (told := capsys.readouterr().out)
+    assert "12 answers are not finite" in told
+    assert predict([*argv, str(tmp_path / "a.json"), "--embed"]) == EXIT_FAILED
+    with (tmp_path / "a.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert all(row["class_1"] == "" and "not finite" in row["error"] for row in rows)
+    text = (tmp_path / "a.json").read_text()
+    rows = json.loads(text, parse_constant=lambda word: pytest.fail(word))
+    assert len(rows) == 12 and all(not row["best"] and "not finite" in row["error"] for row in rows)
+
+
+def test_answers_that_are_no_numbers_are_neither_judged_nor_exported(
+    spoilt_folder, digits_root, tmp_path, capsys
+):
+    sets = ["--sets", "mine=digits@test", f"--data.root={digits_root}", "--runtime.device=cpu"]
+    assert evaluate_tool([str(spoilt_folder), *sets]) == EXIT_USER_ERROR
+    assert "WEIGHTS gives answers that are not finite on mine" in capsys.readouterr().err
+    out = ["--to", "timm", "--out", str(tmp_path / "out")]
+    assert export([str(spoilt_folder), *out]) == EXIT_USER_ERROR
+    assert "gives answers that are not finite; nothing is exported" in capsys.readouterr().err

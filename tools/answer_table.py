@@ -24,7 +24,7 @@ class FileAnswer:
       file: its path below the folder.
       best: number, name and probability of the likeliest classes; none where it was not read.
       features: in front of the head; none: not asked for.
-      error: why it could not be read.
+      error: why it could not be read, or that the answer is not finite.
     """
 
     file: str
@@ -123,7 +123,7 @@ class _JsonWriter(AnswerWriter):
             found["features"] = list(row.features)
         if row.error:
             found["error"] = row.error
-        self._file.write(self._before + json.dumps(found, ensure_ascii=False))
+        self._file.write(self._before + json.dumps(found, ensure_ascii=False, allow_nan=False))
         self._before = ",\n"
 
     def close(self) -> None:

@@ -5,13 +5,15 @@
 
 Each image is prepared as the run prepared those it was evaluated on (--pp says otherwise). The
 table has a row a file: its path below the folder, the likeliest classes with number, name and
-probability, with --embed the features in front of the head, and, where a file could not be read,
-why. A model without a classifier, as a label-free run leaves it, has features alone.
+probability, with --embed the features in front of the head, and, where a file could not be read
+or its answer is not finite, why. A model without a classifier, as a label-free run leaves it, has
+features alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -38,10 +40,11 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 _FOLDER_KEY = "FOLDER"
+_NOT_FINITE = "the model's answer is not finite; check its weights and --precision"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the table; gives the exit code: 1 where no file could be read."""
+    """Write the table; gives the exit code: 1 if no file has an answer."""
     setup_logging()
     return run_program(predict, create_parser().parse_args(argv))
 
@@ -82,18 +85,19 @@ def predict(options: argparse.Namespace) -> int:
     wanted = Wanted(min(options.top_k, trained.num_classes), options.embed)
     loader = open_images(options.folder, _FOLDER_KEY, trained.pp, options.batch_size)
     form = TableForm(wanted.top_k, trained.count_features() if wanted.embed else 0)
-    seen = expected = 0
+    seen = expected = spoilt = 0
     with open_table(options.out, form) as table:
         for row, index in _answer(runtime, trained, loader, wanted):
             _write_broken(table, loader, range(expected, index))
             table.write(row)
-            seen, expected = seen + 1, index + 1
+            seen, expected, spoilt = seen + 1, index + 1, spoilt + bool(row.error)
         _write_broken(table, loader, range(expected, loader.num_examples))
     loader.close()
     broken = loader.num_examples - seen
     words = f", {broken} could not be read" if broken else ""
-    print(f"{options.out}: {seen} images answered by {trained.location}{words}")
-    return 0 if seen else EXIT_FAILED
+    words += f", {spoilt} answers are not finite" if spoilt else ""
+    print(f"{options.out}: {seen - spoilt} images answered by {trained.location}{words}")
+    return 0 if seen > spoilt else EXIT_FAILED
 
 
 def _write_broken(table: AnswerWriter, loader: Loader, indices: Iterable[int]) -> None:
@@ -130,11 +134,13 @@ def _answer(
 
     @torch.no_grad()
     def answer(batch: ImageBatch) -> Tensor:
-        """[B, 2 k + D]: probabilities, class numbers and features."""
+        """[B, 2 k + D + 1]: probabilities, class numbers, features, whether all are finite."""
         features, logits = trained.answer(transform(to_pixels(batch.images)))
         best, classes = trained.compute_scores(logits.float()).topk(wanted.top_k)
         found = [best, classes.float(), *([features.float()] if wanted.embed else [])]
-        return torch.cat(found, dim=1)
+        # Of all classes, as NaN may stand beside the best.
+        is_finite = logits.isfinite().all(dim=1, keepdim=True)
+        return torch.cat([*found, is_finite.float()], dim=1)
 
     before: tuple[ImageBatch, Tensor] | None = None
     with tqdm(total=loader.num_examples, unit="img", disable=not sys.stderr.isatty()) as bar:
@@ -153,6 +159,10 @@ def _make_rows(
     count = wanted.top_k
     for name, index, values in zip(batch.ids, indices, host, strict=True):
         if index < 0:
+            continue
+        *values, is_finite = values
+        if not is_finite or not all(map(math.isfinite, values)):
+            yield FileAnswer(name, error=_NOT_FINITE), index
             continue
         numbers = [int(value) for value in values[count : 2 * count]]
         best = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,7 +25,8 @@ from tools.evaluate.plan import TEACHER, JudgePlan
 from tools.evaluate.probes.features import extract_features
 from tools.evaluate.probes.linear import judge_linear
 from tools.evaluate.report import SetFinding, Shared, write_report
-from tools.weights_of import load_trained
+from tools.weights_of import WEIGHTS_KEY, load_trained
+from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
 
@@ -115,6 +117,12 @@ def _judge_set(
         summarise_set(sums[i * size : (i + 1) * size], classes, several=shown.several)
         for i in range(len(subjects))
     ]
+    for verdict, who in zip(verdicts, (WEIGHTS_KEY, TEACHER), strict=False):
+        if not all(map(math.isfinite, verdict.metrics.values())):
+            raise UserError(
+                f"{who} gives answers that are not finite on {shown.spec.name}; check its weights, "
+                "its --pp and runtime.precision"
+            )
     competing = judged.open(shown).num_competing
     get_logger().info("%s: top-1 %.2f", shown.spec.name, verdicts[0].metrics["top1"])
     if len(subjects) == 1:

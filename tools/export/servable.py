@@ -91,7 +91,13 @@ class Handover:
     def answer(self) -> np.ndarray:
         """The model's own answers [N, K] to the images, in PyTorch on the CPU."""
         with torch.no_grad():
-            return self.servable(self.images).numpy()
+            answers = self.servable(self.images).numpy()
+        if not np.isfinite(answers).all():
+            raise UserError(
+                f"{self.trained.location} gives answers that are not finite; nothing is exported, "
+                "give other weights or another --pp"
+            )
+        return answers
 
     def cut(self, batch: int | None) -> list[np.ndarray]:
         """The images in batches of a size; without one, of sizes that differ."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -61,10 +61,35 @@ def load_weights(
         taken = len(own.keys() & found.tensors.keys())
         found.notes.append(f"{taken} of {len(own)} tensors start from {weights.location}")
     if not is_check:
+        _refuse_not_finite(model, weights, found.tensors)
         model.load_state_dict(found.tensors, strict=False)
         for line in found.notes:
             get_logger().info("%s: %s", weights.key, line)
     return found
+
+
+def _refuse_not_finite(model: nn.Module, weights: Weights, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse NaN, and infinite parameters: a buffer may hold a mask of -inf.
+
+    Raises:
+      UserError: names the first such tensor.
+    """
+    parameters = {name for name, _ in model.named_parameters()}
+    bad = {name: n for name, one in tensors.items() if (n := _count_bad(one, name in parameters))}
+    if bad:
+        name, count = next(iter(bad.items()))
+        raise UserError(
+            f"{weights.key} ({weights.path!r}) holds numbers that are not finite: {count} of "
+            f"{tensors[name].numel()} in {name}, in {len(bad)} of {len(tensors)} tensors; give "
+            "weights that did not diverge"
+        )
+
+
+def _count_bad(value: Tensor, is_parameter: bool) -> int:
+    if not value.is_floating_point():
+        return 0
+    value = value.float() if value.element_size() == 1 else value  # torch has no test of float8
+    return int((~value.isfinite() if is_parameter else value.isnan()).sum())
 
 
 def find_other_variant(model: nn.Module, facts: JsonMapping, key: str, path: str) -> str:
