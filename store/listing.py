@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from store.catalogue import METRICS
+from store.filters import parse_filter
 from store.lock import find_owner
 from store.record import FACTS, RunRecord
 from store.score import SCORE, Score, get_sign
+from store.tags import ARCHIVED, TAG
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage import LocalFolder, is_remote, to_path
 
@@ -29,6 +31,14 @@ def choose_usual(keys: Iterable[str]) -> list[str]:
         (order[key.partition(".")[2]], key) for key in known if key.partition(".")[2] in order
     ]
     return [key for _, key in sorted(ranked)][:_USUAL]
+
+
+def drop_archived(index: RunIndex, runs: list[int], text: str) -> list[int]:
+    """The runs without those that are archived, unless the filter asks for tags."""
+    if TAG in parse_filter(text).get_keys():
+        return runs
+    gone = set(index.list_tagged(ARCHIVED))
+    return [run for run in runs if run not in gone] if gone else runs
 
 
 def drop_scores(

@@ -174,10 +174,11 @@ class ArtifactsFile(_File):
 
 
 class TagsFile(_File):
-    """`tags.json`: words that people have given a run; not of the trainer."""
+    """`tags.json`: words and a note that people have given a run; not of the trainer."""
 
     schema_version: int = Field(ge=2, le=2)
     tags: list[str] = Field(description="sorted, each once")
+    note: str = Field("", description="what a person has written of the run; left out if empty")
     crc32c: str | None = Field(None, pattern=r"^[0-9a-f]{8}$", description="of all else in it")
 
 

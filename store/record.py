@@ -35,7 +35,7 @@ from store.soundness import (
 from store.source import DIFF_FILE, unpack_diff
 from store.spans import SPANS_FILE, Span, parse_spans
 from store.stretches import SKETCHES_FILE, RunSketches, parse_sketches
-from store.tags import TAGS_FILE, parse_tags
+from store.tags import TAGS_FILE, parse_note, parse_tags
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue, load_json, make_plain, mend_text
 from utils.storage import Folder, join_place, open_folder
@@ -144,6 +144,11 @@ class RunRecord:
     def tags(self) -> list[str]:
         """Words that people have given it."""
         return parse_tags(self._read(TAGS_FILE))
+
+    @cached_property
+    def note(self) -> str:
+        """What a person has written of it; empty if nobody has."""
+        return parse_note(self._read(TAGS_FILE))
 
     @cached_property
     def lines(self) -> list[Line]:

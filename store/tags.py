@@ -1,9 +1,9 @@
-"""Words that people give runs, in a file of their own: `run.json` belongs to its trainer."""
+"""Words and a note that people give runs, in a file of their own: `run.json` is the trainer's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from store.ids import check_name
 from utils.errors import UserError
@@ -11,6 +11,11 @@ from utils.json_types import JsonObject, load_json
 from utils.storage import Folder
 
 TAGS_FILE = "tags.json"
+# The key of filters.
+TAG = "tag"
+# The tag of runs that lists leave out unless they are asked for.
+ARCHIVED = "archived"
+MOST_NOTE = 4000
 _TRIES = 100
 
 
@@ -21,6 +26,15 @@ def parse_tags(text: str) -> list[str]:
     except (ValueError, TypeError, KeyError):
         return []
     return sorted({tag for tag in found if isinstance(tag, str)}) if isinstance(found, list) else []
+
+
+def parse_note(text: str) -> str:
+    """The note that a file's text holds; empty if there is none, or the file is damaged."""
+    try:
+        note = load_json(text).get("note", "")
+    except (ValueError, AttributeError):
+        return ""
+    return note if isinstance(note, str) else ""
 
 
 def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> list[str]:
@@ -34,19 +48,45 @@ def change_tags(folder: Folder, add: Iterable[str], remove: Iterable[str]) -> li
     add, remove = set(add), set(remove)
     for tag in add:
         check_name("TAG", tag)
-    for _ in range(_TRIES):
-        known = folder.read_claim(TAGS_FILE)
-        _refuse_damage(folder, known[0] if known else None)
-        tags = set(parse_tags(known[0])) if known else set()
+
+    def change(tags: set[str], note: str) -> tuple[list[str], str]:
         if missing := sorted(remove - tags):
             raise UserError(
                 f"--remove {missing[0]!r}: the run {folder} has no such tag, but "
                 f"{', '.join(sorted(tags)) or 'none at all'}; name one of its tags"
             )
-        found = sorted((tags | add) - remove)
-        if found == sorted(tags):
+        return sorted((tags | add) - remove), note
+
+    return _change(folder, change)[0]
+
+
+def change_note(folder: Folder, note: str) -> str:
+    """Write a person's note on a run in place of the one before; empty removes it.
+
+    Raises:
+      UserError: it is too long, or the file of tags is damaged.
+      OSError: the place cannot be written.
+    """
+    note = note.replace("\r\n", "\n").strip()
+    if len(note) > MOST_NOTE:
+        raise UserError(f"note: {len(note):,} letters are too many; write at most {MOST_NOTE:,}")
+    if any(not (letter.isprintable() or letter in "\n\t") for letter in note):
+        raise UserError("note: it holds control characters; write plain text")
+    return _change(folder, lambda tags, _: (sorted(tags), note))[1]
+
+
+def _change(
+    folder: Folder, change: Callable[[set[str], str], tuple[list[str], str]]
+) -> tuple[list[str], str]:
+    """Write what `change` makes of tags and note, whoever else writes at the same time."""
+    for _ in range(_TRIES):
+        known = folder.read_claim(TAGS_FILE)
+        _refuse_damage(folder, known[0] if known else None)
+        tags, note = (parse_tags(known[0]), parse_note(known[0])) if known else ([], "")
+        found = change(set(tags), note)
+        if found == (tags, note):
             return found
-        text = _format(found)
+        text = _format(*found)
         if folder.write_claim(TAGS_FILE, text, known[1] if known else None) is not None:
             return found
     raise OSError(f"{folder}/{TAGS_FILE}: others write it all the time")
@@ -74,14 +114,16 @@ def is_whole(text: str) -> bool:
     try:
         told = load_json(text)
         old = json.dumps({"schema_version": 2, "tags": told["tags"]}) + "\n"
-        return text in (_format(told["tags"]), old)
-    except (ValueError, TypeError, KeyError):
+        return text in (_format(told["tags"], told.get("note", "")), old)
+    except (ValueError, TypeError, KeyError, AttributeError):
         return False
 
 
-def _format(tags: list[str]) -> str:
+def _format(tags: list[str], note: str) -> str:
     import google_crc32c
 
     told: JsonObject = {"schema_version": 2, "tags": tags}
+    if note:  # without one it is the file that earlier programs read
+        told["note"] = note
     told["crc32c"] = f"{google_crc32c.value(json.dumps(told).encode()):08x}"
     return json.dumps(told) + "\n"

@@ -30,6 +30,7 @@ class RunRow(BaseModel):
     device: str | None = None
     git_commit: str | None = None
     tags: list[str] = []
+    note: str | None = Field(None, description="what a person has written of it")
     fault: str | None = Field(description="why the run cannot be read; null or empty: it can")
     score: Number | None = Field(
         description="by which its task chooses the best checkpoint; null: not evaluated yet"
@@ -115,6 +116,7 @@ class RunDetail(BaseModel):
     device: str | None = None
     git_commit: str | None = None
     tags: list[str]
+    note: str = Field(description="what a person has written of it; empty: nothing")
     attempts: list[JsonObject]
     worked_s: float | None = Field(
         description="seconds of all attempts, killed ones to their last sign of life; null: unknown"

@@ -11,7 +11,7 @@ from store.filters import check_keys
 from store.ids import check_name
 from store.index import RunIndex
 from store.index.database import TAG
-from store.listing import choose_usual, is_alive, name_status, order_runs, tell_score
+from store.listing import choose_usual, drop_archived, is_alive, name_status, order_runs, tell_score
 from store.record import RunRecord
 from store.score import SCORE, SCORE_NAME
 from store.selection import RunSelector
@@ -45,14 +45,21 @@ class RunCatalogue:
                 self._looked = time.monotonic()
         return self._index
 
-    def select(self, text: str, *, sort: str = "", reverse: bool = False) -> list[int]:
+    def select(
+        self, text: str, *, sort: str = "", reverse: bool = False, archived: bool = False
+    ) -> list[int]:
         """Numbers of the runs that fit a filter, in order.
+
+        Args:
+          archived: those that are archived, too; a filter that asks for tags has them anyway.
 
         Raises:
           UserError: the filter breaks the rules, or no run has one of its keys.
         """
         index = self.get_index()
         found = index.select(text)
+        if not archived:
+            found = drop_archived(index, found, text)
         if sort:
             check_keys([sort], index.read_keys(), "sort")
             found = order_runs(index, found, sort)

@@ -13,15 +13,15 @@ from utils.errors import UserError
 _MOST_FIELDS = 1000
 
 
-async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form; of several of one name the last one counts.
+async def read_pairs(request: Request) -> list[tuple[str, str]]:
+    """The fields of a form in their order.
 
     Raises:
       UserError: the body is no form.
     """
     try:
         text = (await request.body()).decode()
-        found = parse_qsl(
+        return parse_qsl(
             text, keep_blank_values=True, strict_parsing=bool(text), errors="strict",
             max_num_fields=_MOST_FIELDS,
         )  # fmt: skip
@@ -29,7 +29,14 @@ async def read_form(request: Request) -> dict[str, str]:
         raise UserError(
             "the body is no form of names and values; use the page's own form, or the API"
         ) from error
-    return dict(found)
+
+
+Pairs = Annotated[list[tuple[str, str]], Depends(read_pairs)]
+
+
+def read_form(pairs: Pairs) -> dict[str, str]:
+    """The fields of a form; of several of one name the last one counts."""
+    return dict(pairs)
 
 
 Fields = Annotated[dict[str, str], Depends(read_form)]

@@ -10,20 +10,21 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from service.web.compare_routes import read_sides, report_sides
-from service.web.forms import Fields
+from service.web.forms import Fields, Pairs
 from service.web.job_pages import read_log
 from service.web.rendering import render_page
 from service.web.run_routes import Name
-from service.web.serving import Parts, Service
-from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view
-from service.web.views.frame import link_run
+from service.web.serving import Asker, Parts, Service
+from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view, name_trials
+from service.web.views.frame import link_page, link_run
 from service.web.views.jobs import group_trends, show_job
 from service.web.views.lineage import make_lineage
 from service.web.views.run import StepRange, make_run_view
 from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
+from service.web.views.trials import TrialNames
 from service.web.views.verdict import make_verdict, read_verdicts
 from store.listing import is_alive
-from store.tags import change_tags
+from store.tags import ARCHIVED, TAG, change_note, change_tags
 from store.trends import find_trends, read_reports
 from utils.config import get_neutral_keys
 from utils.errors import UserError
@@ -41,12 +42,13 @@ def send_asset(request: Request, path: str) -> Response:
 @router.get("/")
 def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query()]) -> Response:
     """All runs of the store."""
-    states, found, error = parts.runs.get_index().count_states(), ListedRuns(), ""
+    index, found, error = parts.runs.get_index(), ListedRuns(), ""
+    states, archived = index.count_states(without=ARCHIVED), len(index.list_tagged(ARCHIVED))
     try:
         found = read_page(parts.runs, query)
     except UserError as refused:
         error = str(refused)
-    view = make_view(query, found, states, now=time.time(), error=error)
+    view = make_view(query, found, states, now=time.time(), archived=archived, error=error)
     return render_page(
         request, "runs.html", "Runs", status=422 if error else 200, view=view,
         known_keys=parts.runs.list_keys(), all_columns=",".join([*found.keys, *found.more_keys]),
@@ -64,7 +66,10 @@ def show_run(
     shown = StepRange() if whole else shown
     jobs = [one for one in parts.queue.list() if one.run == record.path]
     job = show_job(jobs[-1], now=time.time()) if jobs else None
-    view = make_run_view(record, parts.series, alive, shown=shown, now=time.time())
+    view = make_run_view(
+        record, parts.series, alive, shown=shown, now=time.time(),
+        name=TrialNames(parts.runs.store).describe(record.path, record.config),
+    )  # fmt: skip
     return render_page(
         request, "run.html", "Runs", own_run=record.path, view=view, shown=shown, job=job,
         log=read_log(parts, job.id) if job else "",
@@ -98,7 +103,7 @@ def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> di
     given = read_sides(parts.runs, texts)
     grouped = group_seeds(given, get_neutral_keys())
     is_grouped = seeds != "apart" and len(grouped) < len(given)
-    sides = grouped if is_grouped else given
+    sides = name_trials(grouped if is_grouped else given, TrialNames(parts.runs.store))
     if len(sides) > MOST_SIDES:
         raise UserError(
             f"{len(sides)} sides are too many for one page; choose {MOST_SIDES} at most, or "
@@ -126,6 +131,32 @@ def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Respo
     is_old = fields.get("change") == "remove"
     change_tags(record.folder, () if is_old else words, words if is_old else ())
     return RedirectResponse(link_run(record.path), 303)
+
+
+@router.post("/runs/{experiment}/{name}/note")
+def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
+    """Write a note on a run in place of the one before."""
+    record = parts.runs.open_run(experiment, name)
+    change_note(record.folder, fields.get("note", ""))
+    return RedirectResponse(link_run(record.path), 303)
+
+
+@router.post("/archive")
+def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
+    """Leave runs out of the lists, or bring them back; nothing is deleted."""
+    paths = [value for name, value in fields if name == "run"]
+    is_back = ("change", "remove") in fields
+    if not paths:
+        raise UserError("run: none is chosen; tick the runs to archive in the list")
+    for path in paths:
+        record = parts.runs.open_run(*path.partition("/")[::2])
+        parts.audit.add(asker.who, "bring back" if is_back else "archive", run=record.path)
+        if is_back and ARCHIVED in record.tags:
+            change_tags(record.folder, (), [ARCHIVED])
+        elif not is_back:
+            change_tags(record.folder, [ARCHIVED], ())
+    condition = f"{TAG}={ARCHIVED}"
+    return RedirectResponse(link_page("/", {"filter": "" if is_back else condition}), 303)
 
 
 @router.get("/trends")

@@ -42,6 +42,7 @@ class RunQuery(BaseModel):
     filter: str = Field("", max_length=4096, description="which runs, as in docs/store.md")
     sort: str = Field("", max_length=256, description="the best first, or the highest")
     reverse: bool = False
+    archived: bool = Field(False, description="those with the tag archived, too")
     show: str = Field("", max_length=4096, description="keys with commas between")
     offset: int = Field(0, ge=0, le=1 << 31)
     limit: int = Field(100, ge=1, le=1000)
@@ -52,7 +53,9 @@ def list_runs(parts: Parts, query: Annotated[RunQuery, Query()]) -> RunList:
     """Runs that fit a filter, that which was begun last first."""
     runs = parts.runs
     keys = [key.strip() for key in query.show.split(",") if key.strip()] or runs.choose_usual()
-    found = runs.select(query.filter, sort=query.sort, reverse=query.reverse)
+    found = runs.select(
+        query.filter, sort=query.sort, reverse=query.reverse, archived=query.archived
+    )
     rows = runs.read_rows(found[query.offset : query.offset + query.limit], keys)
     return RunList(matched=len(found), offset=query.offset, keys=keys, runs=make_finite(rows))
 
@@ -123,6 +126,7 @@ def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
         "alive": alive,
         "shown_status": "killed" if alive is False else facts["status"] or "-",
         "tags": record.tags,
+        "note": record.note,
         "attempts": record.attempts,
         "worked_s": sum_paid(record, list_attempts(record))[0],
         "values": record.values,

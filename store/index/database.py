@@ -34,14 +34,15 @@ from store.index.tables import define_tables
 from store.index.writer import IndexWriter
 from store.record import FACTS
 from store.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
+from store.tags import TAG
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
 from utils.storage import is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
-INDEX_VERSION = 5
-TAG = "tag"
+INDEX_VERSION = 6
+NOTE = "note"
 # Of all whom a run has learnt from: what they are called, and what people have said of them.
 TEACHER, TEACHER_TAG = "teacher", "teacher.tag"
 _WAIT_S = 120
@@ -185,7 +186,7 @@ class RunIndex:
         if key in (SCORE, SCORE_NAME):
             scores = self.read_scores().items()
             return {run: one.value if key == SCORE else one.name for run, one in scores}
-        if key in FACTS:
+        if key in (*FACTS, NOTE):
             return dict(self._read_rows(select(runs.run, runs[key]).where(runs[key].is_not(None))))
         return self._read_config(key) | self._read_numbers(key)
 
@@ -255,17 +256,29 @@ class RunIndex:
         query = select(runs.run, runs.path, runs.fault).where(runs.fault != "").order_by(runs.path)
         return {run: (path, fault) for run, path, fault in self._read_rows(query)}
 
-    def count_states(self) -> dict[str, int]:
-        """What `run.json` says of its state -> in how many runs."""
-        status = self._tables.runs.c.status
-        rows = self._read_rows(select(status, func.count()).group_by(status))
-        return {text or "": count for text, count in rows}
+    def count_states(self, without: str = "") -> dict[str, int]:
+        """What `run.json` says of its state -> in how many runs.
+
+        Args:
+          without: a tag whose runs are not counted.
+        """
+        runs = self._tables.runs.c
+        query = select(runs.status, func.count()).group_by(runs.status)
+        if without:
+            query = query.where(runs.run.not_in(self.list_tagged(without)))
+        return {text or "": count for text, count in self._read_rows(query)}
+
+    def list_tagged(self, tag: str) -> list[int]:
+        """The runs that have a tag."""
+        runs = self._tables.runs.c
+        query = select(runs.run, runs.tags).where(runs.tags.contains(json.dumps(tag)))
+        return [run for run, tags in self._read_rows(query) if tag in json.loads(tags)]
 
     def read_keys(self) -> list[str]:
         """All keys that some run has."""
         pairs = self._read_rows(select(self._tables.pairs.c.key).distinct())
         names = self._read_rows(select(self._tables.names.c.text))
-        own = (*FACTS, TAG, TEACHER, TEACHER_TAG, SCORE, SCORE_NAME)
+        own = (*FACTS, TAG, NOTE, TEACHER, TEACHER_TAG, SCORE, SCORE_NAME)
         return sorted({*own, *(row[0] for row in [*pairs, *names])})
 
     def read_family(self) -> Family:

@@ -20,7 +20,7 @@ from store.record import Values, describe, get_final_values, get_last_values, pa
 from store.runs import CHECKPOINTS
 from store.soundness import fit_artifacts
 from store.summary import SUMMARY_FILE
-from store.tags import TAGS_FILE, parse_tags
+from store.tags import TAGS_FILE, parse_note, parse_tags
 from utils.errors import UserError
 from utils.json_types import JsonValue, load_json
 from utils.storage import ASIDE, LocalFolder, is_remote, open_folder, to_path
@@ -59,6 +59,7 @@ class RunEntry:
     stamp: str
     facts: dict[str, JsonValue] = field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    note: str = ""
     lineage: tuple[Ancestor, ...] = ()
     sums: tuple[str, ...] = ()
     values: Values = field(default_factory=dict)
@@ -189,6 +190,7 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
         fault=f"{path}/{CONFIG_FILE} is damaged; take it from a copy" if is_damaged else "",
         facts=describe(known, path),
         tags=tuple(parse_tags(texts.get(TAGS_FILE, ""))),
+        note=parse_note(texts.get(TAGS_FILE, "")),
         lineage=tuple(read_lineage(known)),
         sums=_read_sums(texts.get(ARTIFACTS_FILE, "")),
         values={**last, **get_final_values(known)},

@@ -56,8 +56,8 @@ def define_tables(prefix: str) -> Tables:
         head=table("head", Column("key", String(40), primary_key=True), Column("text", Text)),
         runs=table(
             "runs", number("run", primary_key=True), Column("stamp", Text), *facts,
-            Column("tags", Text), Column("lineage", Text), Column("sums", Text),
-            Column("fault", Text),
+            Column("tags", Text), Column("note", Text), Column("lineage", Text),
+            Column("sums", Text), Column("fault", Text),
         ),
         values=table(
             "values", number("name", primary_key=True), number("run", primary_key=True),

@@ -61,6 +61,7 @@ class IndexWriter:
         for entry in entries:
             run = self._count(self._tables.runs.c.run)
             facts = {**entry.facts, "path": entry.path, "tags": json.dumps(entry.tags)}
+            facts["note"] = entry.note or None
             facts["lineage"] = pack_ancestors(entry.lineage)
             facts["sums"] = " ".join(entry.sums) or None
             runs.append({"run": run, "stamp": entry.stamp, "fault": entry.fault, **facts})

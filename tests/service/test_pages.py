@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import re
 
 import pytest
@@ -278,3 +279,75 @@ def test_a_run_shows_whom_it_has_learnt_from_and_whom_it_has_taught(tmp_path):
     assert "Teachers and students" not in client.get("/runs/digits/seed1").text
     answer = client.get("/", params={"filter": "teacher=seed0 and teacher.tag=bad"}).text
     assert 'href="/runs/digits/taught"' in answer and "digits/seed1" not in answer
+
+
+def test_a_note_is_written_shown_and_found(client):
+    place, origin = "/runs/digits/seed0", {"origin": ORIGIN}
+    answer = client.post(
+        f"{place}/note", data={"note": "lr too high <b>\nsee seed1"}, headers=origin
+    )
+    assert (answer.status_code, answer.headers["location"]) == (303, place)
+    assert "lr too high &lt;b&gt;\nsee seed1</p>" in client.get(place).text
+    assert client.get(f"/api/v1{place}").json()["note"] == "lr too high <b>\nsee seed1"
+    found = client.get("/api/v1/runs", params={"filter": "note~high"}).json()["runs"]
+    assert [(row["name"], row["note"]) for row in found] == [
+        ("seed0", "lr too high <b>\nsee seed1")
+    ]  # fmt: skip
+    # A tag keeps it, and both are in the audit log with who has changed them.
+    client.post(f"{place}/tags", data={"tag": "paper", "change": "add"}, headers=origin)
+    assert client.get(f"/api/v1{place}").json()["note"].startswith("lr too high")
+    lines = client.get("/api/v1/audit").json()["lines"]
+    assert ("admin", f"POST {place}/note") in [(line["who"], line["action"]) for line in lines]
+    assert (
+        client.post(f"{place}/note", data={"note": "x" * 4001}, headers=origin).status_code == 422
+    )
+    client.post(f"{place}/note", data={"note": " "}, headers=origin)
+    assert client.get(f"/api/v1{place}").json()["note"] == ""
+
+
+def test_archived_runs_are_left_out_of_lists_unless_asked_for(tmp_path):
+    app = make_app(make_store(tmp_path))
+    client, origin = make_client(app), {"origin": ORIGIN}
+
+    def names(address: str) -> list[str]:
+        return sorted(re.findall(r'value="digits/(\w+)"', client.get(address).text))
+
+    chosen = [("run", "digits/seed0"), ("run", "digits/killed"), ("change", "add")]
+    body = "&".join(f"{name}={value}" for name, value in chosen)
+    assert (
+        make_client(app, "view").post("/archive", content=body, headers=FORM | origin).status_code
+        == 403
+    )
+    assert client.post("/archive", content=body, headers=FORM | origin).status_code == 303
+    assert names("/") == ["seed1"] and names("/?filter=tag%3Darchived") == ["killed", "seed0"]
+    page = client.get("/").text
+    assert "archived <b>2</b>" in page and "all <b>1</b>" in page
+    assert client.get("/api/v1/runs").json()["matched"] == 1
+    assert client.get("/api/v1/runs?archived=true").json()["matched"] == 3
+    assert client.get("/runs/digits/seed0").status_code == 200  # nothing is gone
+    actions = [line["action"] for line in client.get("/api/v1/audit").json()["lines"]]
+    assert actions.count("archive") == 2
+    body = "run=digits/seed0&change=remove"
+    assert client.post("/archive", content=body, headers=FORM | origin).status_code == 303
+    assert names("/") == ["seed0", "seed1"]
+    for wrong, status in (("change=add", 422), ("run=digits&change=add", 404), ("run=a/../b", 404)):
+        assert client.post("/archive", content=wrong, headers=FORM | origin).status_code == status
+
+
+def test_runs_of_a_sweep_are_called_by_what_varies(tmp_path):
+    store = make_store(tmp_path)
+    (store / "sweeps" / "depth").mkdir(parents=True)
+    spec = {"name": "depth", "config": "configs/digits_student.yaml", "seeds": [0, 1],
+            "axes": {"optim.lr": [0.001, 0.002], "model.args.depth": [1, 2]}}  # fmt: skip
+    text = json.dumps({"spec": spec, "base": {}})
+    (store / "sweeps" / "depth" / "sweep.json").write_text(text)
+    for seed in (0, 1):
+        config = make_config(**{"train.seed": seed})
+        make_run(store, f"depth-{seed}123456789", config=config, final={"eval_top1": 1.0})
+    client = make_client(make_app(store))
+    name = "depth lr=0.001 depth=2 seed=0"
+    page = client.get("/").text
+    assert f'title="digits/depth-0123456789">{name}</a>' in page
+    assert f"<h1>{name}</h1>" in client.get("/runs/digits/depth-0123456789").text
+    page = client.get("/compare?run=digits/depth-0123456789&run=digits/depth-1123456789").text
+    assert "depth lr=0.001 depth=2 seed=1" in page

@@ -56,6 +56,7 @@ def _add_list(commands: Commands) -> None:
     parser.add_argument("--sort", default="", metavar="KEY", help="the best first, or the highest")
     parser.add_argument("--reverse", action="store_true", help="the other way round")
     parser.add_argument("--limit", type=int, default=40, help="rows; 0: all")
+    parser.add_argument("--archived", action="store_true", help="with runs tagged archived, too")
     parser.add_argument("--keys", action="store_true", help="the keys that runs have, instead")
 
 
@@ -195,6 +196,7 @@ def _add_tag(commands: Commands) -> None:
     _add_json(parser)
     parser.add_argument("--add", nargs="+", default=[], metavar="TAG", help="words to put on")
     parser.add_argument("--remove", nargs="+", default=[], metavar="TAG", help="to take off")
+    parser.add_argument("--note", metavar="TEXT", help="what to remember of it; '' removes it")
 
 
 def _add_rerun(commands: Commands) -> None:

@@ -9,6 +9,7 @@ from store.filters import check_keys
 from store.index import RunIndex
 from store.listing import (
     choose_usual,
+    drop_archived,
     drop_scores,
     is_alive,
     name_status,
@@ -40,6 +41,8 @@ def list_runs(options: argparse.Namespace) -> None:
         return
     wanted = _read_keys(index, options.show, "--show", more=STEP_KEYS)
     found = index.select(options.filter)
+    if not options.archived:
+        found = drop_archived(index, found, options.filter)
     if options.sort:
         (key,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
         found = order_runs(index, found, key)

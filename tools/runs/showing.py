@@ -98,6 +98,7 @@ def tell_run(record: RunRecord) -> JsonObject:
         **facts,
         "alive": owner,
         "tags": record.tags,
+        "note": record.note,
         "attempt_list": record.attempts,
         "worked_s": time.paid_s,
         "time": tell_time(time),
@@ -113,6 +114,7 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
     name, number = Text(f"{record.path}  ", style="bold"), Text("  " + (told["id"] or ""))
     console.print(name, colour_status(status), number)
     rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
+    rows += [("note", told["note"])] if told["note"] else []
     worked = format_least(told["worked_s"], is_least=told["time"]["is_least"])
     rows += [("worked", f"{worked}, attempts: {len(record.attempts) or told['attempts'] or '-'}")]
     step = told["step"]

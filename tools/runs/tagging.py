@@ -6,7 +6,7 @@ import argparse
 
 from store.ids import check_name
 from store.lineage import BAD
-from store.tags import change_tags, check_tags
+from store.tags import change_note, change_tags, check_tags
 from tools.runs.places import choose_records
 from tools.runs.printing import print_json
 from tools.runs.teaching import Lineage, describe_students
@@ -19,8 +19,8 @@ def tag_runs(options: argparse.Namespace) -> None:
     Raises:
       UserError: no such run, no such tag, or a place that cannot be written.
     """
-    if not options.add and not options.remove:
-        raise UserError("tag: nothing to do; give --add TAG or --remove TAG")
+    if not options.add and not options.remove and options.note is None:
+        raise UserError("tag: nothing to do; give --add TAG, --remove TAG or --note TEXT")
     for tag in options.add:
         check_name("--add", tag)
     records = choose_records(options, "tag", options.runs)
@@ -34,6 +34,8 @@ def tag_runs(options: argparse.Namespace) -> None:
     found = {}
     for record in records:
         try:
+            if options.note is not None:
+                change_note(record.folder, options.note)
             found[record.path] = change_tags(record.folder, options.add, options.remove)
         except OSError as error:
             raise UserError(

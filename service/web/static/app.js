@@ -118,7 +118,7 @@ function showChosen() {
   boxes.forEach((box) => box.closest("tr").classList.toggle("chosen", box.checked));
   bar.hidden = count === 0;
   bar.querySelector("[data-count]").textContent = `${count} ${count === 1 ? "run" : "runs"} chosen`;
-  bar.querySelector("button").disabled = count < 2;
+  bar.querySelector("[data-compare]").disabled = count < 2;
 }
 
 // The form of a submission: find a key, and see which ones are set.

@@ -9,9 +9,11 @@ from service.web.series import Curve, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ShownChart, make_overlay
 from service.web.views.frame import link_run
 from service.web.views.run import read_values
+from service.web.views.trials import TrialNames
 from store.catalogue import LOSS, TRAIN
 from store.compare import Side, group_records
 from store.compare.comparable import choose_comparable, learn_apart
+from store.compare.sides import SEED
 from store.listing import choose_usual
 from store.record import RunRecord
 from store.wording import format_sample
@@ -108,6 +110,19 @@ class CompareView:
     charts: tuple[ShownChart, ...]
     left_out: int
     divergence: ShownDivergence | None
+
+
+def name_trials(sides: Sequence[Side], trials: TrialNames) -> list[Side]:
+    """Sides that are named after a run of a sweep by the values that it varies."""
+    named = []
+    for side in sides:
+        record, name = side.records[0], ""
+        if record.path.endswith(side.name):
+            is_one = len(side.records) == 1
+            config = {k: v for k, v in record.config.items() if is_one or k != SEED}
+            name = trials.describe(record.path, config)
+        named.append(replace(side, name=name or side.name))
+    return named
 
 
 def group_seeds(sides: Sequence[Side], ignored: Collection[str]) -> list[Side]:

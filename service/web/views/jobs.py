@@ -56,6 +56,7 @@ class TrialRow:
     """A trial of a sweep: its values in the order of the axes."""
 
     run: str
+    name: str
     url: str
     values: tuple[str, ...]
     state: ShownState
@@ -215,7 +216,10 @@ def _show_trial(one: TrialState, keys: Sequence[str]) -> TrialRow:
     own = one.trial.own
     values = tuple(json.dumps(own[key]) if key in own else "" for key in keys)
     value = "" if one.value is None else format_value(one.value)
-    return TrialRow(one.run, link_run(one.run), values, show_state(one.state), value, one.reason)
+    name = _tell(own) or one.run.rpartition("/")[2]
+    return TrialRow(
+        one.run, name, link_run(one.run), values, show_state(one.state), value, one.reason
+    )
 
 
 def _show_trend(one: Trend) -> ShownTrend:

@@ -34,6 +34,7 @@ from store.record import (
     get_last_values,
     read_tail,
 )
+from store.tags import ARCHIVED
 from store.timeline import list_attempts, name_end, sum_paid
 from store.wording import format_least, format_value
 from utils.json_types import JsonValue
@@ -102,11 +103,14 @@ class RunView:
     """The page."""
 
     path: str
+    name: str
     url: str
     state: ShownState
     begun: ShownTime | None
     reason: str
     tags: tuple[str, ...]
+    note: str
+    is_archived: bool
     facts: tuple[tuple[str, str], ...]
     tiles: tuple[Tile, ...]
     families: tuple[ChartFamily, ...]
@@ -134,11 +138,13 @@ class StepRange(BaseModel):
 
 
 def make_run_view(
-    record: RunRecord, series: SeriesReader, alive: bool | None, *, shown: StepRange, now: float
-) -> RunView:
+    record: RunRecord, series: SeriesReader, alive: bool | None, *, shown: StepRange, now: float,
+    name: str = "",
+) -> RunView:  # fmt: skip
     """The page of a run.
 
     Args:
+      name: the varied values of a sweep's run; empty for any other.
       alive: whether a program works on it; none: nobody can tell.
       shown: what the pictures of curves show where there is no script.
     """
@@ -147,9 +153,11 @@ def make_run_view(
     values = read_values(record)
     known = [(name, str(facts[name])) for name in _FACTS if facts[name]]
     return RunView(
-        path=record.path, url=link_run(record.path), state=show_state(status),
+        path=record.path, name=name or record.path, url=link_run(record.path),
+        state=show_state(status),
         begun=show_time(facts["started"], now), reason=str(record.facts.get("reason") or ""),
-        tags=tuple(record.tags), facts=(*known, ("place", str(record.folder))),
+        tags=tuple(record.tags), note=record.note, is_archived=ARCHIVED in record.tags,
+        facts=(*known, ("place", str(record.folder))),
         tiles=make_tiles(record, values),
         families=make_families(record, series, values, shown),
         numbers=make_numbers(values), attempts=make_attempts(record, now=now),

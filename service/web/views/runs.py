@@ -18,9 +18,11 @@ from service.web.views.frame import (
     show_state,
     show_time,
 )
+from service.web.views.trials import TrialNames
 from store.compare.sides import find_entry
 from store.listing import drop_scores
 from store.score import SCORE
+from store.tags import ARCHIVED, TAG
 from store.wording import format_value
 from utils.config import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
@@ -58,12 +60,14 @@ class ListedRuns:
     Attributes:
       rows: of the catalogue, with `values` of the keys.
       more_keys: differ, too, but have no room.
+      names: path -> varied values of runs of sweeps.
     """
 
     rows: Sequence[JsonObject] = ()
     keys: Sequence[str] = ()
     matched: int = 0
     more_keys: Sequence[str] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -114,13 +118,19 @@ class ListCell:
 
 @dataclass(frozen=True)
 class ListRow:
-    """A run of the list."""
+    """A run of the list.
+
+    Attributes:
+      name: the varied values of a sweep's run, else its path.
+    """
 
     path: str
+    name: str
     url: str
     state: ShownState
     begun: ShownTime | None
     tags: tuple[str, ...]
+    note: str
     cells: tuple[ListCell, ...]
     fault: str
 
@@ -147,6 +157,7 @@ class RunsView:
     rows: tuple[ListRow, ...]
     chips: tuple[StateChip, ...]
     more_keys: tuple[str, ...]
+    are_archived: bool
     more_urls: tuple[tuple[str, str], ...]
     begun_url: str
     previous_url: str
@@ -174,7 +185,21 @@ def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
         differing, more = split_columns(find_differing(varied, cells, numbers, neutral))
         known = {key: cells[key] for key in usual if cells[key]}
         wanted = [SCORE, *drop_scores(list(known), known, index.read_scores(numbers)), *differing]
-    return ListedRuns(runs.read_rows(numbers, wanted), wanted, len(found), more)
+    rows = runs.read_rows(numbers, wanted)
+    return ListedRuns(rows, wanted, len(found), more, _name_trials(runs, numbers, rows))
+
+
+def _name_trials(
+    runs: RunCatalogue, numbers: Sequence[int], rows: Sequence[JsonObject]
+) -> dict[str, str]:
+    """Path -> varied values of those that are trials of a sweep."""
+    trials = TrialNames(runs.store)
+    cells = runs.get_index().read_cells(numbers, trials.list_keys())
+    found = {}
+    for number, row in zip(numbers, rows, strict=True):
+        config = {key: column[number] for key, column in cells.items() if number in column}
+        found[row["path"]] = trials.describe(row["path"], config)
+    return {path: name for path, name in found.items() if name}
 
 
 def count_pages(matched: int) -> int:
@@ -209,12 +234,14 @@ def split_columns(differing: Sequence[str]) -> tuple[list[str], tuple[str, ...]]
 
 
 def make_view(
-    query: RunsQuery, found: ListedRuns, states: Mapping[str, int], *, now: float, error: str = ""
-) -> RunsView:
+    query: RunsQuery, found: ListedRuns, states: Mapping[str, int], *, now: float,
+    archived: int = 0, error: str = "",
+) -> RunsView:  # fmt: skip
     """The page.
 
     Args:
-      states: what `run.json` says -> in how many runs of the store.
+      states: what `run.json` says -> in how many runs of the store that are not archived.
+      archived: how many are.
       error: why there is nothing to show.
     """
     pages = count_pages(found.matched)
@@ -223,8 +250,9 @@ def make_view(
     columns = [_make_column(query, found, key, score) for key in found.keys]
     return RunsView(
         query=query, matched=found.matched, page=page, pages=pages, columns=tuple(columns),
-        rows=tuple(_make_row(row, found.keys, now, is_mixed=not score) for row in found.rows),
-        chips=_make_chips(query, states), more_keys=tuple(found.more_keys),
+        rows=tuple(_make_row(row, found, now, is_mixed=not score) for row in found.rows),
+        chips=_make_chips(query, states, archived), more_keys=tuple(found.more_keys),
+        are_archived=all(ARCHIVED in row["tags"] for row in found.rows),
         more_urls=tuple(
             (key, query.link(show=",".join([*found.keys, key]))) for key in found.more_keys
         ),
@@ -266,26 +294,34 @@ def _name_scores(rows: Sequence[JsonObject]) -> str:
     return names.pop() if len(names) == 1 else ""
 
 
-def _make_row(row: JsonObject, keys: Sequence[str], now: float, *, is_mixed: bool) -> ListRow:
+def _make_row(row: JsonObject, found: ListedRuns, now: float, *, is_mixed: bool) -> ListRow:
     cells = [
         replace(show_cell(row["values"].get(key)), note=row["score_name"] or "")
         if key == SCORE and is_mixed
         else show_cell(row["values"].get(key))
-        for key in keys
+        for key in found.keys
     ]
+    path = row["path"]
     return ListRow(
-        row["path"], link_run(row["path"]), show_state(row["shown_status"]),
-        show_time(row["started"], now), tuple(row["tags"]), tuple(cells), row["fault"] or "",
+        path, found.names.get(path, path), link_run(path), show_state(row["shown_status"]),
+        show_time(row["started"], now), tuple(row["tags"]), row["note"] or "", tuple(cells),
+        row["fault"] or "",
     )  # fmt: skip
 
 
-def _make_chips(query: RunsQuery, states: Mapping[str, int]) -> tuple[StateChip, ...]:
+def _make_chips(
+    query: RunsQuery, states: Mapping[str, int], archived: int
+) -> tuple[StateChip, ...]:
     chips = [StateChip("all", sum(states.values()), query.link(filter=""), not query.filter)]
     for word in sorted(word for word in states if word):
         condition = f"status={word}"
         chips.append(
             StateChip(word, states[word], query.link(filter=condition), query.filter == condition)
         )
+    if archived:
+        condition = f"{TAG}={ARCHIVED}"
+        is_on = query.filter == condition
+        chips.append(StateChip(ARCHIVED, archived, query.link(filter=condition), is_on))
     return tuple(chips)
 
 

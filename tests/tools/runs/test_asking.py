@@ -205,3 +205,20 @@ def test_numbers_and_curves_are_drawn_for_people():
     assert format_duration(8.12) == "8.1 s" and format_duration(3 * 3600 + 300) == "3 h 05 min"
     assert draw_line([1.0, 2.0, 3.0, float("nan")]) == "▁▅█×"
     assert len(draw_line(list(range(1000)))) == 40 and draw_line([]) == ""
+
+
+def test_a_note_and_the_archive_are_kept_beside_the_tags(ask, root):
+    assert ask("tag", "run1", "--add", "archived", "--note", "lr too high")[0] == 0
+    assert "run1" not in list_names(ask)
+    assert "run1" in list_names(ask, "--archived")
+    assert list_names(ask, "--filter", "tag=archived and note~high") == ["run1"]
+    assert json.loads(ask("show", "run1", "--json")[1])["note"] == "lr too high"
+    assert "lr too high" in ask("show", "run1")[1]
+    assert ask("validate", "run1")[0] == 0
+    path = root / "digits" / "run1" / "tags.json"
+    path.write_text(path.read_text().replace("high", "low"))  # the checksum is of the note, too
+    assert ask("validate", "run1")[0] == 1
+    path.unlink()
+    ask("tag", "run1", "--note", "again")
+    ask("tag", "run1", "--note", "")
+    assert '"note"' not in path.read_text()
