@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from big_vision.pp import policies
+from big_vision.pp import pil, policies
 from big_vision.pp.ops_augment import require_rgb
 from big_vision.pp.ops_image import Size, get_height_width
 from big_vision.pp.registry import OPS, on_key_at_random
@@ -42,7 +42,7 @@ def get_stored_view(place, size):
             value.set_shape([count])
         crop = tf.slice(image, tf.concat([box[:2], [0]], 0), tf.concat([box[2:], [-1]], 0))
         crop.set_shape([None, None, image.shape[-1]])
-        view = resize_as_pil(crop, get_height_width(size), form.method)
+        view = pil.resize(crop, get_height_width(size), form.method)
         flip.set_shape([])
         view = tf.cond(flip, lambda: tf.reverse(view, [1]), lambda: view)
         if form.layers or (form.rules and form.rules.layers):
@@ -96,14 +96,6 @@ def get_view(table: ViewTable, place: str, example: np.ndarray, shape: np.ndarra
         numbers = np.where(numbers == NOTHING, -1, numbers).astype(np.int32)
     erased = row["erased"].astype(np.int32) if form.erased else np.zeros(4, np.int32)
     return box, np.bool_(row["flip"]), numbers, arguments, erased
-
-
-def resize_as_pil(image: Any, height_width: tuple[int, int], method: str) -> Any:
-    """Smoothed where it shrinks and rounded, as PIL has it; the image's type is kept."""
-    import tensorflow as tf
-
-    resized = tf.image.resize(image, height_width, method, antialias=True)
-    return tf.saturate_cast(tf.round(resized), image.dtype)
 
 
 def erase(image: Any, box: Any) -> Any:

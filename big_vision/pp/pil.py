@@ -1,8 +1,8 @@
 """Operations of PIL's images in the graph: what timm and torchvision augment by.
 
-Images are uint8 [H, W, 3]. Colours are PIL's. Resized values are, too, but for one in sixty or
-fewer that is a level off. Other geometry is computed in float32 where PIL has doubles or fixed
-point, so that single pixels differ by a level, or are a neighbour's.
+Images are uint8 [H, W, 3]. Colours are PIL's. Resized values are, too, but for a level in few of
+them. Other geometry is computed in float32 where PIL has doubles or fixed point, so that single
+pixels differ by a level, or are a neighbour's.
 """
 
 from __future__ import annotations
@@ -105,28 +105,34 @@ def transform(image: Any, matrix: Any, fill: Sequence[float], interpolation: Any
     return tf.where(is_inside[..., None], taken, tf.cast(tf.constant(list(fill)), tf.uint8))
 
 
-def resize(image: Any, height_width: tuple[int, int], method: str, antialias: bool = True) -> Any:
+def resize(image: Any, height_width: Any, method: str, antialias: bool = True) -> Any:
     """Resize [H, W, C] as PIL does: along each row, then along each column, rounded after both.
 
-    The type is kept. A row of the float32 kernel is a whole row of the image or of its transpose,
-    which makes this two to three times as fast as `tf.image.resize` with `antialias`.
+    PIL 13 takes columns first where the height shrinks much more than the width.
+    Two to three times as fast as `tf.image.resize` with `antialias`, since a row of the kernel is
+    a whole row of the image or of its transpose.
+
+    Args:
+      image: its type is kept; without rounding if that is a float.
+      height_width: two numbers, or int32 [2].
     """
     import tensorflow as tf
 
-    height, width = height_width
+    height, width = height_width if isinstance(height_width, tuple) else tf.unstack(height_width)
     rows, columns, channels = tf.unstack(tf.shape(image))
 
     def resize_first_axis(pixels: Any, length: int) -> Any:
         resized = tf.image.resize(pixels[None, :, None], (length, 1), method, antialias=antialias)
         if not image.dtype.is_integer:
             return resized[0, :, 0]
-        return tf.clip_by_value(tf.round(resized[0, :, 0]), image.dtype.min, image.dtype.max)
+        return tf.clip_by_value(tf.floor(resized[0, :, 0] + 0.5), *image.dtype.limits)
 
     turned = tf.reshape(tf.transpose(image, [1, 0, 2]), [columns, rows * channels])
     turned = tf.reshape(resize_first_axis(turned, width), [width, rows, channels])
     pixels = tf.reshape(tf.transpose(turned, [1, 0, 2]), [rows, width * channels])
     resized = tf.reshape(resize_first_axis(pixels, height), [height, width, channels])
-    resized.set_shape([height, width, image.shape[-1]])
+    known = height_width if isinstance(height_width, tuple) else (None, None)
+    resized.set_shape([*known, image.shape[-1]])
     return tf.cast(resized, image.dtype)
 
 
