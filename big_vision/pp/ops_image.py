@@ -9,6 +9,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from big_vision.pp.orientation import read_orientation, turn_upright
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import OPS, on_key, on_key_at_random
 
@@ -42,14 +43,21 @@ def get_decode(channels=3, precise=False):
     """Bytes to a uint8 image; precise: JPEGs by the accurate DCT, whose pixels are PIL's."""
 
     def decode(image):
-        tf = _import_tensorflow()
-        if precise:
-            pixels = tf.io.decode_jpeg(image, channels=channels, dct_method=_PRECISE_DCT)
-            pixels.set_shape([None, None, channels or None])
-            return pixels
-        return decode_image(image, channels)
+        return decode_image(image, channels, precise=precise)
 
     return decode
+
+
+@OPS.register("upright")
+@on_key
+def get_upright(channels=3, precise=False):
+    """Bytes to a uint8 image that is turned as the EXIF orientation of its JPEG says."""
+
+    def upright(image):
+        pixels = decode_image(image, channels, precise=precise)
+        return turn_upright(pixels, read_orientation(image))
+
+    return upright
 
 
 @OPS.register("resize")
@@ -267,10 +275,25 @@ def get_jpeg_shape(image: Any) -> Any:
         return tf.io.extract_jpeg_shape(tf.identity(image))
 
 
-def decode_image(image: Any, channels: int = 3) -> Any:
-    """Decode JPEG, PNG, GIF (its first frame), BMP or WebP."""
+def decode_image(image: Any, channels: int = 3, *, precise: bool = False) -> Any:
+    """Decode JPEG, PNG, GIF (its first frame), BMP or WebP, whatever the file is called.
+
+    Args:
+      precise: of JPEGs, by the accurate DCT.
+    """
     tf = _import_tensorflow()
-    pixels = tf.io.decode_image(image, channels=channels, expand_animations=False)
+
+    def decode_precisely() -> Any:
+        return tf.io.decode_jpeg(image, channels=channels, dct_method=_PRECISE_DCT)
+
+    def decode_any() -> Any:
+        known = _refuse_animated_webp(image) if channels == 0 else image
+        return tf.io.decode_image(known, channels=channels, expand_animations=False)
+
+    if precise:
+        pixels = tf.cond(tf.io.is_jpeg(image), decode_precisely, decode_any)
+    else:
+        pixels = decode_any()
     pixels.set_shape([None, None, channels or None])
     return pixels
 
@@ -332,6 +355,15 @@ def sample_box(
         use_image_if_no_bounding_boxes=True,
     )
     return begin, size
+
+
+def _refuse_animated_webp(image: Any) -> Any:
+    """The same bytes; TensorFlow 2.21 writes beyond its memory on such a file and channels=0."""
+    tf = _import_tensorflow()
+    flags = tf.io.decode_raw(tf.strings.substr(image, 0, 21), tf.uint8, fixed_length=21)[20]
+    is_animated = (tf.strings.substr(image, 8, 8) == b"WEBPVP8X") & (flags & 2 > 0)
+    with tf.control_dependencies([tf.debugging.Assert(~is_animated, ["animated WebP"])]):
+        return tf.identity(image)
 
 
 def _resize_if_asked(image: Any, size: Size | None, method: str, antialias: bool) -> Any:

@@ -151,8 +151,15 @@ def _keep(shape: Sides, _arguments: dict[str, Any]) -> Shape:
     return shape
 
 
+def _turn(source: Sides, arguments: dict[str, Any]) -> Shape:
+    """A side is known where the image is as high as it is wide."""
+    height, width, channels = _decode(source, arguments)
+    return (height, width, channels) if height == width else (None, None, channels)
+
+
 _DECODERS = (
     "decode",
+    "upright",
     "decode_jpeg_and_inception_crop",
     "decode_jpeg_scaled_and_inception_crop",
 )
@@ -160,6 +167,7 @@ _DECODERS = (
 _TAKES_BOTH = ("random_resized_crop",)
 _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "decode": _decode,
+    "upright": _turn,
     "decode_jpeg_and_inception_crop": _decode_box,
     "decode_jpeg_scaled_and_inception_crop": _decode_box,
     "inception_crop": _box,

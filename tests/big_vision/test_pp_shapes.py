@@ -20,6 +20,7 @@ KNOWN = [
     "decode_jpeg_and_inception_crop(12)|flip_lr|vgg_value_range",
     "random_resized_crop((12, 9))|flip_lr|vgg_value_range",
     "decode(channels=1)|random_resized_crop(12)",
+    "upright(channels=1)|resize((9, 12))",
     "decode|inception_crop|resize(size=9)|color_jitter(0.1)",
     "decode|random_crop((20, 30))|three_augment",
     "decode|central_crop|resize(7)|autoaugment",
@@ -62,6 +63,8 @@ def test_what_only_a_run_can_tell_is_not_guessed(spec):
 def test_the_datasets_own_sides_are_used():
     source = (28, 28, 1)
     assert find_image_shape("decode(channels=0)", "data.eval_pp", "image", source) == source
+    assert find_image_shape("upright(channels=1)", "data.eval_pp", "image", source) == source
+    assert find_image_shape("upright", "data.eval_pp", "image", (28, 30, 1)) is None
     spec = "decode|resize_small(9)"
     assert find_image_shape(spec, "data.eval_pp", "image", source) == (9, 9, 3)
 

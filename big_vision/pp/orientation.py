@@ -1,0 +1,88 @@
+"""The EXIF orientation of a JPEG, read from its bytes in the graph, and images turned by it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+UPRIGHT = 1
+_TAG, _TYPE_SHORT = 0x0112, 3
+# Bytes of an entry in a directory of TIFF, and how many entries are looked through.
+_ENTRY_BYTES, _MOST_ENTRIES = 12, 128
+# Of JPEG: what every marker begins with, the segment of EXIF, the end of what can hold one.
+_MARKER, _APP1, _ENDS = 0xFF, 0xE1, (0xD9, 0xDA)
+_EXIF = b"Exif\0\0"
+
+
+def read_orientation(encoded: Any) -> Any:
+    """Read the orientation, int32 of 1 to 8; 1 if the bytes hold none, or are no JPEG."""
+    import tensorflow as tf
+
+    begin = _find_exif(encoded)
+    header = _read(encoded, begin, 8)
+    is_little = header[0] == ord("I")
+    directory = begin + _join(header[4:], is_little)
+    count = _join(_read(encoded, directory, 2), is_little)
+    table = _read(encoded, directory + 2, _MOST_ENTRIES * _ENTRY_BYTES)
+    table = tf.reshape(table, [_MOST_ENTRIES, _ENTRY_BYTES])
+    is_tag = (_join(table[:, :2], is_little) == _TAG) & (tf.range(_MOST_ENTRIES) < count)
+    is_tag &= _join(table[:, 2:4], is_little) == _TYPE_SHORT
+    number = tf.reduce_max(tf.where(is_tag, _join(table[:, 8:10], is_little), 0))
+    return tf.where((begin > 0) & (number >= 1) & (number <= 8), number, UPRIGHT)
+
+
+def turn_upright(image: Any, orientation: Any) -> Any:
+    """Turn and mirror [H, W, C], so that what the camera held up is up."""
+    import tensorflow as tf
+
+    def mirror(axis: int, image: Any) -> Any:
+        return tf.reverse(image, [axis])
+
+    def keep(image: Any) -> Any:
+        return tf.identity(image)
+
+    turned = tf.cond(
+        orientation >= 5, lambda: tf.transpose(image, [1, 0, 2]), lambda: tf.identity(image)
+    )
+    turned.set_shape([None, None, image.shape[-1]])
+    for axis, numbers in ((1, (2, 3, 6, 7)), (0, (3, 4, 7, 8))):
+        is_mirrored = tf.reduce_any(orientation == tf.constant(numbers))
+        branches = functools.partial(mirror, axis, turned), functools.partial(keep, turned)
+        turned = tf.cond(is_mirrored, *branches)
+    return turned
+
+
+def _find_exif(encoded: Any) -> Any:
+    """Find the place of the TIFF header in the first segment of EXIF; 0 if there is none."""
+    import tensorflow as tf
+
+    def look(place: Any, _begin: Any, _is_open: Any) -> tuple[Any, Any, Any]:
+        head = _read(encoded, place, 4 + len(_EXIF))
+        length = head[2] * 256 + head[3]
+        is_exif = (head[1] == _APP1) & tf.reduce_all(head[4:] == tf.constant(list(_EXIF)))
+        is_segment = (head[0] == _MARKER) & ~tf.reduce_any(head[1] == tf.constant(_ENDS))
+        begin = tf.where(is_segment & is_exif, place + 4 + len(_EXIF), 0)
+        # Markers may be preceded by any number of bytes 0xFF.
+        step = tf.where(head[1] == _MARKER, 1, 2 + length)
+        return place + step, begin, is_segment & ~is_exif
+
+    start = tf.constant(2), tf.constant(0), tf.io.is_jpeg(encoded)
+    return tf.while_loop(lambda _place, _begin, is_open: is_open, look, start)[1]
+
+
+def _read(encoded: Any, begin: Any, count: int) -> Any:
+    """Int32 [count], zeros where the bytes have ended."""
+    import tensorflow as tf
+
+    begin = tf.clip_by_value(begin, 0, tf.strings.length(encoded))
+    taken = tf.strings.substr(encoded, begin, count)
+    return tf.cast(tf.io.decode_raw(taken, tf.uint8, fixed_length=count), tf.int32)
+
+
+def _join(parts: Any, is_little: Any) -> Any:
+    """The numbers that bytes [..., n] are, in either order."""
+    import tensorflow as tf
+
+    parts = tf.where(is_little, tf.reverse(parts, [-1]), parts)
+    weights = [256**place for place in reversed(range(parts.shape[-1]))]
+    return tf.reduce_sum(parts * tf.constant(weights), axis=-1)
