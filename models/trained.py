@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_range
+from big_vision.pp.ops_crops import CROP_MODES
 from big_vision.pp.shapes import find_image_shape
 from models.factory import MODELS, build_model, find_model_name
 from models.transforms import InputTransform, create_input_transform
@@ -210,7 +211,7 @@ def _derive_pp(
     std: Sequence[float] | None,
     where: str,
 ) -> str:
-    """The evaluation of timm's input configuration, as a string.
+    """The evaluation of timm's input configuration as a string, to the pixels of its transform.
 
     Args:
       mean, std: on the scale of 0..255 where the weights tell them, which count.
@@ -222,19 +223,17 @@ def _derive_pp(
     channels, height, width = told["input_size"]
     mean = mean or [255.0 * value for value in told["mean"]]
     std = std or [255.0 * value for value in told["std"]]
-    part = float(told.get("crop_pct") or 1.0)
-    sides = (int(height / part), int(width / part))
     mode = told.get("crop_mode") or "center"
-    # timm's squash resizes each side by itself, and crops where less than all is wanted.
-    resizes = {"center": f"resize_small({min(sides)}", "squash": f"resize({sides}"}
-    if mode not in resizes:
+    if mode not in CROP_MODES:
         raise UserError(
             f"{where} was trained with timm's crop_mode {mode!r}, which pads; say by --pp how its "
             "images are prepared"
         )
     method = told.get("interpolation") or "bicubic"
     method = method if method in ("bilinear", "bicubic") else "bicubic"
-    ops = [f"decode(channels={channels}, precise=True)"]
-    ops += [f"{resizes[mode]}, method={method!r}, antialias=True)"]
-    ops += [f"central_crop(({height}, {width}))", f"vgg_value_range({list(mean)}, {list(std)})"]
+    size = height if height == width else (height, width)
+    crop = f"{size}, {float(told.get('crop_pct') or 0.875)}, {method!r}"
+    crop += "" if mode == "center" else f", mode={mode!r}"
+    ops = [f"decode(channels={channels}, precise=True)", f"center_crop_pct({crop})"]
+    ops += [f"vgg_value_range({list(mean)}, {list(std)})"]
     return "|".join(ops)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from big_vision.pp.builder import Section, build_op, parse_section, split_sections
-from big_vision.pp.ops_crops import RANDOM_METHOD
+from big_vision.pp.ops_crops import CROP_MODES, RANDOM_METHOD
 from big_vision.pp.ops_image import RESIZE_METHODS
 from big_vision.pp.ops_policies import INTERPOLATIONS
 from big_vision.pp.registry import OPS, PREFIX, get_op
@@ -179,6 +179,9 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
         lambda value: value == RANDOM_METHOD or value in RESIZE_METHODS,
     ),
     "random_resized_crop.size": ("a positive side or (height, width)", _is_given_size),
+    "center_crop_pct.size": ("a positive side or (height, width)", _is_given_size),
+    "pct": ("a number above 0, at most 1", lambda v: _is_number(v) and 0 < v <= 1),
+    "mode": ("one of " + ", ".join(CROP_MODES), lambda value: value in CROP_MODES),
     "scale": (
         "two shares of the area, above 0 to 1, in order",
         lambda value: _is_interval(value) and value[1] <= 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +14,9 @@ from big_vision.pp.ops_image import (
     get_jpeg_shape,
 )
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import OPS, on_key_at_random
+from big_vision.pp.registry import OPS, on_key, on_key_at_random
 
+CROP_MODES = ("center", "squash")
 # For each example bilinear or bicubic, each as likely: timm's `random`.
 RANDOM_METHOD = "random"
 _TRIES = 10
@@ -52,6 +54,31 @@ def get_random_resized_crop(
     return random_resized_crop
 
 
+@OPS.register("center_crop_pct")
+@on_key
+def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode="center"):
+    """timm's evaluation: resized to floor(size / pct), then the middle.
+
+    Args:
+      mode: "center": the smaller side is resized to that and the aspect ratio kept; "squash": both.
+    """
+    height_width = get_height_width(size)
+    least = tuple(math.floor(side / pct) for side in height_width)
+
+    def center_crop_pct(image):
+        import tensorflow as tf
+
+        sides = least if mode == "squash" else _get_resized_sides(image, least)
+        resized = pil.resize(image, sides, method, antialias)
+        # Halves go to the even number.
+        begin = tf.cast(tf.round((tf.shape(resized)[:2] - height_width) / 2), tf.int32)
+        crop = tf.slice(resized, tf.concat([begin, [0]], axis=0), [*height_width, -1])
+        crop.set_shape([*height_width, image.shape[-1]])
+        return crop
+
+    return center_crop_pct
+
+
 def draw_resized_box(
     shape: Any, scale: Sequence[float], ratio: Sequence[float], randomness: Randomness
 ) -> tuple[Any, Any]:
@@ -83,6 +110,19 @@ def draw_resized_box(
     box = tf.cast(tf.concat([boxes, middle[None]], axis=0)[first], tf.int32)
     begin = randomness.child(1).integers(sides - box + 1)
     return tf.where(first < _TRIES, begin, (sides - box) // 2), box
+
+
+def _get_resized_sides(image: Any, least: tuple[int, int]) -> Any:
+    """Int32 [2]: the sides that keep the aspect ratio and cover `least` (height, width).
+
+    Of a square torchvision truncates the longer side; of others timm rounds it.
+    """
+    import tensorflow as tf
+
+    sides = tf.cast(tf.shape(image)[:2], tf.float64)
+    if least[0] == least[1]:
+        return tf.cast(least[0] * sides / tf.reduce_min(sides), tf.int32)
+    return tf.cast(tf.round(sides / tf.reduce_min(sides / least)), tf.int32)
 
 
 def _decode_box(image: Any, draw: Any) -> Any:

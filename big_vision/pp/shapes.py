@@ -173,6 +173,7 @@ _RULES: dict[str, Callable[[Sides, dict[str, Any]], Shape]] = {
     "inception_crop": _box,
     "random_resized_crop": _box,
     "resize": _resize,
+    "center_crop_pct": _resize,
     "stored_view": _resize,
     "resize_small": _resize_square,
     "resize_long": _resize_square,

@@ -47,6 +47,8 @@ FAULTS = [
     ("random_resized_crop(8, ratio=1)", ValueError, 1, "ratio=1 is not two numbers above 0"),
     ("random_resized_crop(8, method='any')", ValueError, 1, "is not one of random, bilinear"),
     ("decode|resize(8, 'random')", ValueError, 8, "method='random' is not one of bilinear"),
+    ("decode|center_crop_pct(8, 1.1)", ValueError, 8, "pct=1.1 is not a number above 0, at most 1"),
+    ("decode|center_crop_pct(8, mode='border')", ValueError, 8, "is not one of center, squash"),
     ("lookup('/nowhere/words.txt')", FileNotFoundError, 1, "/nowhere/words.txt"),
 ]
 

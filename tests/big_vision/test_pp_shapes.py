@@ -20,7 +20,7 @@ KNOWN = [
     "decode_jpeg_and_inception_crop(12)|flip_lr|vgg_value_range",
     "random_resized_crop((12, 9))|flip_lr|vgg_value_range",
     "decode(channels=1)|random_resized_crop(12)",
-    "upright(channels=1)|resize((9, 12))",
+    "upright(channels=1)|center_crop_pct((9, 12), 0.9)",
     "decode|inception_crop|resize(size=9)|color_jitter(0.1)",
     "decode|random_crop((20, 30))|three_augment",
     "decode|central_crop|resize(7)|autoaugment",

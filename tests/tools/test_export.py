@@ -193,6 +193,8 @@ def test_a_string_is_told_in_timms_words():
     assert found == {"crop_pct": 0.875, "crop_mode": "center", "interpolation": "bicubic"}
     found = describe_crop("decode|resize(40)|central_crop(32)")
     assert (found["crop_pct"], found["crop_mode"]) == (0.8, "squash")
+    found = describe_crop("decode|center_crop_pct(32, 0.9, 'bilinear', mode='squash')")
+    assert found == {"crop_pct": 0.9, "crop_mode": "squash", "interpolation": "bilinear"}
     found = describe_crop("decode|central_crop|resize(32)")
     assert (found["crop_pct"], found["crop_mode"]) == (1.0, "center")
 

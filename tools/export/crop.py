@@ -24,6 +24,8 @@ def describe_crop(spec: str) -> JsonObject:
         arguments = inspect.signature(get_op(call.name)).bind(*call.args, **call.kwargs)
         arguments.apply_defaults()
         values = arguments.arguments
+        if call.name == "center_crop_pct":
+            found["crop_pct"], found["crop_mode"] = values["pct"], values["mode"]
         if call.name == "resize_small":
             resized, found["crop_mode"] = values["smaller_size"], "center"
         if call.name == "resize" and found["crop_mode"] == "squash":
