@@ -17,8 +17,8 @@ from job.answers import Answers
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
 from job.lineage import find_lineage
-from job.resume import open_store, take_run
-from job.summary import describe_end, describe_job, describe_reason
+from job.resume import Finished, open_store, take_run
+from job.summary import describe_end, describe_finished, describe_job, describe_reason
 from models import create_model, export_model
 from store import read_environment
 from store.lineage import LINEAGE, join_lineages, read_lineage, tell_lineage
@@ -61,7 +61,11 @@ def run(runtime: Runtime, job: Job) -> int:
     session = RunSession(job.run) if runtime.ranks.is_writer else None
     parts = None
     try:
-        job = _take_run(runtime, job, session)
+        taken = _take_run(runtime, job, session)
+        if isinstance(taken, Finished):
+            get_logger().info("%s", describe_finished(job, taken.reason))
+            return 0
+        job = replace(job, checkpoint=taken)
         _log_job(runtime, job)
         parts = build_parts(runtime, job)
         parts.teacher_metrics = parts.task.judge_teachers(sum_over(runtime, parts))
@@ -98,13 +102,13 @@ def _train_with_status(runtime: Runtime, job: Job, parts: Parts, session: RunSes
     return 0
 
 
-def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Job:
+def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Location | Finished | None:
     """Have rank zero take the run and look again; what it finds holds for all ranks.
 
     Raises:
       UserError: on every rank, where rank zero met it.
     """
-    found: Location | UserError | None = None
+    found: Location | Finished | UserError | None = None
     if session is not None:
         try:
             found = take_run(job.config, session, job.checkpoint)
@@ -113,7 +117,7 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Job:
     found = runtime.ranks.broadcast_value(found)
     if isinstance(found, UserError):
         raise found
-    return replace(job, checkpoint=found)
+    return found
 
 
 def _broadcast_choice(runtime: Runtime, job: Job) -> Job:

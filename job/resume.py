@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from store.changes import check_changes, check_stream, find_changes
 from store.lock import refuse_if_owned
 from store.runs import CHECKPOINTS, check_free
 from store.session import RunSession
+from store.summary import is_finished
 from utils.checkpoint import (
     CheckpointError,
     Location,
@@ -24,7 +26,7 @@ from utils.checkpoint import (
     load_newest,
     restore_state,
 )
-from utils.config import get_resume_rules
+from utils.config import get_neutral_keys, get_resume_rules
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -42,6 +44,8 @@ from utils.weights import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from engine import TrainState
@@ -51,6 +55,17 @@ if TYPE_CHECKING:
 
 # Where a run's data lie.
 _DATA_KEYS = ("data.source", "data.name", "data.root")
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run that is complete, so that nothing is left to do.
+
+    Args:
+      reason: why it ended, as its run.json says.
+    """
+
+    reason: str
 
 
 def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
@@ -73,8 +88,19 @@ def choose_run(config: RunConfig) -> tuple[Run, Location | None]:
                 f"{key}: {error}; look at the bucket's name, your login and its rights"
             ) from error
     if not config.run.eval_only:
+        _refuse_file(run.path)
         refuse_if_owned(run.path)
     return run, checkpoint
+
+
+def _refuse_file(folder: Path) -> None:
+    """Refuse a run whose directory, or one above it, is a file."""
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not nearest.is_dir():
+        raise UserError(
+            f"run.output_dir: the run would lie in {folder}, but {nearest} is a file; move it "
+            "away, or change run.output_dir, run.experiment or run.run_id"
+        )
 
 
 def open_store(config: RunConfig) -> RunStore:
@@ -87,10 +113,13 @@ def open_store(config: RunConfig) -> RunStore:
 
 def take_run(
     config: RunConfig, session: RunSession, checkpoint: Location | None
-) -> Location | None:
+) -> Location | Finished | None:
     """Take the run that was chosen, and look again: gives the checkpoint that it goes on from.
 
     Between the choice and the lock another program may have begun, written or ended.
+
+    Returns:
+      `Finished` where `run.resume: auto` meets a complete run of the same configuration.
 
     Raises:
       UserError: the run is taken, or in use.
@@ -102,7 +131,19 @@ def take_run(
     if config.run.resume != "auto":
         return checkpoint
     location = session.run.checkpoints
-    return find_checkpoint(location, verify=False) if has_checkpoints(location) else None
+    newest = find_checkpoint(location, verify=False) if has_checkpoints(location) else None
+    if _is_at_end(session.run, newest) and is_finished(
+        session.run, config.model_dump(mode="json"), get_neutral_keys()
+    ):
+        return Finished(str(session.run.read().get("reason", "")))
+    return newest
+
+
+def _is_at_end(run: Run, newest: Location | None) -> bool:
+    """Return whether no checkpoint is left, or the newest one is that of a complete run's end."""
+    final = run.read().get("final")
+    steps = final.get("steps") if isinstance(final, dict) else None
+    return newest is None or open_folder(newest).name == f"step_{steps or 0:08d}"
 
 
 def check_resume(job: Job, student: nn.Module) -> None:
@@ -131,8 +172,14 @@ def check_same_config(job: Job, facts: JsonObject) -> list[str]:
     """Refuse a checkpoint of another configuration; gives a line for each change of bits.
 
     Raises:
-      UserError: names each key with both values.
+      UserError: names each key with both values, or the run has done more steps than it should.
     """
+    if (done := facts["step"]) > job.total_steps:
+        key = "train.epochs" if job.config.train.steps is None else "train.steps"
+        raise UserError(
+            f"{key} gives {job.total_steps} steps, but the checkpoint in run.resume has done "
+            f"{done}; resume with at least as many, or begin a new run by --init-from"
+        )
     then = facts.get("config")
     if not isinstance(then, dict):
         return ["the checkpoint does not tell its configuration: nothing could be compared"]

@@ -56,6 +56,14 @@ def describe_end(job: Job, score_name: str, state: TrainState, last: float) -> l
     return [*lines, places, f"complete: {job.run.place}"]
 
 
+def describe_finished(job: Job, reason: str) -> str:
+    """Return the line of a run that is complete already, so that nothing is done."""
+    return (
+        f"complete: {job.run.place}, {reason}; nothing is left to do (more train.steps or "
+        "train.epochs goes on)"
+    )
+
+
 def _show_score(score: float) -> str:
     """Two places of a percentage, four digits of what is smaller than one."""
     return f"{score:.2f}" if abs(score) >= 1 else f"{score:.4g}"

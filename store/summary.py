@@ -13,15 +13,18 @@ import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE
-from store.mirror import RUN_FILE
+from store.changes import find_changes
+from store.config_text import parse_config
+from store.mirror import CONFIG_FILE, RUN_FILE
 from store.record import RunRecord
+from store.runs import Run
 from store.timeline import list_attempts, sum_paid
-from utils.json_types import JsonObject, JsonValue, load_json
+from utils.json_types import JsonMapping, JsonObject, JsonValue, load_json
 from utils.storage import compute_crc32c, open_folder, write_atomically
 
 SUMMARY_FILE = "summary.json"
@@ -58,6 +61,23 @@ def write_summary(folder: Path, artifacts: Sequence[JsonObject], remote: str = "
     write_atomically(folder / SUMMARY_FILE, text)
     if target is not None:
         target.write_text(SUMMARY_FILE, text)
+
+
+def is_finished(run: Run, config: JsonMapping, ignored: Collection[str]) -> bool:
+    """Return whether a run of this very configuration is complete with all that it leaves behind.
+
+    Args:
+      ignored: keys in which the configurations may differ.
+    """
+    if run.read().get("status") != "complete":
+        return False
+    try:
+        then = parse_config((run.path / CONFIG_FILE).read_text(encoding="utf-8"))
+        files = json.loads((run.path / SUMMARY_FILE).read_text(encoding="utf-8"))["files"]
+        is_whole = all((run.path / entry["path"]).is_file() for entry in files)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return is_whole and bool(then) and not find_changes(then, config).keys() - set(ignored)
 
 
 def withdraw_summary(folder: Path, remote: str = "") -> None:

@@ -176,6 +176,10 @@ def test_a_run_that_ended_early_does_not_train_on(unbroken, tmp_path):
     last = get_last_step(folder)
     assert run(tmp_path, "--resume=auto") == 0
     assert get_last_step(folder) == last
+    assert read_facts(folder) == read_facts(unbroken)
+    (folder / "summary.json").unlink()
+    assert run(tmp_path, "--resume=auto") == 0
+    assert get_last_step(folder) == last
     assert read_facts(folder)["reason"] == (
         f"{read_facts(unbroken)['reason']}; nothing was left to train"
     )
@@ -193,7 +197,7 @@ def test_two_ranks_end_after_the_same_step(tmp_path):
         done = run_main([*flags, "--run.run_id=two"])
         assert done.returncode == 0, (name, done.stderr)
         assert "ended early after step" in done.stderr
-    assert "nothing was left to train" in done.stderr
+    assert "nothing is left to do" in done.stderr
 
 
 REFUSED = [

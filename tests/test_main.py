@@ -285,16 +285,38 @@ def test_a_run_that_ended_with_an_epoch_goes_on_with_the_next(tmp_path):
     assert len(list((tmp_path / "tiny").iterdir())) == 1
 
 
-def test_a_complete_run_that_is_continued_stays_as_it_is(tmp_path):
+def test_a_complete_run_that_is_continued_stays_as_it_is(tmp_path, capsys):
     flags = create_argv(tmp_path, "--epochs=1", "--run.run_id=a")
     assert main.main(flags) == 0
     folder = tmp_path / "tiny" / "a"
-    lines, weights = get_lines(folder), load_file(folder / "student.safetensors")
-    assert main.main([*flags, "--resume=auto"]) == 0
-    assert get_lines(folder) == lines
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert main.main([*flags, "--resume=auto", "--train.log_every_steps=3"]) == 0
+    words = f"complete: {folder}, all 6 steps are done; nothing is left to do (more train.steps or"
+    assert words in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    # Another question is a reason to go on, and so is a file that is gone.
+    assert main.main([*flags, "--resume=auto", "--data.test_split=test"]) == 0
+    assert Run(folder).read()["attempts"] == 2 and "test_top1" in Run(folder).read()["final"]
+    weights = load_file(folder / "student.safetensors")
+    (folder / "student.safetensors").unlink()
+    assert main.main([*flags, "--resume=auto", "--data.test_split=test"]) == 0
+    assert Run(folder).read()["attempts"] == 3
     for name, value in load_file(folder / "student.safetensors").items():
         assert torch.equal(value, weights[name])
-    assert Run(folder).read()["status"] == "complete"
+
+
+@pytest.mark.parametrize("length", ["--train.steps=5", "--train.epochs=1"])
+def test_a_run_that_has_done_more_steps_is_not_made_shorter(tmp_path, capsys, length):
+    assert main.main(create_argv(tmp_path, "--train.steps=7", "--run.run_id=a")) == 0
+    config = (tmp_path / "tiny" / "a" / "config_resolved.yaml").read_bytes()
+    capsys.readouterr()
+    assert main.main(create_argv(tmp_path, length, "--resume=auto")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    key, steps = ("train.steps", 5) if "steps" in length else ("train.epochs", 6)
+    assert line.startswith(f"error: {key} gives {steps} steps, but the checkpoint in run.resume ")
+    assert "has done 7; resume with at least as many" in line
+    assert (tmp_path / "tiny" / "a" / "config_resolved.yaml").read_bytes() == config
 
 
 def test_the_seed_decides_a_run(tmp_path):

@@ -75,6 +75,15 @@ def test_overwrite_leaves_what_never_was_a_run_alone(tmp_path, capsys):
     assert [p.name for p in (tmp_path / "tiny" / "a").iterdir()] == ["thesis.tex"]
 
 
+@pytest.mark.parametrize("place", ["tiny", "tiny/a"])
+def test_a_file_where_a_run_would_lie_is_refused_by_the_check(tmp_path, capsys, place):
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / place).write_text("mine")
+    assert run(tmp_path, "--check") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"the run would lie in {tmp_path}/tiny/a, but {tmp_path / place} is a file" in line
+
+
 def test_a_replaced_run_goes_only_when_the_new_one_has_a_checkpoint(finished, monkeypatch):
     experiment = finished / "tiny"
     first = json.loads((experiment / "a" / "run.json").read_text())
