@@ -13,7 +13,7 @@ from engine import Plan, TrainState
 from job.check import check_split
 from job.micro_batches import settle_micro_batches
 from job.resume import restore, start_weights
-from job.spec import count_steps, with_input_processes
+from job.spec import count_eval_steps, count_steps, with_input_processes
 from models import (
     PAST,
     create_model,
@@ -198,7 +198,7 @@ def _create_plan(job: Job) -> Plan:
         total_steps=job.total_steps,
         steps_per_epoch=steps_per_epoch,
         log_every=train.log_every_steps,
-        eval_every=count_steps(train.eval_every_epochs, steps_per_epoch),
+        eval_every=count_eval_steps(train, steps_per_epoch),
         checkpoint_every=train.checkpoint_every_steps
         or count_steps(train.checkpoint_every_epochs, steps_per_epoch),
         seed=train.seed,

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run, describe_start
-from job.spec import Job, count_steps, describe_stream
+from job.spec import Job, count_eval_steps, describe_stream
 from models import (
     check_kernels,
     check_patch_names,
@@ -60,7 +60,7 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     # Refused here, made again on each replica: a schedule is functions, which do not travel.
     create_schedule(scale_lr(config), total_steps=total_steps, steps_per_epoch=steps_per_epoch)
     check_profiled_steps(config.profile.steps, total_steps)
-    eval_every = count_steps(config.train.eval_every_epochs, steps_per_epoch)
+    eval_every = count_eval_steps(config.train, steps_per_epoch)
     check_patience(config.train.early_stop_patience, -(-total_steps // eval_every))
     _check_ranks(config, task, device)
     student = create_model(config.model, **task.model_arguments, device="meta")

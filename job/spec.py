@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tasks import TaskFacts
     from utils.checkpoint import Location
     from utils.config import RunConfig
+    from utils.config.sections import TrainSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,11 @@ _LATER = {"repeats": 1, "mix_mode": "pair", "mix_off_epoch": None}
 def count_steps(epochs: float, steps_per_epoch: int) -> int:
     """Epochs in whole steps, at least one."""
     return max(1, round(epochs * steps_per_epoch))
+
+
+def count_eval_steps(train: TrainSection, steps_per_epoch: int) -> int:
+    """Return the steps between two evaluations."""
+    return train.eval_every_steps or count_steps(train.eval_every_epochs, steps_per_epoch)
 
 
 def describe_stream(

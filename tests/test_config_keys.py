@@ -51,7 +51,8 @@ train.bce_positive_weight
 train.class_weights train.l2_penalty train.epochs train.steps train.accumulate_steps
 train.verdicts
 train.seed train.log_every_steps
-train.eval_every_epochs train.checkpoint_every_epochs train.checkpoint_every_steps
+train.eval_every_epochs train.eval_every_steps train.checkpoint_every_epochs
+train.checkpoint_every_steps
 train.keep_checkpoints train.keep_every_steps train.on_nonfinite train.max_rollbacks
 train.stall_timeout_s train.early_stop_patience train.early_stop_min_delta train.deterministic
 train.label_smoothing train.mixup_alpha train.cutmix_alpha train.mix_mode train.mix_off_epoch
@@ -92,7 +93,7 @@ model.pretrained model.weights model.reset_head
 data.root data.allow_download data.test_split data.evals data.eval_batch_size data.threads
 data.prefetch_batches
 data.return_id data.skip_corrupt
-train.log_every_steps train.eval_every_epochs train.checkpoint_every_epochs
+train.log_every_steps train.eval_every_epochs train.eval_every_steps train.checkpoint_every_epochs
 train.checkpoint_every_steps train.keep_checkpoints train.keep_every_steps train.on_nonfinite
 train.max_rollbacks train.stall_timeout_s
 distill.teacher_weights distill.statistics distill.allow_weak_teacher profile.steps quantile.epsilon

@@ -427,6 +427,7 @@ _PLAIN_ROWS: list[Row] = [
                          ("epochs", "2", "plan"), ("steps", "7", "plan"),
                          ("accumulate_steps", "2", "state"), ("seed", "1", "batch"),
                          ("log_every_steps", "3", "plan"), ("eval_every_epochs", "2", "plan"),
+                         ("eval_every_steps", "4", "plan"),
                          ("checkpoint_every_epochs", "2", "plan"),
                          ("checkpoint_every_steps", "5", "plan"),
                          ("keep_checkpoints", "7", "callbacks"),

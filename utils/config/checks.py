@@ -441,7 +441,8 @@ def check_patience(patience: int, evaluations: int) -> None:
         raise UserError(
             f"train.early_stop_patience ({patience}) can end no run with {evaluations} "
             f"evaluation{'' if evaluations == 1 else 's'}, the first of which has nothing to "
-            "exceed; lower it or train.eval_every_epochs, or leave it out"
+            "exceed; lower it or the distance of evaluations (train.eval_every_epochs, "
+            "train.eval_every_steps), or leave it out"
         )
 
 

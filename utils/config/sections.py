@@ -307,6 +307,9 @@ class TrainSection(ConfigSection):
     eval_every_epochs: float = Field(
         1.0, gt=0, description="epochs between evaluations", **about(resume="free")
     )
+    eval_every_steps: int | None = Field(
+        None, ge=1, description="the same in steps; wins over epochs", **about(resume="free")
+    )
     checkpoint_every_epochs: float = Field(
         1.0, gt=0, description="epochs between checkpoints", **about(resume="free", is_neutral=True)
     )
