@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from utils.checkpoint import Kind, get_kind
-from utils.weights.files import WeightsError
+from utils.weights.files import WeightsError, refuse_stand_in_file
 from utils.weights.source import FileWeights
 
 _LOADER = "load_pretrained"  # what timm calls it
@@ -43,6 +43,7 @@ class ArchiveWeights(FileWeights):
 
 
 def _open(file: Path) -> np.lib.npyio.NpzFile:
+    refuse_stand_in_file(file)
     try:
         archive = np.load(file, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):

@@ -19,7 +19,24 @@ from utils.storage import Folder, give_usual_mode
 EXPORT_FILE = "student.safetensors"
 _SCHEMA_VERSION = 2
 _FACTS_KEY = "facts"  # of a .safetensors file's metadata
-_WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "module")
+_WRAPPERS = (
+    "state_dict_ema",
+    "model_ema",
+    "state_dict",
+    "model_state_dict",
+    "model",
+    "net",
+    "module",
+)
+_COMPILED = "_orig_mod."  # in names of what torch.compile has wrapped
+# How files begin that stand in for weights: what they are, and the way out.
+_STAND_INS = (
+    (b"version https://git-lfs", "it is a Git LFS pointer, not the file", "run git lfs pull"),
+    (b"<!doctype html", "it is an HTML page", "download the file itself"),
+    (b"<html", "it is an HTML page", "download the file itself"),
+)
+_START = 64  # bytes by which they are told
+_KEYS = 8  # that a message lists at most
 # The header's names of types -> PyTorch's.
 _TYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
@@ -42,6 +59,24 @@ class WeightsError(ValueError):
         self.way = way
 
 
+def refuse_stand_in(start: bytes) -> None:
+    """Refuse what stands where a file of weights should be, by its first bytes.
+
+    Raises:
+      WeightsError: says what it is.
+    """
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    for mark, what, way in _STAND_INS:
+        if text.startswith(mark):
+            raise WeightsError(what, way)
+
+
+def refuse_stand_in_file(file: Path) -> None:
+    """Refuse a file by its first bytes; see `refuse_stand_in`."""
+    with file.open("rb") as opened:
+        refuse_stand_in(opened.read(_START))
+
+
 def read_header(folder: Folder, name: str) -> JsonObject:
     """The header of a .safetensors file, read without its tensors, which must all be there.
 
@@ -49,8 +84,10 @@ def read_header(folder: Folder, name: str) -> JsonObject:
       WeightsError: it is none, or cut.
       OSError: the file cannot be read.
     """
-    length = int.from_bytes(folder.read_bytes(name, 0, 8), "little")
+    start = folder.read_bytes(name, 0, _START)
+    length = int.from_bytes(start[:8], "little")
     if not 0 < length <= _LONGEST_HEADER:
+        refuse_stand_in(start)
         raise WeightsError(f"its header cannot be {length} bytes long")
     try:
         header = json.loads(folder.read_bytes(name, 8, length))
@@ -85,7 +122,7 @@ def read_kinds(header: JsonMapping) -> dict[str, Kind]:
     for name, entry in list_entries(header).items():
         if entry["dtype"] not in _TYPES:
             raise WeightsError(f"{name} is of the type {entry['dtype']}")
-        found[name] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
+        found[_clean(name)] = tuple(entry["shape"]), _TYPES[entry["dtype"]]
     return found
 
 
@@ -114,8 +151,9 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
     Raises:
       WeightsError: it is broken.
     """
+    refuse_stand_in_file(file)
     try:
-        return load_file(file)
+        return {_clean(name): value for name, value in load_file(file).items()}
     except (SafetensorError, OSError, ValueError) as error:
         raise WeightsError(_get_reason(error)) from error
 
@@ -123,7 +161,8 @@ def load_safetensors(file: Path) -> dict[str, Tensor]:
 def load_pickled(file: Path) -> dict[str, Tensor]:
     """The tensors of a .pth, which is read without unpickling code.
 
-    The usual wrappers (`state_dict`, `model`, ...) and `module.` prefixes are taken off.
+    The usual wrappers (`state_dict`, `model`, ...), `module.` prefixes and what torch.compile adds
+    to names are taken off.
 
     Raises:
       WeightsError: it is broken, holds other objects, or no tensors.
@@ -180,6 +219,7 @@ def _sort_metadata(path: Path) -> None:
 
 
 def _unpickle(file: Path, *, mmap: bool) -> object:
+    refuse_stand_in_file(file)
     try:
         return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
@@ -201,13 +241,22 @@ def _unwrap(content: object) -> dict[str, Tensor]:
             content = content[wrapper]
     items = content.items() if isinstance(content, dict) else ()
     tensors = {
-        name.removeprefix("module."): value
+        _clean(name).removeprefix("module."): value
         for name, value in items
         if isinstance(name, str) and isinstance(value, Tensor)
     }
     if not tensors:
-        raise WeightsError("it holds no tensors", "give a file of weights")
+        listed = ", ".join(repr(key) for key in list(dict(items))[:_KEYS])
+        keys = f"; its keys are {listed}" if listed else ""
+        raise WeightsError(
+            f"it holds no tensors{keys}", f"give tensors by name, alone or as {_WRAPPERS[2]!r}"
+        )
     return tensors
+
+
+def _clean(name: str) -> str:
+    """A tensor's name in the model that was compiled."""
+    return name.replace(_COMPILED, "")
 
 
 def _get_reason(error: Exception) -> str:

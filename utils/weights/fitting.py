@@ -28,6 +28,7 @@ from utils.weights.source import Weights
 _HEADS = ("head", "fc", "fc2", "classifier")
 # What timm calls the functions with which a family of models reads weights of another size.
 _FILTERS = ("checkpoint_filter_fn", "_filter_fn")
+_COUNTER = "num_batches_tracked"  # of BatchNorm
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,8 @@ def fit(model: nn.Module, weights: Weights, rules: FitRules, *, read: bool) -> F
         check_patterns("run.init_skip", rules.skip, [*own, *found.tensors])
         found.kept |= {name for name in own if matches(name, rules.skip)}
         found.tensors = {k: v for k, v in found.tensors.items() if not matches(k, rules.skip)}
+    # Older files lack them, and nothing but a cumulative average reads them.
+    found.kept |= {name for name in own if name.endswith(_COUNTER) and name not in found.tensors}
     _renew_head(model, found, rules, weights)
     if read and len(found.misfit(model)):
         _resample(model, found)

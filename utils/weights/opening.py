@@ -8,7 +8,14 @@ from utils.json_types import JsonObject
 from utils.storage import Folder, join_place, open_folder
 from utils.weights.archives import ArchiveWeights
 from utils.weights.files import EXPORT_FILE
-from utils.weights.hub import find_file, is_shared, open_shared, read_shared_facts
+from utils.weights.hub import (
+    CONFIG,
+    LOCAL,
+    find_file,
+    is_shared,
+    open_shared,
+    read_shared_facts,
+)
 from utils.weights.language_files import LanguageWeights
 from utils.weights.source import CheckpointWeights, PickledWeights, SafetensorsWeights, Weights
 
@@ -19,7 +26,7 @@ def open_weights(path: str, key: str) -> Weights:
     A run's directory means its export where it has one, or else the newest of its checkpoints; a
     checkpoint means its evaluated weights, the average where there is one. `hf-hub:owner/name` and
     `local-dir:folder` are models as timm shares them, the latter also language models as
-    transformers saves them.
+    transformers saves them, and so is a folder with a config.json and neither of the others.
 
     Args:
       key: the configuration's, for errors.
@@ -43,9 +50,11 @@ def open_weights(path: str, key: str) -> Weights:
         return _open_file(path, key, folder, EXPORT_FILE)
     if has_checkpoints(folder):
         return CheckpointWeights(path, key, folder)
+    if CONFIG in folder.list_names():
+        return open_weights(f"{LOCAL}{path}", key)
     raise UserError(
-        f"{key} ({path!r}): no file {EXPORT_FILE} there, and no checkpoint; give a .safetensors, a "
-        ".pth, an .npz, a run's directory or a step_... directory"
+        f"{key} ({path!r}): no file {EXPORT_FILE} or {CONFIG} there, and no checkpoint; give a "
+        ".safetensors, a .pth, an .npz, a run's directory or a step_... directory"
     )
 
 
