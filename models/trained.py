@@ -18,8 +18,10 @@ from models.factory import MODELS, build_model, find_model_name
 from models.transforms import InputTransform, create_input_transform
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonMapping, JsonObject
+from utils.log import get_logger
 from utils.storage import is_there
 from utils.weights import (
+    ClassSide,
     Weights,
     find_run_folder,
     is_shared,
@@ -28,10 +30,18 @@ from utils.weights import (
     open_weights,
     read_class_names,
     read_run_config,
+    require_same_classes,
 )
 
-# What weights of other tasks than images tell of their model.
-_OTHER_TASKS = {"vocab_size": "a language model", "in_features": "a model of numbers"}
+# What weights of other tasks than images tell of their model: what it is, and who takes it.
+_OTHER_TASKS = {
+    "vocab_size": (
+        "a language model",
+        "; a language model goes on by tools.generate, and to others by tools.export --to "
+        "transformers",
+    ),
+    "in_features": ("a model of numbers", ""),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +126,8 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
 
     Args:
       key: what gave the path, for errors.
-      given: `model`, `args`, `num_classes`, `eval_pp`, where the weights tell none or another.
+      given: `model`, `args`, `num_classes`, `eval_pp`, `classes` (their names), where the weights
+        tell none or another.
 
     Raises:
       UserError: no weights there, no name of their model, or a model of another task.
@@ -132,7 +143,9 @@ def open_trained(path: str, key: str, given: JsonMapping | None = None) -> Train
     require_valid_spec(pp, "--pp")
     require_range(pp, "--pp")
     classes = int(facts.get("num_classes") or model.num_classes)
-    is_public = (weights is None or is_shared(path)) and facts["model"] not in MODELS
+    is_shared_model = weights is None or is_shared(weights.path)
+    is_public = is_shared_model and facts["model"] not in MODELS
+    _check_name_count(facts, classes, f"{key} ({path!r})", is_refused=not is_shared_model)
     return TrainedModel(
         model=model,
         name=facts["model"],
@@ -162,9 +175,14 @@ def _refuse_near_name(path: str, key: str) -> None:
 
 
 def _settle(told: JsonMapping, given: JsonMapping, path: str, key: str) -> JsonObject:
-    for fact, what in _OTHER_TASKS.items():
+    for fact, (what, way) in _OTHER_TASKS.items():
         if fact in told:
-            raise UserError(f"{key} ({path!r}) holds {what}; give one that classifies images")
+            raise UserError(f"{key} ({path!r}) holds {what}; give one that classifies images{way}")
+    if given.get("model"):
+        find_model_name(given["model"], "--model")
+    if told.get("classes", given.get("classes")) != given.get("classes", told.get("classes")):
+        own, names = ClassSide(f"{key} ({path!r})", told["classes"]), given["classes"]
+        require_same_classes(own, ClassSide("--names", names), way="leave --names out")
     if not told.get("model") and not given.get("model"):
         raise UserError(
             f"{key} ({path!r}) does not say its model; name it by --model, and its classes by "
@@ -183,6 +201,23 @@ def _settle(told: JsonMapping, given: JsonMapping, path: str, key: str) -> JsonO
             )
     args = {**told.get("args", {}), **given.get("args", {})}
     return {**told, **given, "args": args}
+
+
+def _check_name_count(facts: JsonMapping, classes: int, where: str, *, is_refused: bool) -> None:
+    """Refuse another number of class names than of classes; of a shared model only warn.
+
+    Raises:
+      UserError: says both numbers.
+    """
+    names = facts.get("classes")
+    if not isinstance(names, list) or len(names) == classes:
+        return
+    words = f"{where} has {len(names)} class names for {classes} classes"
+    if is_refused:
+        raise UserError(
+            f"{words}; correct them in the JSON beside the weights, or in the file of --names"
+        )
+    get_logger().warning("%s: they are left out", words)
 
 
 def _build(facts: JsonMapping, weights: Weights | None, key: str) -> nn.Module:

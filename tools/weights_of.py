@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage import open_folder
 
 if TYPE_CHECKING:
     from datasets import Loader
@@ -27,6 +28,12 @@ def add_weights_flags(parser: argparse.ArgumentParser) -> None:
     add("--model", default="", metavar="NAME", help="architecture, where the weights tell none")
     add("--model-args", default="", metavar="JSON", help="its arguments: '{\"img_size\": 32}'")
     add("--classes", type=int, metavar="K", help="its classes, where the weights tell none")
+    add(
+        "--names",
+        default="",
+        metavar="FILE",
+        help="names of its classes, where the weights tell none: a name a line, or a JSON list",
+    )
     add(
         "--pp", default="", metavar="STRING",
         help="preprocessing of an encoded image (docs/preprocessing.md); none: the run's own",
@@ -48,6 +55,8 @@ def load_trained(options: argparse.Namespace) -> TrainedModel:
         given["args"] = _read_arguments(options.model_args)
     if options.classes is not None:
         given["num_classes"] = options.classes
+    if options.names:
+        given["classes"] = _read_names(options.names)
     if options.pp:
         given["eval_pp"] = options.pp
     return open_trained(options.weights, WEIGHTS_KEY, given)
@@ -80,6 +89,27 @@ def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
     reader = source.open(selection, Reading("eval", shard, 0))
     warn_of_left_out(f"{key} ({place})", selection)
     return Loader(section, "eval", reader, shard, "exact")
+
+
+def _read_names(place: str) -> list[str]:
+    """Read names of classes, in the order of their numbers."""
+    folder = open_folder(place)
+    try:
+        text = folder.parent.read_text(folder.name)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UserError(
+            f"--names ({place!r}) cannot be read: {reason}; give a text file"
+        ) from error
+    if not place.endswith(".json"):
+        return [line.strip() for line in text.splitlines() if line.strip()]
+    try:
+        names = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"--names ({place!r}) is no JSON: {error}; write a list") from error
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f'--names ({place!r}) is no list of texts; write \'["cat", "dog"]\'')
+    return names
 
 
 def _read_arguments(text: str) -> JsonObject:

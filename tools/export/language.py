@@ -25,7 +25,7 @@ _TOKENS, _SEED = 32, 0
 # What image forms are asked with, and language models know nothing of.
 _OF_IMAGES = {
     "normalize": False, "batch_size": None, "images": "", "model": "", "model_args": "", "pp": "",
-    "classes": None,
+    "classes": None, "names": "",
 }  # fmt: skip
 
 
