@@ -1,8 +1,10 @@
 """A model card out of what a run has written down: what it is, how it was made, what it reaches.
 
     python -m tools.card runs/digits_student/RUN --out README.md
+    python -m tools.card weights.pth --model resnet50 --out README.md
 
-Nothing is asked and nothing is guessed: licence and purpose are not in a run, and the card says so.
+Of weights that lie in no run the card says what the model is, and that no more is known. Nothing is
+asked and nothing is guessed: licence and purpose are not in a run, and the card says so.
 """
 
 from __future__ import annotations
@@ -14,13 +16,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.errors import UserError
+from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained
 from utils.json_types import JsonValue
 from utils.log import setup_logging
 from utils.programs import create_program_parser, prepare_file, run_program
-from utils.storage import join_place, write_atomically
+from utils.storage import is_there, join_place, write_atomically
 
 if TYPE_CHECKING:
+    from models import TrainedModel
     from store.record import RunRecord
     from utils.json_types import JsonObject
 
@@ -35,6 +38,16 @@ _RECIPE = (
     "distill.loss", "distill.losses", "distill.temperature", "distill.alpha", "train.seed",
     "runtime.precision",
 )  # fmt: skip
+# The front matter that hubs read.
+_HEAD = """---
+library_name: timm
+pipeline_tag: image-classification
+tags:
+- timm
+---
+""".splitlines()
+# Keys of which a run that is taught sets one.
+_TAUGHT = ("teacher", "teacher_weights", "teachers", "teacher_cache", "peer")
 _NAMES = 20  # of classes that a card lists
 _NOTHING = (None, "", [], {}, (), False)
 _SPLITS = {"eval_": "data.eval_split", "test_": "data.test_split"}
@@ -49,27 +62,31 @@ def main(argv: Sequence[str] | None = None) -> int:
 def create_parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = create_program_parser(__doc__, prog="python -m tools.card")
-    parser.add_argument("run", metavar="RUN", help="a run's directory, or weights in it")
+    add_weights_flags(parser)
     parser.add_argument("--out", type=Path, required=True, help="the Markdown file")
     return parser
 
 
 def write(options: argparse.Namespace) -> None:
-    """Write the card of a run.
+    """Write the card of a run, or of weights that lie in none.
 
     Raises:
-      UserError: no run is there.
+      UserError: no weights are there, or nothing says of which model they are.
     """
     from store.record import RunRecord
-    from utils.weights import find_run_folder, open_weights
+    from utils.weights import find_run_folder, is_shared, open_weights
 
-    weights = open_weights(options.run, "RUN")
-    folder = find_run_folder(weights.location)
-    if folder is None:
-        raise UserError(f"RUN ({options.run!r}) lies in no run; give a run's directory")
+    place = options.weights
+    is_path = is_shared(place) or "/" in place or is_there(place)
+    weights = open_weights(place, WEIGHTS_KEY) if is_path else None
+    folder = None if weights is None else find_run_folder(weights.location)
     prepare_file(options.out, "--out")
-    write_atomically(options.out, make_card(RunRecord(folder), weights.facts, weights.location))
-    print(f"{options.out}: the card of {folder}")
+    if weights is not None and folder is not None:
+        text = make_card(RunRecord(folder), weights.facts, weights.location)
+    else:
+        text = make_bare_card(load_trained(options))
+    write_atomically(options.out, text)
+    print(f"{options.out}: the card of {folder or place}")
 
 
 def make_card(record: RunRecord, facts: JsonObject, location: str) -> str:
@@ -80,8 +97,7 @@ def make_card(record: RunRecord, facts: JsonObject, location: str) -> str:
       location: where they lie.
     """
     parts = [
-        "---", "library_name: timm", "pipeline_tag: image-classification", "tags:", "- timm",
-        "---", "", f"# {record.path}", "", _introduce(record, facts), "",
+        *_HEAD, f"# {record.path}", "", _introduce(record, facts), "",
         "## Results", "", *_doubt_results(record, location),
         *_make_table(("split", "metric", "value"), _list_results(record)), "",
         "## Model", "", *_make_table(("what", "value"), _list_model(record, facts)), "",
@@ -92,6 +108,19 @@ def make_card(record: RunRecord, facts: JsonObject, location: str) -> str:
         "Licence of weights and data, intended use, and behaviour outside of the splits above.", "",
     ]  # fmt: skip
     return "\n".join(parts)
+
+
+def make_bare_card(trained: TrainedModel) -> str:
+    """Make the card of weights that lie in no run, as Markdown: what the model is."""
+    names = trained.class_names
+    told = {**trained.facts, "num_classes": trained.num_classes, "eval_pp": trained.pp}
+    told |= {"classes": list(names)} if names else {}
+    numbers = sum(one.numel() for one in trained.model.parameters())
+    rows = [("parameters", _show(numbers)), *_list_facts(told)]
+    lines = [*_HEAD, f"# {trained.location}", "", f"`{trained.name}`, weights that lie in no run."]
+    lines += ["", "## Model", "", *_make_table(("what", "value"), rows), "", "## Not known", ""]
+    lines += ["Data and training, results, licence of weights and data, intended use.", ""]
+    return "\n".join(lines)
 
 
 def _introduce(record: RunRecord, facts: JsonObject) -> str:
@@ -124,22 +153,32 @@ def _list_results(record: RunRecord) -> list[tuple[str, ...]]:
 
 
 def _list_model(record: RunRecord, facts: JsonObject) -> list[tuple[str, ...]]:
+    told = {"eval_pp": record.config.get("data.eval_pp"), **facts}
+    numbers = (record.facts.get("final") or {}).get("parameters")
+    rows = [("parameters trained", _show(numbers)), *_list_facts(told)]
+    return [row for row in rows if row[1]]
+
+
+def _list_facts(facts: JsonObject) -> list[tuple[str, str]]:
+    """What is known of a model by its weights alone."""
     shown = str(facts.get("num_classes", ""))
     if names := facts.get("classes"):
         shown += f": {', '.join(names[:_NAMES])}{', ...' if len(names) > _NAMES else ''}"
     rows = [
         ("architecture", f"`{facts.get('model')}`"),
         ("arguments", f"`{json.dumps(facts.get('args', {}))}`"),
-        ("parameters trained", _show((record.facts.get("final") or {}).get("parameters"))),
         ("classes", shown),
-        ("preparation of images", f"`{facts.get('eval_pp') or record.config.get('data.eval_pp')}`"),
-        ("mean, std of pixels 0 to 255", f"{facts.get('mean')}, {facts.get('std')}"),
+        ("preparation of images", f"`{facts.get('eval_pp')}`"),
     ]
+    if facts.get("mean") is not None:
+        rows.append(("mean, std of pixels 0 to 255", f"{facts['mean']}, {facts.get('std')}"))
     return [row for row in rows if row[1]]
 
 
 def _list_recipe(record: RunRecord) -> list[tuple[str, ...]]:
-    found = {key: record.config.get(key) for key in _RECIPE}
+    is_taught = any(record.config.get(f"distill.{key}") not in _NOTHING for key in _TAUGHT)
+    keys = [key for key in _RECIPE if is_taught or not key.startswith("distill.")]
+    found = {key: record.config.get(key) for key in keys}
     return [(f"`{k}`", f"`{_show(v)}`") for k, v in found.items() if v not in _NOTHING]
 
 
