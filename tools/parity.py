@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 WHOLE = "(whole model)"  # what it does outside of its modules shows nowhere else
+_KEPT_BYTES = 1 << 28  # of a side's tensors at a time
 _BACKENDS = ("cpu", "cuda", "xla")
 _PRECISIONS = ("fp32", "bf16")
 
@@ -108,37 +110,59 @@ class WatchedModel:
         patch_for(runtime, ModelSection(xla_patches=patched), self.model)
         runtime.prepare(self.model)
 
-    def watch(self, images: Tensor) -> list[LayerCall]:
-        """Every call of a module with tensors, inner ones first, the whole model last.
+    def watch(self, images: Tensor, wanted: Collection[str] | None = None) -> list[LayerCall]:
+        """Return calls of modules with tensors, inner ones first, the whole model last.
+
+        Args:
+          wanted: names of the calls whose tensors are kept; None: all.
 
         # host read: one in all
         """
         seen: list[tuple[str, nn.Module, tuple[Tensor, ...], Tensor]] = []
-        names = {id(module): name or WHOLE for name, module in self.model.named_modules()}
 
-        def note(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
-            if is_plain(inputs) and is_plain((output,)):
+        def note(call: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if wanted is None or call in wanted:
                 # What comes later may work in place on either of them.
                 kept = tuple(one.clone() for one in inputs)
-                seen.append((names[id(module)], module, kept, output.clone()))
+                seen.append((call, module, kept, output.clone()))
 
-        hooks = [module.register_forward_hook(note) for module in self.model.modules()]
+        self._follow(images, note)
+        tensors = {f"{n}.in{i}": one for n, s in enumerate(seen) for i, one in enumerate(s[2])}
+        tensors |= {f"{n}.out": s[3] for n, s in enumerate(seen)}
+        host = self.runtime.fetch_all(tensors)
+        calls = []
+        for number, (name, module, inputs, _) in enumerate(seen):
+            given = tuple(host[f"{number}.in{i}"] for i in range(len(inputs)))
+            calls.append(LayerCall(name, type(module).__name__, given, host[f"{number}.out"]))
+        return calls
+
+    def measure_calls(self, images: Tensor) -> dict[str, int]:
+        """Return the bytes of each call's inputs and output, of which nothing is kept."""
+        sizes: dict[str, int] = {}
+
+        def note(call: str, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            sizes[call] = sum(one.numel() * one.element_size() for one in (*inputs, output))
+
+        self._follow(images, note)
+        return sizes
+
+    def _follow(self, images: Tensor, note: Callable[..., None]) -> None:
+        """Run the model and pass each call of a module with tensors to `note`, by its name."""
+        names = {id(module): name or WHOLE for name, module in self.model.named_modules()}
+        times: Counter[str] = Counter()
+
+        def watch(module: nn.Module, inputs: tuple[object, ...], output: object) -> None:
+            if is_plain(inputs) and is_plain((output,)):
+                name = names[id(module)]
+                times[name] += 1
+                note(name if times[name] == 1 else f"{name}#{times[name]}", module, inputs, output)
+
+        hooks = [module.register_forward_hook(watch) for module in self.model.modules()]
         try:
             self._call(self.model, (images,))
         finally:
             for hook in hooks:
                 hook.remove()
-        tensors = {f"{n}.in{i}": one for n, s in enumerate(seen) for i, one in enumerate(s[2])}
-        tensors |= {f"{n}.out": s[3] for n, s in enumerate(seen)}
-        host = self.runtime.fetch_all(tensors)
-        times: dict[str, int] = {}
-        calls = []
-        for number, (name, module, inputs, _) in enumerate(seen):
-            times[name] = times.get(name, 0) + 1
-            shown = name if times[name] == 1 else f"{name}#{times[name]}"
-            given = tuple(host[f"{number}.in{i}"] for i in range(len(inputs)))
-            calls.append(LayerCall(shown, type(module).__name__, given, host[f"{number}.out"]))
-        return calls
 
     def repeat(self, calls: Sequence[LayerCall]) -> dict[str, Tensor]:
         """Outputs of these modules, each by itself, given the inputs of other calls."""
@@ -156,18 +180,44 @@ class WatchedModel:
             return module(*(self.runtime.tensor_to_device(one) for one in inputs))
 
 
-def find_differences(a: WatchedModel, b: WatchedModel, images: Tensor) -> list[LayerDifference]:
-    """Every call that both sides make, in the order of side A."""
-    calls, others = a.watch(images), {call.name: call for call in b.watch(images)}
-    shared = [call for call in calls if call.name in others]
-    alone = b.repeat(shared)
-    return [
-        LayerDifference(
-            call.name, others[call.name].kind,
-            measure(call.output, others[call.name].output), measure(call.output, alone[call.name]),
-        )
-        for call in shared
-    ]  # fmt: skip
+def find_differences(
+    a: WatchedModel, b: WatchedModel, images: Tensor, kept_bytes: int = _KEPT_BYTES
+) -> list[LayerDifference]:
+    """Compare every call that both sides make, in the order of side A.
+
+    The sides run once for each part of the calls, whose tensors alone are held.
+
+    Args:
+      kept_bytes: of tensors of one side that are held at a time.
+    """
+    found = []
+    for part in split_calls(a.measure_calls(images), kept_bytes):
+        calls, others = a.watch(images, part), {one.name: one for one in b.watch(images, part)}
+        shared = [call for call in calls if call.name in others]
+        alone = b.repeat(shared)
+        found += [
+            LayerDifference(
+                call.name,
+                others[call.name].kind,
+                measure(call.output, others[call.name].output),
+                measure(call.output, alone[call.name]),
+            )
+            for call in shared
+        ]
+    return found
+
+
+def split_calls(sizes: Mapping[str, int], kept_bytes: int) -> list[set[str]]:
+    """Split calls, in their order, into parts that hold so many bytes or a single call."""
+    parts: list[set[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not parts or size > room:
+            parts.append(set())
+            room = kept_bytes
+        parts[-1].add(name)
+        room -= size
+    return parts
 
 
 def is_plain(values: Sequence[object]) -> bool:

@@ -63,6 +63,32 @@ def test_what_a_model_does_outside_of_its_layers_is_seen(weights):
     assert (first.name, first.kind) == ("(whole model)", "VisionTransformer")
 
 
+def test_calls_are_held_a_part_at_a_time(weights, monkeypatch):
+    """As few tensors as are asked for lie in memory at once, and nothing else changes."""
+    trained = open_trained(weights, "WEIGHTS")
+    images = read_images(trained, "", 2, normalize=False)
+    runtime = create_side_runtime("cpu", "a")
+    a, b = (WatchedModel(runtime, trained.model) for _ in "ab")
+    with torch.no_grad():
+        b.model.blocks[1].mlp.fc2.weight[0, 0] += 0.5
+    whole = find_differences(a, b, images)
+    sizes = a.measure_calls(images)
+    largest = max(sizes.values())
+    held = []
+    fetch = type(runtime).fetch_all
+
+    def count(self, tensors):
+        held.append(sum(one.nbytes for one in tensors.values()))
+        return fetch(self, tensors)
+
+    monkeypatch.setattr(type(runtime), "fetch_all", count)
+    assert find_differences(a, b, images, largest) == whole
+    assert max(held) == largest < sum(sizes.values()) / 10
+    held.clear()
+    find_differences(a, b, images)
+    assert max(held) == sum(sizes.values())
+
+
 def test_half_precision_deviates_from_its_first_product_on(weights, capsys):
     assert main([weights, "--a", "cpu", "--b", "cpu:bf16", "--count", "2"]) == 1
     assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
