@@ -63,9 +63,15 @@ def adapt(model: nn.Module, patterns: Sequence[str], rank: int, alpha: float) ->
         rank is no less than a side of a layer.
     """
     linear = {name: one for name, one in model.named_modules() if type(one) is nn.Linear}
+    heads = set(list_head_names(model))
+    if not any(f"{name}.weight" not in heads for name in linear):
+        raise UserError(
+            f"model.lora ({list(patterns)}) adapts linear layers, and this model has "
+            f"{', '.join(linear) or 'none'}{', the head, which is trained whole' * bool(linear)}; "
+            "train it by optim.freeze or optim.lr_factors"
+        )
     check_patterns("model.lora", patterns, linear)
     names = [name for name in linear if matches(name, patterns)]
-    heads = set(list_head_names(model))
     for name in names:
         if f"{name}.weight" in heads:
             raise UserError(

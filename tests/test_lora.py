@@ -18,6 +18,7 @@ from models.patches import apply_patches
 from store import read_metrics
 from tests.support.jax_archives import write_vit
 from tests.support.tiny_parts import create_argv, create_vit
+from utils.errors import UserError
 from utils.weights import is_adapter, merge_adapters, open_weights
 
 LORA = '--model.lora=["blocks.*.attn.qkv","blocks.*.mlp.*"]'
@@ -121,3 +122,9 @@ WRONG = [
 def test_adapters_that_mean_nothing_are_refused(tmp_path, capsys, flags, words):
     assert main.main(create_argv(tmp_path, "--run.check_only=true", *flags)) == 2
     assert words in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_model_whose_only_linear_layer_is_its_head_has_nothing_to_adapt():
+    words = "adapts linear layers, and this model has fc, the head, which is trained whole"
+    with pytest.raises(UserError, match=words):
+        adapt(timm.create_model("resnet10t", num_classes=3), ["layer*"], 2, 4.0)
