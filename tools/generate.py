@@ -3,11 +3,12 @@
     python -m tools.generate runs/transformer_text/RUN --prompt "def main(" --top-k 40
     python -m tools.generate runs/transformer_sequences/RUN --prompt "3 1 4 8" --temperature 0
 
-RUN is a run's directory, an export or a checkpoint. Text is read and shown by the tokenizer that
-the run's data was made with, which lies in the dataset's directory (--data, or as the run's
-configuration says); bytes need none. A model of made-up sequences takes and gives numbers of
-tokens. It keeps keys, values and states of what it has seen; on --device xla and cuda in room that
-is taken once, so that one program serves all tokens.
+RUN is a run's directory, an export, a checkpoint or a folder that transformers has saved. Text is
+read and shown by the tokenizer that the run's data was made with, which lies in the dataset's
+directory (--data, or as the run's configuration says); bytes need none, and a model of the Hub has
+a tokenizer.json in its folder. A model of made-up sequences takes and gives numbers of tokens. It
+keeps keys, values and states of what it has seen; on --device xla and cuda in room that is taken
+once, so that one program serves all tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from big_vision.input.tokenizer import ByteTokenizer, TextTokenizer, load_tokenizer
+from big_vision.input.tokenizer import (
+    TOKENIZER_FILE,
+    ByteTokenizer,
+    SharedTokenizer,
+    TextTokenizer,
+    load_tokenizer,
+    read_shared_tokenizer,
+)
 from big_vision.input.tokens import read_token_index
 from models.delta.kernels import choose_kernels
 from models.factory import build_model
@@ -30,8 +38,14 @@ from models.transformer import FixedCache, LayerCache
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import create_program_parser, run_program
-from utils.storage import to_path
-from utils.weights import find_run_folder, load_weights, open_weights, read_run_config
+from utils.storage import open_folder, to_path
+from utils.weights import (
+    find_run_folder,
+    is_shared,
+    load_weights,
+    open_weights,
+    read_run_config,
+)
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime
@@ -115,6 +129,8 @@ def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTok
     """
     told = str(facts.get("tokenizer", ""))
     kind = told.partition(" ")[0]
+    if not kind and (shared := load_shared_tokenizer(arguments.run)) is not None:
+        return shared
     if not kind and arguments.data:
         raise UserError(
             f"--data ({arguments.data}) means nothing to a model of made-up sequences, whose "
@@ -134,6 +150,18 @@ def find_tokenizer(arguments: argparse.Namespace, facts: JsonMapping) -> TextTok
     return load_tokenizer(kind, directory)
 
 
+def load_shared_tokenizer(path: str) -> SharedTokenizer | None:
+    """Load the tokenizer.json in the folder of a model of the Hub, or None if there is none."""
+    weights = open_weights(path, _RUN_KEY)
+    if not is_shared(weights.path):
+        return None
+    folder = open_folder(weights.location)
+    if TOKENIZER_FILE not in folder.list_names():
+        return None
+    with folder.open_local(TOKENIZER_FILE) as file:
+        return read_shared_tokenizer(file)
+
+
 def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -> list[int]:
     """Tokens of a prompt; an empty one begins where a text begins.
 
@@ -141,12 +169,19 @@ def encode_prompt(text: str, tokenizer: TextTokenizer | None, vocab_size: int) -
       UserError: it is no list of tokens, where numbers are wanted.
     """
     if tokenizer is not None:
-        return tokenizer.encode(text.encode()).tolist() or [tokenizer.end]
+        tokens = tokenizer.encode(text.encode()).tolist()
+        tokens = tokens or [end for end in (tokenizer.end,) if end is not None]
+        if not tokens or max(tokens) >= vocab_size:
+            raise UserError(
+                f"--prompt ({text!r}) gives tokens {tokens[:8]}, of which the model knows 0 to "
+                f"{vocab_size - 1}; write another prompt"
+            )
+        return tokens
     words = text.replace(",", " ").split()
     if not words or not all(word.isdigit() and int(word) < vocab_size for word in words):
         raise UserError(
             f"--prompt ({text!r}) must be numbers of tokens from 0 to {vocab_size - 1}, as in "
-            "'3 1 4': this model has learnt made-up sequences"
+            "'3 1 4': this model has learnt made-up sequences, or no tokenizer.json lies with it"
         )
     return [int(word) for word in words]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from utils.errors import UserError
+from utils.log import get_logger
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 TOKENIZER_FILE = "tokenizer.json"
 END_TEXT = "<|endoftext|>"
 KINDS = ("byte", "bpe")
+# Of models of the Hub, the first that is there.
+_ENDS = (END_TEXT, "<|im_end|>", "</s>", "<|end_of_text|>", "<eos>")
 
 
 class TextTokenizer(Protocol):
@@ -79,6 +82,42 @@ class BpeTokenizer(TextTokenizer):
     def save(self, path: Path) -> None:
         """Write it, to be read by `load_tokenizer` and by the library."""
         self._tokenizer.save(str(path))
+
+
+class SharedTokenizer(TextTokenizer):
+    """A `tokenizer.json` that lies beside weights of the Hub, whose special tokens count as such.
+
+    Attributes:
+      end: the usual token that ends a text, or None if it has none.
+    """
+
+    kind = "shared"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocab_size = tokenizer.get_vocab_size()
+        ends = (tokenizer.token_to_id(name) for name in _ENDS)
+        self.end = next((end for end in ends if end is not None), None)
+
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.array(self._tokenizer.encode(text.decode("utf-8")).ids, np.int64)
+
+    def decode(self, tokens: list[int]) -> str:
+        return self._tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def read_shared_tokenizer(path: Path) -> SharedTokenizer | None:
+    """Read a tokenizer.json, or None, with a warning, if `tokenizers` is missing or cannot.
+
+    The model then takes numbers of tokens.
+    """
+    try:
+        from tokenizers import Tokenizer
+
+        return SharedTokenizer(Tokenizer.from_file(str(path)))
+    except Exception as error:  # the library raises nothing narrower
+        get_logger().warning("%s cannot be read, so prompts are numbers of tokens: %s", path, error)
+        return None
 
 
 def load_tokenizer(kind: str, directory: Path) -> TextTokenizer:

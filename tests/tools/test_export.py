@@ -217,6 +217,16 @@ def test_bad_input_is_one_line(tmp_path, capsys, words, said):
     assert said in err and len(err.splitlines()) == 1
 
 
+def test_the_other_form_is_written_where_timm_cannot_normalise(tmp_path, capsys):
+    weights, out = write_model(tmp_path / "run", "vit_tiny_patch16_224"), tmp_path / "out"
+    argv = [str(weights), "--out", str(out), "--normalize", "--count", "2"]
+    assert main([*argv, "--to", "timm", "torch_export"]) == 2
+    told = capsys.readouterr()
+    assert "torch_export: max difference" in told.out and not (out / "timm").exists()
+    assert told.err.startswith("error: --to timm is not written: its config.json tells mean and")
+    assert list(read_report(out)["forms"]) == ["torch_export"]
+
+
 def test_timm_is_refused_a_model_that_it_does_not_have(tmp_path, capsys):
     from models import create_model
     from utils.config.sections import ModelSection

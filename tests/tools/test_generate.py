@@ -6,14 +6,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import main
 from big_vision.input.sequences import SEQUENCES, draw_uniform, parse_sequence_name
 from models.delta.kernels import choose_kernels
+from models.delta.qwen import create_qwen3
 from models.transformer import Transformer
 from tests.models.delta.test_qwen import create as create_hybrid
 from tests.models.delta.test_rwkv import create as create_rwkv
 from tests.support.language import LEARNING, create_language_argv, write_texts
+from tools.export.__main__ import main as export
+from tools.export.language import write_folder
 from tools.generate import compute_law, generate, generate_on_device, take_likeliest
 from tools.generate import main as run_tool
 from tools.prepare_dataset.__main__ import main as prepare
@@ -213,3 +219,55 @@ def test_a_model_of_images_generates_nothing(capsys):
     argv = ["tests/fixtures/old_runs/plain", "--prompt=1"]
     assert run_tool(argv) == 2
     assert "holds no language model" in capsys.readouterr().err
+
+
+@pytest.fixture
+def shared(tmp_path) -> Path:
+    """A small Qwen3 as transformers saves it, without a tokenizer."""
+    torch.manual_seed(0)
+    sizes = {"depth": 1, "width": 16, "heads": 2, "kv_heads": 1, "head_width": 8, "mlp_width": 24}
+    facts = {"model": "qwen3", "vocab_size": 53, "sequence_length": 32}
+    (tmp_path / "qwen").mkdir()
+    write_folder(create_qwen3(53, 32, **sizes), facts, tmp_path / "qwen")
+    return tmp_path / "qwen"
+
+
+def write_tokenizer(folder: Path) -> Tokenizer:
+    words = ["<|endoftext|>", "<|im_start|>", *(f"word{number}" for number in range(51))]
+    model = WordLevel({word: number for number, word in enumerate(words)}, unk_token="word0")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens(words[:2])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
+
+def test_a_folder_of_transformers_speaks_by_its_own_tokenizer(shared, capsys):
+    flags = ["--temperature=0", "--max-tokens=4"]
+    assert run_tool([str(shared), "--prompt=2 7", *flags]) == 0  # numbers, for it has none
+    numbers = capsys.readouterr().out.split()
+    assert run_tool([f"local-dir:{shared}", "--prompt=2 7", *flags]) == 0
+    assert capsys.readouterr().out.split() == numbers
+    tokenizer = write_tokenizer(shared)
+    assert run_tool([str(shared), "--prompt=word0 word5", *flags]) == 0
+    wanted = tokenizer.decode([int(one) for one in numbers], skip_special_tokens=False)
+    assert capsys.readouterr().out.strip() == wanted
+    assert run_tool([str(shared), "--prompt=<|im_start|> word5", *flags]) == 0
+    assert capsys.readouterr().out.startswith("<|im_start|> word5")
+
+
+def test_a_tokenizer_that_cannot_be_read_leaves_numbers(shared, capsys, caplog):
+    assert run_tool([str(shared), "--prompt=two words"]) == 2
+    assert "or no tokenizer.json lies with it" in capsys.readouterr().err
+    (shared / "tokenizer.json").write_text("{}")
+    assert run_tool([str(shared), "--prompt=2 7", "--max-tokens=2"]) == 0
+    assert "tokenizer.json cannot be read" in caplog.text
+    assert len(capsys.readouterr().out.split()) == 4
+
+
+def test_programs_of_images_say_who_takes_a_language_model(shared, tmp_path, capsys):
+    argv = [str(shared), "--to", "onnx", "--out", str(tmp_path / "out")]
+    assert export(argv) == 2
+    told = capsys.readouterr().err
+    assert "holds a language model; give one that classifies images" in told
+    assert "tools.export --to transformers" in told

@@ -26,7 +26,7 @@ from store import read_environment
 from store.record import RunRecord
 from tools.card import make_card
 from tools.weights_of import add_weights_flags, load_trained
-from utils.errors import UserError
+from utils.errors import EXIT_USER_ERROR, UserError
 from utils.json_types import JsonObject
 from utils.log import setup_logging
 from utils.programs import (
@@ -39,6 +39,7 @@ from utils.storage import write_atomically
 
 if TYPE_CHECKING:
     from models import TrainedModel
+    from tools.export.formats import Form
     from tools.export.servable import Handover
 
 EXIT_BEYOND = 1
@@ -102,6 +103,7 @@ def export(options: argparse.Namespace) -> int:
         return export_language(options)
     trained = load_trained(options)
     forms = {name: FORMS[name]() for name in _NAMES if name in options.to}
+    left_out = _leave_out_unnormalised(forms, options)
     for name, form in forms.items():
         form.check(name, trained, normalize=options.normalize)
         form.choose_batch(options.batch_size)
@@ -124,7 +126,23 @@ def export(options: argparse.Namespace) -> int:
             write_atomically(place / REPORT, json.dumps(told, indent=2) + "\n")
         print(f"{folder}: {show(found, options.bound)}")
     _write_card(trained, options.out / CARD)
+    if left_out:
+        print(f"error: {left_out}", file=sys.stderr)
+        return EXIT_USER_ERROR
     return 0 if all(one["within"] for one in report["forms"].values()) else EXIT_BEYOND
+
+
+def _leave_out_unnormalised(forms: dict[str, Form], options: argparse.Namespace) -> str:
+    """Take out forms that cannot normalise inside where others can; say so, or return ""."""
+    plain = [name for name, form in forms.items() if not form.normalises]
+    if not options.normalize or not plain or len(plain) == len(forms):
+        return ""
+    for name in plain:
+        del forms[name]
+    return (
+        f"--to {' '.join(plain)} is not written: its config.json tells mean and std, and cannot "
+        f"hold --normalize inside; export it without the flag ({', '.join(forms)} is written)"
+    )
 
 
 def _write_card(trained: TrainedModel, path: Path) -> None:

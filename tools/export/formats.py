@@ -37,9 +37,11 @@ class Form(ABC):
     Attributes:
       needs: packages, beside the trainer's, that write and read it.
       setup: the command that installs them.
+      normalises: whether it can hold the normalisation inside.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
+    normalises: ClassVar[bool] = True
     setup: ClassVar[str] = (
         "bash run_commands.sh export installs requirements-export.txt and starts it"
     )
@@ -167,6 +169,8 @@ class SavedModel(Form):
 
 class Timm(Form):
     """`config.json` and `model.safetensors`, for `timm.create_model("local-dir:...")`."""
+
+    normalises = False
 
     def check(self, name: str, trained: TrainedModel, *, normalize: bool) -> None:
         if trained.name in MODELS:
