@@ -7,7 +7,7 @@ import inspect
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
 from utils.runtime.axes import mark_file_orders
+from utils.runtime.xla_decay import FACTOR_DECAYS, LEAST_PRODUCT
 
 if TYPE_CHECKING:
     from utils.config.sections import OptimSection, RunConfig
@@ -49,10 +50,6 @@ REFUSED = {
     "kron": "it compiles its own maths with torch.compile, which has no XLA backend here",
     "lookahead": "it is a wrapper; name the inner optimizer",
 }
-# Weight decay as `p *= 1 - lr * weight_decay` with Python floats: where the product is below
-# 2^-24 the factor is exactly 1 in float32, a constant that costs another XLA graph.
-_FLOAT_DECOUPLED = ("lion", "adafactor", "sgdw", "adan", "mars", "adafactorbv")
-_DECAY_RESOLUTION = 6.0e-8
 # Tokens and tables that are no matrices of a linear map, whatever their number of dimensions.
 _NO_DECAY_PATTERNS = (
     "*pos_embed*", "*cls_token", "*dist_token", "*reg_token", "*mask_token",
@@ -257,7 +254,7 @@ class Schedule:
     lr_at: Callable[[int], float]
     decay_at: Callable[[int], float]
     total_steps: int
-    lr_floor: float = field(default=1e-12)
+    lr_floor: float = 1e-12
     steps_per_epoch: int = 1
     cut: float = 1.0
     least: float = 0.0
@@ -305,9 +302,26 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
         return _cosine(section.weight_decay, section.weight_decay_end, progress)
 
     return Schedule(
-        lr_at, decay_at, total_steps, _get_lr_floor(section), steps_per_epoch,
+        lr_at, decay_at, total_steps, steps_per_epoch=steps_per_epoch,
         cut=section.decay_rate, least=section.min_lr,
     )  # fmt: skip
+
+
+def check_unfreeze(section: OptimSection) -> None:
+    """Refuse `optim.unfreeze` where a step always decays weights, if only by a rounding.
+
+    Only on devices that bake numbers into their graphs: elsewhere a rate of nothing is nothing.
+
+    Raises:
+      UserError: the optimizer decays so.
+    """
+    name = section.name.lower()
+    kind = get_optimizer_class(name, bind_defaults=False)
+    if section.unfreeze and _get_first_decay(section) and kind.__name__ in FACTOR_DECAYS:
+        raise UserError(
+            f"optim.unfreeze needs weights that stay, but on XLA {name}'s weight decay takes "
+            f"{LEAST_PRODUCT:g} of them in each step; set optim.weight_decay to 0, or use adamw"
+        )
 
 
 def create_plateau(section: OptimSection, steps_per_epoch: int) -> Plateau:
@@ -411,24 +425,3 @@ def _has_room(lengths: list[float], steps: int) -> bool:
 
 def _cosine(start: float, end: float, progress: float) -> float:
     return end + 0.5 * (start - end) * (1 + math.cos(math.pi * progress))
-
-
-def _get_lr_floor(section: OptimSection) -> float:
-    """The least learning rate that costs no further XLA graph."""
-    name = section.name.lower()
-    if name not in _FLOAT_DECOUPLED or section.weight_decay == 0:
-        return 1e-12
-    least = min([1.0, *(factor for factor in section.decay_factors.values() if factor)])
-    floor = _DECAY_RESOLUTION / (section.weight_decay * least)
-    if section.unfreeze:
-        raise UserError(
-            f"optim.unfreeze needs a learning rate of nothing, but {name}'s weight decay keeps it "
-            f"above {floor:.2g}; set optim.weight_decay to 0, or use adamw"
-        )
-    if section.min_lr < floor:
-        get_logger().warning(
-            "optim.min_lr %g is raised to %.3g: below it %s's weight decay of %g rounds to nothing "
-            "in float32 and XLA compiles another graph",
-            section.min_lr, floor, name, section.weight_decay,
-        )  # fmt: skip
-    return floor

@@ -22,13 +22,13 @@ from models import (
     settle_model,
 )
 from models.patches import check_attention_kernel
-from optim_factory import create_optimizer, create_schedule, scale_lr
+from optim_factory import check_unfreeze, create_optimizer, create_schedule, scale_lr
 from tasks import TASKS, RunTask, TaskCheck
 from utils.config import change
 from utils.config.checks import check_patience, check_profiled_steps
 from utils.config.keys import check_devices
 from utils.errors import UserError
-from utils.runtime import choose_device, count_planned_ranks, find_planned_ranks
+from utils.runtime import bakes_numbers, choose_device, count_planned_ranks, find_planned_ranks
 from utils.runtime.peaks import name_planned_chip
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ def check(config: RunConfig, device: str | None = None) -> Job:
     task.dry_run(student)
     freeze(student, config.optim.freeze)
     create_optimizer(scale_lr(config), student, loss_modules=task.losses)
+    if bakes_numbers(device):
+        check_unfreeze(config.optim)
     facts = task.find_facts()
     processes = find_planned_ranks(config.runtime, device)
     stream = describe_stream(config, facts.dataset, facts.stream, processes)

@@ -6,6 +6,7 @@ processes of a run do together, `group` and `processes` how they reach each othe
 """
 
 from utils.runtime.choice import (
+    bakes_numbers,
     choose_device,
     count_planned_ranks,
     describe_device,
@@ -16,6 +17,7 @@ from utils.runtime.choice import (
 from utils.runtime.launcher import create_runtime, find_runtime_class, launch
 
 __all__ = [
+    "bakes_numbers",
     "choose_device",
     "count_planned_ranks",
     "create_runtime",

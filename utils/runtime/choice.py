@@ -159,6 +159,11 @@ def has_chips(name: str) -> bool:
     return name == "xla" and (pjrt == "TPU" or (pjrt is None and _has_tpu()))
 
 
+def bakes_numbers(name: str) -> bool:
+    """Whether a runtime's steps are graphs in which Python's 0 and 1 are constants."""
+    return name == "xla"
+
+
 def describe_device(name: str) -> str:
     """A runtime's name, with what xla stands for here."""
     if name != "xla":

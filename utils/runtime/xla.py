@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from utils.device_use import read_tpu
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.log import get_logger
 from utils.programs import pause_collection
 from utils.runtime.base import DTYPES, Runtime, T, derive_seed
 from utils.runtime.choice import get_planned_size
@@ -25,6 +26,7 @@ from utils.runtime.peaks import name_hardware
 from utils.runtime.processes import get_core_share
 from utils.runtime.ranks import Alone, Ranks
 from utils.runtime.updates import Updates
+from utils.runtime.xla_decay import LEAST_PRODUCT, raise_decays
 from utils.runtime.xla_muon import lower_muon
 from utils.runtime.xla_ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
 
@@ -44,6 +46,8 @@ _ONE_BY_ONE = {"foreach": False}
 class XlaUpdates(Updates):
     """Hyperparameters are data of the graph, never constants."""
 
+    _has_raised = False
+
     def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
         if optimizer_name not in _DEVICE_LR:
             return {}
@@ -56,7 +60,11 @@ class XlaUpdates(Updates):
     def set_hyperparameters(
         self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
     ) -> None:
-        super().set_hyperparameters(optimizer, lrs, decays)
+        raised = raise_decays(optimizer, lrs, decays)
+        if raised != list(decays) and not self._has_raised:
+            self._has_raised = True
+            self._tell_raised(optimizer, lrs, decays, raised)
+        super().set_hyperparameters(optimizer, lrs, raised)
         if not optimizer.defaults.get("capturable"):
             return
         # A zero-dimensional host tensor of 0 or 1 would be baked into the graph; a slice of an
@@ -64,6 +72,23 @@ class XlaUpdates(Updates):
         values = self._device.upload(lrs)
         for position, group in enumerate(optimizer.param_groups):
             group["lr"] = values[position]
+
+    @staticmethod
+    def _tell_raised(
+        optimizer: torch.optim.Optimizer,
+        lrs: Sequence[float],
+        decays: Sequence[float],
+        raised: Sequence[float],
+    ) -> None:
+        """Warn of the first group whose decay is raised; once, for the schedule goes on."""
+        rows = zip(lrs, decays, raised, strict=True)
+        lr, asked, decay = next(row for row in rows if row[1] != row[2])
+        get_logger().warning(
+            "optim.weight_decay: %s's %g is raised to %.3g where the learning rate is %.3g, so "
+            "that a step still takes %g of a weight: less is nothing in float32, and XLA would "
+            "compile another graph; learning rates stay as they are",
+            type(optimizer).__name__, asked, decay, lr, LEAST_PRODUCT,
+        )  # fmt: skip
 
 
 class XlaInstruments(Instruments):
