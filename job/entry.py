@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ _STOPS = (
     CheckpointError, GraphBudgetError, GroupError, LostRunError, NonFiniteError,
     NonFiniteEvaluationError, ReplicaError, StorageError,
 )  # fmt: skip
+# A disk that takes nothing more, a user's share of it, or a limit on files.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def start(config: RunConfig, device: str) -> int:
@@ -39,6 +42,14 @@ def start(config: RunConfig, device: str) -> int:
         return launch(config.runtime, run, job, device=job.device)
     except _STOPS as error:
         sys.stderr.write(f"the run was stopped: {error}\n")
+        return EXIT_FAILED
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        sys.stderr.write(
+            f"the run was stopped: {job.run.place} cannot be written to: {error.strerror}; free "
+            "the disk and continue with --resume auto\n"
+        )
         return EXIT_FAILED
     except UserError as error:
         if not is_silent_rank():

@@ -31,7 +31,7 @@ from utils.endings import NonFiniteEvaluationError, PreemptedError
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
-from utils.storage import StorageError
+from utils.storage import StorageError, describe_refusal
 
 if TYPE_CHECKING:
     from job.build import Parts
@@ -69,8 +69,7 @@ def run(runtime: Runtime, job: Job) -> int:
         _log_job(runtime, job)
         parts = build_parts(runtime, job)
         parts.teacher_metrics = parts.task.judge_teachers(sum_over(runtime, parts))
-        if session is not None:
-            _begin_run(runtime, job, parts, session)
+        _begin_run(runtime, job, parts, session)
         return _train_with_status(runtime, job, parts, session)
     finally:
         if parts is not None:
@@ -114,6 +113,8 @@ def _take_run(runtime: Runtime, job: Job, session: RunSession | None) -> Locatio
             found = take_run(job.config, session, job.checkpoint)
         except (UserError, StorageError) as error:
             found = UserError(str(error))
+        except OSError as error:
+            found = _describe_refusal(job, error)
     found = runtime.ranks.broadcast_value(found)
     if isinstance(found, UserError):
         raise found
@@ -126,8 +127,30 @@ def _broadcast_choice(runtime: Runtime, job: Job) -> Job:
     return replace(job, run=run, checkpoint=checkpoint)
 
 
-def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession) -> None:
-    """Write the run's first facts, once every part has been built."""
+def _describe_refusal(job: Job, error: OSError) -> UserError:
+    return describe_refusal(job.config.run.output_dir, "run.output_dir", error)
+
+
+def _begin_run(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) -> None:
+    """Have rank zero write the run's first facts, once every part has been built.
+
+    Raises:
+      UserError: on every rank, where the disk of rank zero refuses.
+    """
+    refusal = None
+    if session is not None:
+        try:
+            _write_first_facts(runtime, job, parts, session)
+        except StorageError:
+            raise  # a bucket's own words say which call it refused
+        except OSError as error:
+            refusal = _describe_refusal(job, error)
+    refusal = runtime.ranks.broadcast_value(refusal)
+    if refusal is not None:
+        raise refusal
+
+
+def _write_first_facts(runtime: Runtime, job: Job, parts: Parts, session: RunSession) -> None:
     facts = {
         "environment": {**read_environment(), **runtime.describe()},
         "teachers": parts.teacher_metrics,

@@ -82,7 +82,19 @@ class RunSession:
         Args:
           from_step: steps done before this attempt.
           newest_id: of the experiment's runs; a new run sorts behind it.
+
+        Raises:
+          OSError: the disk or the store refuses; of a new run nothing is left on the disk.
         """
+        try:
+            self._write_first(config_text, facts, from_step, newest_id)
+        except OSError:
+            self._forget()
+            raise
+
+    def _write_first(
+        self, config_text: str, facts: JsonObject, from_step: int, newest_id: str
+    ) -> None:
         withdraw_summary(self.run.path, self.run.remote)
         begin(self.run, config_text, facts, newest_id=newest_id)
         environment, source = facts.get("environment", {}), read_source()
@@ -137,6 +149,14 @@ class RunSession:
                 for folder in self._made:
                     folder.rmdir()
         self._lock.release()
+
+    def _forget(self) -> None:
+        """Take away what has been written of a run whose directory this program has made."""
+        self.attempt = 0
+        if self.run.path in self._made:
+            with contextlib.suppress(OSError):
+                for file in self.run.path.iterdir():
+                    file.unlink()
 
     def _send_once(self, *names: str) -> None:
         """Have files on the bucket as they are here, or as little there as here."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -135,17 +137,70 @@ def make_file(folder: Path) -> Path:
     return folder / "a_file" / "runs"
 
 
-def make_full(folder: Path) -> Path:
-    """A disk of its own, too small for anything."""
+def mount_disk(folder: Path, kib: int) -> Path:
+    """A disk of its own of that size."""
     disk = folder / "disk"
     disk.mkdir()
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", str(disk)], check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(disk)], check=False
     )
     if done.returncode:
         pytest.skip("no right to mount a disk")
+    return disk
+
+
+def make_full(folder: Path) -> Path:
+    """A disk of its own, too small for anything."""
+    disk = mount_disk(folder, 4)
     (disk / "full").write_bytes(b"x" * 4096)
     return disk
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "store.lock._write_owner",
+        "store.runs.Run.write_config",
+        "store.session.begin_attempt",
+        "store.session.write_environment",
+    ],
+)
+def test_a_disk_that_takes_nothing_at_the_start_is_refused_and_keeps_nothing(
+    tmp_path, monkeypatch, capsys, moment
+):
+    limits, original = resource.getrlimit(resource.RLIMIT_FSIZE), resolve_name(moment)
+
+    def fill(*args, **kwargs):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(moment, fill)
+    try:
+        assert run(tmp_path) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert f"error: run.output_dir ('{tmp_path}') cannot be written to: File too large; " in said
+    assert not {one.name for one in tmp_path.glob("tiny/a/*")} - {"run.lock"}
+    monkeypatch.undo()
+    assert run(tmp_path, "--train.steps=2") == 0
+
+
+@pytest.mark.parametrize(("kib", "code"), [(8, 2), (16, 2), (40, 1), (256, 1)])
+def test_a_disk_that_fills_at_any_time_gives_one_line(tmp_path, capsys, kib, code):
+    """Before the first facts stand whole the place is refused; later the run is stopped."""
+    disk = mount_disk(tmp_path, kib)
+    try:
+        assert run(disk, "--runtime.num_threads=1") == code
+        kept = list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", str(disk)], check=False)
+    said = capsys.readouterr().err
+    start = {1: "the run was stopped: ", 2: f"error: run.output_dir ('{disk}') cannot be written"}
+    assert said.splitlines()[-1].startswith(start[code])
+    assert "No space left on device" in said.splitlines()[-1] and "Traceback" not in said
+    assert bool(kept) is (code == 1)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from utils.storage.local import (
 )
 from utils.storage.places import (
     check_writable,
+    describe_refusal,
     is_remote,
     is_there,
     join_place,
@@ -35,6 +36,7 @@ __all__ = [
     "check_writable",
     "choose_aside_name",
     "compute_crc32c",
+    "describe_refusal",
     "get_old_name",
     "give_usual_mode",
     "hurry",

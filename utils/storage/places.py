@@ -94,11 +94,16 @@ def check_writable(place: str | Path, key: str) -> None:
     try:
         open_folder(place).probe()
     except OSError as error:
-        is_missing = is_remote(place) and isinstance(error, FileNotFoundError)
-        reason = "there is no such bucket" if is_missing else explain(error)
-        way = "look at the bucket's name, your login and its rights" if is_remote(place) else (
-            "free the disk, or mend its rights"
-        )  # fmt: skip
-        raise UserError(
-            f"{key} ({str(place)!r}) cannot be written to: {reason}; {way}, or give another place"
-        ) from error
+        raise describe_refusal(place, key, error) from error
+
+
+def describe_refusal(place: str | Path, key: str, error: OSError) -> UserError:
+    """The error of a place that refuses to be written to, with the reason and the way out."""
+    is_missing = is_remote(place) and isinstance(error, FileNotFoundError)
+    reason = "there is no such bucket" if is_missing else explain(error)
+    way = "look at the bucket's name, your login and its rights" if is_remote(place) else (
+        "free the disk, or mend its rights"
+    )  # fmt: skip
+    return UserError(
+        f"{key} ({str(place)!r}) cannot be written to: {reason}; {way}, or give another place"
+    )
