@@ -280,8 +280,9 @@ def create_schedule(section: OptimSection, *, total_steps: int, steps_per_epoch:
     """The schedule of a run; moves once per optimizer step.
 
     Warm-up is linear from `warmup_lr` at step 0 to `lr` at the step after it; the shape then runs
-    over the remaining steps. Its end, `min_lr`, and that of the weight decay belong to the step
-    after the last one: n steps are n equal parts of the way, and the last one is not wasted.
+    over the remaining steps, or with `warmup_inside` has run over all of them. Its end, `min_lr`,
+    and that of the weight decay belong to the step after the last one: n steps are n equal parts of
+    the way, and the last one is not wasted.
 
     Raises:
       UserError: a warm-up longer than the run, or one that leaves the cooldown no room.
@@ -343,14 +344,15 @@ def _create_shape(
     section: OptimSection, warmup: int, total_steps: int, steps_per_epoch: int
 ) -> Callable[[int], float]:
     high, low = section.lr, section.min_lr
-    length = max(total_steps - warmup, 1)
+    start = 0 if section.warmup_inside else warmup
+    length = max(total_steps - start, 1)
     cycles = _Cycles.create(section, length)
 
     def in_cycles(get_lr: Callable[[float, float], float]) -> Callable[[int], float]:
         """A shape of a cycle's peak and of the share of it that has passed."""
 
         def shape(step: int) -> float:
-            number, passed = cycles.find(min((step - warmup) / length, 1.0))
+            number, passed = cycles.find(min((step - start) / length, 1.0))
             return get_lr(max(high * section.cycle_decay**number, low), passed)
 
         return shape
@@ -360,7 +362,7 @@ def _create_shape(
         return max(high * section.decay_rate**passed, low)
 
     cooldown = section.cooldown_fraction * total_steps
-    if section.schedule == "wsd" and cooldown > length:
+    if section.schedule == "wsd" and cooldown > max(total_steps - warmup, 1):
         raise UserError(
             f"optim.cooldown_fraction ({section.cooldown_fraction:g}) of the run's {total_steps} "
             f"steps begins before the warm-up of {warmup} has ended; lower one of them"

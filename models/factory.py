@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import timm
 import torch
+from timm.layers import get_act_layer
 from torch import Tensor, nn
 
+from models.drop_path import set_drop_path
 from models.lora import adapt
 from models.widened import widen
 from utils.errors import UserError, get_hint, get_near_names
@@ -112,6 +114,7 @@ def create_model(
         key="model",
         device=device,
     )
+    set_drop_path(model, section)
     scale_head(model, section)
     if section.weights:
         rules = FitRules(reset_head=section.reset_head, class_names=class_names)
@@ -162,6 +165,7 @@ def build_model(
     find_model_name(name, f"{key}.name" if key == "model" else key)
     try:
         with torch.device(device):
+            arguments = _resolve_layers(arguments)
             if name in MODELS:
                 return _create_own(name, arguments)
             with ask_hub() if pretrained else nullcontext():
@@ -193,6 +197,20 @@ def export_model(tensors: dict[str, Tensor], facts: dict[str, Any], folder: Path
     path = folder / EXPORT_FILE
     write_weights(path, merge_adapters(tensors), facts)
     return path
+
+
+def _resolve_layers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with the class of an activation that is named, which some models of timm need."""
+    name = arguments.get("act_layer")
+    if not isinstance(name, str):
+        return arguments
+    try:
+        return {**arguments, "act_layer": get_act_layer(name)}
+    except KeyError:
+        raise UserError(
+            f"model.args.act_layer: unknown activation {name!r}; use one of timm's, such as gelu, "
+            "gelu_tanh, relu or silu"
+        ) from None
 
 
 def _create_own(name: str, arguments: dict[str, Any]) -> nn.Module:

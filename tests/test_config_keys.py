@@ -28,7 +28,8 @@ PREFIXES = {
 # The pinned list: an addition shows in review, and belongs into the help of main.py.
 KEYS = """
 model.name model.num_classes model.image_size model.pretrained model.weights model.reset_head
-model.drop_rate model.drop_path_rate model.head_init_scale model.head_init_bias model.args
+model.drop_rate model.drop_path_rate model.drop_path_law model.drop_path_rescale
+model.head_init_scale model.head_init_bias model.args
 model.norm_width model.norm_copies model.lora model.lora_rank model.lora_alpha model.xla_patches
 model.skip_patches model.attention_kernel model.kernels
 data.source data.name data.root data.allow_download data.train_split data.eval_split
@@ -39,7 +40,7 @@ data.split_seed data.standardise data.global_batch_size data.eval_batch_size dat
 data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
 data.skip_corrupt data.random_erasing
 optim.name optim.lr optim.base_lr optim.base_batch_size optim.lr_scaling optim.min_lr
-optim.warmup_lr optim.warmup_epochs optim.warmup_steps
+optim.warmup_lr optim.warmup_epochs optim.warmup_steps optim.warmup_inside
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.plateau_patience
 optim.plateau_min_delta optim.cycles optim.cycle_decay optim.cycle_length_factor
 optim.cooldown_fraction
@@ -83,7 +84,7 @@ distill.teachers[].label_map distill.teacher_cache distill.statistics runtime.co
 run.output_dir run.cache_dir run.checkpoint_root run.init_from run.resume
 """
 NO_PLACES = """
-data.labels_file model.drop_path_rate
+data.labels_file model.drop_path_rate model.drop_path_law model.drop_path_rescale
 train.class_weights distill.cache_end runtime.compile_cache_gib
 """
 # What may differ when a run goes on, pinned likewise; anything else would be another run.

@@ -259,6 +259,21 @@ def test_every_schedule_of_the_configuration_is_tested_here():
     assert set(field.annotation.__args__) == set(SHAPES)
 
 
+def test_a_warm_up_inside_is_timms_without_its_prefix():
+    """By timm's own scheduler, at every step."""
+    theirs = CosineLRScheduler(
+        torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.8), t_initial=40, lr_min=0.1,
+        warmup_t=4, warmup_lr_init=0.2,
+    )  # fmt: skip
+    inside = BASE.model_copy(update={"warmup_inside": True})
+    ours = create_schedule(inside, total_steps=40, steps_per_epoch=10)
+    behind = create_schedule(BASE, total_steps=40, steps_per_epoch=10)
+    for step in range(41):
+        wanted = theirs._get_lr(step)[0]
+        assert ours.lr_at(step) == pytest.approx(wanted)
+        assert (behind.lr_at(step) == pytest.approx(wanted)) is (step < 4 or step == 40)
+
+
 def test_warm_up_in_epochs_is_as_many_steps():
     schedule = create_test_schedule("constant", warmup_steps=None, warmup_epochs=1.6)
     assert schedule.lr_at(7) == pytest.approx(0.2 + 0.6 * 7 / 8)

@@ -364,6 +364,7 @@ def _rows(shared: str, section: str, changes: list[tuple[str, str, str]]) -> lis
 _PLATEAU = ("--optim.schedule=plateau",)
 _STEPPED = ("--optim.schedule=step", "--optim.decay_epochs=[1]")
 _BCE = "--train.task_loss=bce"
+_DROPPED = ("--model.args.depth=2", "--drop_path=0.5")
 _LORA = '--model.lora=["blocks.*.attn.qkv"]'
 _MESH = ("--runtime.device=xla", "--runtime.parallel=spmd")
 _PLAIN_ROWS: list[Row] = [
@@ -372,6 +373,8 @@ _PLAIN_ROWS: list[Row] = [
                          ("image_size", "12", "layout"), 
                          ("drop_rate", "0.5", "model"), ("args.depth", "2", "model")]),
     ("model.drop_path_rate", ("--model.args.depth=2",), "--drop_path=0.5", "model"),
+    ("model.drop_path_law", _DROPPED, "--model.drop_path_law=constant", "model"),
+    ("model.drop_path_rescale", _DROPPED, "--model.drop_path_rescale=false", "loss"),
     ("model.xla_patches", ("--runtime.device=xla",), "--model.xla_patches=false", "layers"),
     ("model.skip_patches", ("--runtime.device=xla",),
      "--model.skip_patches=[linear, attention, layer_norm, gelu]", "layers"),
@@ -407,6 +410,7 @@ _PLAIN_ROWS: list[Row] = [
     *_rows("--optim.base_lr=0.5", "optim", [("base_batch_size", "64", "schedule"),
                                             ("lr_scaling", "linear", "schedule")]),
     ("optim.warmup_lr", ("--optim.warmup_steps=3",), "--optim.warmup_lr=1e-4", "schedule"),
+    ("optim.warmup_inside", ("--optim.warmup_steps=3",), "--optim.warmup_inside=true", "schedule"),
     ("optim.decay_rate", _STEPPED, "--optim.decay_rate=0.5", "schedule"),
     ("optim.decay_epochs", _STEPPED, "--optim.decay_epochs=[2]", "schedule"),
     ("optim.power", ("--optim.schedule=polynomial",), "--optim.power=3", "schedule"),

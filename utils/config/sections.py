@@ -59,6 +59,14 @@ class ModelSection(ConfigSection):
         description="stochastic depth rate, last block",
         **about(aliases=("drop_path",)),
     )
+    drop_path_law: Literal["model", "linear", "constant"] = Field(
+        "model",
+        description="rates of the blocks: as timm's model has them, linear from 0 in the first, or "
+        "the same in all",
+    )
+    drop_path_rescale: bool = Field(
+        True, description="divide kept branches by the share that is kept; false: big_vision's form"
+    )
     head_init_scale: float | None = Field(
         None, ge=0, description="factor of the classifier's first weights and bias"
     )
@@ -144,6 +152,11 @@ class OptimSection(ConfigSection):
         **about(aliases=("warmup_epochs",)),
     )
     warmup_steps: int | None = Field(None, ge=0, description="the same in steps; wins over epochs")
+    warmup_inside: bool = Field(
+        False,
+        description="the shape runs over the whole run and the warm-up replaces its beginning, as "
+        "timm does without --warmup-prefix; false: it starts after the warm-up",
+    )
     schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = (
         Field(
             "cosine",

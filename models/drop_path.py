@@ -1,0 +1,59 @@
+"""Stochastic depth block by block, where a recipe has other rates than timm gives its model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from timm.layers import DropPath
+from torch import nn
+
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from utils.config.sections import ModelSection
+
+# Attributes under which timm's blocks hold their stochastic depth.
+_NAMES = ("drop_path", "drop_path1", "drop_path2")
+
+
+def get_drop_path_rates(model: nn.Module) -> list[float]:
+    """Return the rate of each block, first to last; empty if no block has stochastic depth."""
+    return [
+        max(getattr(getattr(block, name), "drop_prob", 0.0) for name in _list_names(block))
+        for block in _list_blocks(model)
+    ]
+
+
+def set_drop_path(model: nn.Module, section: ModelSection) -> None:
+    """Set the blocks' rates by `drop_path_law`, and whether kept branches are scaled up.
+
+    Raises:
+      UserError: the model has no blocks with stochastic depth.
+    """
+    if not section.drop_path_rate:
+        return
+    law, blocks = section.drop_path_law, _list_blocks(model)
+    if not blocks and (law != "model" or not section.drop_path_rescale):
+        key = "drop_path_law" if law != "model" else "drop_path_rescale"
+        raise UserError(
+            f"model.{key} needs blocks with stochastic depth, which {section.name} does not have; "
+            "leave it out"
+        )
+    last = max(len(blocks) - 1, 1)
+    for number, block in enumerate(blocks):
+        for name in _list_names(block):
+            rate = section.drop_path_rate * (number / last if law == "linear" else 1.0)
+            if law == "model":
+                rate = getattr(getattr(block, name), "drop_prob", 0.0)
+            if rate:
+                setattr(block, name, DropPath(rate, section.drop_path_rescale))
+            elif getattr(block, name) is not None:
+                setattr(block, name, nn.Identity())
+
+
+def _list_blocks(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if _list_names(module)]
+
+
+def _list_names(module: nn.Module) -> list[str]:
+    return [name for name in _NAMES if hasattr(module, name)]
