@@ -29,7 +29,7 @@ Verdicts = dict[tuple[JsonValue, ...], JsonObject]
 # Whatever these say, the step's program is the same: places, seeds, lengths of the run, numbers
 # that the schedule hands over as data, the host's part, and the batch, which is held apart.
 _OUTSIDE = (
-    "run.*", "profile.*", "quantile.*", "data.root", "data.*_split", "data.split_seed",
+    "run.*", "source.*", "profile.*", "quantile.*", "data.root", "data.*_split", "data.split_seed",
     "data.shuffle_gib", "data.order", "data.threads", "data.prefetch_batches", "data.return_id",
     "data.skip_corrupt", "data.eval_*", "data.global_batch_size", "data.name", "data.*_key",
     "model.weights", "model.pretrained", "train.seed", "train.epochs", "train.steps",

@@ -76,6 +76,7 @@ runtime.graph_budget runtime.num_threads profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only run.overwrite
 run.tensorboard
+source.paper source.code source.commit source.published source.values source.differs
 """
 PLACES = """
 model.weights data.root data.evals[].root data.evals[].class_map
@@ -101,6 +102,7 @@ distill.teacher_weights distill.statistics distill.allow_weak_teacher profile.st
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.allow_changes run.init_from
 run.init_skip run.init_rename run.checkpoint_root run.eval_only run.check_only run.overwrite
 run.tensorboard
+source.paper source.code source.commit source.published source.values source.differs
 """,
     "warns": """
 train.epochs train.steps train.verdicts train.early_stop_patience train.early_stop_min_delta
@@ -124,6 +126,7 @@ distill.allow_weak_teacher runtime.timeout_s runtime.compile_cache runtime.compi
 runtime.graph_budget profile.steps quantile.epsilon
 run.output_dir run.cache_dir run.experiment run.run_id run.resume run.checkpoint_root
 run.check_only run.overwrite run.tensorboard
+source.paper source.code source.commit source.published source.values source.differs
 """
 # Entries of the stream's description and the keys in them: they decide what a teacher is shown.
 STREAM = {

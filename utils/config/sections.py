@@ -15,6 +15,7 @@ from utils.config.execution import (
     RuntimeSection,
 )
 from utils.config.metadata import ConfigSection, Devices, about
+from utils.config.source import SourceSection
 from utils.config.verdicts import MicroBatchVerdict, Parts, StepName
 
 _LOOP = Devices(("xla",), "only its compiler loops over a graph; leave it out")
@@ -485,3 +486,4 @@ class RunConfig(ConfigSection):
     profile: ProfileSection = ProfileSection()
     quantile: QuantileSection = QuantileSection()
     run: RunSection = RunSection()
+    source: SourceSection = SourceSection()
