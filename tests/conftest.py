@@ -32,6 +32,12 @@ if importlib.util.find_spec("torch_xla") is not None:
 
     torch_xla.device()
 
+if importlib.util.find_spec("torch") is not None:
+    # Tests that call layers without a runtime would damage this process's heap.
+    from utils.runtime.narrow_convolutions import guard_narrow_convolutions
+
+    guard_narrow_convolutions()
+
 # The same examples on every machine, and no limit that a loaded machine exceeds: both the deadline
 # and the check for slow strategies read the clock.
 settings.register_profile(

@@ -19,6 +19,7 @@ FLOORS = {
     "utils.log": 0,
     "utils.errors": 0,
     "utils.patterns": 0,
+    "utils.processor": 0,
     "utils.generations": 0.2,
     "utils.storage": 0.5,
     "utils.programs": 0.7,

@@ -32,6 +32,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     devices.check_busy,
     devices.check_cuda,
     devices.check_step,
+    host.check_processor,
     host.check_open_files,
     host.check_shm,
     host.check_memory,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tools.doctor.devices import count_chips
 from tools.doctor.machine import GIB, GREEN, RED, ROOT, YELLOW, Finding, Machine
+from utils.processor import find_vector_block
 
 _FEW_FILES, _ENOUGH_FILES = 1024, 4096
 _SMALL_SHM_GIB, _LITTLE_DISK_GIB, _ENOUGH_DISK_GIB = 1.0, 1.0, 20.0
@@ -18,6 +19,18 @@ _PROCESS_GIB = 3.0  # torch_xla, TensorFlow and batches on their way, without th
 _CLOCK_OFF_S, _CLOCK_WRONG_S = 5.0, 60.0
 _STA_UNSYNC = 0x40
 _AUTO_CACHE = "/.cache/xla_graphs"  # what runtime.compile_cache: auto means on a TPU
+
+
+def check_processor(machine: Machine) -> Finding:
+    """Known faults of libraries on this kind of processor, and what a run does about them."""
+    name, block = find_vector_block(machine.environment, machine.root)
+    if not block:
+        return Finding("processor", GREEN, "no known fault of a library")
+    text = (
+        f"{name}: oneDNN's weight gradients of strided 1x1 convolutions of fewer than {block} "
+        "channels are wrong; runtime.device=cpu computes them without a stride"
+    )
+    return Finding("processor", GREEN, text)
 
 
 def check_open_files(machine: Machine) -> Finding:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.runtime.base import derive_seed
+from utils.runtime.narrow_convolutions import guard_narrow_convolutions
 from utils.runtime.native import NativeRuntime
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class CpuRuntime(NativeRuntime):
     _overlaps = False
 
     def __init__(self, section: RuntimeSection) -> None:
+        guard_narrow_convolutions()
         self.device = torch.device("cpu")
         super().__init__(section)
 

@@ -30,6 +30,15 @@ def test_the_limit_of_open_files(machine, limit, level):
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_a_processor_with_a_known_fault_is_named_with_what_is_done(machine, monkeypatch):
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    (machine.root / "proc/cpuinfo").write_text("flags\t\t: fpu avx avx2\n")
+    found = host.check_processor(machine)
+    assert found.level == GREEN and "AVX2" in found.text and "fewer than 8 channels" in found.text
+    (machine.root / "proc/cpuinfo").write_text("flags\t\t: fpu sse4_1\n")
+    assert "no known fault" in host.check_processor(machine).text
+
+
 class Sized(Machine):
     """A machine whose file systems have chosen sizes, in GiB."""
 
