@@ -28,10 +28,17 @@ class CrossAttentionProjector(nn.Module):
     its input, give the answer.
     """
 
-    def __init__(self, student: tuple[int, ...], teacher: int, positions: int, heads: int) -> None:
+    def __init__(
+        self,
+        student: tuple[int, ...],
+        teacher: int,
+        positions: int,
+        heads: int,
+        score_scale: float,
+    ) -> None:
         super().__init__()
         width, *size = student
-        self.heads = heads
+        self.heads, self.score_scale = heads, score_scale
         self.stem = nn.Conv2d(width, width, kernel_size=3, padding=1)
         self.stem_norm = GroupNormaliser(width)
         self.places = nn.Parameter(torch.empty(1, width, *size))
@@ -52,7 +59,9 @@ class CrossAttentionProjector(nn.Module):
         tokens = seen.flatten(2).transpose(1, 2)
         queries = self.split(self.query(self.ask(self.queries).relu()).unsqueeze(0))
         keys, values = self.split(self.key(tokens)), self.split(self.value(tokens))
-        scores = queries @ keys.transpose(-1, -2) / math.sqrt(queries.shape[-1])
+        scores = (
+            queries @ keys.transpose(-1, -2) * (self.score_scale / math.sqrt(queries.shape[-1]))
+        )
         found = (torch.softmax(scores, dim=-1) @ values).transpose(1, 2).flatten(2)
         hidden = self.norm(self.out(found))
         return hidden + self.forwards(hidden)
@@ -86,8 +95,11 @@ class ScaleUp(FeatureLoss):
     paper's third part, the teacher's own last stage run on the student's features, is not in it.
     BatchNorm sees the valid examples of a group.
 
-    Source: Fan et al. 2024 (ScaleKD), arXiv:2411.06786, sections 3.2 and 3.3; ordinary multi-head
-    attention, whose windows and scale of its authors' code are left out.
+    Args:
+      score_scale: factor on the attention scores; 1 is ordinary attention, the configurations of
+        its authors' code have 5. Their windows are left out.
+
+    Source: Fan et al. 2024 (ScaleKD), arXiv:2411.06786, sections 3.2 and 3.3.
     """
 
     why_not_tokens = "asks maps of an image"
@@ -98,12 +110,13 @@ class ScaleUp(FeatureLoss):
         direct_weight: float = 1.0,
         alternating_weight: float = 1.0,
         heads: int = 8,
+        score_scale: float = 1.0,
         group_size: int = 0,
     ) -> None:
         super().__init__(layers)
-        check_positive("scalekd", heads=heads)
+        check_positive("scalekd", heads=heads, score_scale=score_scale)
         self.weights, self.heads = (direct_weight, alternating_weight), heads
-        self.group_size = group_size
+        self.score_scale, self.group_size = score_scale, group_size
         self.projectors = nn.ModuleDict()
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
@@ -118,7 +131,7 @@ class ScaleUp(FeatureLoss):
                     "and heads that divide its width"
                 )
             positions = teacher[1] if len(teacher) == 3 else teacher[2] * teacher[3]
-            arguments = tuple(student[1:]), width, positions, self.heads
+            arguments = tuple(student[1:]), width, positions, self.heads, self.score_scale
             pair = nn.ModuleList(CrossAttentionProjector(*arguments) for _ in range(2))
             self.projectors[get_key(path)] = pair
 

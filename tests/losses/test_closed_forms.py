@@ -17,7 +17,7 @@ from losses.heads import compute_transport
 from losses.reductions import mean_groups
 from losses.relations import compute_kernel
 from losses.standardise import standardise_logits
-from tests.losses.examples import create_inputs
+from tests.losses.examples import create_example_loss, create_inputs
 
 QUICK = settings(max_examples=25)
 LAYERS = {"layers": {"stage.1": "layer.2"}}
@@ -265,3 +265,13 @@ def test_the_short_names_of_lskd_take_the_published_numbers(name, inner, args):
 )  # fmt: skip
 def test_a_loss_says_whether_it_looks_at_a_distillation_token(name, args, wanted):
     assert create_loss(name, args).needs_distill_token() is wanted
+
+
+def test_scaled_attention_scores_are_those_of_longer_queries():
+    inputs = create_inputs("scalekd")
+    scaled, longer = create_example_loss("scalekd", score_scale=5.0), create_example_loss("scalekd")
+    with torch.no_grad():
+        for projector in longer.projectors["stage/0"]:
+            projector.query.weight.mul_(5.0)
+            projector.query.bias.mul_(5.0)
+    torch.testing.assert_close(scaled(inputs), longer(inputs))

@@ -76,7 +76,7 @@ ABOVE_ZERO = {
     "reviewkd": "width", "rkd": "eps",
     "rld": "temperature confidence_temperature", "nd": "num_classes",
     "sdd": "temperature complement_weight",
-    "scalekd": "heads", "semckd": "embed_width", "skd": "temperature tikhonov",
+    "scalekd": "heads score_scale", "semckd": "embed_width", "skd": "temperature tikhonov",
     "srd": "exponent eps", "sskd": "temperature", "ttm": "temperature",
     "wkd_f": "mean_weight grid eps", "wkd_l": "temperature sharpness entropy iterations",
     "wsld": "temperature",

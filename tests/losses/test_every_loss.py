@@ -111,7 +111,7 @@ DEFAULTS = {
     "rkd": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
     "rkd_unit": "distance_weight=25.0 angle_weight=50.0 squared=False eps=1e-12 group_size=0",
     "rld": "temperature=4.0 alpha=1.0 beta=1.0 confidence_temperature=None",
-    "scalekd": "direct_weight=1.0 alternating_weight=1.0 heads=8 group_size=0",
+    "scalekd": "direct_weight=1.0 alternating_weight=1.0 heads=8 score_scale=1.0 group_size=0",
     "sdd": "temperature=4.0 scales=(1, 2, 4) complement_weight=2.0",
     "semckd": "embed_width=None",
     "simkd": "",
