@@ -11,7 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,63 +19,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses import Loss, LossInputs, SparseTeacher, WeightedLoss, create_loss
+from losses import LOSSES, Loss, LossInputs, SparseTeacher, WeightedLoss, create_loss
+from tests.fixture_runs.cases import Arrays, Case, Outcome, Result, get_inputs
+from tests.fixture_runs.whole_losses import run_whole
 
 # hundreds of tiny graphs that run once each: the same XLA program, less of LLVM's work on it
 QUICK_COMPILATION = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 
-Arrays = Mapping[str, np.ndarray]
+GRADIENT = "gradient of "
+SMALL = 1e-3  # a difference from a smaller number is relative to this
 
 
-@dataclass
-class Case:
-    """One case in one dtype on one device.
+@dataclass(frozen=True)
+class Difference:
+    """A number of ours beside the reference's: the largest gap, its size, what is allowed."""
 
-    Attributes:
-      record: the entry of the JSON file.
-      arrays: the npz file.
-      dtype: float64 or float32.
-      device: where the tensors go.
-      leaves: differentiable inputs by role, as they are asked for.
-    """
+    name: str
+    gap: float
+    size: float
+    tolerance: float
 
-    record: dict[str, Any]
-    arrays: Arrays
-    dtype: torch.dtype
-    device: torch.device
-    leaves: dict[str, Tensor] = field(default_factory=dict)
+    def get_relative(self) -> float:
+        """The gap relative to the reference's size."""
+        return self.gap / max(self.size, SMALL)
 
-    def get_array(self, key: str) -> np.ndarray:
-        """An array of this case."""
-        return self.arrays[f"{self.record['name']}/{key}"]
+    def describe(self, dtype: torch.dtype) -> str:
+        """Format the difference as one part of a failure's line."""
+        label = "float64" if dtype == torch.float64 else "float32"
+        return f"{label} {self.name} is off by {self.gap:.3g}, allowed {self.tolerance:.3g}"
 
-    def tensor(self, role: str) -> Tensor:
-        """An input; a leaf that collects its gradient where the case has one for it."""
-        if role in self.leaves:
-            return self.leaves[role]
-        values = torch.from_numpy(self.get_array(role).copy())
-        if values.is_floating_point():
-            values = values.to(self.dtype)
-        values = values.to(self.device)
-        if role in self.record["grad"]:
-            self.leaves[role] = values.requires_grad_()
-        return values
-
-    def has(self, role: str) -> bool:
-        """Whether the case has this input."""
-        return role in self.record["inputs"]
-
-
-@dataclass
-class Outcome:
-    """What a loss gave for a case: value, gradients by role, further outputs by name."""
-
-    value: Tensor
-    grads: dict[str, Tensor]
-    extra: dict[str, Tensor]
-
-
-Result = tuple[Tensor, dict[str, Tensor]]
 
 # hyper-parameter -> argument of the loss
 TEMPERATURE = {"T": "temperature"}
@@ -142,7 +114,7 @@ def run(path: Path, device: str = "cpu") -> tuple[int, list[str]]:
 def run_cases(
     records: Iterable[dict[str, Any]], arrays: Arrays, device: str = "cpu"
 ) -> tuple[int, list[str]]:
-    """As `run`, for chosen cases of a file."""
+    """Run chosen cases of a file; the result is that of `run`."""
     passes = [torch.float32] if device == "xla" else [torch.float64, torch.float32]
     place, sync = _get_device(device)
     passed, failures = 0, []
@@ -152,11 +124,32 @@ def run_cases(
             case = Case(record, arrays, dtype, place)
             outcome = _evaluate(case, errors)
             sync()  # one graph a case: on XLA the time is compilation and does not shrink in groups
-            errors += [] if outcome is None else _compare(case, outcome)
+            differences = [] if outcome is None else _compare(case, outcome)
+            errors += [d.describe(case.dtype) for d in differences if not d.gap <= d.tolerance]
         if errors:
             failures.append(f"{record['name']}: {'; '.join(errors)}")
         passed += not errors
     return passed, failures
+
+
+def measure(records: Iterable[dict[str, Any]], arrays: Arrays) -> tuple[float, float | None]:
+    """Compute the largest relative differences in float64 on the CPU, of values and of gradients.
+
+    Returns:
+      Value and gradient, each relative to the reference's size, or to `SMALL` where that is less;
+      None for the gradient if no case has one. Infinite where a case cannot be run.
+    """
+    values, gradients = [], []
+    for record in records:
+        case = Case(record, arrays, torch.float64, torch.device("cpu"))
+        errors: list[str] = []
+        outcome = _evaluate(case, errors)
+        if outcome is None:
+            return math.inf, math.inf
+        for difference in _compare(case, outcome):
+            is_gradient = difference.name.startswith(GRADIENT)
+            (gradients if is_gradient else values).append(difference.get_relative())
+    return max(values), max(gradients) if gradients else None
 
 
 def _get_device(device: str) -> tuple[torch.device, Callable[[], Any]]:
@@ -174,6 +167,7 @@ def _evaluate(case: Case, errors: list[str]) -> Outcome | None:
     """Value and gradients; what cannot be evaluated is an error of the case."""
     try:
         value, extra = _get_adapter(case.record["loss"])(case)
+        value = value / case.record.get("factor", 1.0)
         grads = {}
         if case.record["grad_check"]:
             roles = list(case.record["grad"])
@@ -203,23 +197,9 @@ def _get_adapter(name: str) -> Callable[[Case], Result]:
         return _run_features
     if name in LOGIT_LOSSES:
         return _run_logits
+    if name in LOSSES:
+        return run_whole
     raise KeyError(f"no loss of this project stands for {name!r}")
-
-
-def _get_targets(case: Case, student_logits: Tensor) -> Tensor:
-    """`y` as [B, K]; without one, class 0: such losses do not look at targets."""
-    batch, classes = student_logits.shape
-    labels = case.tensor("y") if case.has("y") else torch.zeros(batch, dtype=torch.long)
-    if labels.ndim == 2:
-        return labels
-    one_hot = torch.nn.functional.one_hot(labels.long(), classes)
-    return one_hot.to(case.device, student_logits.dtype)
-
-
-def _get_inputs(case: Case, student_role: str = "s", **more: Any) -> LossInputs:
-    student_logits = case.tensor(student_role)
-    targets = _get_targets(case, student_logits)
-    return LossInputs(student_logits, targets, targets.argmax(dim=-1), **more)
 
 
 def _get_args(case: Case, names: Mapping[str, str]) -> dict[str, Any]:
@@ -233,7 +213,7 @@ def _run_logits(case: Case) -> Result:
     name = case.record["loss"]
     args = _get_args(case, LOGIT_LOSSES[name]) | FIXED_ARGS.get(name, {})
     loss = create_loss(name, args)
-    inputs = _get_inputs(case, teacher_logits=(case.tensor("t"),))
+    inputs = get_inputs(case, teacher_logits=(case.tensor("t"),))
     extra = {}
     if "per_example" in case.record.get("extra", {}):
         extra["per_example"] = loss.get_distance(inputs.student_logits, inputs.teacher_logits[0])
@@ -249,7 +229,7 @@ def _run_deit(case: Case) -> Result:
         raise KeyError(f"base {base!r}")
     args = {"temperature": hyper["tau"], "reduction": "numel"} if "tau" in hyper else {}
     weighted = WeightedLoss([(name, create_loss(name, args), 1.0)], alpha=alpha)
-    inputs = _get_inputs(
+    inputs = get_inputs(
         case, teacher_logits=(case.tensor("t"),), student_distill_logits=case.tensor("s_dist")
     )
     return weighted(inputs).total, {}
@@ -259,7 +239,7 @@ def _run_mlkd(case: Case) -> Result:
     names = {"T0": "temperature", "logit_stand": "standardise", "kd_weight": "weight"}
     args = {names[key]: value for key, value in case.record["hyper"].items()}
     loss = create_loss("mlkd", args)
-    inputs = _get_inputs(
+    inputs = get_inputs(
         case,
         "s_weak",
         teacher_logits=(case.tensor("t_weak"),),
@@ -273,7 +253,7 @@ def _run_mlkd(case: Case) -> Result:
 def _run_sparse(case: Case) -> Result:
     probs = case.tensor("topk_val")
     teacher = SparseTeacher(probs.log(), case.tensor("topk_idx"), 1 - probs.sum(dim=-1))
-    return create_loss("tinyvit_sparse")(_get_inputs(case, sparse_teacher=teacher)), {}
+    return create_loss("tinyvit_sparse")(get_inputs(case, sparse_teacher=teacher)), {}
 
 
 def _run_ensemble(case: Case) -> Result:
@@ -284,7 +264,7 @@ def _run_ensemble(case: Case) -> Result:
         raise KeyError("K is not the number of teachers")
     (temperature,) = hyper.values()
     loss = create_loss(name, {}, temperature=temperature)
-    inputs = _get_inputs(case, teacher_logits=teachers)
+    inputs = get_inputs(case, teacher_logits=teachers)
     extra = {}
     if "per_example" in case.record.get("extra", {}):
         distance = loss.inner.get_distance
@@ -373,26 +353,27 @@ def _run_crd(case: Case) -> Result:
     return value, {"mem_s_after": loss.student_memory, "mem_t_after": loss.teacher_memory}
 
 
-def _compare(case: Case, outcome: Outcome) -> list[str]:
-    """What lies outside the tolerances."""
+def _compare(case: Case, outcome: Outcome) -> list[Difference]:
+    """Value, further outputs and gradients beside the reference's."""
     record = case.record
-    label = "float64" if case.dtype == torch.float64 else "float32"
-    errors = []
     want = record["value"]
-    pairs = [("value", np.asarray(outcome.value.detach().cpu()), want, _value_tolerance(case))]
+    gap = _get_largest(outcome.value.detach().cpu().numpy(), want)
+    differences = [Difference("value", gap, abs(want), _value_tolerance(case))]
     for name, got in outcome.extra.items():
         stored = record["extra"][name]["value"]
         wanted = case.get_array(name) if stored is None else np.asarray(stored)
-        tolerance = _get_tolerance(case, float(np.abs(wanted).max()), None)
-        pairs.append((name, got.detach().cpu().numpy(), wanted, tolerance))
+        size = float(np.abs(wanted).max())
+        gap = _get_largest(got.detach().cpu().numpy(), wanted)
+        differences.append(Difference(name, gap, size, _get_tolerance(case, size, None)))
     for role, grad in outcome.grads.items():
-        got, wanted = _pick_gradient(case, role, grad)
-        pairs.append((f"gradient of {role}", got, wanted, _gradient_tolerance(case, role)))
-    for name, got, wanted, tolerance in pairs:
-        gap = np.abs(np.asarray(got, dtype=np.float64) - wanted).max()
-        if not gap <= tolerance:
-            errors.append(f"{label} {name} is off by {gap:.3g}, allowed {tolerance:.3g}")
-    return errors
+        gap = _get_largest(*_pick_gradient(case, role, grad))
+        size, tolerance = record["grad"][role]["max_abs"], _gradient_tolerance(case, role)
+        differences.append(Difference(f"{GRADIENT}{role}", gap, size, tolerance))
+    return differences
+
+
+def _get_largest(got: np.ndarray, wanted: np.ndarray | float) -> float:
+    return float(np.abs(np.asarray(got, dtype=np.float64) - wanted).max())
 
 
 def _pick_gradient(case: Case, role: str, grad: Tensor) -> tuple[np.ndarray, np.ndarray]:

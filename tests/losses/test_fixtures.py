@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,54 +12,60 @@ import torch
 
 from losses import LossInputs, create_loss
 from tests.fixture_runs.distillation import run, run_cases
-
-FILE = Path(__file__).parents[1] / "fixtures" / "kd_public.npz"
-
-
-RECORDS = json.loads(FILE.with_suffix(".json").read_text())["cases"]
-LOSSES = sorted({record["loss"] for record in RECORDS})
+from tests.losses.held_against import FILES, INDEXES
 
 
 @functools.cache
-def read_file():
-    """Records and arrays of the public file."""
-    with np.load(FILE) as arrays:
-        return RECORDS, {key: arrays[key] for key in arrays.files}
+def read_file(name):
+    """Records and arrays of one file."""
+    with np.load(FILES[name]) as arrays:
+        return INDEXES[name]["cases"], {key: arrays[key] for key in arrays.files}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_all_cases_of_a_loss_pass_on_the_cpu(loss):
-    records, arrays = read_file()
+@pytest.mark.parametrize(
+    ("name", "loss"), [(name, loss) for name in FILES for loss in INDEXES[name]["losses"]]
+)
+def test_all_cases_of_a_loss_pass_on_the_cpu(name, loss):
+    records, arrays = read_file(name)
     own = [record for record in records if record["loss"] == loss]
-    assert run_cases(own, arrays, device="cpu") == (len(own), [])
+    assert own and run_cases(own, arrays, device="cpu") == (len(own), [])
 
 
 def test_a_file_is_run_with_all_its_cases(tmp_path):
-    records, arrays = read_file()
+    records, arrays = read_file("kd_public")
     few = [record for record in records if record["loss"] in ("kd", "dkd")]
-    assert (len(records), len(LOSSES)) == (280, 38)
     path = tmp_path / "few.npz"
     np.savez(path, **{k: v for k, v in arrays.items() if k.startswith(("kd/", "dkd/"))})
     path.with_suffix(".json").write_text(json.dumps({"cases": few}))
     assert run(path, device="cpu") == (len(few), [])
 
 
+@pytest.mark.parametrize(("name", "cases", "losses"), [("kd_public", 280, 38), ("kd_more", 85, 32)])
+def test_a_file_holds_the_cases_that_it_lists(name, cases, losses):
+    records, _ = read_file(name)
+    listed = {loss: entry["n_cases"] for loss, entry in INDEXES[name]["losses"].items()}
+    assert (len(records), len(listed)) == (cases, losses)
+    assert collections.Counter(record["loss"] for record in records) == listed
+
+
 @pytest.mark.xla
-def test_one_case_of_every_loss_passes_on_xla():
-    records, arrays = read_file()
+@pytest.mark.parametrize("name", FILES)
+def test_one_case_of_every_loss_passes_on_xla(name):
+    records, arrays = read_file(name)
     last = {record["loss"]: record for record in records}
     assert run_cases(last.values(), arrays, device="xla") == (len(last), [])
 
 
 @pytest.mark.xla
 @pytest.mark.slow
-def test_all_cases_pass_on_xla():
-    assert run(FILE, device="xla") == (280, [])
+@pytest.mark.parametrize("name", FILES)
+def test_all_cases_pass_on_xla(name):
+    assert run(FILES[name], device="xla") == (INDEXES[name]["n_cases"], [])
 
 
 @pytest.mark.parametrize("part", ["value", "gradient", "extra"])
 def test_a_wrong_reference_is_reported(part):
-    records, arrays = read_file()
+    records, arrays = read_file("kd_public")
     record = next(r for r in records if r["name"] == "bv_kl/p02")
     if part == "value":
         record = record | {"value": record["value"] * 1.001}
@@ -71,8 +77,17 @@ def test_a_wrong_reference_is_reported(part):
     assert passed == 0 and len(failures) == 1 and failures[0].startswith("bv_kl/p02: ")
 
 
+def test_a_case_that_lacks_a_parameter_of_its_loss_is_a_failure():
+    records, arrays = read_file("kd_more")
+    vid = next(r for r in records if r["loss"] == "vid")
+    shapes = dict(vid["parameters"])
+    shapes.pop("gaussians.0.raw_variance")
+    passed, failures = run_cases([vid | {"parameters": shapes}], arrays)
+    assert passed == 0 and "gaussians.0.raw_variance" in failures[0]
+
+
 def test_an_unknown_loss_or_hyper_parameter_is_a_failure():
-    records, arrays = read_file()
+    records, arrays = read_file("kd_public")
     kd = next(r for r in records if r["loss"] == "kd")
     strange = [kd | {"loss": "kd2"}, kd | {"hyper": {"T": 4.0, "form": "odd"}}]
     passed, failures = run_cases(strange, arrays)
@@ -93,7 +108,7 @@ def test_an_unknown_loss_or_hyper_parameter_is_a_failure():
     ],
 )
 def test_the_forms_that_are_not_followed_are_options(case, implementation, loss, args):
-    records, arrays = read_file()
+    records, arrays = read_file("kd_public")
     record = next(r for r in records if r["name"] == case)
     want = next(a["value"] for a in record["alternatives"] if a["impl"] == implementation)
     student, teacher = (
