@@ -85,11 +85,11 @@ class ServiceClient:
         return self._get(f"{_name_run(run)}/metrics")["keys"]
 
     def read_series(
-        self, run: str, metrics: Sequence[str], *, start: int | None = None,
-        end: int | None = None, width: int = 600,
+        self, run: str, metrics: Sequence[str], *, start: float | None = None,
+        end: float | None = None, width: int = 600, x: str = "step",
     ) -> JsonObject:  # fmt: skip
-        """Curves between two steps, in at most 2 x width points each."""
-        query = {"metric": metrics, "start": start, "end": end, "width": width}
+        """Curves of a part of the axis x (step, epoch, time), of at most 2 x width points each."""
+        query = {"metric": metrics, "start": start, "end": end, "width": width, "x": x}
         return self._get(f"{_name_run(run)}/series", query)
 
     def download(self, run: str, artifact_id: str, target: Path) -> None:

@@ -45,6 +45,11 @@ class RunCatalogue:
                 self._looked = time.monotonic()
         return self._index
 
+    def expire(self) -> None:
+        """Look at the files at the next question: this program has changed some."""
+        with self._lock:
+            self._looked = -_FRESH_S
+
     def select(
         self, text: str, *, sort: str = "", reverse: bool = False, archived: bool = False
     ) -> list[int]:

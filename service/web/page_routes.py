@@ -130,6 +130,7 @@ def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Respo
     words = fields.get("tag", "").replace(",", " ").split()
     is_old = fields.get("change") == "remove"
     change_tags(record.folder, () if is_old else words, words if is_old else ())
+    parts.runs.expire()
     return RedirectResponse(link_run(record.path), 303)
 
 
@@ -138,6 +139,7 @@ def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Resp
     """Write a note on a run in place of the one before."""
     record = parts.runs.open_run(experiment, name)
     change_note(record.folder, fields.get("note", ""))
+    parts.runs.expire()
     return RedirectResponse(link_run(record.path), 303)
 
 
@@ -155,6 +157,7 @@ def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
             change_tags(record.folder, (), [ARCHIVED])
         elif not is_back:
             change_tags(record.folder, [ARCHIVED], ())
+    parts.runs.expire()
     condition = f"{TAG}={ARCHIVED}"
     return RedirectResponse(link_page("/", {"filter": "" if is_back else condition}), 303)
 

@@ -13,14 +13,16 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, Field
 from tsdownsample import M4Downsampler
 
 from service.web.columns import RunColumns, get_cache
-from store.catalogue import METRICS
+from store.catalogue import METRICS, TRAIN
 from store.filters import check_keys
 from store.record import RunRecord
 from utils.errors import UserError
@@ -34,6 +36,10 @@ _OPEN_RUNS = 24
 _REMOTE_S = 15.0
 # Digits that are sent: of each number, and more where the range is small against the numbers.
 _DIGITS, _MOST_DIGITS = 6, 17
+AxisName = Literal["step", "epoch", "time"]
+# Axis -> the number of training lines that tells where a step lies.
+_AXES = {"epoch": "epoch", "time": "time_s"}
+MOST_SMOOTH = 100_000
 
 
 class Curve(BaseModel):
@@ -47,6 +53,26 @@ class Curve(BaseModel):
     values: list[float]
     nonfinite: dict[str, list[int]] = Field(description="nan, inf, -inf -> steps to mark")
     nonfinite_count: dict[str, int] = Field(description="the same, all of them counted")
+    x: list[float] = Field([], description="of each point along another axis; empty along steps")
+    nonfinite_x: dict[str, list[float]] = Field({}, description="of the marks, likewise")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """The part of a run's curves that a chart shows.
+
+    Attributes:
+      start, end: in the unit of the axis, both included; None: from the first, to the last point.
+      width: of the chart, in pixels.
+      axis: step, epoch or time (seconds at work).
+      smooth: points in the window of a moving mean; 0: the values themselves.
+    """
+
+    start: float | None = None
+    end: float | None = None
+    width: int = 600
+    axis: AxisName = "step"
+    smooth: int = 0
 
 
 class SeriesAnswer(BaseModel):
@@ -81,29 +107,27 @@ class SeriesReader:
         return self._open_run(record).count_unread()
 
     def read(
-        self, record: RunRecord, metrics: Sequence[str], *,
-        start: int | None = None, end: int | None = None, width: int = 600,
-    ) -> SeriesAnswer:  # fmt: skip
-        """Curves of some numbers between two steps, both included; none: from or to the end.
+        self, record: RunRecord, metrics: Sequence[str], extent: Extent = Extent()
+    ) -> SeriesAnswer:
+        """Read curves of some numbers.
 
         Raises:
-          UserError: a number that the run does not have, or a range or width that is none.
+          UserError: a number or an axis that the run does not have, or no range or width.
         """
-        _check(metrics, start, end, width)
+        _check(metrics, extent)
         with self._open_run(record) as columns:
             known = [
                 f"{kind}.{one}" for kind, names in columns.list_names().items() for one in names
             ]
             check_keys(metrics, known, "metric")
             found = {one: columns.get(*one.split(".", 1)) for one in dict.fromkeys(metrics)}
+            axis = _read_axis(columns, extent.axis, record.path)
         ends = [(int(steps[0]), int(steps[-1])) for steps, _ in found.values() if len(steps)]
         return SeriesAnswer(
             run=record.path,
             first=min((one for one, _ in ends), default=0),
             last=max((one for _, one in ends), default=0),
-            curves=[
-                thin_out(name, *_cut(*column, start, end), width) for name, column in found.items()
-            ],
+            curves=[_draw(name, *column, extent, axis) for name, column in found.items()],
         )
 
     def _open_run(self, record: RunRecord) -> _OpenRun:
@@ -152,6 +176,22 @@ class _OpenRun:
         return self._columns
 
 
+def smooth_values(values: np.ndarray, window: int) -> np.ndarray:
+    """Compute the mean over the finite values of a window around each point.
+
+    The window is symmetric and shorter at the ends; what is not finite stays as it is.
+    """
+    if window < 2:
+        return values
+    is_finite, places = np.isfinite(values), np.arange(len(values))
+    sums = np.concatenate([[0.0], np.cumsum(np.where(is_finite, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(is_finite)])
+    low = np.maximum(places - window // 2, 0)
+    high = np.minimum(places + window // 2 + 1, len(values))
+    means = (sums[high] - sums[low]) / np.maximum(counts[high] - counts[low], 1)
+    return np.where(is_finite, means, values)
+
+
 def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> Curve:
     """A curve of at most twice as many points as it is wide, marks included."""
     entry = METRICS.find(metric.partition(".")[2])
@@ -178,7 +218,41 @@ def thin_out(metric: str, steps: np.ndarray, values: np.ndarray, width: int) -> 
     )  # fmt: skip
 
 
-def _check(metrics: Sequence[str], start: int | None, end: int | None, width: int) -> None:
+def _read_axis(
+    columns: RunColumns, axis: AxisName, run: str
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Steps, and where they lie along an axis that never falls; None along steps themselves."""
+    if axis == "step":
+        return None
+    steps, places = columns.get(TRAIN, _AXES[axis])
+    is_finite = np.isfinite(places)
+    if not is_finite.any():
+        raise UserError(f"x ({axis}): {run} has no number train.{_AXES[axis]}; use step")
+    steps, places = steps[is_finite], np.maximum.accumulate(places[is_finite])
+    return np.concatenate([[0], steps]), np.concatenate([[0.0], places])
+
+
+def _draw(
+    name: str, steps: np.ndarray, values: np.ndarray, extent: Extent,
+    axis: tuple[np.ndarray, np.ndarray] | None,
+) -> Curve:  # fmt: skip
+    """A curve of an extent, with its places along another axis."""
+    start, end = extent.start, extent.end
+    if axis is not None:
+        start = None if start is None else math.floor(np.interp(start, axis[1], axis[0]))
+        end = None if end is None else math.ceil(np.interp(end, axis[1], axis[0]))
+    values = smooth_values(values, extent.smooth)
+    curve = thin_out(name, *_cut(steps, values, start, end), extent.width)
+    if axis is None:
+        return curve
+    marks = {word: _round(np.interp(told, *axis)) for word, told in curve.nonfinite.items()}
+    return curve.model_copy(
+        update={"x": _round(np.interp(curve.steps, *axis)), "nonfinite_x": marks}
+    )
+
+
+def _check(metrics: Sequence[str], extent: Extent) -> None:
+    start, end, width = extent.start, extent.end, extent.width
     if not LEAST_WIDTH <= width <= MOST_WIDTH:
         raise UserError(
             f"width {width} is no width of a chart; give {LEAST_WIDTH} to {MOST_WIDTH} pixels"
@@ -188,11 +262,11 @@ def _check(metrics: Sequence[str], start: int | None, end: int | None, width: in
             f"metric: {len(metrics)} numbers are asked for; give 1 to {MOST_METRICS} at a time"
         )
     if start is not None and end is not None and start > end:
-        raise UserError(f"start {start} lies behind end {end}; give the lower step first")
+        raise UserError(f"start {start:g} lies behind end {end:g}; give the lower one first")
 
 
 def _cut(
-    steps: np.ndarray, values: np.ndarray, start: int | None, end: int | None
+    steps: np.ndarray, values: np.ndarray, start: float | None, end: float | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The rows of a range, with one neighbour on each side so that lines reach the edges."""
     low = 0 if start is None else max(0, int(np.searchsorted(steps, start, "left")) - 1)

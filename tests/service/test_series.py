@@ -10,7 +10,7 @@ import pytest
 
 from service.web import columns as columns_module
 from service.web.chunks import gather_chunk, parse_chunk
-from service.web.series import SeriesReader, thin_out
+from service.web.series import Extent, SeriesReader, smooth_values, thin_out
 from store.history import METRICS_FILE, write_lines
 from store.record import RunRecord, read_history
 from tests.support.stored_runs import make_lines, make_run
@@ -32,7 +32,7 @@ def append(record, lines):
 
 
 def read(reader, record, name="train.loss/total", **options):
-    return reader.read(record, [name], **options).curves[0]
+    return reader.read(record, [name], Extent(**options)).curves[0]
 
 
 def test_a_short_history_comes_whole_and_exact_enough(reader, tmp_path):
@@ -95,7 +95,7 @@ def test_a_history_of_nothing_finite_has_marks_alone(reader, tmp_path):
 def test_a_range_reaches_one_point_beyond_both_edges(reader, tmp_path):
     record = make_record(tmp_path, make_lines(100, every=10))
     assert read(reader, record, start=35, end=62).steps == [30, 40, 50, 60, 70]
-    answer = reader.read(record, ["train.loss/total"], start=35, end=62)
+    answer = reader.read(record, ["train.loss/total"], Extent(35, 62))
     assert (answer.first, answer.last) == (10, 100)
 
 
@@ -201,9 +201,11 @@ def test_both_ways_of_reading_give_the_same_bits(text):
     ],
 )
 def test_a_wrong_question_is_refused_in_one_sentence(reader, tmp_path, options, words):
+    options = dict(options)
     record = make_record(tmp_path, make_lines(5))
     with pytest.raises(UserError, match=r"\A[^\n]*\Z") as caught:
-        reader.read(record, **options)
+        metrics = options.pop("metrics")
+        reader.read(record, metrics, Extent(**options))
     assert words in str(caught.value)
 
 
@@ -217,3 +219,41 @@ def test_metrics_of_training_come_first(reader, tmp_path):
     names = reader.list_metrics(make_record(tmp_path, make_lines(5)))
     assert names[0] == "train.loss/total"
     assert names[-2:] == ["eval.top1", "eval.loss"]
+
+
+def test_curves_lie_along_epochs_and_time_and_are_cut_there(reader, tmp_path):
+    lines = [
+        {"step": step, "kind": "train", "attempt": 1, "loss/total": 1.0 / step,
+         "epoch": step / 4, "time_s": step * 0.5}
+        for step in range(2, 41, 2)
+    ]  # fmt: skip
+    lines[4]["loss/total"], lines[4]["nonfinite"] = None, {"loss/total": "nan"}
+    lines += [{"step": step, "kind": "eval", "attempt": 1, "top1": 50.0} for step in (1, 20, 40)]
+    record = make_record(tmp_path, lines)
+    curve = read(reader, record, axis="time")
+    assert curve.x == [step * 0.5 for step in curve.steps]
+    assert curve.nonfinite_x == {"nan": [5.0]}
+    # Evaluations lie between lines of training; the run began at 0.
+    assert read(reader, record, "eval.top1", axis="epoch").x == [0.25, 5.0, 10.0]
+    part = read(reader, record, axis="epoch", start=5.0, end=7.5)
+    assert part.steps[0] <= 20 and part.steps[-1] >= 30 and len(part.steps) <= 8
+    assert read(reader, record).x == []
+
+
+def test_a_run_without_a_clock_has_no_axis_of_time(reader, tmp_path):
+    lines = [{"step": 1, "kind": "train", "attempt": 1, "loss/total": 1.0}]
+    with pytest.raises(UserError, match=r"x \(time\): .* has no number train.time_s; use step"):
+        read(reader, make_record(tmp_path, lines), axis="time")
+
+
+@pytest.mark.parametrize("window", [2, 5, 100])
+def test_smoothing_is_the_mean_over_a_window_of_the_finite_values(window):
+    draws = np.random.default_rng(window)
+    values = draws.normal(size=60)
+    values[[3, 17, 18]] = math.nan, math.inf, -math.inf
+    found = smooth_values(values, window)
+    for place, value in enumerate(values):
+        near = values[max(0, place - window // 2) : place + window // 2 + 1]
+        wanted = near[np.isfinite(near)].mean() if np.isfinite(value) else value
+        assert found[place] == pytest.approx(wanted, rel=1e-12, abs=1e-12, nan_ok=True)
+    assert smooth_values(values, 0) is values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from service.web.series import Curve, SeriesReader
+from service.web.series import Curve, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ShownChart, make_overlay
 from service.web.views.frame import link_run
 from service.web.views.run import read_values
@@ -238,7 +238,7 @@ def _show_side(ink: int, side: Side) -> ShownSide:
 
 
 def _read_curve(series: SeriesReader, record: RunRecord, metric: str) -> Curve:
-    return series.read(record, [metric], width=PICTURE_WIDTH).curves[0]
+    return series.read(record, [metric], Extent(width=PICTURE_WIDTH)).curves[0]
 
 
 def _make_row(row: JsonMapping) -> VerdictRow:

@@ -65,6 +65,7 @@ class ShownChart:
       sources: where the script asks: `url`, `name` and colour `ink` of each run.
       nonfinite: words for points that are no finite numbers.
       picture: none: the history has not been read yet.
+      is_overlay: it shows one number of several runs.
       lone_step: of the only point that each curve has; empty where one has more.
     """
 
@@ -77,6 +78,7 @@ class ShownChart:
     picture: Picture | None
     lone_step: str = ""
     is_log: bool = False
+    is_overlay: bool = False
     why_empty: str = EMPTY
 
 
@@ -160,6 +162,7 @@ def make_overlay(
     return ShownChart(
         metric, entry.unit if entry else "", (metric,), sources, tuple(keys.values()),
         tuple(_tell_nonfinite(curves)), draw_picture(curves, [ink for _, _, ink in runs]), lone,
+        is_overlay=True,
     )  # fmt: skip
 
 

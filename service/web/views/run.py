@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from service.web.artifacts import list_artifacts
-from service.web.series import MOST_METRICS, SeriesReader
+from service.web.series import MOST_METRICS, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ChartFamily, group_metrics, make_chart
 from service.web.views.frame import (
     ShownState,
@@ -208,7 +208,7 @@ def make_families(
     for start in range(0, len(wanted) if is_ready else 0, MOST_METRICS):
         answer = series.read(
             record, wanted[start : start + MOST_METRICS],
-            start=shown.start, end=shown.end, width=PICTURE_WIDTH,
+            Extent(shown.start, shown.end, PICTURE_WIDTH),
         )  # fmt: skip
         curves |= {curve.metric: curve for curve in answer.curves}
     return tuple(
