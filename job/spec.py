@@ -48,7 +48,7 @@ class Job:
 
 # Entries that have come since descriptions were first written, and the value that says nothing: at
 # that they are left out, so that what was stored before stays good.
-_LATER = {"repeats": 1, "mix_mode": "pair", "mix_off_epoch": None}
+_LATER = {"repeats": 1, "mix_mode": "pair", "mix_off_epoch": None, "erasing_mode": "const"}
 
 
 def count_steps(epochs: float, steps_per_epoch: int) -> int:

@@ -1,6 +1,8 @@
-"""Numbers that look random and are a function of (seed, step, example): what losses draw by."""
+"""Numbers that look random, of (seed, step, example): what losses and erasing draw by."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
@@ -36,6 +38,13 @@ def draw_words(indices: Tensor, key: Tensor, count: int) -> Tensor:
 def draw_uniform(indices: Tensor, key: Tensor, count: int) -> Tensor:
     """[B, count] float32 in [0, 1), as `draw_words` has it."""
     return (draw_words(indices, key, count) >> 8).to(torch.float32) / 2**24
+
+
+def draw_normal(indices: Tensor, key: Tensor, count: int) -> Tensor:
+    """[B, count] float32 of mean 0 and variance 1, between -5.3 and 5.3; by `draw_words`, too."""
+    # Never 0 or 1, and exact in float32.
+    shares = ((draw_words(indices, key, count) >> 9).to(torch.float32) + 0.5) / 2**23
+    return torch.erfinv(2 * shares - 1) * math.sqrt(2)
 
 
 def draw_for(inputs: LossInputs, count: int, name: str) -> Tensor:

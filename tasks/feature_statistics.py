@@ -38,9 +38,11 @@ _TELLS = "statistics"  # of the file's metadata
 _PARTS = ("mean", "variances", "eigenvalues", "eigenvectors")
 # What decides which pixels teachers see, beside the images themselves.
 _SEEN = (
-    ("data", "train_pp"), ("data", "random_erasing"), ("train", "mixup_alpha"),
-    ("train", "cutmix_alpha"),
+    ("data", "train_pp"), ("data", "random_erasing"), ("data", "erasing_mode"),
+    ("train", "mixup_alpha"), ("train", "cutmix_alpha"),
 )  # fmt: skip
+# Values of files from before their keys.
+_SEEN_BEFORE = {"data.erasing_mode": "const"}
 
 
 class Moments:
@@ -222,10 +224,10 @@ def open_statistics(config: RunConfig) -> FeatureStatistics | None:
             f"it again: {COMMAND}"
         )
     for key, value in wanted["seen"].items():
-        if found.facts["seen"].get(key) != value:
+        then = found.facts["seen"].get(key, _SEEN_BEFORE.get(key))
+        if then != value:
             raise UserError(
-                f"{begin} with {key}={found.facts['seen'].get(key)!r}, this run has {value!r}; "
-                f"make it again: {COMMAND}"
+                f"{begin} with {key}={then!r}, this run has {value!r}; make it again: {COMMAND}"
             )
     if found.facts["dataset"] != wanted["dataset"]:
         get_logger().warning(

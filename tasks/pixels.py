@@ -41,9 +41,9 @@ class ImageTask(RunTask):
     unit = ("img", 1)
     reads = frozenset({
         "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
-        "data.random_erasing", "data.repeats", "model.image_size", "train.mixup_alpha",
-        "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob", "train.mix_mode",
-        "train.mix_off_epoch", "train.image_sizes",
+        "data.random_erasing", "data.erasing_mode", "data.repeats", "model.image_size",
+        "train.mixup_alpha", "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob",
+        "train.mix_mode", "train.mix_off_epoch", "train.image_sizes",
     })  # fmt: skip
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
@@ -57,7 +57,9 @@ class ImageTask(RunTask):
         steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
         self.mixing = Mixing(config.train, steps_per_epoch)
         self.resizing = Resizing(config.train, seen.image_shape[0], steps_per_epoch)
-        self.erasing = Erasing(config.data.random_erasing, config.train.seed)
+        self.erasing = Erasing(
+            config.data.random_erasing, config.train.seed, config.data.erasing_mode
+        )
 
     @staticmethod
     def count_graphs(config: RunConfig) -> int:
@@ -83,7 +85,8 @@ class ImageTask(RunTask):
 
     def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
         """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
-        pixels = self.erasing.erase_pixels(to_pixels(images), draws, self.transform.mean)
+        mean, std = self.transform.mean, self.transform.std
+        pixels = self.erasing.erase_pixels(to_pixels(images), draws, mean, std)
         return self.mixing.mix_pixels(pixels, draws)
 
     def sample(self, step: int) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ data.train_pp data.eval_pp data.strong_pp data.image_key data.label_key data.lab
 data.input_columns data.target_columns
 data.split_seed data.standardise data.global_batch_size data.eval_batch_size data.order data.repeats
 data.shuffle_gib data.sequence_length data.threads data.prefetch_batches data.return_id
-data.skip_corrupt data.random_erasing
+data.skip_corrupt data.random_erasing data.erasing_mode
 optim.name optim.lr optim.base_lr optim.base_batch_size optim.lr_scaling optim.min_lr
 optim.warmup_lr optim.warmup_epochs optim.warmup_steps optim.warmup_inside
 optim.schedule optim.decay_rate optim.decay_epochs optim.power optim.plateau_patience
@@ -137,6 +137,7 @@ STREAM = {
     "order": "data.order",
     "shuffle_gib": "data.shuffle_gib",
     "random_erasing": "data.random_erasing",
+    "erasing_mode": "data.erasing_mode",
     "repeats": "data.repeats",
     "seed": "train.seed",
     "mix_mode": "train.mix_mode",

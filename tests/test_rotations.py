@@ -80,7 +80,9 @@ def test_a_step_asks_both_about_four_images_in_one_batch(teacher, tmp_path):
     parts = build_parts(create_cpu_runtime(), check(config))
     task, model = parts.task, parts.state.model.eval()
     batch = next(iter(iterate_batches(parts, 0)))
-    pixels = task.erasing.erase_pixels(to_pixels(batch.images), batch.draws, task.transform.mean)
+    pixels = task.erasing.erase_pixels(
+        to_pixels(batch.images), batch.draws, task.transform.mean, task.transform.std
+    )
     sides = []
     for ask, net in ((lambda x: model(task.transform(x)), model), (task.teachers[0],) * 2):
         net, seen = getattr(net, "model", net), []

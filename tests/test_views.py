@@ -86,7 +86,9 @@ def test_both_views_are_of_the_same_examples_and_cut_alike(digits_root, teacher_
     assert torch.equal(batch.images, first.images) and torch.equal(strong, second.images)
     sides = []
     for images in (batch.images, strong):
-        pixels = task.erasing.erase_pixels(to_pixels(images), batch.draws, task.transform.mean)
+        pixels = task.erasing.erase_pixels(
+            to_pixels(images), batch.draws, task.transform.mean, task.transform.std
+        )
         mixed = task.mixing.mix_pixels(pixels, batch.draws)
         sides.append((model(task.transform(mixed)), task.teachers[0](mixed)))
     (weak, weak_teacher), (hard, hard_teacher) = sides

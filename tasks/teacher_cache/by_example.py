@@ -16,7 +16,10 @@ from utils.json_types import JsonMapping, JsonObject
 BY_EXAMPLE = "examples"
 OP = "stored_view"
 # Of a stream's description, what such answers depend on beside the views.
-_KEPT = ("dataset", "dataset_files", "image_key", "mixing", "random_erasing", "num_classes")
+_KEPT = (
+    "dataset", "dataset_files", "image_key", "mixing", "random_erasing", "erasing_mode",
+    "num_classes",
+)  # fmt: skip
 # What may stand beside the op: it changes no pixel before, and is undone by nobody after.
 _BEFORE = ("decode",)
 _AFTER = ("value_range", "vgg_value_range", "clip_value_range", "keep", "drop", "onehot")

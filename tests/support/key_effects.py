@@ -407,6 +407,7 @@ _PLAIN_ROWS: list[Row] = [
         ("prefetch_batches", "5", "reader"), ("skip_corrupt", "3", "reader")]),
     *_rows("", "data", [("global_batch_size", "32", "plan"), ("eval_batch_size", "20", "eval"),
                         ("return_id", "true", "batch"), ("random_erasing", "1", "batch")]),
+    ("data.erasing_mode", ("--data.random_erasing=1",), "--data.erasing_mode=pixel", "batch"),
     *_rows("", "optim", [("name", "sgd", "optimizer"), ("lr", "0.5", "schedule"),
                          ("min_lr", "5e-4", "schedule"), ("warmup_epochs", "1", "schedule"),
                          ("warmup_steps", "3", "schedule"), ("schedule", "linear", "schedule"),

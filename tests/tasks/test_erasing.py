@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
+from scipy import stats
 
-from tasks.erasing import ERASE_BOX, Erasing
+from tasks.erasing import ERASE_BOX, ERASE_KEY, Erasing
 from tasks.mixing import LAM, Mixing
 from utils.config.sections import TrainSection
 
@@ -66,7 +68,7 @@ def test_exactly_the_box_is_filled_with_the_mean_pixel():
     draws = erasing.sample(0, 4, (16, 12))
     pixels = torch.arange(4 * 3 * 16 * 12, dtype=torch.float32).view(4, 3, 16, 12) + 1000
     fill = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1, 1)
-    erased = erasing.erase_pixels(pixels, draws, fill)
+    erased = erasing.erase_pixels(pixels, draws, fill, torch.ones(1))
     for image, before, box in zip(erased, pixels, draws[ERASE_BOX].int().tolist(), strict=True):
         expected = before.clone()
         expected[:, box[0] : box[1], box[2] : box[3]] = fill[0]
@@ -76,4 +78,73 @@ def test_exactly_the_box_is_filled_with_the_mean_pixel():
 
 def test_nothing_happens_where_it_is_off():
     pixels = torch.rand(2, 3, 4, 4)
-    assert Erasing(0.0, seed=0).erase_pixels(pixels, {}, torch.zeros(1)) is pixels
+    for mode in ("const", "pixel"):
+        erasing = Erasing(0.0, seed=0, mode=mode)
+        assert erasing.erase_pixels(pixels, {}, torch.zeros(1), torch.ones(1)) is pixels
+        assert ERASE_KEY not in erasing.sample(0, 2, (4, 4))
+
+
+MEAN, STD = torch.tensor([1.0, 2, 3]).view(1, 3, 1, 1), torch.tensor([5.0, 6, 7]).view(1, 3, 1, 1)
+
+
+def erase_noisily(count: int, seed: int = 3, step: int = 5, device: str = "cpu") -> torch.Tensor:
+    """Normalised noise [count, 3, 40, 48] where boxes lie, 1000 elsewhere."""
+    erasing = Erasing(1.0, seed=seed, mode="pixel")
+    draws = {name: one.to(device) for name, one in erasing.sample(step, count, (40, 48)).items()}
+    pixels = torch.full((count, 3, 40, 48), 1000.0, device=device)
+    mean, std = MEAN.to(device), STD.to(device)
+    erased = erasing.erase_pixels(pixels, draws, mean, std)
+    return torch.where(erased == 1000.0, erased, (erased - mean) / std)
+
+
+def test_noise_fills_exactly_the_boxes_of_the_other_mode():
+    plain, noisy = (Erasing(0.7, seed=3, mode=mode) for mode in ("const", "pixel"))
+    draws = noisy.sample(5, 16, (40, 48))
+    assert torch.equal(draws[ERASE_BOX], plain.sample(5, 16, (40, 48))[ERASE_BOX])
+    pixels = torch.full((16, 3, 40, 48), 1000.0)
+    filled = [one.erase_pixels(pixels, draws, MEAN, STD) != pixels for one in (plain, noisy)]
+    assert torch.equal(*filled)
+
+
+def test_noise_is_normal_after_normalisation():
+    noise = erase_noisily(64)
+    values = noise[noise != 1000].double().numpy()
+    assert values.size > 20_000
+    assert stats.kstest(values, "norm").pvalue > 1e-3
+    assert np.abs(values).max() < 5.4
+    # Neighbours, channels and examples are independent: 4 standard errors.
+    for shifted in (noise.roll(1, 3), noise.roll(1, 2), noise.roll(1, 1), noise.roll(1, 0)):
+        both = (noise != 1000) & (shifted != 1000)
+        pairs = torch.stack([noise[both], shifted[both]])
+        assert abs(torch.corrcoef(pairs)[0, 1]) < 4 / pairs.shape[1] ** 0.5
+
+
+def test_noise_is_a_function_of_seed_step_and_place_in_the_batch():
+    noise = erase_noisily(8)
+    assert torch.equal(noise, erase_noisily(8))
+    for other in (erase_noisily(8, seed=4), erase_noisily(8, step=6)):
+        both = (noise != 1000) & (other != 1000)
+        assert both.any() and (noise[both] != other[both]).all()
+    # A shard's examples have the noise that they have in the global batch.
+    erasing = Erasing(1.0, seed=3, mode="pixel")
+    draws = {name: one[2:5] for name, one in erasing.sample(5, 8, (40, 48)).items()}
+    part = erasing.erase_pixels(torch.full((3, 3, 40, 48), 1000.0), draws, MEAN, STD)
+    whole = torch.where(noise == 1000, noise, noise * STD + MEAN)[2:5]
+    torch.testing.assert_close(part, whole, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.xla
+def test_xla_draws_the_same_noise_without_asking_the_host():
+    import torch_xla
+    from torch_xla.debug import metrics
+
+    device = str(torch_xla.device())
+    metrics.clear_all()
+    noise = erase_noisily(8, device=device)
+    torch_xla.sync()
+    graphs = metrics.metric_data("CompileTime")[0]
+    assert not [name for name in metrics.counter_names() if name.startswith("aten::")]
+    torch.testing.assert_close(noise.cpu(), erase_noisily(8), rtol=1e-5, atol=1e-5)
+    erase_noisily(8, step=6, device=device)
+    torch_xla.sync()
+    assert metrics.metric_data("CompileTime")[0] == graphs

@@ -22,7 +22,7 @@ from models import export_model
 from models.factory import build_model
 from models.transforms import to_pixels
 from store import read_metrics
-from tasks.feature_statistics import Moments, read_statistics
+from tasks.feature_statistics import Moments, open_statistics, read_statistics
 from tests.support.child_runs import get_command, get_environment
 from tests.support.tiny_parts import create_argv, create_config, create_cpu_runtime
 from tools import feature_statistics
@@ -224,6 +224,9 @@ def test_a_file_that_does_not_fit_is_refused(flags, stored, tmp_path):
           "--data.train_pp=flip_lr|value_range(-1, 1)"],
          "with data.train_pp='value_range(-1, 1)', this run has 'flip_lr|value_range(-1, 1)'"),
         (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
+          "--data.erasing_mode=pixel"],
+         "with data.erasing_mode='const', this run has 'pixel'"),
+        (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
           '--distill.losses=[{"name": "mse", "of": "patches"}]'],
          "has no patches features of teacher 1, which gives 30"),
         (["--distill.standardise=phi_s", f"--distill.statistics={stored}",
@@ -232,6 +235,14 @@ def test_a_file_that_does_not_fit_is_refused(flags, stored, tmp_path):
         with pytest.raises(UserError) as error:
             check(load_config([*flags, *more]))
         assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_from_before_a_key_is_one_of_its_default(flags, stored, monkeypatch):
+    config = load_config([*flags, "--distill.standardise=phi_s", f"--distill.statistics={stored}"])
+    statistics = read_statistics(str(stored))
+    assert statistics.facts["seen"].pop("data.erasing_mode") == "const"
+    monkeypatch.setattr("tasks.feature_statistics.read_statistics", lambda _: statistics)
+    assert open_statistics(config) is statistics
 
 
 def swap(flags) -> str:

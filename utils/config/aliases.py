@@ -41,6 +41,7 @@ OF_TIMM: dict[str, str] = {
     "opt_kwargs": "optim.args",
     "output": "run.output_dir",
     "repeated_aug": "data.repeats",
+    "remode": "data.erasing_mode",
     "reprob": "data.random_erasing",
     "sched": "optim.schedule",
     "torchcompile": "runtime.compile",

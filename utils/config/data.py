@@ -163,3 +163,8 @@ class DataSection(ConfigSection):
         description="probability of erasing a rectangle, on the device",
         **about(stream="random_erasing"),
     )
+    erasing_mode: Literal["const", "pixel"] = Field(
+        "const",
+        description="what fills an erased rectangle: const: the mean pixel, pixel: normal noise",
+        **about(stream="erasing_mode"),
+    )
