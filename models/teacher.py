@@ -19,7 +19,7 @@ from models.transforms import InputTransform, spread_channels
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.weights import Weights, is_shared, load_weights, open_weights
+from utils.weights import Weights, find_run_folder, is_shared, load_weights, open_weights
 
 if TYPE_CHECKING:
     from utils.checkpoint import TensorDiff
@@ -286,6 +286,12 @@ def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
         raise UserError(
             f"distill.teacher ({name!r}) is not the model in distill.teacher_weights "
             f"({section.weights!r}), which is {facts['model']!r}; drop distill.teacher"
+        )
+    is_path = "/" in name and not is_shared(name)
+    if is_path and not section.weights and find_run_folder(name) is not None:
+        raise UserError(
+            f"distill.teacher ({name!r}) is a run, but it takes a model's name; give the run by "
+            f"distill.teacher_weights (--teacher_path {name})"
         )
     return find_model_name(name, "distill.teacher")
 

@@ -342,6 +342,15 @@ def test_a_checkpoint_that_is_exported_teaches_as_its_run_does(folders, tmp_path
     assert torch.equal(mine(pixels), theirs(pixels))
 
 
+def test_a_run_that_is_given_as_the_teachers_name_is_told_its_key(tmp_path):
+    run = Path(__file__).parent / "fixtures" / "old_runs" / "plain"
+    flags = [f"--distill.teacher={run}", "--kd=kd"]
+    with pytest.raises(UserError, match=rf"is a run, .* distill.teacher_weights .*_path {run}\)"):
+        check(create_config(tmp_path, *flags))
+    with pytest.raises(UserError, match="is no model of timm"):
+        check(create_config(tmp_path, "--distill.teacher=runs/nowhere", "--kd=kd"))
+
+
 def test_an_average_without_train_ema_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"set train\.ema"):
         create_config(tmp_path, "--distill.teacher=ema", "--kd=kd")

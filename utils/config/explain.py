@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from utils.config.keys import Key, find_keys, iterate_keys
-from utils.errors import get_hint
+from utils.errors import get_hint, get_near_names
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -35,6 +36,8 @@ _RULES = {
     "string_type": "give a word; put a number or true and false in quotes",
     "tuple_type": "write a list, as [a, b]",
 }
+_COMMA = re.compile(r"-?\d+,\d+")
+_POINT = "decimals are written with a point, as 0.003, and not with a comma"
 # Rules of single keys that say more than the kind of error does.
 _OWN_RULES = {"profile.steps": "write FIRST-LAST, as 20-25"}
 
@@ -43,15 +46,20 @@ def explain(error: ValidationError) -> tuple[str, tuple[str | int, ...]]:
     """The first problem of a validation in one line, and its place."""
     problems = error.errors()
     # A misspelled key explains the one that is missing.
-    unknown = [one for one in problems if one["type"] == "extra_forbidden"]
-    problem = (unknown or problems)[0]
+    telling = [one for one in problems if one["type"] in ("extra_forbidden", "invalid_key")]
+    problem = (telling or problems)[0]
     place = problem["loc"]
     key = ".".join(str(part) for part in place)
     if problem["type"] == "extra_forbidden":
-        return f"unknown key {key}; {_hint_key(place)}", place
+        return f"unknown key {key}; {_hint_key(place, problem['input'])}", place
+    if problem["type"] == "invalid_key":
+        section = ".".join(str(part) for part in place[:-1])
+        return f"{section} has the number {place[-1]} for a key; {_POINT}", place
     if problem["type"] == "missing":
         return f"{key} is missing; give it a value", place
     rule = _OWN_RULES.get(key) or _get_rule(problem)
+    if _COMMA.fullmatch(str(problem["input"])):
+        rule = f"{rule}; {_POINT}"
     more = f" ({error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{key} ({problem['input']!r}): {rule}; see python main.py --help{more}", place
 
@@ -84,14 +92,18 @@ def get_near_keys(name: str, known: Iterable[str]) -> str:
     return "see python main.py --help"
 
 
-def _hint_key(place: tuple[str | int, ...]) -> str:
-    """The nearest right key of where the wrong one stands."""
+def _hint_key(place: tuple[str | int, ...], value: object) -> str:
+    """The nearest right key of where the wrong one stands, or section if its value is a mapping."""
     key = ".".join(str(part) for part in place)
     if len(place) == 1 and key in set(iterate_keys()):
         section, _, name = key.partition(".")
         return f"write it as {section}: {{{name}: VALUE}}"
     if any(isinstance(part, int) for part in place):
         return get_hint(str(place[-1]), find_keys(place[:-1]))
+    sections = {name.partition(".")[0] for name in iterate_keys()}
+    near = get_near_names(key, sections) if len(place) == 1 and isinstance(value, dict) else []
+    if near:
+        return f"did you mean {near[0]!r}?"
     return get_near_keys(key, [*iterate_keys(), *(["extends"] if len(place) == 1 else [])])
 
 

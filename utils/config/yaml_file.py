@@ -26,13 +26,26 @@ def read_yaml(path: str, reason: str) -> JsonObject:
             _refuse_repeats(node, f"{reason} {path}", "")
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{reason} {path} is not valid YAML: {reason}") from error
+        problem = _describe_problem(error, text)
+        raise UserError(f"{reason} {path} is not valid YAML: {problem}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
         raise UserError(f"{reason} {path} holds a {type(values).__name__}; write sections of keys")
     return values
+
+
+def _describe_problem(error: yaml.YAMLError, text: str) -> str:
+    """Return what is wrong with YAML in one line, with the line of the file."""
+    mark = getattr(error, "problem_mark", None)
+    if not isinstance(error, yaml.MarkedYAMLError) or mark is None:
+        return " ".join(str(error).split())
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    if "\t" in line[: mark.column + 1]:
+        return f"line {mark.line + 1} holds a tab, which YAML allows in no indentation; use spaces"
+    context = f" {error.context}" if error.context else ""
+    return f"{error.problem} in line {mark.line + 1}, column {mark.column + 1}{context}"
 
 
 def _read_text(path: str, reason: str) -> str:
