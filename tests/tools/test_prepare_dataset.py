@@ -241,6 +241,22 @@ def test_check_decodes_every_image_and_names_the_bad_ones(photos, capsys):
     assert prepare_photos(photos, "--check").exists()
 
 
+def test_check_counts_the_images_that_a_camera_has_turned(photos, capsys):
+    from PIL import Image
+
+    for number, orientation in ((7, 6), (8, 1), (9, 3)):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        Image.new("RGB", (9, 6)).save(photos / "val" / "cat" / f"{number}.jpg", exif=exif)
+    prepare_photos(photos, "--check")
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "EXIF" in line]
+    assert line == (
+        f"2 of the 19 images have an EXIF orientation other than 1, first {photos}/val/cat/7.jpg: "
+        "decode leaves them turned or mirrored; write upright in its place in data.train_pp and "
+        "data.eval_pp"
+    )
+
+
 def test_a_class_that_a_split_lacks_is_named_and_may_be_allowed(photos, capsys):
     import tensorflow_datasets as tfds
 

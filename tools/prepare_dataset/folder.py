@@ -119,19 +119,27 @@ def show_summary(found: Mapping[str, FolderSelection]) -> None:
 
 
 def check_images(paths: Sequence[Path]) -> None:
-    """Decode every image.
+    """Decode every image, and count those whose EXIF orientation says that they must be turned.
 
     Raises:
       UserError: counts those that cannot be decoded; each has a line of its own on stderr.
     """
+    import tensorflow as tf
+
     from big_vision.input.faults import get_reason
     from big_vision.pp.builder import get_preprocess_fn
+    from big_vision.pp.orientation import UPRIGHT, read_orientation
 
     decode = get_preprocess_fn("decode")
+    orient = tf.function(read_orientation, input_signature=[tf.TensorSpec([], tf.string)])
+    turned: list[Path] = []
 
     def find_fault(path: Path) -> str:
         try:
-            decode({"image": path.read_bytes()})
+            image = path.read_bytes()
+            decode({"image": image})
+            if int(orient(image)) != UPRIGHT:
+                turned.append(path)
         except Exception as error:  # TensorFlow's classes
             return f"{path}: {get_reason(error)}"
         return ""
@@ -143,6 +151,13 @@ def check_images(paths: Sequence[Path]) -> None:
         faults = [fault for fault in bar if fault]
     for fault in faults:
         print(fault, file=sys.stderr)
+    if turned:
+        print(
+            f"{len(turned)} of the {len(paths)} images have an EXIF orientation other than 1, "
+            f"first {min(turned)}: decode leaves them turned or mirrored; write upright in its "
+            "place in data.train_pp and data.eval_pp",
+            file=sys.stderr,
+        )
     if faults:
         raise UserError(
             f"{len(faults)} of the {len(paths)} images cannot be decoded; restore or remove them"
