@@ -16,6 +16,8 @@ from utils.storage import Folder
 # What a file of another program calls its parts where nobody names columns.
 INPUTS, TARGETS = "inputs", "targets"
 INPUT_KEY, TARGET_KEY = "data.input_columns", "data.target_columns"
+# What separates the fields of a CSV where a comma is the decimal sign, or of a TSV.
+_OTHER_SIGNS = {";": "semicolons (;)", "\t": "tabs"}
 # Columns as a file holds them, of any type: [N], or [N, k] in a .npz.
 RawColumns = Mapping[str, np.ndarray]
 
@@ -157,9 +159,13 @@ def _check_finite(values: np.ndarray, names: Sequence[str], file: str) -> None:
     if not len(bad):
         return
     row, column = bad[0]
+    value, place = f"{values[row, column]:g}", f"row {row} (the first is 0)"
+    if Path(file).suffix == ".csv":
+        value = "no number (an empty cell, n/a or nan)" if value == "nan" else value
+        place = f"line {row + 2} (empty ones not counted)"
     raise UserError(
-        f"{file}: column {names[column]!r} holds {values[row, column]:g} in row {row} (the first "
-        f"is 0), {len(bad)} such in all; mend or drop these rows"
+        f"{file}: column {names[column]!r} holds {value} in {place}, {len(bad)} such in all; mend "
+        "or drop these rows"
     )
 
 
@@ -181,6 +187,14 @@ def _read_npz(path: Path) -> RawColumns:
 def _read_csv(path: Path) -> RawColumns:
     from pyarrow import csv
 
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header = file.readline()
+    signs = [name for sign, name in _OTHER_SIGNS.items() if sign in header and "," not in header]
+    if signs:
+        raise UserError(
+            f"data.name ({path.name}): its fields are separated by {signs[0]}; save it with commas "
+            "between them, and with points in its decimals"
+        )
     return _split_table(csv.read_csv(path), path.name)
 
 

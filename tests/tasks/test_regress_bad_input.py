@@ -20,6 +20,10 @@ BAD = {
     "ragged.csv": "age,rent\n1,2\n3\n",
     "empty.csv": "",
     "header.csv": "age,rent\n",
+    "excel.csv": "age;rooms;rent\n1;2,5;3\n",
+    "tabs.csv": "age\trent\n1\t2\n",
+    "gaps.csv": "age,rent\n\n1,2\n2,3\n3,n/a\n",
+    "large.csv": "age,rent\n1,2\n2,1e39\n",
     "table.xlsx": "PK",
 }
 FITS = ("--data.train_split=all", "--data.eval_split=all", "--data.global_batch_size=1")
@@ -50,7 +54,12 @@ def bad(root) -> Path:
 
 
 WRONG = [
-    (("--data.name=nan.csv", *FITS), "'rent' holds nan in row 1 (the first is 0), 1 such", "mend"),
+    (("--data.name=nan.csv", *FITS), "'rent' holds no number (an empty cell, n/a or nan) in line 3",
+     "1 such in all; mend"),
+    (("--data.name=gaps.csv", *FITS), "holds no number", "in line 4 (empty ones not counted)"),
+    (("--data.name=large.csv", *FITS), "column 'rent' holds 1e+39 in line 3", "drop these rows"),
+    (("--data.name=excel.csv", *FITS), "its fields are separated by semicolons (;)", "with commas"),
+    (("--data.name=tabs.csv", *FITS), "its fields are separated by tabs", "save it with commas"),
     (("--data.name=inf.npz", "--data.target_columns=[targets]", *FITS),
      "column 'inputs' holds inf in row 17", "drop these rows"),
     (("--data.name=huge.npz", "--data.target_columns=[targets]", *FITS), "holds 1e+39 in row 3",
