@@ -18,7 +18,7 @@ from fnmatch import fnmatchcase
 
 from store.attempts import count_devices, read_hardware
 from store.catalogue import TRAIN
-from store.config_text import flatten_config
+from store.config_text import flatten_run_config
 from store.record import RunRecord
 from store.reports import VERDICT, get_kind
 from utils.json_types import JsonMapping, JsonObject, JsonValue
@@ -29,7 +29,7 @@ Verdicts = dict[tuple[JsonValue, ...], JsonObject]
 # Whatever these say, the step's program is the same: places, seeds, lengths of the run, numbers
 # that the schedule hands over as data, the host's part, and the batch, which is held apart.
 _OUTSIDE = (
-    "run.*", "source.*", "profile.*", "quantile.*", "data.root", "data.*_split", "data.split_seed",
+    "run.*", "profile.*", "quantile.*", "data.root", "data.*_split", "data.split_seed",
     "data.shuffle_gib", "data.order", "data.threads", "data.prefetch_batches", "data.return_id",
     "data.skip_corrupt", "data.eval_*", "data.global_batch_size", "data.name", "data.*_key",
     "model.weights", "model.pretrained", "train.seed", "train.epochs", "train.steps",
@@ -42,6 +42,8 @@ _OUTSIDE = (
     "runtime.graph_budget", "runtime.num_threads", "runtime.overlap", "runtime.channels_last",
     "runtime.tf32", "runtime.compile", "runtime.compile_backend",
 )  # fmt: skip
+# Keys younger than published verdicts -> the value with which a step is what it was before them.
+_YOUNGER: dict[str, JsonValue] = {"model.drop_path_law": "model", "model.drop_path_rescale": True}
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,9 @@ class Calibration:
 def hash_step(config: JsonMapping) -> str:
     """A hash of what of a configuration decides the program of a step."""
     kept = {
-        key: value for key, value in flatten_config(dict(config)).items()
+        key: value for key, value in flatten_run_config(config).items()
         if not any(fnmatchcase(key, one) for one in _OUTSIDE)
+        and not (key in _YOUNGER and value == _YOUNGER[key])
     }  # fmt: skip
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:12]
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import yaml
 
-from utils.json_types import JsonObject, JsonValue
+from utils.json_types import JsonMapping, JsonObject, JsonValue
 
 # The fast parser where PyYAML was built with it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -24,6 +24,8 @@ _SECTION = re.compile(r"(\w+):")
 _ENTRY = re.compile(r"  \w+:(?: .*)?")
 _CONTINUED = re.compile(r"   .*|  -(?: .*)?|\s*")
 
+# The section that says where a recipe is published.
+PUBLISHED = "source"
 # Dotted key -> JSON text of the value.
 Pairs = tuple[tuple[str, str], ...]
 
@@ -47,6 +49,11 @@ def flatten_config(config: JsonObject, prefix: str = "") -> dict[str, JsonValue]
         else:
             found[name] = value
     return found
+
+
+def flatten_run_config(config: JsonMapping) -> dict[str, JsonValue]:
+    """`flatten_config` of a run, without where its recipe is published, which decides nothing."""
+    return flatten_config({key: value for key, value in config.items() if key != PUBLISHED})
 
 
 def read_sections(text: str) -> dict[str, Pairs]:

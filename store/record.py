@@ -13,7 +13,7 @@ from pathlib import Path
 from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE, merge_attempts
 from store.catalogue import EVAL, TRAIN
-from store.config_text import flatten_config, parse_config
+from store.config_text import flatten_run_config, parse_config
 from store.environment import ENVIRONMENT_FILE
 from store.history import (
     METRICS_FILE,
@@ -92,7 +92,7 @@ class RunRecord:
             told = make_plain(parse_config(self._read(CONFIG_FILE)))
         except RecursionError:  # a table that holds itself
             return {}
-        return flatten_config(mend_text(told))
+        return flatten_run_config(mend_text(told))
 
     @property
     def checkpoints(self) -> Folder:

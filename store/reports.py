@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from store.catalogue import Catalogue, Metric
-from store.config_text import flatten_config
+from store.config_text import flatten_run_config
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 
@@ -132,7 +132,7 @@ def read_config(report: JsonObject) -> dict[str, JsonValue]:
     if get_kind(report) == LAB:
         return dict(report["settings"])
     told = report.get("configuration" if get_kind(report) == VERDICT else "config")
-    return flatten_config(told) if isinstance(told, dict) else {}
+    return flatten_run_config(told) if isinstance(told, dict) else {}
 
 
 def get_settings(config: JsonObject, source: str) -> dict[str, JsonValue]:
@@ -142,7 +142,7 @@ def get_settings(config: JsonObject, source: str) -> dict[str, JsonValue]:
       config: the configuration, by sections.
       source: `--input`.
     """
-    flat = flatten_config(config)
+    flat = flatten_run_config(config)
     found = {key: value for key, value in flat.items() if not key.startswith(_FREE_KEYS)}
     return {**found, "--input": source}
 
@@ -163,14 +163,14 @@ def get_identity(report: JsonObject) -> str:
                 f"{report['schema_version']}); compile it again"
             )
         results: JsonValue = {name: report[name] for name in (*_STEP, "unit", "example")}
-        config, source = flatten_config(told), VERDICT
+        config, source = flatten_run_config(told), VERDICT
     elif get_kind(report) == LAB:
         config, source, results = {}, LAB, get_conditions(report)
     else:
         results = [
             {name: one.get(name) for name in ("processes", *_SHARED)} for one in report["results"]
         ]
-        config, source = flatten_config(report["config"]), report["settings"]["input"]
+        config, source = flatten_run_config(report["config"]), report["settings"]["input"]
     kept = {key: value for key, value in config.items() if not key.startswith(_FREE_KEYS)}
     text = json.dumps([kept, source, results], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

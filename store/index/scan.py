@@ -12,7 +12,7 @@ from pathlib import Path
 
 from store.artifacts import ARTIFACTS_FILE
 from store.attempts import ATTEMPTS_FILE
-from store.config_text import Pairs, read_sections
+from store.config_text import PUBLISHED, Pairs, read_sections
 from store.history import METRICS_FILE
 from store.lineage import Ancestor, list_sums, read_lineage
 from store.mirror import CONFIG_FILE, RUN_FILE
@@ -182,6 +182,7 @@ def _make_entry(path: str, stamp: str, texts: dict[str, str], last: Values) -> R
     sections = {
         name: tuple(pair for pair in pairs if pair[0] not in _LEFT_OUT)
         for name, pairs in read_sections(texts.get(CONFIG_FILE, "")).items()
+        if name != PUBLISHED
     }
     is_damaged = not _is_config(texts, sections) and bool(texts.get(CONFIG_FILE))
     return RunEntry(

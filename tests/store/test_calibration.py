@@ -52,6 +52,12 @@ def test_a_verdict_fits_the_very_step(tmp_path):
     other = make_config(**{"data.global_batch_size": 32, "train.seed": 3, "optim.lr": 9.0,
                            "data.root": "/x"})  # fmt: skip
     assert hash_step(other) == hash_step(config)
+    # Where a recipe is published, and keys that verdicts made earlier know nothing of.
+    told = {**config, "source": {"values": {"optim.lr": 1.0}}}
+    told["model"] = {**config["model"], "drop_path_law": "model", "drop_path_rescale": True}
+    assert hash_step(told) == hash_step(config)
+    told["model"]["drop_path_law"] = "constant"
+    assert hash_step(told) != hash_step(config)
     for number, (found, chips) in enumerate((({}, 1), ({"devices": 4}, 4))):
         record = make_tpu_run(
             tmp_path, f"fit{number}", [config, other][number], step_s=0.05, **found

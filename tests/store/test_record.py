@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.config_text import flatten_config, parse_config, read_sections
+from store.index import RunIndex
 from store.record import RunRecord, get_final_values, read_tail
 from store.tags import change_tags
 from tests.support.stored_runs import make_config, make_lines, make_run
@@ -122,3 +123,16 @@ def test_tags_are_a_file_of_their_own_and_each_stands_once(tmp_path):
         with pytest.raises(UserError, match=word):
             change_tags(folder, add, remove)
     assert RunRecord(run.path).tags == ["paper"]
+
+
+def test_where_a_recipe_is_published_is_no_setting_of_a_run(tmp_path):
+    """It lies in the run's directory; neither lists nor comparisons take it for a key."""
+    told = {**make_config(), "source": {"paper": "a", "values": {"optim.lr": 0.1}}}
+    run = make_run(tmp_path, "a", config=told)
+    make_run(tmp_path, "b")
+    assert "paper: a" in (run.path / "config_resolved.yaml").read_text()
+    record = RunRecord(run.path)
+    assert record.config and not [key for key in record.config if key.startswith("source")]
+    index = RunIndex(str(tmp_path))
+    index.refresh()
+    assert not [key for key in index.list_varied() if key.startswith("source")]
