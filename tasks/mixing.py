@@ -102,17 +102,28 @@ def _draw_beta(rng: np.random.Generator, alpha: float, count: int) -> np.ndarray
 def _draw_boxes(
     rng: np.random.Generator, area: np.ndarray, image_size: tuple[int, int]
 ) -> np.ndarray:
-    """Boxes [n, 4] (y0, y1, x0, x1) of the image's shape and that area, cut at the borders.
+    """Boxes [n, 4] of the image's shape and that area around centres that lie evenly."""
+    centres = [np.floor(rng.random(len(area)) * size) for size in image_size]
+    return cut_boxes(np.stack(centres, axis=1), area, image_size)
 
-    Source: Yun et al. 2019, arXiv:1905.04899, section 3.1.
+
+def cut_boxes(centres: np.ndarray, area: np.ndarray, image_size: tuple[int, int]) -> np.ndarray:
+    """Boxes [n, 4] (y0, y1, x0, x1) of the image's shape, cut at its borders.
+
+    An odd side has its further pixel behind the centre.
+
+    Args:
+      centres: [n, 2] row and column, whole numbers.
+      area: [n] share of the image.
+
+    Source: Yun et al. 2019, arXiv:1905.04899, section 3.1; odd sides as timm 1.0.31 has them.
     """
     sides = []
-    for size in image_size:
+    for centre, size in zip(centres.T, image_size, strict=True):
         length = np.floor(size * np.sqrt(area))
-        centre = np.floor(rng.random(len(area)) * size)
         sides += [
             np.clip(centre - np.floor(length / 2), 0, size),
-            np.clip(centre + np.floor(length / 2), 0, size),
+            np.clip(centre + np.ceil(length / 2), 0, size),
         ]
     return np.stack(sides, axis=1)
 
