@@ -188,12 +188,15 @@ def get_pad_to_shape(shape, pad_value=0, where="after"):
 @OPS.register("rag_tensor")
 @on_key
 def get_rag_tensor():
-    """A ragged tensor, so that examples of different length can be batched."""
+    """A ragged tensor, so that examples of different length can be batched.
+
+    Of [...] it has the shape [1, ...], as in big_vision: the second axis is the ragged one.
+    """
 
     def rag_tensor(value):
         import tensorflow as tf
 
-        return tf.RaggedTensor.from_tensor(value if value.shape.rank > 1 else value[None])
+        return tf.RaggedTensor.from_tensor(value[None])
 
     return rag_tensor
 

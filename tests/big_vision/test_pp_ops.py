@@ -271,9 +271,21 @@ def test_choice_gives_all_entries_where_fewer_are_fine():
         get_fn("choice(n=2, key=['t', 'u'])")({"t": [3, 1, 2], "u": [3, 1]})
 
 
-def test_ragged_tensors_can_be_batched():
-    ragged = get_fn("rag_tensor(key='t')")({"t": [[1, 2], [3, 4]]})["t"]
-    assert ragged.to_list() == [[1, 2], [3, 4]]
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (4, 5, 3)])
+def test_ragged_tensors_have_a_leading_axis_and_can_be_batched(shape):
+    import tensorflow as tf
+
+    values = np.arange(np.prod(shape)).reshape(shape)
+    preprocess = get_fn("rag_tensor(key='t')")
+    ragged = preprocess({"t": values})["t"]
+    assert isinstance(ragged, tf.RaggedTensor) and ragged.shape.rank == len(shape) + 1
+    assert ragged.to_list() == [values.tolist()]
+    dataset = tf.data.Dataset.from_generator(
+        lambda: ({"t": values[:n]} for n in (1, 2)),
+        output_signature={"t": tf.TensorSpec([None, *shape[1:]], tf.int64)},
+    )
+    (batch,) = dataset.map(preprocess).batch(2)
+    assert batch["t"].to_list() == [[values[:1].tolist()], [values[:2].tolist()]]
 
 
 def test_static_shapes_survive_the_ops_that_fix_them():
