@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -230,8 +230,20 @@ def find_fault(model: nn.Module, transform: InputTransform, shape: tuple[int, in
             return f"it takes {stem.in_channels} channels and sees {seen}"
         # A forward that reads values or makes tensors on the host cannot be tried here.
         reason = " ".join(str(error).split()) or type(error).__name__
-        return "" if "meta" in reason else reason.rstrip(".")
+        if "meta" in reason:
+            return ""
+        return _find_patch_fault(model, sides) or reason.rstrip(".")
     return ""
+
+
+def _find_patch_fault(model: nn.Module, sides: tuple[int, int]) -> str:
+    """Why the patches of a model that takes images of any size do not fit; empty if they do."""
+    patch = getattr(getattr(model, "embeds", None), "patch_size", None)  # timm's NaFlexVit
+    if patch is None or not any(side % own for side, own in zip(sides, patch, strict=True)):
+        return ""
+    is_larger = any(side < own for side, own in zip(sides, patch, strict=True))
+    verb = "are larger" if is_larger else "do not divide them"
+    return f"its patches of {_show(patch)} {verb}"
 
 
 def _name_source(config: RunConfig, role: str, shapes: ImageShapes) -> str:
@@ -247,6 +259,9 @@ def _get_way_out(config: RunConfig, reason: str, shape: tuple[int, int, int]) ->
     if "channels" in reason:
         where = "channels there" if by_name else "decode(channels=N)"
         return f"change {where}, or set in_chans in model.args to {shape[2]}"
+    if "patches" in reason:
+        where = "image_size there" if by_name else "its resize or crop"
+        return f"change {where}, or set patch_size in model.args"
     current = config.model.image_size or "unset"
     if by_name:
         return f"make image_size there and model.image_size (now {current}) agree"
@@ -267,5 +282,5 @@ def _get_way_out_of_teacher(teacher: Teacher, reason: str, channels: int) -> str
     return "name the side that it takes by size in distill.teachers, or change the string"
 
 
-def _show(shape: tuple[int, int, int]) -> str:
+def _show(shape: Sequence[int]) -> str:
     return " x ".join(str(side) for side in shape)

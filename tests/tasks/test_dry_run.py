@@ -33,6 +33,12 @@ MISFITS = [
      "in_chans in model.args to 3"),
     (("--data.train_pp=decode(channels=1)|resize(8)|squeeze_last_dim|value_range(-1, 1)",),
      "data.train_pp yields images of 2 dimensions", "[H, W, C]", "leave out"),
+    (("--model=naflexvit_base_patch16_gap", "--model.args.patch_size=16"),
+     "gives images of 8 x 8 x 1", "its patches of 16 x 16 are larger",
+     "set patch_size in model.args"),
+    (("--model=naflexvit_base_patch16_gap", "--model.args.patch_size=3"),
+     "gives images of 8 x 8 x 1", "its patches of 3 x 3 do not divide them",
+     "change its resize or crop"),
     (("--data.image_key=img",), "data.image_key (img)", "no such feature", "'image'"),
 ]  # fmt: skip
 
@@ -45,6 +51,11 @@ def test_images_that_the_student_does_not_take_are_refused(
         check_digits(digits_root, tmp_path, *flags)
     for words in (what, reason, way_out):
         assert words in str(caught.value)
+
+
+def test_patches_that_divide_the_images_are_taken(digits_root, tmp_path):
+    """The configuration's own patch_size of 4, not the 16 of the model's name."""
+    assert check_digits(digits_root, tmp_path, "--model=naflexvit_base_patch16_gap")
 
 
 def test_the_datasets_own_channels_are_known(digits_root, tmp_path):
