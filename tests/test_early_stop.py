@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from timm.scheduler import PlateauLRScheduler
 
 import main
 from store import keep_deterministic, read_metrics
@@ -70,6 +71,30 @@ def test_the_rate_is_cut_where_pytorchs_scheduler_cuts_it(patience):
         waited = stop.count(waited, step, score)
         assert 0.5**waited.cuts == optimizer.param_groups[0]["lr"], step
     assert 0 < waited.cuts < len(scores)
+
+
+@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated")
+@pytest.mark.parametrize("patience", [1, 2, 5])
+def test_a_patience_is_one_more_than_that_of_timms_scheduler(patience):
+    """`--patience-epochs n` of timm is `optim.plateau_patience` n + 1, on random walks."""
+    for seed in range(20):
+        scores = torch.randn(60, generator=torch.Generator().manual_seed(seed)).cumsum(0).tolist()
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        theirs = PlateauLRScheduler(
+            optimizer, decay_rate=0.9, patience_t=patience - 1, threshold=0.0, mode="max"
+        )
+        plateau, waited, alike = Plateau(patience), Waited(), []
+        for step, score in enumerate(scores, start=1):
+            theirs.step(step, score)
+            waited = plateau.count(waited, step, score)
+            alike.append(0.9**waited.cuts == pytest.approx(optimizer.param_groups[0]["lr"]))
+        assert waited.cuts > 0
+        assert all(alike)
+
+
+def test_the_flag_of_timm_is_answered_by_the_key_and_the_difference(tmp_path, capsys):
+    assert main.main(create_argv(tmp_path, "--patience-epochs=4")) == 2
+    assert "here it is --optim.plateau_patience=N+1 (timm's N" in capsys.readouterr().err
 
 
 def test_evaluations_of_the_warm_up_cut_nothing():

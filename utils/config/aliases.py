@@ -40,6 +40,7 @@ OF_TIMM: dict[str, str] = {
     "opt_eps": "optim.eps",
     "opt_kwargs": "optim.args",
     "output": "run.output_dir",
+    "patience_epochs": "optim.plateau_patience=N+1 (timm's N cuts one evaluation later)",
     "repeated_aug": "data.repeats",
     "remode": "data.erasing_mode",
     "reprob": "data.random_erasing",
