@@ -5,9 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+if __name__ == "__main__":  # before what only pytest's way in can import
+    sys.exit(pytest.main([__file__, *sys.argv[1:]]))
+
 import timm
 import torch
 from safetensors.torch import load_file
@@ -310,3 +316,10 @@ def test_a_digits_recipe_trains_through(name, digits_root, teacher_run, tmp_path
     assert main.main(flags) == 0
     lines = read_metrics(tmp_path / name / "run")
     assert all(math.isfinite(line["loss/total"]) for line in lines if line["kind"] == "train")
+
+
+def test_this_file_may_be_run_as_a_script(tmp_path):
+    words = [sys.executable, __file__, "--noconftest", "--version"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("pytest ") or done.stderr.startswith("pytest ")
