@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import stat
 from collections.abc import Iterator
@@ -19,11 +20,13 @@ from pydantic import ValidationError
 from service.web.problems import ServiceProblem
 from store.models import Artifact
 from store.record import RunRecord
+from store.runs import CHECKPOINTS
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage import LocalFolder
 
 _CHUNK = 1 << 18
+_MOST_PICTURES = 40
 
 
 class _Readable(Protocol):
@@ -41,6 +44,11 @@ class OpenArtifact:
     name: str
     size: int
     file: _Readable
+
+    @property
+    def media_type(self) -> str:
+        """Pictures have their own, so that a page can show them; all else is bytes."""
+        return "image/png" if _is_picture(self.name) else "application/octet-stream"
 
     def read(self) -> Iterator[bytes]:
         """Its bytes, piece by piece; the file is closed in the end."""
@@ -61,6 +69,25 @@ def list_artifacts(record: RunRecord) -> list[JsonObject]:
     return found
 
 
+def list_pictures(record: RunRecord) -> list[str]:
+    """Paths of PNG files of a run: those that it has listed, and those beside them.
+
+    Programs such as tools.evaluate write into the directory of a run after its end; of a run on a
+    bucket only listed files are known. Links are left out.
+    """
+    found = [one["path"] for one in list_artifacts(record) if _is_picture(one["path"])]
+    if isinstance(record.folder, LocalFolder):
+        root = record.folder.path
+        places = itertools.chain(root.glob("*.png"), root.glob("*/*.png"))
+        found += [
+            str(path.relative_to(root))
+            for path in places
+            if not path.is_symlink() and not path.parent.is_symlink()
+        ]
+    kept = [path for path in dict.fromkeys(found) if not path.startswith((".", CHECKPOINTS))]
+    return sorted(kept, key=lambda path: ("/" in path, path))[:_MOST_PICTURES]
+
+
 def create_artifact_id(path: str) -> str:
     """The id of a file of a run: it stays, whatever else the run leaves behind."""
     return hashlib.sha256(path.encode("utf-8", errors="replace")).hexdigest()[:16]
@@ -72,11 +99,12 @@ def open_artifact(record: RunRecord, artifact_id: str) -> OpenArtifact:
     Raises:
       ServiceProblem: the run names no such file, or it is not there as a plain file.
     """
-    entry = next((one for one in list_artifacts(record) if one["id"] == artifact_id), None)
-    if entry is None:
+    paths = [*(one["path"] for one in list_artifacts(record)), *list_pictures(record)]
+    found = next((path for path in paths if create_artifact_id(path) == artifact_id), None)
+    if found is None:
         raise ServiceProblem(404, f"{record.path} has no artifact of that id; list them first")
     try:
-        return _open(record, entry["path"])
+        return _open(record, found)
     except (OSError, UserError) as error:
         raise ServiceProblem(
             404, f"artifact {artifact_id} of {record.path} is no file that can be read there"
@@ -117,6 +145,10 @@ def open_beneath(folder: Path, names: list[str]) -> int:
         os.close(found)
         raise FileNotFoundError(2, "no plain file")
     return found
+
+
+def _is_picture(name: str) -> bool:
+    return name.endswith(".png")
 
 
 class _RemoteFile:

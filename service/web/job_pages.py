@@ -16,12 +16,14 @@ from service.jobs import JobView
 from service.jobs.files import ROOT
 from service.sweeps import SweepSpec, list_sweeps, list_trials, read_sweep, tabulate_sweep
 from service.sweeps.plan import resolve_base
+from service.web.again import describe_submission
 from service.web.answers import SubmitRequest
 from service.web.forms import Fields
 from service.web.gate import ESTIMATE, SUBMIT
 from service.web.job_routes import JobId, find_job, reopen, stop
 from service.web.problems import ServiceProblem
 from service.web.rendering import render_page
+from service.web.run_routes import Name
 from service.web.serving import Asker, Parts, Service
 from service.web.submitting import read_request, submit
 from service.web.text import strip_controls
@@ -95,6 +97,15 @@ def show_sweep(
         raise ServiceProblem(404, str(error)) from error
     view = make_sweep_view(spec, states, tabulate_sweep(spec, states))
     return render_page(request, "sweep.html", "Sweeps", view=view)
+
+
+@router.post("/runs/{experiment}/{name}/again")
+def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Response:
+    """Submit a run's own configuration as a new run, after the checks of any submission."""
+    wanted = describe_submission(parts, parts.runs.open_run(experiment, name))
+    job, _ = submit(parts, asker, wanted)
+    assert job is not None  # it was no dry run
+    return RedirectResponse(f"/queue/{job.id}", 303)
 
 
 @router.get(SUBMIT)

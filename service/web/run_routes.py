@@ -26,7 +26,7 @@ from utils.json_types import JsonObject, make_finite
 router = APIRouter(prefix="/api/v1", tags=["runs"])
 _BYTES_TYPE = "application/octet-stream"
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-BYTES = {200: {"description": "the file", "content": {_BYTES_TYPE: _BINARY}}}
+BYTES = {200: {"description": "the file", "content": {_BYTES_TYPE: _BINARY, "image/png": _BINARY}}}
 CSV = {200: {"description": "a table", "content": {"text/csv": {"schema": {"type": "string"}}}}}
 _COLUMNS = ("path", "id", "shown_status", "started", "ended", "attempts", "host", "device",
             "git_commit", "score", "score_name", "tags")  # fmt: skip
@@ -104,7 +104,7 @@ def download_artifact(
     name: Name,
     artifact_id: Annotated[str, Path(pattern=r"^[0-9a-f]{16}$")],
 ) -> Response:
-    """A file that the run has left behind, always as a download: a browser shows none of it."""
+    """A file that the run has left behind, always as a download: a browser opens none of it."""
     found = open_artifact(parts.runs.open_run(experiment, name), artifact_id)
     headers = {
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name, safe='')}",
@@ -112,7 +112,7 @@ def download_artifact(
         # Large, and compressed already: it goes out as it lies there.
         "Content-Encoding": "identity",
     }
-    return StreamingResponse(found.read(), headers=headers, media_type=_BYTES_TYPE)
+    return StreamingResponse(found.read(), headers=headers, media_type=found.media_type)
 
 
 def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:

@@ -321,3 +321,50 @@ def test_a_time_is_told_as_people_tell_it():
     texts = [show_time(now - ago, now).text for ago in (1, 61, 7200, 86400 * 3)]
     assert texts[:3] == ["just now", "1 min ago", "2 h ago"]
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", texts[3])
+
+
+def write_run(store: Path, config: str, **overrides: object) -> RunRecord:
+    """A complete run of a configuration of the repository."""
+    resolved = combine_config(str(ROOT / config), overrides, "a test").model_dump(mode="json")
+    name, experiment = "first", resolved["run"]["experiment"]
+    run = make_run(store, name, config=resolved, experiment=experiment, final={"eval_mse": 1.0})
+    return RunRecord(run.path)
+
+
+def test_a_run_is_submitted_again_with_its_own_configuration(tmp_path):
+    store = tmp_path / "runs"
+    config = "configs/regression/diabetes_linear.yaml"
+    record = write_run(store, config, **{"optim.lr": 0.5, "train.seed": 7, "runtime.device": "cpu"})
+    app = make_app(store)
+    place = f"/runs/{record.path}"
+    viewer, client = make_client(app, "view"), make_client(app, "submit")
+    assert f'action="{place}/again"' in client.get(place).text
+    assert "/again" not in viewer.get(place).text
+    assert viewer.post(f"{place}/again", headers=FROM_HERE).status_code == 403
+    answer = client.post(f"{place}/again", headers=FROM_HERE)
+    assert answer.status_code == 303 and answer.headers["location"].startswith("/queue/")
+    (job,) = open_queue(str(store)).list()
+    assert job.config.endswith(config) and job.run != record.path and job.who == "submit"
+    told = open_queue(str(store)).read_overrides(job.id)
+    assert {key: told[key] for key in ("optim.lr", "train.seed")} == {
+        "optim.lr": 0.5, "train.seed": 7,
+    }  # fmt: skip
+    resolved = yaml.safe_load((store / "jobs" / job.id / "config.yaml").read_text())
+    for key, value in record.config.items():
+        section, _, name = key.partition(".")
+        if section != "run" and "." not in name:
+            assert resolved[section][name] == value, key
+    lines = make_client(app).get("/api/v1/audit").json()["lines"]
+    assert ("submit", f"POST {place}/again") in [(line["who"], line["action"]) for line in lines]
+
+
+def test_a_run_of_another_place_or_without_its_configuration_is_not_submitted_again(tmp_path):
+    store = tmp_path / "runs"
+    record = write_run(store, CONFIG, **{"data.root": "/etc"})
+    client = make_client(make_app(store))
+    answer = client.post(f"/runs/{record.path}/again", headers=FROM_HERE)
+    assert answer.status_code == 422 and "roots" in answer.json()["detail"]
+    (record.folder.path / "config_resolved.yaml").unlink()
+    answer = client.post(f"/runs/{record.path}/again", headers=FROM_HERE)
+    assert answer.status_code == 422 and "config_resolved.yaml" in answer.json()["detail"]
+    assert open_queue(str(store)).list() == []

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from service.web.artifacts import list_artifacts
+from service.web.artifacts import create_artifact_id, list_artifacts, list_pictures
 from service.web.series import MOST_METRICS, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ChartFamily, group_metrics, make_chart
 from service.web.views.frame import (
@@ -91,6 +91,14 @@ class FileRow:
 
 
 @dataclass(frozen=True)
+class PictureFile:
+    """A PNG of the run's directory: curves, a confusion matrix, images."""
+
+    name: str
+    url: str
+
+
+@dataclass(frozen=True)
 class ConfigGroup:
     """A section of the configuration: keys with their values."""
 
@@ -117,6 +125,7 @@ class RunView:
     numbers: tuple[NumberRow, ...]
     attempts: tuple[AttemptRow, ...]
     files: tuple[FileRow, ...]
+    pictures: tuple[PictureFile, ...]
     config: tuple[ConfigGroup, ...]
     timeline: ShownTimeline | None
     is_running: bool
@@ -161,7 +170,8 @@ def make_run_view(
         tiles=make_tiles(record, values),
         families=make_families(record, series, values, shown),
         numbers=make_numbers(values), attempts=make_attempts(record, now=now),
-        files=make_files(record), config=group_config(record.config),
+        files=make_files(record), pictures=make_pictures(record),
+        config=group_config(record.config),
         timeline=make_timeline(record), is_running=status == "running",
     )  # fmt: skip
 
@@ -260,6 +270,14 @@ def make_files(record: RunRecord) -> tuple[FileRow, ...]:
                 format_bytes(one["bytes"]), one["crc32c"])
         for one in list_artifacts(record)
     )  # fmt: skip
+
+
+def make_pictures(record: RunRecord) -> tuple[PictureFile, ...]:
+    """The pictures that lie in the run's directory, by ids of their paths."""
+    return tuple(
+        PictureFile(path, link_api(record.path, "artifacts", create_artifact_id(path)))
+        for path in list_pictures(record)
+    )
 
 
 def group_config(config: Mapping[str, JsonValue]) -> tuple[ConfigGroup, ...]:

@@ -53,7 +53,9 @@ def test_a_listed_file_is_downloaded_byte_for_byte_and_never_shown(store, client
         assert answer.content == (store / "digits" / "seed1" / one["path"]).read_bytes()
         assert answer.headers["content-disposition"].startswith("attachment; filename*=UTF-8''")
         assert "\n" not in answer.headers["content-disposition"]
-        assert answer.headers["content-type"] == "application/octet-stream"
+        is_picture = one["path"].endswith(".png")
+        kind = "image/png" if is_picture else "application/octet-stream"
+        assert answer.headers["content-type"] == kind
         assert int(answer.headers["content-length"]) == len(answer.content)
 
 
@@ -162,3 +164,25 @@ def test_static_files_lead_out_no_more(client):
             answer = client.get(f"/static/{value}")
             assert answer.status_code in (404, 405, 431), text
             assert SECRET not in answer.text
+
+
+def test_pictures_that_a_tool_has_added_are_shown_and_nothing_from_outside(tmp_path):
+    store = make_store(tmp_path)
+    run = store / "digits" / "seed0"
+    (run / "evaluation").mkdir()
+    (run / "evaluation" / "eval.confusion.png").write_bytes(b"\x89PNG\r\n\x1a\nmatrix")
+    (tmp_path / "secret.png").write_text(SECRET)
+    (run / "link.png").symlink_to(tmp_path / "secret.png")
+    (run / "outside").symlink_to(tmp_path)
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "x.png").write_bytes(b"no")
+    client = make_client(make_app(store), "view")
+    page = client.get("/runs/digits/seed0").text
+    (place,) = re.findall(r'<img src="(/api/[^"]+)" alt="([^"]+)"', page)
+    assert place[1] == "evaluation/eval.confusion.png"
+    answer = client.get(place[0])
+    assert answer.content.endswith(b"matrix") and answer.headers["content-type"] == "image/png"
+    assert answer.headers["content-disposition"].startswith("attachment")
+    for path in ("link.png", "outside/secret.png", "checkpoints/x.png"):
+        address = f"/api/v1/runs/digits/seed0/artifacts/{create_artifact_id(path)}"
+        assert client.get(address).status_code == 404

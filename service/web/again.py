@@ -1,0 +1,73 @@
+"""The submission that a run was: a file of configs/, and what it had set otherwise."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from service.jobs.files import ROOT
+from service.web.answers import SubmitRequest
+from service.web.serving import Service
+from store.config_text import parse_config
+from store.mirror import CONFIG_FILE
+from store.record import RunRecord
+from utils.config import combine_config
+from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
+
+_ORIGIN = "the run that is made again"
+# Of one run alone: a repetition gets them anew.
+_OWN = ("run.run_id", "run.output_dir", "run.resume", "run.overwrite", "run.check_only",
+        "run.allow_changes")  # fmt: skip
+
+
+def describe_submission(parts: Service, record: RunRecord) -> SubmitRequest:
+    """Describe a run's resolved configuration as a submission of the same values.
+
+    Raises:
+      UserError: the run has no whole configuration, or one that no file of configs/ leads to.
+    """
+    wanted = _flatten(parse_config(record.folder.read_texts([CONFIG_FILE]).get(CONFIG_FILE, "")))
+    if not wanted:
+        raise UserError(f"{record.path} has no whole {CONFIG_FILE}; take it from a copy")
+    wanted["run.experiment"] = record.folder.parent.name
+    fault = "no file of configs/ leads to it"
+    for config in _list_bases(parts, record):
+        try:
+            path = str(ROOT / config)
+            base = _flatten(combine_config(path, {}, _ORIGIN).model_dump(mode="json"))
+            overrides = {key: value for key, value in wanted.items() if _differs(base, key, value)}
+            made = _flatten(combine_config(path, overrides, _ORIGIN).model_dump(mode="json"))
+        except UserError as error:
+            fault = str(error)
+            continue
+        if not any(_differs(made, key, value) for key, value in wanted.items()):
+            return SubmitRequest(config=config, overrides=overrides)
+    raise UserError(f"{record.path} cannot be submitted again: {fault}; use `runs rerun`")
+
+
+def _list_bases(parts: Service, record: RunRecord) -> Iterator[str]:
+    """Configurations that may be the run's own, the likeliest first."""
+    configs = parts.list_configs()
+    told = [job.config for job in parts.queue.list() if job.run == record.path]
+    experiment = record.folder.parent.name
+    named = [one for one in configs if one.rpartition("/")[2] == f"{experiment}.yaml"]
+    mine = [one for one in configs if any(path.endswith(f"/{one}") for path in told)]
+    # A mapping such as model.args joins that of the file below, so most files lead elsewhere.
+    yield from dict.fromkeys([*mine, *named, *configs])
+
+
+def _flatten(config: JsonMapping) -> JsonObject:
+    """Section.key -> value, without what belongs to one run alone."""
+    found = {
+        f"{section}.{key}": value
+        for section, values in config.items() if isinstance(values, dict)
+        for key, value in values.items()
+    }  # fmt: skip
+    return {key: value for key, value in found.items() if key not in _OWN}
+
+
+def _differs(config: JsonObject, key: str, value: object) -> bool:
+    return key not in config or json.dumps(config[key], sort_keys=True, default=str) != (
+        json.dumps(value, sort_keys=True, default=str)
+    )
