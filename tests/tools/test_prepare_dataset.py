@@ -41,6 +41,7 @@ def test_a_place_where_nothing_can_be_written_is_refused(kind, flag, tmp_path, c
     for place, words in (
         ("memory://abc", f"{flag} ('memory://abc') is a URL, but a dataset is written to a local"),
         ("gs://bucket/data", "copy it afterwards (to a bucket: gcloud storage cp -r)"),
+        ("/proc/x", f"{flag} ('/proc/x'): nothing can be written to /proc; name a directory"),
         ("file/data", f"{flag} ('file/data'): {tmp_path / 'file'} is a file; name a directory"),
     ):
         assert main([*kind.split(), flag, place]) == 2

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,8 +131,10 @@ def _check_place(place: Path, told: str, way_out: str) -> None:
     nearest = next(one for one in (place, *place.absolute().parents) if one.exists())
     if not nearest.is_dir():
         raise UserError(f"{told} {nearest} is a file; {way_out}")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise UserError(f"{told} nothing can be written to {nearest}; {way_out}")
+    try:  # rights alone do not tell: the system's own folders take no file from anybody
+        tempfile.TemporaryFile(dir=nearest).close()
+    except OSError as error:
+        raise UserError(f"{told} nothing can be written to {nearest}; {way_out}") from error
 
 
 def is_complete(target: Path) -> bool:
