@@ -212,6 +212,13 @@ def test_a_file_that_ends_within_a_record_is_named(copy):
         open_loader(create_section(copy, order="exact"), "train")
 
 
+def test_the_metadata_alone_tell_of_a_file_that_is_cut_short(copy):
+    short = get_files(copy)[1]
+    short.write_bytes(short.read_bytes()[:100])
+    with pytest.raises(UserError, match=rf"{short.name} is half-written, it ends within record"):
+        describe_dataset(create_section(copy))
+
+
 def test_a_file_with_too_few_records_is_named(copy):
     first, second = get_files(copy)[:2]
     info = copy / "records" / "1.0.0" / "dataset_info.json"

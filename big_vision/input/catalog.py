@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from big_vision.input.record_index import scan_records
 from big_vision.input.selection import ImageSelection
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
@@ -98,7 +100,8 @@ class TfdsCatalog:
         lengths = {name: split.lengths for name, split in self.splits.items()}
         segments: list[Segment] = []
         num_bytes = 0.0
-        for part in parse_split(expression, lengths, key):
+        ranges = parse_split(expression, lengths, key)
+        for part in ranges:
             split = self.splits[part.name]
             pieces = cut_files(split.paths, split.lengths, part.start, part.stop)
             found = [Segment(path, first, last - first) for path, first, last in pieces]
@@ -112,6 +115,7 @@ class TfdsCatalog:
                     f"data.root: the dataset in {self.directory} is half-written, {path} is "
                     "missing; prepare or copy it again"
                 )
+        self._check_sizes(dict.fromkeys(part.name for part in ranges))
         num_examples = sum(s.count for s in segments)
         num_classes, class_names, several_labels = self._get_classes(label_key)
         return RecordSelection(
@@ -125,6 +129,24 @@ class TfdsCatalog:
             segments=tuple(segments),
             mean_record_bytes=num_bytes / num_examples,
         )
+
+    def _check_sizes(self, names: Iterable[str]) -> None:
+        """Refuse a TFRecord file that is cut short, where a split has less than its metadata says.
+
+        TFDS counts the bytes of the records, which is less than the files have. A look at sizes
+        costs nothing; on an object store, where it would, a run finds out when it starts.
+
+        Raises:
+          UserError: names the file that is cut short.
+        """
+        if self.file_format != "tfrecord" or is_remote(self.directory):
+            return
+        for split in map(self.splits.__getitem__, names):
+            if not all(map(os.path.isfile, split.paths)):
+                continue
+            held = sum(map(os.path.getsize, split.paths))
+            for path in split.paths if held < split.num_bytes else ():
+                scan_records(path)  # raises where it ends within a record
 
     def get_image_sides(self, image_key: str) -> tuple[int | None, ...] | None:
         """(H, W, C) of the encoded images, None for a side that varies; none: they are no files.
