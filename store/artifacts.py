@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from store.attempts import ATTEMPTS_FILE
 from store.lock import LOCK_FILE
@@ -42,7 +42,7 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
         checksum = compute_crc32c(path) if target is None else target.put_file(path, str(name))
         found.append({
             "path": name.as_posix(),
-            "kind": "events" if ".tfevents." in name.name else _KINDS.get(name.suffix, "file"),
+            "kind": _name_kind(name),
             "bytes": path.stat().st_size,
             "sha256": _hash_file(path),
             "crc32c": f"{checksum:08x}",
@@ -52,6 +52,13 @@ def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
     if target is not None:
         target.write_text(ARTIFACTS_FILE, text)
     return found
+
+
+def _name_kind(name: PurePath) -> str:
+    """Return what kind of file a name tells of."""
+    if ".tfevents." in name.name:
+        return "events"
+    return "trace" if name.parts[0] == "profile" else _KINDS.get(name.suffix, "file")
 
 
 def _hash_file(path: Path) -> str:

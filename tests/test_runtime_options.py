@@ -401,6 +401,11 @@ def test_a_trace_of_the_named_steps_shows_the_loop(device, tmp_path):
     run = tmp_path / "tiny" / "traced"
     assert read_metrics(run)[-1]["step"] == 6
     names = read_trace(run / "profile")
+    files = json.loads((run / "artifacts.json").read_text())["artifacts"]
+    (trace,) = [
+        file["path"] for file in files if file["kind"] == "trace" and "trace." in file["path"]
+    ]
+    assert device == "xla" or trace == "profile/rank_0_steps_2-4.pt.trace.json"
     assert {"evaluation", "checkpoint"} <= names.keys()
     assert (names["input"], names["step"]) == (3, 3)
     print(

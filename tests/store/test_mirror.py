@@ -142,7 +142,7 @@ def test_artifacts_are_listed_with_the_checksums_that_the_store_keeps(tmp_path):
         (tmp_path / name).write_text("{}")
     found = publish_artifacts(tmp_path, remote)
     assert [(one["path"], one["kind"]) for one in found] == [
-        ("profile/trace.json", "facts"), ("student.safetensors", "weights"),
+        ("profile/trace.json", "trace"), ("student.safetensors", "weights"),
     ]  # fmt: skip
     folder = open_folder(remote)
     for one in found:

@@ -214,13 +214,17 @@ class Runtime(ABC):
         return torch.profiler.record_function(name)
 
     @contextlib.contextmanager
-    def trace(self, folder: Path) -> Iterator[None]:
-        """Record what host and device do, readable by TensorBoard and Perfetto."""
-        handler = torch.profiler.tensorboard_trace_handler(
-            str(folder), worker_name=f"rank_{self.ranks.index}"
-        )
-        with torch.profiler.profile(on_trace_ready=handler):
+    def trace(self, folder: Path, name: str) -> Iterator[None]:
+        """Record what host and device do, readable by TensorBoard and Perfetto.
+
+        Args:
+          name: of what is recorded; the file is called `rank_0_NAME.pt.trace.json`.
+        """
+        path = folder / f"rank_{self.ranks.index}_{name}.pt.trace.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        with torch.profiler.profile() as profile:
             yield
+        profile.export_chrome_trace(str(path))
 
     def fetch(self, tensor: Tensor) -> Tensor:
         """A copy in host memory: one declared host read, waits for the device."""

@@ -28,7 +28,8 @@ class Tracer:
     def begin_step(self, step: int) -> None:
         """Called before each step."""
         if step == self._first:
-            self._trace = self._runtime.trace(self._folder)
+            name = f"steps_{self._first}-{self._last}"
+            self._trace = self._runtime.trace(self._folder, name)
             self._trace.__enter__()
         elif step == self._last + 1:
             self.close()
