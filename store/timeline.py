@@ -95,6 +95,17 @@ def name_end(record: RunRecord, attempt: JsonObject) -> str:
     return "killed or at work" if is_last and not record.is_complete else "killed"
 
 
+def describe_steps(record: RunRecord, attempt: JsonObject) -> str:
+    """Return the steps of an attempt; of a killed one those that its lines and spans tell of."""
+    first, last = attempt.get("from_step", "?"), attempt.get("to_step")
+    if last is None:
+        number = attempt["attempt"]
+        steps = [line["step"] for line in record.lines if get_attempt(record, line) == number]
+        steps += [span.step for span in record.spans if span.attempt == number]
+        last = f"≥ {max(steps)}" if steps else "?"
+    return f"{first} to {last}"
+
+
 def list_attempts(record: RunRecord) -> list[AttemptTime]:
     """When each program worked on the run; one that was killed until its last sign of life.
 

@@ -12,7 +12,13 @@ from store.costs import compute_cost
 from store.record import RunRecord
 from store.spans import SPANS_FILE
 from store.summary import write_summary
-from store.timeline import compute_time, list_attempts, list_downs, make_windows
+from store.timeline import (
+    compute_time,
+    describe_steps,
+    list_attempts,
+    list_downs,
+    make_windows,
+)
 from store.trace import make_trace, thin
 from tests.support.stored_runs import make_run
 from tools.runs.__main__ import main
@@ -50,6 +56,16 @@ FIRST = [
     (1, "evaluation", 10, 60.0, 8.0), (1, "compile", 10, 61.0, 3.0, 1),
     (1, "checkpoint_held", 10, 68.0, 2.0), (1, "checkpoint_write", 10, 69.0, 9.0),
 ]  # fmt: skip
+
+
+def test_the_last_step_of_a_killed_attempt_is_that_of_its_last_line_or_span(tmp_path):
+    spans = [(1, "window", 10, 10.0, 50.0, 10, 40.0, 10.0), (2, "compile", 9, 91.0, 1.0, 1)]
+    record = make(tmp_path, [(0, 0.0, None), (8, 90.0, None), (9, 95.0, 99.0)], spans)
+    told = [describe_steps(record, attempt) for attempt in record.attempts]
+    assert told == ["0 to ≥ 10", "8 to ≥ 9", "9 to 9"]
+    (tmp_path / "other").mkdir()
+    silent = make(tmp_path / "other", [(0, 0.0, None), (0, 90.0, None)], [])
+    assert describe_steps(silent, silent.attempts[1]) == "0 to ?"
 
 
 def test_shares_add_up_and_each_second_is_told_once(tmp_path):

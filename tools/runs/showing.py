@@ -13,7 +13,14 @@ from store.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.history import get_learnt
 from store.record import RunRecord, describe, get_finite_or_told
-from store.timeline import RunTime, compute_time, list_attempts, name_end, tell_time
+from store.timeline import (
+    RunTime,
+    compute_time,
+    describe_steps,
+    list_attempts,
+    name_end,
+    tell_time,
+)
 from store.wording import format_least, format_time, format_value
 from tools.runs.places import choose_records, is_alive
 from tools.runs.printing import (
@@ -232,7 +239,7 @@ def _make_attempts(record: RunRecord) -> Table:
     )
     times = {one.number: one for one in list_attempts(record)}
     for one in record.attempts:
-        steps = f"{one.get('from_step', '?')} to {one.get('to_step', '?')}"
+        steps = describe_steps(record, one)
         time = times.get(one["attempt"])
         worked = "-"
         if time is not None:

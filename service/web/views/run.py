@@ -35,7 +35,7 @@ from store.record import (
     read_tail,
 )
 from store.tags import ARCHIVED
-from store.timeline import list_attempts, name_end, sum_paid
+from store.timeline import describe_steps, list_attempts, name_end, sum_paid
 from store.wording import format_least, format_value
 from utils.json_types import JsonValue
 from utils.storage import LocalFolder
@@ -256,7 +256,7 @@ def make_attempts(record: RunRecord, *, now: float) -> tuple[AttemptRow, ...]:
             "" if time is None else format_least(
                 time.ended - time.began, is_least=not time.is_whole
             ),
-            f"{one.get('from_step', '?')} to {one.get('to_step', '?')}",
+            describe_steps(record, one),
             show_state(name_end(record, one)), str(one.get("reason") or ""),
             str(one.get("host") or ""),
         ))  # fmt: skip
