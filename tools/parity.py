@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 EXIT_DIFFERENT = 1
 WHOLE = "(whole model)"  # what it does outside of its modules shows nowhere else
-_KEPT_BYTES = 1 << 28  # of a side's tensors at a time
+_KEPT_BYTES = 1 << 29  # of a side's tensors at a time: each part is a graph of its own on XLA
 _BACKENDS = ("cpu", "cuda", "xla")
 _PRECISIONS = ("fp32", "bf16")
 
@@ -176,6 +176,8 @@ class WatchedModel:
     def _call(self, module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
         import torch
 
+        if self.runtime.section.precision == "fp32":  # of a side that computes in half of it
+            inputs = [one.float() for one in inputs]
         with torch.no_grad(), self.runtime.autocast():
             return module(*(self.runtime.tensor_to_device(one) for one in inputs))
 

@@ -92,6 +92,8 @@ def test_calls_are_held_a_part_at_a_time(weights, monkeypatch):
 def test_half_precision_deviates_from_its_first_product_on(weights, capsys):
     assert main([weights, "--a", "cpu", "--b", "cpu:bf16", "--count", "2"]) == 1
     assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
+    assert main([weights, "--a", "cpu:bf16", "--b", "cpu", "--count", "2"]) == 1
+    assert "first deviation: patch_embed.proj (Conv2d)" in capsys.readouterr().out
 
 
 def test_a_module_that_is_called_twice_is_two_calls(weights):
