@@ -129,7 +129,7 @@ def test_where_a_recipe_is_published_is_no_setting_of_a_run(tmp_path):
     """It lies in the run's directory; neither lists nor comparisons take it for a key."""
     told = {**make_config(), "source": {"paper": "a", "values": {"optim.lr": 0.1}}}
     run = make_run(tmp_path, "a", config=told)
-    make_run(tmp_path, "b")
+    make_run(tmp_path, "b", config={**make_config(), "source": {"paper": "b"}})
     assert "paper: a" in (run.path / "config_resolved.yaml").read_text()
     record = RunRecord(run.path)
     assert record.config and not [key for key in record.config if key.startswith("source")]
