@@ -43,7 +43,11 @@ _OUTSIDE = (
     "runtime.tf32", "runtime.compile", "runtime.compile_backend",
 )  # fmt: skip
 # Keys younger than published verdicts -> the value with which a step is what it was before them.
-_YOUNGER: dict[str, JsonValue] = {"model.drop_path_law": "model", "model.drop_path_rescale": True}
+_YOUNGER: dict[str, JsonValue] = {
+    "model.drop_path_law": "model",
+    "model.drop_path_rescale": True,
+    "data.erasing_mode": "const",
+}
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def test_a_verdict_fits_the_very_step(tmp_path):
     # Where a recipe is published, and keys that verdicts made earlier know nothing of.
     told = {**config, "source": {"values": {"optim.lr": 1.0}}}
     told["model"] = {**config["model"], "drop_path_law": "model", "drop_path_rescale": True}
+    told["data"] = {**config["data"], "erasing_mode": "const"}
     assert hash_step(told) == hash_step(config)
     told["model"]["drop_path_law"] = "constant"
     assert hash_step(told) != hash_step(config)
