@@ -20,6 +20,15 @@ def learn_apart(base: Side, new: Side) -> bool:
     return not set(get_tasks(base)) & set(get_tasks(new))
 
 
+def describe_apart(base: Side, sides: Sequence[Side]) -> str:
+    """One line on sides that learn other tasks than the base."""
+    names = name_few([f"{side.name} ({', '.join(get_tasks(side))})" for side in sides])
+    return (
+        f"{names} and {base.name} ({', '.join(get_tasks(base))}) learn different tasks: "
+        "their numbers cannot be compared"
+    )
+
+
 def choose_comparable(base: Side, new: Side, metrics: Sequence[str]) -> tuple[list[str], str]:
     """Choose the numbers that both sides have and that mean the same on both.
 
@@ -33,12 +42,7 @@ def choose_comparable(base: Side, new: Side, metrics: Sequence[str]) -> tuple[li
     shared = [metric for metric, sides in owners.items() if len(sides) == 2]
     if learn_apart(base, new):
         kept = [metric for metric in shared if "/" in metric]
-        but = " but for those of the same sets" if kept else ""
-        tasks = [", ".join(get_tasks(side)) for side in (new, base)]
-        return kept, (
-            f"{new.name} ({tasks[0]}) and {base.name} ({tasks[1]}) learn different tasks: "
-            f"their numbers cannot be compared{but}"
-        )
+        return kept, describe_apart(base, [new]) + (" but for those of the same sets" * bool(kept))
     lines = []
     for side in (base, new):
         names = [metric for metric, sides in owners.items() if sides == [side]]

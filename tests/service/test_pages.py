@@ -81,6 +81,9 @@ def test_runs_of_different_tasks_are_compared_in_one_line(tmp_path):
     assert page.count("learn different tasks") == 1
     assert "missing" not in page and "no finite number" not in page
     assert "against the base" not in page  # no table, though both have a number eval.loss
+    page = client.get("/compare?run=digits/images&run=digits/text&run=digits/rows").text
+    assert page.count("learn different tasks") == 1
+    assert "digits/text (language), digits/rows (regress) and digits/images (classify)" in page
     # Of one task what only one side has is a line below the numbers that both have.
     page = client.get("/compare?run=digits/features&run=digits/probed").text
     assert "only digits/probed has eval.digits/knn" in page and 'row">eval.distil_loss' in page

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from tools.weights_of import add_weights_flags
+from utils.errors import UserError
 from utils.log import setup_logging
 from utils.programs import (
     create_program_parser,
@@ -55,6 +56,10 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
         "--flip", action="store_true", help="mean of the probabilities of an image and its mirror's"
     )
     add("--per-class", type=int, default=0, metavar="N", help="show the N worst classes of a set")
+    add(
+        "--worst", type=int, default=0, metavar="N",
+        help="with --out: draw the N images of a set that the model is surest of and wrong about",
+    )  # fmt: skip
     add("--probes", nargs="+", choices=PROBES, default=[], metavar="PROBE",
         help="read the features by knn, fewshot, linear: learnt on data.train_split, judged on "
         "data.eval_split, whose classes need not be the model's")  # fmt: skip
@@ -67,6 +72,9 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     """Look at everything on the host, then judge on the configured runtime."""
     require_at_least(0, options, "per_class")
+    require_at_least(0, options, "worst")
+    if options.worst and options.out is None:
+        raise UserError(f"--worst {options.worst} draws a picture; add --out DIR for it")
     require_at_least(1, options, "probe_epochs")
     prepare_folder(options.out, "--out")
     from tools.evaluate.judging import judge

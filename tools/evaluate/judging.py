@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from tools.evaluate.plan import TEACHER, JudgePlan
 from tools.evaluate.probes.features import extract_features
 from tools.evaluate.probes.linear import judge_linear
 from tools.evaluate.report import SetFinding, Shared, write_report
+from tools.evaluate.worst import find_worst
 from tools.weights_of import WEIGHTS_KEY, load_trained
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -76,6 +77,8 @@ def judge(runtime: Runtime, plan: JudgePlan, options: argparse.Namespace) -> Non
         findings = [
             _judge_set(runtime, judged, one, subjects, plan.classes.count) for one in plan.sets
         ]
+        if options.worst:
+            findings = [_add_worst(runtime, judged, one, subjects, options) for one in findings]
     finally:
         judged.close()
     probes = _probe(runtime, plan, options, trained) if options.probes else {}
@@ -128,6 +131,17 @@ def _judge_set(
     if len(subjects) == 1:
         return SetFinding(shown, competing, verdicts[0])
     return SetFinding(shown, competing, *verdicts, Shared(*sums[2 * size :].tolist()))
+
+
+def _add_worst(
+    runtime: Runtime, judged: Judge, finding: SetFinding, subjects: list[Subject],
+    options: argparse.Namespace,
+) -> SetFinding:  # fmt: skip
+    """A second pass over a set that is no corruption, for its worst images."""
+    if finding.shown.spec.corruption is not None:
+        return finding
+    batches = judged.open(finding.shown).batches()
+    return replace(finding, worst=find_worst(runtime, batches, subjects[0].answer, options.worst))
 
 
 def _probe(

@@ -15,7 +15,7 @@ _NAMED, _COUNTED = 60, 20
 
 def draw_calibration(verdict: SetVerdict, title: str, path: Path) -> Path:
     """Accuracy by confidence, with the diagonal of a model that knows what it knows."""
-    pyplot = _import_pyplot()
+    pyplot = import_pyplot()
     bins = [one for one in verdict.bins if one.examples]
     figure, (top, below) = pyplot.subplots(
         2, 1, figsize=(5, 6), height_ratios=(3, 1), sharex=True, constrained_layout=True
@@ -44,7 +44,7 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str, path: P
     Args:
       matrix: [K, K] counts, label and answer.
     """
-    pyplot = _import_pyplot()
+    pyplot = import_pyplot()
     shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
     side = float(np.clip(0.35 * len(names), 5, 12))
     figure, axes = pyplot.subplots(figsize=(side + 1, side), constrained_layout=True)
@@ -67,7 +67,8 @@ def draw_confusion(matrix: np.ndarray, names: Sequence[str], title: str, path: P
     return path
 
 
-def _import_pyplot():
+def import_pyplot():
+    """Return pyplot for files, without a display."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -16,6 +16,7 @@ from tasks.judge.corrupted import compute_corruption_errors, compute_mce
 from tasks.judge.sets import JudgedSet
 from tasks.judge.verdict import SetVerdict
 from tools.evaluate.pictures import draw_calibration, draw_confusion
+from tools.evaluate.worst import WorstImages, describe_worst, draw_worst
 from tools.runs.printing import create_console, create_table, print_json
 from utils.json_types import JsonObject, make_finite
 
@@ -48,6 +49,7 @@ class SetFinding:
     Attributes:
       competing: classes that an answer was chosen from.
       teacher, shared: none without a teacher.
+      worst: the surest wrong answers; None if they were not asked for.
     """
 
     shown: JudgedSet
@@ -55,6 +57,7 @@ class SetFinding:
     verdict: SetVerdict
     teacher: SetVerdict | None = None
     shared: Shared | None = None
+    worst: WorstImages | None = None
 
     @property
     def name(self) -> str:
@@ -114,6 +117,8 @@ def describe(finding: SetFinding, names: Sequence[str]) -> JsonObject:
         found["classes"] = [{"name": names[row.number], **asdict(row)} for row in verdict.rows]
         found["calibration"] = [asdict(one) for one in verdict.bins]
         found["confused"] = list_confused(verdict, names)
+    if finding.worst is not None:
+        found["worst"] = describe_worst(finding.worst, names)
     return found
 
 
@@ -197,6 +202,8 @@ def write_files(
             lines = [[name, *row] for name, row in zip(shown, matrix.tolist(), strict=True)]
             _write_csv(folder / f"{stem}.confusion.csv", [["label \\ answer", *shown], *lines])
             draw_confusion(matrix, shown, stem, folder / f"{stem}.confusion.png")
+        if one.worst is not None:
+            draw_worst(one.worst, names, stem, folder / f"{stem}.worst.png")
         draw_calibration(verdict, stem, folder / f"{stem}.calibration.png")
 
 

@@ -12,7 +12,7 @@ from service.web.views.run import read_values
 from service.web.views.trials import TrialNames
 from store.catalogue import LOSS, TRAIN
 from store.compare import Side, group_records
-from store.compare.comparable import choose_comparable, learn_apart
+from store.compare.comparable import choose_comparable, describe_apart, learn_apart
 from store.compare.sides import SEED
 from store.listing import choose_usual
 from store.record import RunRecord
@@ -100,13 +100,19 @@ class ShownDivergence:
 
 @dataclass(frozen=True)
 class CompareView:
-    """The page."""
+    """The page.
+
+    Attributes:
+      tables: of the sides that have numbers to compare with the base's.
+      apart: one line on the sides that have none; empty if all have some.
+    """
 
     sides: tuple[ShownSide, ...]
     answers: tuple[AnswerRow, ...]
     differences: tuple[ShownDifference, ...]
     environment: tuple[ShownDifference, ...]
     tables: tuple[VerdictTable, ...]
+    apart: str
     charts: tuple[ShownChart, ...]
     left_out: int
     divergence: ShownDivergence | None
@@ -143,6 +149,10 @@ def make_compare_view(
     Args:
       report: of these sides, as `store.compare.report.create_report` gives it.
     """
+    tables = [
+        make_table(sides[0], side, rows)
+        for side, rows in zip(sides[1:], report["metrics"], strict=True)
+    ]
     charts, left_out = make_overlays(sides, series)
     apart = {
         record.path for side in sides[1:] if learn_apart(sides[0], side) for record in side.records
@@ -152,10 +162,8 @@ def make_compare_view(
         tuple(_show_answers(row) for row in report["answers"] if row["new"] not in apart),
         tuple(ShownDifference(**row) for row in report["config"]),
         tuple(ShownDifference(**row) for row in report["environment"]),
-        tuple(
-            make_table(sides[0], side, rows)
-            for side, rows in zip(sides[1:], report["metrics"], strict=True)
-        ),
+        tuple(one for one in tables if one.rows or not one.apart),
+        _tell_apart(sides[0], sides[1:], tables),
         charts, left_out, tell_parting(report["divergence"]),
     )  # fmt: skip
 
@@ -195,6 +203,14 @@ def make_table(base: Side, side: Side, found: Sequence[JsonMapping]) -> VerdictT
         for row in rows if row["bad"]
     )  # fmt: skip
     return VerdictTable(side.name, tuple(_make_row(row) for row in rows), method, missing, apart)
+
+
+def _tell_apart(base: Side, sides: Sequence[Side], tables: Sequence[VerdictTable]) -> str:
+    """One line on all sides without a comparable number."""
+    pairs = list(zip(sides, tables, strict=True))
+    other = [side for side, one in pairs if not one.rows and learn_apart(base, side)]
+    lone = [one.apart for side, one in pairs if not one.rows and one.apart and side not in other]
+    return "; ".join([*([describe_apart(base, other)] if other else []), *lone])
 
 
 def tell_parting(told: JsonMapping | None) -> ShownDivergence | None:

@@ -97,6 +97,26 @@ def test_sets_are_judged_together_beside_a_teacher(teacher_run, sets_root, tmp_p
         assert (out / picture).read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_worst_images_are_the_surest_wrong_answers(teacher_run, sets_root, tmp_path, capsys):
+    out = tmp_path / "report"
+    flags = (f"--data.root={sets_root}", "--data.eval_batch_size=16", "--out", str(out))
+    run_tool(capsys, str(teacher_run), "--sets", "shifted=shifted@test", *flags, "--worst", "5")
+    probs = answer(teacher_run, SHIFTED.images)
+    given, labels = probs.argmax(1), np.array(SHIFTED.labels)
+    wrong = np.flatnonzero(given != labels)
+    order = wrong[np.argsort(-probs[wrong].max(1), kind="stable")][:5]
+    worst = json.loads((out / "report.json").read_text())["sets"]["shifted"]["worst"]
+    assert [row["index"] for row in worst] == order.tolist()
+    assert [row["answer"] for row in worst] == [NAMES[given[place]] for place in order]
+    assert [row["label"] for row in worst] == [NAMES[labels[place]] for place in order]
+    assert [row["confidence"] for row in worst] == pytest.approx(
+        probs[order].max(1).tolist(), rel=1e-4
+    )
+    assert (out / "shifted.worst.png").read_bytes().startswith(b"\x89PNG")
+    assert main([str(teacher_run), "--sets", "shifted=shifted@test", "--worst", "5"]) == 2
+    assert "add --out DIR" in capsys.readouterr().err
+
+
 def test_a_mirrored_look_and_probes_at_a_terminal(teacher_run, sets_root, capsys):
     text = run_tool(
         capsys, str(teacher_run), "--sets", "shifted=shifted@test", f"--data.root={sets_root}",
