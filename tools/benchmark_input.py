@@ -17,6 +17,7 @@ in turns:
   store_uint8       on pixels: nothing is decoded, the crop is resized
   store_uint8_crop  on pixels, a random crop of the batch's size, which nothing has to resize
   pipeline_scaled   the files themselves, `decode_jpeg_scaled_and_inception_crop`
+  pipeline_rrc      the files themselves, `random_resized_crop`: larger boxes, bicubic
 
 What counts is CPU time per image (user and system, all threads and workers); the rounds' medians
 are compared. `--startup` also measures the first batch, a resume in mid-epoch and memory.
@@ -57,6 +58,7 @@ _CROPS = {
     "store_uint8": ("jpegs_256_uint8", "inception_crop({size})"),
     "store_uint8_crop": ("jpegs_256_uint8", "random_crop({size})"),
     "pipeline_scaled": ("jpegs", "decode_jpeg_scaled_and_inception_crop({size})"),
+    "pipeline_rrc": ("jpegs", "random_resized_crop({size})"),
 }
 STORES = tuple(_CROPS)
 # What the project promises, as ratios of CPU time per image.
@@ -113,7 +115,7 @@ def create_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch", type=int, default=128, help="images of a batch (default 128)")
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     parser.add_argument(
-        "--stores", action="store_true", help="also: stored at 256 pixels, and scaled decoding"
+        "--stores", action="store_true", help="also: stored at 256 pixels, and other crops"
     )
     parser.add_argument(
         "--startup",
