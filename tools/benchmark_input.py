@@ -16,8 +16,7 @@ in turns:
   store_jpeg        the pipeline's string on JPEGs of 256 pixels
   store_uint8       on pixels: nothing is decoded, the crop is resized
   store_uint8_crop  on pixels, a random crop of the batch's size, which nothing has to resize
-  pipeline_scaled   the files themselves, `decode_jpeg_scaled_and_inception_crop`
-  pipeline_rrc      the files themselves, `random_resized_crop`: larger boxes, bicubic
+  pipeline_scaled, pipeline_rrc  the files, by the ops that shrink in decoding and that smooth
 
 What counts is CPU time per image (user and system, all threads and workers); the rounds' medians
 are compared. `--startup` also measures the first batch, a resume in mid-epoch and memory.
