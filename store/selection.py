@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from store.compare.sides import Side
+from store.filters import parse_filter
 from store.index import RunIndex
 from store.record import RunRecord
+from store.wording import name_few
 from utils.errors import UserError, get_near_names
-from utils.json_types import JsonMapping
+from utils.json_types import JsonMapping, JsonValue
 from utils.storage import join_place
 
 # What only a filter holds.
@@ -58,7 +60,7 @@ class RunSelector:
             return Side(name, tuple(self.open(self.find_paths(text.split(",")))))
         paths = self.select_paths(condition)
         if not paths:
-            raise UserError(f"SIDE {text!r}: no run fits; `list --filter` shows which do")
+            raise UserError(f"SIDE {text!r}: {explain_no_fit(self._index, condition)}")
         return Side(name, tuple(self.open(reversed(paths))))
 
     def _read_rows(self) -> list[JsonMapping]:
@@ -67,6 +69,23 @@ class RunSelector:
             paths = self._index.read_column("path").items()
             self._rows = [{"path": path, "id": ids.get(run)} for run, path in paths]
         return self._rows
+
+
+def explain_no_fit(index: RunIndex, text: str) -> str:
+    """Return that no run fits a filter, and the values that its keys have in the store."""
+    told = []
+    for key in sorted(parse_filter(text).get_keys()):
+        values = {_show(one) for value in index.read_column(key).values() for one in _list(value)}
+        told.append(f"{key} is {name_few(sorted(values), most=5) or 'nowhere set'}")
+    return f"no run fits; here {'; '.join(told)}"
+
+
+def _list(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _show(value: JsonValue) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def split_side(text: str) -> tuple[str, str]:

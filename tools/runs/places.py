@@ -11,7 +11,7 @@ from store.index import RunIndex
 from store.lock import find_owner
 from store.mirror import RUN_FILE
 from store.record import RunRecord
-from store.selection import RunSelector
+from store.selection import RunSelector, explain_no_fit
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage import is_remote, join_place, open_folder
@@ -111,7 +111,7 @@ def choose_places(options: argparse.Namespace, command: str, names: list[str]) -
     index = open_index(options)
     rows = index.read_runs(index.select(options.filter))
     if not rows:
-        raise UserError(f"--filter {options.filter!r}: no run fits; `list --filter` shows which do")
+        raise UserError(f"--filter {options.filter!r}: {explain_no_fit(index, options.filter)}")
     return [join_place(options.store, *row["path"].split("/")) for row in rows]
 
 

@@ -134,7 +134,9 @@ def test_equal_runs_are_equal_and_others_part_at_a_step(ask, root):
 @pytest.mark.parametrize(
     ("flags", "word"),
     [(["run0"], "two or more SIDEs"), (["run0", "rn9"], "RUN 'rn9'"),
-     (["run0", "x:model.name=none_such"], "no run fits"), (["run0", "mdl=3"], "no run has a key"),
+     (["run0", "x:model.name=none_such"], "no run fits; here model.name is resnet, vit_"),
+     (["run0", "x:eval.top1>99 and tag=a"], "here eval.top1 is 50, 60, 61, 62; tag is nowhere set"),
+     (["run0", "mdl=3"], "no run has a key"),
      (["run0", "run1", "--metrics", "eval.tpo1"], "did you mean 'eval.top1'"),
      (["run0,run1", "run2", "--exact"], "two single runs"),
      (["run0", "--filter", "status"], "two or more"),
