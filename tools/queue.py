@@ -124,6 +124,8 @@ def run(queue: JobQueue, options: argparse.Namespace) -> int:
     known: dict[str, str] = {}
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked.append(number))
+    # A shell starts `... run &` of a script with SIGINT ignored: who sends it means it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def look() -> bool:
         jobs = queue.list()

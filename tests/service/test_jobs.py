@@ -288,6 +288,22 @@ def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue, starter: Col
 
 
 @pytest.mark.slow
+def test_a_dispatcher_behind_an_ampersand_answers_to_sigint(tmp_path: Path) -> None:
+    """The shell of a script starts it with SIGINT ignored; the signal arrives at its first look."""
+    program = (
+        "import os, signal, sys; from service.jobs import JobQueue; from tools.queue import main;"
+        "look = JobQueue.list;"
+        "JobQueue.list = lambda own: os.kill(os.getpid(), signal.SIGINT) or look(own);"
+        f"sys.exit(main(['run', '--until-empty', '--store', {str(tmp_path)!r}]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+    )  # fmt: skip
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("interrupted: the runs go on")
+
+
 def test_a_killed_job_goes_on_and_none_is_started_twice(
     queue: JobQueue, starter: ColdStarter
 ) -> None:
