@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
-from utils.json_types import JsonValue
+from utils.json_types import JsonValue, make_finite
 from utils.log import setup_logging
 from utils.programs import create_program_parser, prepare_folder, run_program
 from utils.storage import write_atomically
@@ -102,7 +102,7 @@ def average(options: argparse.Namespace, flags: Sequence[str]) -> int:
         "members": [{"place": m.place, "score": m.score, "taken": m.is_taken} for m in members],
         "score": score,
     }
-    write_atomically(options.out / REPORT, json.dumps(report, indent=2) + "\n")
+    write_atomically(options.out / REPORT, json.dumps(make_finite(report), indent=2) + "\n")
     for member in members:
         told = "" if member.score is None else f", score {member.score:.4f}"
         print(f"{'taken' if member.is_taken else 'left out'}: {member.place}{told}")

@@ -16,7 +16,7 @@ from typing import Any
 from store import Run, read_metrics
 from store.history import get_loss_terms
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, make_finite
 from utils.programs import create_program_parser, run_program
 
 _COLUMNS = (
@@ -43,7 +43,7 @@ def report(options: argparse.Namespace) -> None:
     print(format_table(rows))
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / "kd_report.json"
-    target.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    target.write_text(json.dumps(make_finite(rows), indent=2) + "\n", encoding="utf-8")
     picture = draw(rows, options.runs, options.out / "kd_report.png")
     print(f"table:   {target}\npicture: {picture}")
 

@@ -20,7 +20,7 @@ from tests.models.delta.test_rwkv import create as create_rwkv
 from tests.support.language import LEARNING, create_language_argv, write_texts
 from tools.export.__main__ import main as export
 from tools.export.language import write_folder
-from tools.generate import compute_law, generate, generate_on_device, take_likeliest
+from tools.generate import compute_law, generate, generate_on_device, load_model, take_likeliest
 from tools.generate import main as run_tool
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.execution import RuntimeSection
@@ -271,3 +271,13 @@ def test_programs_of_images_say_who_takes_a_language_model(shared, tmp_path, cap
     told = capsys.readouterr().err
     assert "holds a language model; give one that classifies images" in told
     assert "tools.export --to transformers" in told
+
+
+def test_a_language_model_that_answers_no_numbers_is_not_exported(shared, tmp_path, capsys):
+    model, facts = load_model(str(shared))
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.data.fill_(3e38)  # finite, and no sum of it is
+    write_folder(model, facts, shared)
+    assert export([str(shared), "--to", "transformers", "--out", str(tmp_path / "out")]) == 2
+    assert "gives logits that are not finite" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, make_finite
 
 SCHEMA_VERSION = 3
 _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "device")
@@ -20,7 +20,7 @@ def get_rate_name(result: JsonObject) -> str:
 
 def write_json(report: JsonObject, path: Path) -> None:
     """The whole report."""
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(make_finite(report), indent=2) + "\n", encoding="utf-8")
 
 
 def write_csv(report: JsonObject, path: Path) -> None:

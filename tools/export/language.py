@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, make_finite
 from utils.programs import prepare_folder
 from utils.storage import write_atomically
 
@@ -66,7 +66,7 @@ def export_language(options: argparse.Namespace) -> int:
     within = all(one <= options.bound for one in found.differences.values())
     report = {"weights": options.weights, "model": facts["model"], "bound": options.bound,
               **asdict(found), "within": within}  # fmt: skip
-    write_atomically(folder / REPORT, json.dumps(report, indent=2) + "\n")
+    write_atomically(folder / REPORT, json.dumps(make_finite(report), indent=2) + "\n")
     told = ", ".join(f"{name} {one:.1e}" for name, one in found.differences.items())
     reasons = _explain(found, options.bound)
     print(f"{folder}: largest difference of a logit: {told}, bound {options.bound:g}{reasons}")
@@ -78,6 +78,9 @@ def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
 
     transformers drops no tokens, so that experts, which `models.delta.experts` fills, have room
     for all of them in that comparison, and from then on.
+
+    Raises:
+      UserError: the model's logits are not finite.
     """
     from models.delta.qwen_next import ExpertQwen
     from tools.generate import load_model
@@ -88,6 +91,11 @@ def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
     )  # fmt: skip
     again, _ = load_model(f"local-dir:{folder}")
     wanted = _answer(model, tokens)
+    if not wanted.isfinite().all():
+        raise UserError(
+            "WEIGHTS gives logits that are not finite, with which nothing can be compared; give "
+            f"other weights, and do not use {folder}"
+        )
     differences = {"own": _compare(_answer(again, tokens), wanted)}
     if (twin := _load_twin(folder)) is None:
         return FolderDistance(differences)
