@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,8 @@ from scipy import stats
 
 from tasks.erasing import ERASE_BOX, ERASE_KEY, Erasing
 from tasks.mixing import LAM, Mixing
+from tests.support.child_runs import ROOT, get_command, get_environment, read_losses
+from tests.support.tiny_parts import create_argv
 from utils.config.sections import TrainSection
 
 
@@ -148,3 +152,26 @@ def test_xla_draws_the_same_noise_without_asking_the_host():
     erase_noisily(8, step=6, device=device)
     torch_xla.sync()
     assert metrics.metric_data("CompileTime")[0] == graphs
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_noise_trains_alike_on_devices_meshes_and_processes(tmp_path):
+    losses = {}
+    for name, devices, flags in (
+        ("cpu", "1", ["--runtime.device=cpu"]),
+        ("two", "1", ["--runtime.device=cpu", "--runtime.num_processes=2"]),
+        ("mesh", "2", ["--runtime.device=xla", "--runtime.parallel=spmd"]),
+    ):
+        erasing = ("--data.random_erasing=0.8", "--data.erasing_mode=pixel", "--train.steps=3")
+        words = create_argv(tmp_path, *erasing, "--optim.warmup_epochs=0", *flags,
+                            "--train.log_every_steps=1", f"--run.run_id={name}")  # fmt: skip
+        environment = get_environment() | {"CPU_NUM_DEVICES": devices}
+        done = subprocess.run(
+            get_command(words), env=environment, cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        losses[name] = read_losses(tmp_path / "tiny" / name)
+    assert len(losses["cpu"]) == 3
+    for found in losses.values():
+        assert found == pytest.approx(losses["cpu"], rel=1e-5)
