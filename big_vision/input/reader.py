@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from big_vision.input.batches import ImageBatch
+from big_vision.input.decoder_messages import drop_decoder_messages
 from big_vision.input.faults import create_record_error, create_string_error, get_reason
 from big_vision.input.images import ImageFacts, create_blank_images, create_image_batch
 from big_vision.input.labels import LabelRule
@@ -171,6 +172,7 @@ class TensorFlowReader(Reader):
             return self._pipeline.stream_examples(indices, epoch)
         return self._pipeline.load_indices(indices, epoch)
 
+    @drop_decoder_messages()
     def _find_broken_example(self, suspects: np.ndarray) -> UserError | None:
         """The first example that fails when the suspects are read one by one.
 
@@ -187,6 +189,7 @@ class TensorFlowReader(Reader):
                     return self._create_error(int(epoch), int(index), error)
         return None
 
+    @drop_decoder_messages()
     def _create_error(self, epoch: int, index: int, error: Exception) -> UserError:
         """Names an example that failed, after a look at what is stored of it."""
         one = self._open_examples(np.array([index], np.int64), epoch)
