@@ -239,7 +239,10 @@ class RunIndex:
         found: dict[int, dict[str, float]] = {}
         for run, name, value, told in self._read_rows(query):
             found.setdefault(run, {})[wanted[name]] = float(told) if told else value
-        probes = self._read_config(SCORE_PROBE)
+        if numbers is None:
+            probes = self._read_config(SCORE_PROBE)
+        else:
+            probes = self.read_cells(numbers, [SCORE_PROBE])[SCORE_PROBE]
         asked = found if numbers is None else found.keys() & set(numbers)
         scores = {run: choose_score(found[run], probes.get(run)) for run in asked}
         return {run: score for run, score in scores.items() if score is not None}

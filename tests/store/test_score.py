@@ -13,19 +13,22 @@ from store.listing import order_runs
 from store.score import Score, choose_score, get_sign
 from tasks import TASKS
 from tasks.counting import ECE_BINS
-from tasks.ranking import BINS
+from tasks.ranking import ScoreTable
 from tests.service.web.apps import make_mixed_store
 from tests.support.stored_runs import make_run
 
 # What `summarise` of each task reads, of one example each.
 SUMS = {
     "classify": torch.tensor([1.0, 1.0, 0.7, 2.0, *[0.0] * (3 * ECE_BINS)]),
-    "multilabel": torch.cat([torch.tensor([0.7, 2.0]), torch.ones(2 * 2 * BINS)]),
+    # Two classes of one example: loss, examples, three counts a class, scores, classes and a 1.
+    "multilabel": torch.tensor([0.7, 1.0, 1, 0, 0, 1, 0, 0, 0.3, -0.2, 1, 0, 1]),
     "distil": torch.tensor([2.0, 3.0]),
     "language": torch.tensor([1.5, 0.5, 4.0, 1.0]),
     "regress": torch.tensor([2.0, 3.0, 1.0, 0.5, 2.0]),
 }
-PARTS = SimpleNamespace(losses=SimpleNamespace(terms=()), names=("y",), _spread=(2.0,))
+PARTS = SimpleNamespace(
+    _table=ScoreTable(1, 2), losses=SimpleNamespace(terms=()), names=("y",), _spread=(2.0,)
+)
 
 
 @pytest.mark.parametrize("name", sorted(SUMS))
