@@ -8,9 +8,12 @@ from tools.doctor.devices import count_chips
 from tools.doctor.machine import GREEN, RED, YELLOW, Finding, Machine
 
 _SETUP = "bash run_commands.sh setup"
-# Imports in the order of a run: TensorFlow before torch_xla aborts Python.
-_IMPORTS = "import torch, torch_xla; torch_xla.device(); import tensorflow"
-_IMPORTS_CPU = "import torch; import tensorflow"
+# Imports in the order of a run: TensorFlow before torch_xla aborts Python. The two clash in their
+# libraries, so torch_xla's Python, half of the time, is left to the check of a device's step, and
+# TensorFlow is imported as a run does it, without Keras and all that it loads.
+_TENSORFLOW = "from big_vision.input.tensorflow_setup import import_tensorflow; import_tensorflow()"
+_IMPORTS = f"import torch, _XLAC; {_TENSORFLOW}"
+_IMPORTS_CPU = f"import torch; {_TENSORFLOW}"
 _CLASHING = ("numpy", "protobuf")
 _TCMALLOC = ("usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
              "usr/lib/x86_64-linux-gnu/libtcmalloc.so.4")  # fmt: skip
@@ -65,7 +68,7 @@ def check_imports(machine: Machine) -> Finding:
         hint = f"pip uninstall -y {' '.join(builds)}, then {_SETUP}"
         return Finding("tensorflow", RED, text, hint)
     code = _IMPORTS if machine.get_version("torch_xla") else _IMPORTS_CPU
-    answer = machine.run([machine.python, "-c", code], timeout_s=120, PJRT_DEVICE="CPU")
+    answer = machine.run([machine.python, "-c", code], timeout_s=300, PJRT_DEVICE="CPU")
     version = f"{builds[0]} {machine.get_version(builds[0])}"
     if answer.code != 0:
         text = f"{version}: importing torch, torch_xla, then tensorflow failed: {answer.reason}"

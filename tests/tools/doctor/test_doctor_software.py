@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,20 @@ def test_tensorflow_after_torch_xla_is_tried_in_a_child(machine):
     aborts = with_program(machine, "python", "echo 'LLVM ERROR: inconsistency' >&2; kill -ABRT $$")
     found = software.check_imports(aborts)
     assert found.level == RED and "ended by signal 6" in found.text
+
+
+def test_what_is_tried_loads_both_libraries_and_no_more_than_a_run(machine):
+    add_torch(machine)
+    add_package(machine, "tensorflow-cpu", "2.21.0")
+    see = "import sys; print([n for n in sys.argv[1].split() if n in sys.modules])"
+    names = "_XLAC tensorflow torch_xla keras scipy sklearn pandas"
+    real = with_program(
+        machine,
+        "python",
+        f"""exec {sys.executable} -c "$2; {see}" '{names}' | tee {machine.root}/out""",
+    )
+    assert software.check_imports(real).level == GREEN
+    assert (machine.root / "out").read_text().strip() == "['_XLAC', 'tensorflow']"
 
 
 def test_builds_of_tensorflow_that_harm_are_told(machine):
