@@ -150,9 +150,13 @@ def test_state_dicts_are_timms_and_load_both_ways(family):
     other_patched.load_state_dict(model.state_dict())
     images, _ = create_inputs()
     with torch.no_grad():
+        truth = copy.deepcopy(model).double().eval()(images.double())
         wanted = model.eval()(images)
         assert torch.equal(other.eval()(images), wanted)
-        assert get_distance(other_patched.eval()(images), wanted) < TOLERANCE
+        usual, own = (
+            get_distance(found, truth) for found in (wanted, other_patched.eval()(images))
+        )
+    assert own < 3 * usual
 
 
 @pytest.mark.parametrize("family", FAMILIES)
