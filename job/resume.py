@@ -25,6 +25,7 @@ from utils.checkpoint import (
     inspect_checkpoint,
     load_newest,
     restore_state,
+    verify_checkpoint,
 )
 from utils.config import get_neutral_keys, get_resume_rules
 from utils.errors import UserError
@@ -140,10 +141,16 @@ def take_run(
 
 
 def _is_at_end(run: Run, newest: Location | None) -> bool:
-    """Return whether no checkpoint is left, or the newest one is that of a complete run's end."""
+    """Return whether no checkpoint is left, or the newest is whole and of a complete run's end."""
     final = run.read().get("final")
     steps = final.get("steps") if isinstance(final, dict) else None
-    return newest is None or open_folder(newest).name == f"step_{steps or 0:08d}"
+    if newest is None or open_folder(newest).name != f"step_{steps or 0:08d}":
+        return newest is None
+    try:
+        verify_checkpoint(newest)
+    except CheckpointError:
+        return False  # whoever restores it names it, and takes an older one
+    return True
 
 
 def check_resume(job: Job, student: nn.Module) -> None:
