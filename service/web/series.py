@@ -246,9 +246,8 @@ def _draw(
     if axis is None:
         return curve
     marks = {word: _round(np.interp(told, *axis)) for word, told in curve.nonfinite.items()}
-    return curve.model_copy(
-        update={"x": _round(np.interp(curve.steps, *axis)), "nonfinite_x": marks}
-    )
+    curve.x, curve.nonfinite_x = _round(np.interp(curve.steps, *axis)), marks
+    return curve
 
 
 def _check(metrics: Sequence[str], extent: Extent) -> None:

@@ -137,7 +137,7 @@ def test_a_path_that_is_not_there_is_said_with_near_names(two):
 
 def test_a_run_without_a_checkpoint_is_no_teacher_yet(tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(UserError, match=r"no file student\.safetensors there, and no checkpoint"):
+    with pytest.raises(UserError, match=r"no file student\.safetensors or config\.json there, and"):
         create_one(weights=str(tmp_path))
 
 

@@ -156,7 +156,7 @@ class OptimSection(ConfigSection):
     warmup_inside: bool = Field(
         False,
         description="the shape runs over the whole run and the warm-up replaces its beginning, as "
-        "timm does without --warmup-prefix; false: it starts after the warm-up",
+        "timm does by default; false: it starts after the warm-up",
     )
     schedule: Literal["cosine", "linear", "step", "polynomial", "wsd", "plateau", "constant"] = (
         Field(
