@@ -7,6 +7,8 @@ import importlib.metadata
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import main
 from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
 from models.batch_norm import compute_batch_norm
 from store import read_metrics
+from tests.support.child_runs import ROOT
 from tests.support.tiny_parts import (
     TinyConvNet,
     create_argv,
@@ -258,6 +261,30 @@ def test_channels_last_and_compile_change_layout_and_call_alone():
     assert list(model.state_dict()) == names
     images = torch.rand(4, 1, 8, 8)
     assert torch.allclose(model(images), same(images), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_code_of_one_vector_width_is_not_taken_from_the_cache_for_another(tmp_path):
+    """PyTorch's cache of compiled code lies in a folder that machines may share."""
+    code = (
+        "import torch\n"
+        "from utils.config.execution import RuntimeSection\n"
+        "from utils.runtime import create_runtime\n"
+        "runtime = create_runtime(RuntimeSection(device='cpu', compile=True))\n"
+        "class Pool(torch.nn.Module):\n"
+        "    def forward(self, images): return images.mean((2, 3))\n"
+        "pool = runtime.accelerate(runtime.prepare(Pool()))\n"
+        "images = torch.rand(4, 8, 8, 4).movedim(-1, 1)\n"
+        "print(float((pool(images) - images.mean((2, 3))).abs().max()))\n"
+    )
+    for capability in ("avx2", "default", "avx512", "avx2"):
+        words = {"ATEN_CPU_CAPABILITY": capability, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
+            env={**os.environ, **words},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-1000:]
+        assert float(done.stdout) < 1e-6, capability
 
 
 # ---- blocks that are computed again or as one loop

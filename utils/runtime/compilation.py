@@ -51,6 +51,7 @@ class ModelCompiler:
     ) -> None:
         self.backend = choose_compiler(section, device) if section.compile else ""
         self.graphs = 0
+        self._device = device
         self._count_fallbacks = count_fallbacks
         self._waits_for_call = False
 
@@ -62,6 +63,8 @@ class ModelCompiler:
 
         # Beyond it every further shape would silently run uncompiled.
         torch._dynamo.config.fail_on_recompile_limit_hit = True
+        if (self._device, self.backend) == ("cpu", "inductor"):
+            _name_vector_width()
         compiled = torch.compile(module._call_impl, backend=self._compile_graph)
         module._compiled_call_impl = functools.partial(self._first_call, module, compiled)
         self._waits_for_call = True
@@ -118,3 +121,15 @@ class ModelCompiler:
             f"runtime.compile_backend ({self.backend!r}) {what}; {way_out}choose another backend, "
             "or leave runtime.compile out"
         ) from cause
+
+
+def _name_vector_width() -> None:
+    """Make the width of this processor's vectors part of inductor's cache keys.
+
+    PyTorch 2.9 looks cached code up without it: code written for AVX-512 that a processor with AVX2
+    (or ATEN_CPU_CAPABILITY=avx2) finds in a shared cache folder computes wrong values in silence.
+    """
+    from torch._inductor import config, cpu_vec_isa
+
+    if config.cpp.simdlen is None:
+        config.cpp.simdlen = cpu_vec_isa.pick_vec_isa().bit_width()
