@@ -133,9 +133,9 @@ def take_run(
         return checkpoint
     location = session.run.checkpoints
     newest = find_checkpoint(location, verify=False) if has_checkpoints(location) else None
-    if _is_at_end(session.run, newest) and is_finished(
-        session.run, config.model_dump(mode="json"), get_neutral_keys()
-    ):
+    # The cheap question first: the other reads the whole checkpoint.
+    own = config.model_dump(mode="json")
+    if is_finished(session.run, own, get_neutral_keys()) and _is_at_end(session.run, newest):
         return Finished(str(session.run.read().get("reason", "")))
     return newest
 
@@ -149,7 +149,7 @@ def _is_at_end(run: Run, newest: Location | None) -> bool:
     try:
         verify_checkpoint(newest)
     except CheckpointError:
-        return False  # whoever restores it names it, and takes an older one
+        return False  # the restore names it and takes an older one
     return True
 
 

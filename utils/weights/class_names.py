@@ -6,6 +6,7 @@ classes go by two names, their WordNet numbers and their descriptions, which cou
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -133,7 +134,7 @@ def warn_if_one_sided(own: ClassSide, other: ClassSide) -> None:
 
 def describe_one_sided(own: ClassSide, other: ClassSide) -> str:
     """Say that class numbers alone are compared, if one side has names and the other has not."""
-    if match_class_names(own.names, other.names).outcome != "one_sided":
+    if (own.names is None) == (other.names is None):
         return ""
     named, bare = (own, other) if own.names is not None else (other, own)
     return (
@@ -211,8 +212,9 @@ def _is_wordnet(names: Sequence[str]) -> bool:
     return any(_WORDNET.fullmatch(name) for name in names)
 
 
+@functools.cache
 def _find_imagenet(count: int) -> ImageNetInfo | None:
-    """Find the set of ImageNet that has so many classes."""
+    """Find the set of ImageNet that has so many classes; timm reads its files for it."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset({"num_classes": count})
