@@ -17,21 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from big_vision.input.arrays import ArraySource, VectorFacts, require_vectors
-from big_vision.input.arrow import ArrowSource
 from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
-from big_vision.input.example_rows import SklearnSource, SyntheticRowSource
-from big_vision.input.image_files import FolderSource, TfdsSource
-from big_vision.input.images import ImageFacts, require_images
+from big_vision.input.images.labelled import ImageFacts, require_images
 from big_vision.input.order import ShardSpec
+from big_vision.input.rows.arrays import VectorFacts, require_vectors
 from big_vision.input.selection import ImageSelection, Selection
-from big_vision.input.sequences import SequenceSource
 from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
 from big_vision.input.splits_check import Choice, check_splits
-from big_vision.input.synthetic import SyntheticSource
-from big_vision.input.tokens import TokenSource
-from big_vision.input.webdataset import WebdatasetSource
-from big_vision.input.windows import TokenFacts, require_tokens
+from big_vision.input.text.windows import TokenFacts, require_tokens
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.registry import Registry
@@ -66,17 +59,21 @@ __all__ = [
     "require_vectors",
 ]
 
-SOURCES = Registry("data.source")
-SOURCES.register("tfds")(TfdsSource)
-SOURCES.register("folder")(FolderSource)
-SOURCES.register("hf")(ArrowSource)
-SOURCES.register("webdataset")(WebdatasetSource)
-SOURCES.register("synthetic")(SyntheticSource)
-SOURCES.register("sequences")(SequenceSource)
-SOURCES.register("arrays")(ArraySource)
-SOURCES.register("tokens")(TokenSource)
-SOURCES.register("sklearn")(SklearnSource)
-SOURCES.register("synthetic_rows")(SyntheticRowSource)
+SOURCES = Registry(
+    "data.source",
+    {
+        "hf": "big_vision.input.images.arrow:ArrowSource",
+        "folder": "big_vision.input.images.image_files:FolderSource",
+        "tfds": "big_vision.input.images.image_files:TfdsSource",
+        "webdataset": "big_vision.input.images.webdataset:WebdatasetSource",
+        "arrays": "big_vision.input.rows.arrays:ArraySource",
+        "sklearn": "big_vision.input.rows.example_rows:SklearnSource",
+        "synthetic_rows": "big_vision.input.rows.example_rows:SyntheticRowSource",
+        "synthetic": "big_vision.input.synthetic:SyntheticSource",
+        "sequences": "big_vision.input.text.sequences:SequenceSource",
+        "tokens": "big_vision.input.text.tokens:TokenSource",
+    },
+)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor, nn
 
-from store.catalogue import EVAL, LOSS, TRAIN
+from store.record.catalogue import EVAL, LOSS, TRAIN
 from utils.clipping import Clipping, clip_gradients
 from utils.ema import Averaging, update_averages
 from utils.endings import (

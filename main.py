@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 
 import job
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.log import setup_logging
 from utils.programs import run_program
-from utils.runtime import is_silent_rank
+from utils.runtime.choice import is_silent_rank
 
 
 def main(argv: Sequence[str] | None = None) -> int:

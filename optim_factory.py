@@ -22,14 +22,14 @@ from timm.optim import (
 from timm.optim.muon import Muon
 from torch import nn
 
-from utils.config import change
 from utils.config.checks import check_warmup
+from utils.config.load import change
 from utils.endings import Plateau
 from utils.errors import UserError, get_hint
 from utils.log import get_logger
 from utils.patterns import check_patterns, get_first_match
 from utils.runtime.axes import mark_file_orders
-from utils.runtime.xla_decay import FACTOR_DECAYS, LEAST_PRODUCT
+from utils.runtime.xla.decay import FACTOR_DECAYS, LEAST_PRODUCT
 
 if TYPE_CHECKING:
     from utils.config.sections import OptimSection, RunConfig

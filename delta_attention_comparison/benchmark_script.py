@@ -1,4 +1,4 @@
-"""The name by which people start the comparison: the same as `python -m tools.lab.delta`.
+"""The name by which people start the comparison: the same as `python -m lab.delta`.
 
 sky exec CLUSTER "python delta_attention_comparison/benchmark_script.py --on cuda --json delta.json"
 """
@@ -10,6 +10,6 @@ from pathlib import Path
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
-    from tools.lab.delta.__main__ import main
+    from lab.delta.__main__ import main
 
     sys.exit(main())

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from utils.programs import pause_collection
-from utils.runtime import choose_device
+from utils.runtime.choice import choose_device
 
 if TYPE_CHECKING:
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 
 def start(config: RunConfig) -> int:

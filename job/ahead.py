@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from engine import run_steps
-from utils.checkpoint import collect_state, restore_state
+from utils.checkpoint.state import collect_state, restore_state
 from utils.log import get_logger
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Batch
     from engine import Task
     from job.build import Parts
-    from utils.checkpoint import Tensors
+    from utils.checkpoint.files import Tensors
     from utils.json_types import JsonObject
     from utils.runtime.base import Runtime
 

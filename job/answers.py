@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine import evaluate
-from store.hits import Hits
+from store.record.hits import Hits
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from datasets import Batch
     from job.spec import Job
-    from tasks import RunTask
+    from tasks.protocol import RunTask
     from utils.metrics import Evaluation
     from utils.runtime.base import Runtime
 

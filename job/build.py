@@ -14,26 +14,17 @@ from job.check import check_split
 from job.micro_batches import settle_micro_batches
 from job.resume import restore, start_weights
 from job.spec import count_eval_steps, count_steps, with_input_processes
-from models import (
-    PAST,
-    create_model,
-    freeze,
-    get_teacher_sections,
-    recompute_blocks,
-    scan_blocks,
-    synchronise_batch_norm,
-)
-from models.patches import patch_for
-from optim_factory import (
-    PREPARABLE,
-    create_optimizer,
-    create_plateau,
-    create_schedule,
-    scale_lr,
-)
-from tasks import TASKS, RunTask
+from models.batch_norm import synchronise_batch_norm
+from models.factory import create_model
+from models.freezing import freeze
+from models.patches.table import patch_for
+from models.remat import recompute_blocks, scan_blocks
+from models.teachers.teacher import PAST, get_teacher_sections
+from optim_factory import PREPARABLE, create_optimizer, create_plateau, create_schedule, scale_lr
+from tasks import TASKS
+from tasks.protocol import RunTask
 from utils.clipping import Clipping
-from utils.config import change
+from utils.config.load import change
 from utils.ema import Averaging, create_averages, create_ema
 from utils.endings import EarlyStop
 from utils.json_types import JsonObject
@@ -42,7 +33,7 @@ from utils.runtime.peaks import find_peak_tflops, name_chip_of
 
 if TYPE_CHECKING:
     from job.spec import Job
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
 # XLA graphs beyond a run's own where torch.compile makes the forward and the backward pass graphs

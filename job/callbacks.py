@@ -14,14 +14,16 @@ from job.answers import Answers, describe_split
 from job.recorder import LoopRecorder
 from job.resume import describe_hardware, roll_back_state
 from job.stream import iterate_batches
-from models import PAST
-from store.catalogue import GRAD_NORM, TRAIN
-from store.changes import hash_config
-from store.hits import HitsFile
-from store.spans import HELD, SpanWriter
-from store.stretches import SketchKeeper
-from utils.checkpoint import CheckpointError, CheckpointManager, collect_state
-from utils.config import get_resume_rules
+from models.teachers.teacher import PAST
+from store.query.changes import hash_config
+from store.record.catalogue import GRAD_NORM, TRAIN
+from store.record.hits import HitsFile
+from store.record.spans import HELD, SpanWriter
+from store.record.windows import SketchKeeper
+from utils.checkpoint.files import CheckpointError
+from utils.checkpoint.manager import CheckpointManager
+from utils.checkpoint.state import collect_state
+from utils.config.keys import get_resume_rules
 from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 from utils.metrics import LostRunError, MetricWriter
@@ -40,8 +42,8 @@ if TYPE_CHECKING:
     from job.ahead import StepsAhead
     from job.build import Parts
     from job.spec import Job
-    from store.session import RunSession
-    from utils.checkpoint import Tensors
+    from store.record.session import RunSession
+    from utils.checkpoint.files import Tensors
     from utils.metrics import Evaluation
     from utils.runtime.base import Runtime
 

@@ -11,30 +11,30 @@ from pydantic import BaseModel
 from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run, describe_start
 from job.spec import Job, count_eval_steps, describe_stream
-from models import (
-    check_kernels,
-    check_patch_names,
-    create_model,
-    find_model_name,
-    freeze,
-    recompute_blocks,
-    scan_blocks,
-    settle_model,
-)
-from models.patches import check_attention_kernel
+from models.delta.kernels.operators import check_kernels
+from models.factory import create_model, find_model_name, settle_model
+from models.freezing import freeze
+from models.patches.table import check_attention_kernel, check_patch_names
+from models.remat import recompute_blocks, scan_blocks
 from optim_factory import check_unfreeze, create_optimizer, create_schedule, scale_lr
-from tasks import TASKS, RunTask, TaskCheck
-from utils.config import change
+from tasks import TASKS
+from tasks.protocol import RunTask, TaskCheck
 from utils.config.checks import check_patience, check_profiled_steps
 from utils.config.keys import check_devices
+from utils.config.load import change
 from utils.errors import UserError
-from utils.runtime import bakes_numbers, choose_device, count_planned_ranks, find_planned_ranks
+from utils.runtime.choice import (
+    bakes_numbers,
+    choose_device,
+    count_planned_ranks,
+    find_planned_ranks,
+)
 from utils.runtime.peaks import name_planned_chip
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 
 def check(config: RunConfig, device: str | None = None) -> Job:

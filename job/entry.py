@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING
 from job.check import check
 from job.replica import run
 from job.summary import describe_job
-from utils.checkpoint import CheckpointError
+from utils.checkpoint.files import CheckpointError
 from utils.endings import NonFiniteError, NonFiniteEvaluationError
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
 from utils.metrics import GraphBudgetError, LostRunError
-from utils.runtime import is_silent_rank, launch
-from utils.runtime.processes import GroupError
-from utils.runtime.ranks import ReplicaError
-from utils.storage import StorageError
+from utils.runtime.choice import is_silent_rank
+from utils.runtime.launcher import launch
+from utils.runtime.processes.children import GroupError
+from utils.runtime.processes.ranks import ReplicaError
+from utils.storage.folder import StorageError
 
 if TYPE_CHECKING:
     from job.spec import Job
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 # What stops a run that was rightly begun: one line says it, and no traceback.
 _STOPS = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from models import has_batch_norm
-from store.calibration import hash_step
-from utils.config import change
+from models.batch_norm import has_batch_norm
+from store.quality.calibration import hash_step
+from utils.config.load import change
 from utils.errors import UserError
 from utils.generations import GENERATIONS
 from utils.log import get_logger
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from job.spec import Job
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 _WAY_OUT = "python -m tools.compile_for_tpu --config FILE --target {}:1x1 --batch {} "
 _WAY_OUT += "--micro-batches --write, or give a number"

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from store.catalogue import STEP_S, WAIT_S
-from store.spans import COMPILE, EVALUATION, INPUT, ROLLBACK, STALL, STEP, WINDOW, WRITE
+from store.record.catalogue import STEP_S, WAIT_S
+from store.record.spans import COMPILE, EVALUATION, INPUT, ROLLBACK, STALL, STEP, WINDOW, WRITE
 
 if TYPE_CHECKING:
-    from store.spans import SpanWriter
-    from store.stretches import SketchKeeper
+    from store.record.spans import SpanWriter
+    from store.record.windows import SketchKeeper
     from utils.runtime.base import Runtime
 
 # Steps of an attempt that have a line of their own whatever they take.

@@ -7,11 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from engine import (
-    evaluate,
-    fit,
-    sum_batches,
-)
+from engine import evaluate, fit, sum_batches
 from job.ahead import StepsAhead
 from job.answers import Answers
 from job.build import build_parts, open_loader
@@ -19,26 +15,26 @@ from job.callbacks import RunCallbacks
 from job.lineage import find_lineage
 from job.resume import Finished, open_store, take_run
 from job.summary import describe_end, describe_finished, describe_job, describe_reason
-from models import create_model, export_model
-from store import read_environment
-from store.lineage import LINEAGE, join_lineages, read_lineage, tell_lineage
-from store.session import RunSession
+from models.factory import create_model, export_model
+from store.lineage.ancestors import LINEAGE, join_lineages, read_lineage, tell_lineage
+from store.record.environment import read_environment
+from store.record.session import RunSession
 from tasks import TASKS
-from utils.checkpoint import load_checkpoint
-from utils.config import dump_config
+from utils.checkpoint.files import load_checkpoint
+from utils.config.load import dump_config
 from utils.curves import draw_run
 from utils.endings import NonFiniteEvaluationError, PreemptedError
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
-from utils.storage import StorageError, describe_refusal
+from utils.storage.folder import StorageError
+from utils.storage.places import describe_refusal
 
 if TYPE_CHECKING:
     from job.build import Parts
     from job.spec import Job
-    from tasks import RunTask
-    from tasks.protocol import SumOver
-    from utils.checkpoint import Location
+    from tasks.protocol import RunTask, SumOver
+    from utils.checkpoint.files import Location
     from utils.runtime.base import Runtime
 
 

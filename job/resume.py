@@ -9,40 +9,28 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from store import Run, RunStore
-from store.changes import check_changes, check_stream, find_changes
-from store.lock import refuse_if_owned
-from store.runs import CHECKPOINTS, check_free
-from store.session import RunSession
-from store.summary import is_finished
-from utils.checkpoint import (
-    CheckpointError,
-    Location,
-    Table,
-    compare_tensors,
-    find_checkpoint,
-    has_checkpoints,
-    inspect_checkpoint,
-    load_newest,
-    restore_state,
-    verify_checkpoint,
-)
-from utils.config import get_neutral_keys, get_resume_rules
+from store.query.changes import check_changes, check_stream, find_changes
+from store.record.lock import refuse_if_owned
+from store.record.runs import CHECKPOINTS, Run, RunStore, check_free
+from store.record.session import RunSession
+from store.record.summary import is_finished
+from utils.checkpoint.files import CheckpointError, Location, inspect_checkpoint, verify_checkpoint
+from utils.checkpoint.find import find_checkpoint, has_checkpoints, load_newest
+from utils.checkpoint.fit import Table, compare_tensors
+from utils.checkpoint.state import restore_state
+from utils.config.keys import get_neutral_keys, get_resume_rules
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.patterns import matches
-from utils.storage import StorageError, check_writable, hurry, is_remote, open_folder, to_path
-from utils.weights import (
-    ClassSide,
-    Fit,
-    FitRules,
-    find_other_variant,
-    is_adapter,
-    load_weights,
-    open_weights,
-    require_same_classes,
-)
+from utils.storage.folder import StorageError
+from utils.storage.places import check_writable, is_remote, open_folder, to_path
+from utils.storage.retry import hurry
+from utils.weights.adapters import is_adapter
+from utils.weights.class_names import ClassSide, require_same_classes
+from utils.weights.fitting import Fit, FitRules
+from utils.weights.load import find_other_variant, load_weights
+from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,7 +39,7 @@ if TYPE_CHECKING:
 
     from engine import TrainState
     from job.spec import Job
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
 # Where a run's data lie.

@@ -11,10 +11,10 @@ from utils.json_types import JsonMapping, JsonObject
 
 if TYPE_CHECKING:
     from datasets import DatasetFacts
-    from store import Run
-    from tasks import TaskFacts
-    from utils.checkpoint import Location
-    from utils.config import RunConfig
+    from store.record.runs import Run
+    from tasks.facts import TaskFacts
+    from utils.checkpoint.files import Location
+    from utils.config.load import RunConfig
     from utils.config.sections import TrainSection
 
 

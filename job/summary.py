@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from datasets import create_source
-from utils.checkpoint import CheckpointError, read_best_step
-from utils.runtime import describe_device, find_planned_ranks
-from utils.storage import open_folder
+from utils.checkpoint.files import CheckpointError
+from utils.checkpoint.find import read_best_step
+from utils.runtime.choice import describe_device, find_planned_ranks
+from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
     from engine import Plan, TrainState

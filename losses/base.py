@@ -10,9 +10,6 @@ from torch import Tensor, nn
 
 from losses.sparse import SparseTeacher, compute_dense_log_probs
 from utils.errors import UserError, get_hint
-from utils.registry import Registry
-
-LOSSES = Registry("loss")
 
 Shapes = Mapping[str, tuple[int, ...]]
 

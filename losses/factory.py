@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from losses.base import LOSSES, Loss
+from losses.base import Loss
+from losses.table import LOSSES
 from utils.errors import UserError, get_near_names
 from utils.registry import Registry
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from losses.base import Loss, LossInputs, LossOutput, Shapes
 from losses.factory import create_loss
-from losses.logits import soft_cross_entropy
+from losses.logits.kd import soft_cross_entropy
 
 if TYPE_CHECKING:
     from utils.config.distill import DistillSection, LossTerm

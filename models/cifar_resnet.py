@@ -5,8 +5,6 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.factory import MODELS
-
 WIDTHS = (64, 128, 256)
 
 
@@ -69,13 +67,11 @@ class CifarResNet(nn.Module):
         return self.forward_head(self.forward_features(images))
 
 
-@MODELS.register("cifar_resnet8x4")
 def create_resnet8x4(num_classes: int = 100, in_chans: int = 3) -> CifarResNet:
     """1.23 million parameters at 100 classes: the usual student."""
     return CifarResNet(1, num_classes, in_chans)
 
 
-@MODELS.register("cifar_resnet32x4")
 def create_resnet32x4(num_classes: int = 100, in_chans: int = 3) -> CifarResNet:
     """7.43 million parameters at 100 classes: the usual teacher."""
     return CifarResNet(5, num_classes, in_chans)

@@ -16,26 +16,21 @@ from torch import Tensor, nn
 
 from models.drop_path import set_drop_path
 from models.lora import adapt
+from models.table import MODELS
 from models.widened import widen
 from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
-from utils.registry import Registry
-from utils.weights import (
-    EXPORT_FILE,
-    FitRules,
-    ask_hub,
-    find_meanings,
-    is_shared,
-    load_weights,
-    merge_adapters,
-    open_weights,
-    write_weights,
-)
+from utils.weights.adapters import merge_adapters
+from utils.weights.files import EXPORT_FILE, write_weights
+from utils.weights.fitting import FitRules
+from utils.weights.hub import ask_hub, is_shared
+from utils.weights.load import load_weights
+from utils.weights.meaning import find_meanings
+from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
     from utils.config.sections import ModelSection
 
-MODELS = Registry("model")
 # What a task gives a model, and sections of the configuration under names of their own.
 _OF_TASK = ("num_classes", "vocab_size", "sequence_length", "num_inputs", "statistics")
 _KEYS = {"img_size": "image_size", "drop_path_rate": "drop_path_rate", "drop_rate": "drop_rate"}

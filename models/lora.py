@@ -13,7 +13,8 @@ from models.freezing import freeze
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.patterns import check_patterns, matches
-from utils.weights import DOWN, SCALE, UP, is_adapter, list_head_names
+from utils.weights.adapters import DOWN, SCALE, UP, is_adapter
+from utils.weights.fitting import list_head_names
 
 
 class LowRankLinear(nn.Linear):

@@ -14,10 +14,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from models.factory import MODELS
-from models.teacher import FrozenModel
+from models.teachers.teacher import FrozenModel
 from utils.errors import UserError, get_hint
-from utils.weights import ARGUMENTS, Meaning, ModelArguments
+from utils.weights.meaning import Meaning, ModelArguments
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh,
@@ -92,7 +91,6 @@ class RowModel(nn.Module):
         return self.outputs(self.answer(self.inputs(inputs)))
 
 
-@MODELS.register("linear")
 class LinearRegression(RowModel):
     """One affine map; its initial values are zero, the mean of the targets."""
 
@@ -146,10 +144,6 @@ class MLPShape(ModelArguments):
         return {"activation": Meaning(self.activation, ("blocks.*",))}
 
 
-ARGUMENTS.register("mlp")(MLPShape)
-
-
-@MODELS.register("mlp")
 class MLP(RowModel):
     """Hidden layers of linear map, norm, activation and dropout, and a linear head.
 

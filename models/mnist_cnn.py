@@ -5,11 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.factory import MODELS
 from utils.errors import UserError
 
 
-@MODELS.register("mnist_cnn")
 class MnistCnn(nn.Module):
     """Two 5 x 5 convolutions, each with a ReLU and halved by a maximum, then two linear layers.
 

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.factory import MODELS
+from models.table import MODELS
 from utils.errors import UserError
 
 SIMKD = "simkd"
 PROJECTED = "projector"  # the layer whose output is to be the teacher's
 
 
-@MODELS.register(SIMKD)
 class ReusedClassifier(nn.Module):
     """A student that answers by the classifier of its teacher.
 

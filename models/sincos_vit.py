@@ -11,8 +11,7 @@ from timm.layers import lecun_normal_
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from models.factory import MODELS
-from utils.weights import ARGUMENTS, Meaning, ModelArguments
+from utils.weights.meaning import Meaning, ModelArguments
 
 
 class SincosViT(VisionTransformer):
@@ -93,10 +92,6 @@ class SincosArguments(ModelArguments):
         }
 
 
-ARGUMENTS.register("vit_s16_sincos2d")(SincosArguments)
-
-
-@MODELS.register("vit_s16_sincos2d")
 def create_vit_s16(num_classes: int = 1000, **arguments: Any) -> SincosViT:
     """22.1 million parameters at 1,000 classes: ViT-S/16 of big_vision's baseline."""
     shape = {"patch_size": 16, "embed_dim": 384, "depth": 12}

@@ -14,24 +14,20 @@ from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_range
 from big_vision.pp.ops_crops import CROP_MODES
 from big_vision.pp.shapes import find_image_shape
-from models.factory import MODELS, build_model, find_model_name
+from models.factory import build_model, find_model_name
+from models.table import MODELS
 from models.transforms import InputTransform, create_input_transform
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
-from utils.storage import is_there
-from utils.weights import (
-    ClassSide,
-    Weights,
-    find_run_folder,
-    is_shared,
-    list_head_names,
-    load_weights,
-    open_weights,
-    read_class_names,
-    read_run_config,
-    require_same_classes,
-)
+from utils.storage.places import is_there
+from utils.weights.beside import find_run_folder, read_run_config
+from utils.weights.class_names import ClassSide, read_class_names, require_same_classes
+from utils.weights.fitting import list_head_names
+from utils.weights.hub import is_shared
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
+from utils.weights.source import Weights
 
 # What weights of other tasks than images tell of their model: what it is, and who takes it.
 _OTHER_TASKS = {

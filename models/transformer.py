@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.factory import MODELS
 from utils.errors import UserError
-from utils.runtime.sequence import deal_sequence, gather_sequence
-from utils.weights import ARGUMENTS, Meaning, ModelArguments
+from utils.runtime.processes.sequence import deal_sequence, gather_sequence
+from utils.weights.meaning import Meaning, ModelArguments
 
 _POSITIONS = ("rope", "learned", "sinusoidal")
 _INIT_STD = 0.02
@@ -102,9 +101,6 @@ class TransformerShape(ModelArguments):
         if self.positions != "learned":
             told |= {"positions": self.positions, "rope_base": self.rope_base}
         return {name: Meaning(value, ("blocks.*.attention.*",)) for name, value in told.items()}
-
-
-ARGUMENTS.register("transformer")(TransformerShape)
 
 
 class LayerCache:
@@ -304,7 +300,6 @@ class DecoderBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-@MODELS.register("transformer")
 class Transformer(nn.Module):
     """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits.
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.weights import WIDENED, list_head_names
+from utils.weights.adapters import WIDENED
+from utils.weights.fitting import list_head_names
 
 # What may stand between the maps and the classifier's sum over channels.
 _PLAIN = ("AdaptiveAvgPool2d", "Flatten", "Identity", "Dropout", "Linear")

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
 from service.jobs.submission import Submission, resolve_submission
-from store.changes import hash_config
-from utils.config import get_resume_rules
+from store.query.changes import hash_config
+from utils.config.keys import get_resume_rules
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

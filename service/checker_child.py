@@ -29,8 +29,8 @@ def main() -> int:
 def _check(values: JsonObject) -> JsonObject:
     from job.check import check
     from job.summary import describe_job
-    from utils.config import RunConfig
-    from utils.runtime import choose_device
+    from utils.config.load import RunConfig
+    from utils.runtime.choice import choose_device
 
     try:
         config = RunConfig.model_validate(values)

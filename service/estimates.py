@@ -19,17 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.jobs import Submission
 from service.jobs.files import ROOT
 from service.jobs.slots import create_environment
-from store.calibration import hash_step
-from store.costs import DevicePrice, compute_cost, find_price
-from store.record import RunRecord
-from store.trends import keep_report
-from utils.config import RunConfig
+from service.jobs.submission import Submission
+from store.quality.calibration import hash_step
+from store.quality.costs import DevicePrice, compute_cost, find_price
+from store.quality.trends import keep_report
+from store.query.record import RunRecord
+from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 PRICES_FILE = "prices.yaml"
 _LIMIT_S = 900.0

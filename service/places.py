@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from utils.config import RunConfig
+from utils.config.load import RunConfig
 from utils.config.metadata import ConfigSection, read_about
 from utils.errors import UserError
 from utils.json_types import JsonValue
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 # Neither of them leads anywhere.
 _NOWHERE = ("", "auto", "none")

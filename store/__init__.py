@@ -4,13 +4,3 @@
 hold what happened, `catalogue` tells what each metric is, `mirror` and `artifacts` carry it to a
 bucket, `changes` tells what may differ when a run goes on.
 """
-
-from store.catalogue import METRICS, Metric
-from store.environment import read_environment
-from store.history import METRICS_FILE, keep_deterministic, read_metrics
-from store.runs import Run, RunStore
-
-__all__ = [
-    "METRICS", "METRICS_FILE", "Metric", "Run", "RunStore", "keep_deterministic",
-    "read_environment", "read_metrics",
-]  # fmt: skip

@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from store.catalogue import HEAD
 from store.compare.divergence import read_lines
-from store.record import RunRecord, describe, get_finite_or_told
-from store.validation import RunFault
+from store.quality.validation import RunFault
+from store.query.record import RunRecord, describe, get_finite_or_told
+from store.record.catalogue import HEAD
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
-from utils.storage import Folder, compute_crc32c, sync_directory, sync_file, write_atomically
+from utils.storage.folder import Folder
+from utils.storage.local import compute_crc32c, sync_directory, sync_file, write_atomically
 
 Format = Literal["json", "csv", "parquet"]
 FORMATS = get_args(Format)

@@ -13,24 +13,21 @@ from torch import nn
 
 from big_vision.pp.device_ops import split_device_ops
 from datasets import create_source
-from losses import LossInputs, SparseTeacher, combine_answers
-from models import (
-    SELVES,
-    InputTransform,
-    Teacher,
-    create_input_transform,
-    get_feature_shapes,
-    get_teacher_sections,
-)
-from tasks.rotations import TURNS, split_turned
-from tasks.teacher_cache import count_stored
+from losses.base import LossInputs
+from losses.logits.ensembles import combine_answers
+from losses.sparse import SparseTeacher
+from models.features import get_feature_shapes
+from models.teachers.teacher import SELVES, Teacher, get_teacher_sections
+from models.transforms import InputTransform, create_input_transform
+from tasks.classify.rotations import TURNS, split_turned
+from tasks.teachers.cache.manifest import count_stored
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import DatasetFacts
-    from losses import WeightedLoss
-    from utils.config import RunConfig
+    from losses.weighted import WeightedLoss
     from utils.config.distill import DistillSection
+    from utils.config.load import RunConfig
 
 # (H, W, C) of the images of `train` and `eval`; None where only a run can tell.
 ImageShapes = Mapping[str, tuple[int, int, int] | None]

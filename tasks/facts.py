@@ -10,7 +10,7 @@ from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from datasets import DatasetFacts
-    from tasks.teacher_cache import AnswerForm
+    from tasks.teachers.cache.rows import AnswerForm
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from tasks.facts import TaskFacts
     from tasks.protocol import RunTask
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 _EXAMPLES = 2  # BatchNorm in training mode refuses a single value
 
@@ -27,7 +27,7 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str,
     Returns:
       `student` with its peer, `teachers` and `total`; none for a model that needs data to run.
     """
-    from models import create_model
+    from models.factory import create_model
     from models.freezing import freeze
 
     student = create_model(config.model, **facts.model_arguments, device="meta").train()

@@ -22,9 +22,9 @@ from utils.metrics import Evaluation
 if TYPE_CHECKING:
     from datasets import DatasetFacts, Loader
     from engine import Plan, TaskLoss, TrainState
-    from tasks.teacher_cache import Column
-    from utils.config import RunConfig
+    from tasks.teachers.cache.rows import Column
     from utils.config.data import DataSection
+    from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
 # Goes over the evaluation split: a count of each batch -> its sum over batches and ranks.

@@ -129,8 +129,8 @@ def digits_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of the model of configs/digits_teacher.yaml, untrained: for checks of a config."""
     import torch
 
-    from models import create_model, export_model
-    from utils.config import load_config
+    from models.factory import create_model, export_model
+    from utils.config.load import load_config
 
     section = load_config(["--config", str(ROOT / "configs/digits_teacher.yaml")]).model
     torch.manual_seed(0)
@@ -148,9 +148,9 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     That of configs/transformer_teacher.yaml lies beside them, and in `full` the model of
     configs/delta_text.yaml with full attention in every layer.
     """
-    from models import create_model, export_model
+    from models.factory import create_model, export_model
     from tests.support.language import write_tokens
-    from utils.config import load_config
+    from utils.config.load import load_config
 
     root = tmp_path_factory.mktemp("text")
     write_tokens(root, "stdlib_byte", "stdlib_small")
@@ -169,8 +169,8 @@ def text_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def rows_teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An export of the model of configs/regression/friedman1_teacher.yaml, untrained."""
-    from models import create_model, export_model
-    from utils.config import load_config
+    from models.factory import create_model, export_model
+    from utils.config.load import load_config
 
     path = ROOT / "configs/regression/friedman1_teacher.yaml"
     section = load_config(["--config", str(path)]).model

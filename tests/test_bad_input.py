@@ -9,7 +9,7 @@ import pytest
 
 import main
 from datasets import create_loader
-from models import export_model
+from models.factory import export_model
 from tests.support.child_runs import run_main
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from utils.errors import UserError

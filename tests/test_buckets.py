@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import load_file
 
 from main import main
-from store import keep_deterministic, read_metrics
-from store.mirror import Mirror, read_segments
-from store.spans import parse_spans
+from store.record.history import keep_deterministic, read_metrics
+from store.record.mirror import Mirror, read_segments
+from store.record.spans import parse_spans
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.faulty import register
 from tests.support.tiny_parts import SYNTHETIC
-from utils.storage import Folder, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import open_folder
 
 FLAGS = (
     *SYNTHETIC, "--config=configs/smoke.yaml", "--runtime.device=cpu", "--train.steps=14",

@@ -17,13 +17,16 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 import main
-from losses import LossInputs, create_loss
-from models import create_model, open_trained
-from store import read_metrics
+from losses.base import LossInputs
+from losses.factory import create_loss
+from models.factory import create_model
+from models.trained import open_trained
+from store.record.history import read_metrics
 from tests.support.tiny_parts import create_argv
 from tests.test_teachers import export
 from utils.config.sections import ModelSection
-from utils.weights import is_adapter, merge_adapters, open_weights
+from utils.weights.adapters import is_adapter, merge_adapters
+from utils.weights.opening import open_weights
 
 CONVNET = {"in_chans": 1, "layers": [1, 1, 1, 1]}
 TEACHER = {**CONVNET, "channels": [4, 4, 8, 12], "output_stride": 16}

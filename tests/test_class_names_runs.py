@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from timm.data import ImageNetInfo
 
 import main
-from models import export_model, open_trained
+from models.factory import export_model
+from models.trained import open_trained
 from tests.support.tiny_parts import VIT_ARGS, create_argv
 from tools.cache.__main__ import main as cache
 from tools.evaluate.__main__ import main as evaluate

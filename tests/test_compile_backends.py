@@ -10,7 +10,8 @@ import main
 from tests.support.tiny_parts import TinyConvNet, create_argv
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
-from utils.runtime import choose_device, create_runtime
+from utils.runtime.choice import choose_device
+from utils.runtime.launcher import create_runtime
 
 
 @pytest.mark.parametrize("backend", ["inductor", "aot_eager", "eager", "openxla"])

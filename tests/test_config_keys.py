@@ -13,10 +13,10 @@ from fnmatch import filter as find_matching
 from pathlib import Path
 from typing import get_args
 
-from utils.config import RunConfig, get_resume_rules
 from utils.config.distill import LossTerm, TeacherSection
 from utils.config.evals import EvalSection
-from utils.config.keys import get_keys, get_neutral_keys, iterate_keys
+from utils.config.keys import get_keys, get_neutral_keys, get_resume_rules, iterate_keys
+from utils.config.load import RunConfig
 from utils.config.metadata import About, Resume, read_about
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -188,7 +188,7 @@ def test_what_decides_the_stream_is_what_is_pinned():
 
 
 def test_a_key_that_may_change_between_epochs_is_an_entry_of_the_stream():
-    """`store.changes.check_stream` finds its value there by the key's last word."""
+    """`store.query.changes.check_stream` finds its value there by the key's last word."""
     for key in get_keys().values():
         if key.resume == "between_epochs":
             assert key.stream == key.name.rpartition(".")[2]
@@ -299,7 +299,7 @@ PLANTED = """
 PROGRAM = """
 import json, sys
 import main
-from store.changes import check_changes, check_stream, hash_config
+from store.query.changes import check_changes, check_stream, hash_config
 from datasets import DatasetFacts
 from job.spec import describe_stream
 from utils.config import get_resume_rules, load_config

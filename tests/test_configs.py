@@ -10,7 +10,7 @@ import pytest
 
 from job.check import check
 from tests.support.documented_commands import Places, place_flag, run_dry
-from utils.config import RunConfig, change, dump_config, load_config
+from utils.config.load import RunConfig, change, dump_config, load_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PRESETS = ROOT / "configs" / "presets"  # parts of configurations: tests/utils/test_layers.py

@@ -415,7 +415,7 @@ def test_the_runs_of_language_learn_and_write(language):
     assert sorted(len(teachers) for teachers in taught) == [0, 1]
     printed = {command.split()[2]: one.output for command, one in language.done.items()}
     assert "def main(" in printed["tools.generate"]
-    assert "| runs/transformer_text/first |" in printed["tools.proofs.text_baselines"]
+    assert "| runs/transformer_text/first |" in printed["proofs.text_baselines"]
     (pieces,) = (language.folder / "data").glob("*_bpe/tokens.json")
     assert json.loads(pieces.read_text())["vocab_size"] <= 300
 
@@ -425,7 +425,7 @@ def test_a_regression_teaches_and_stands_in_its_table(workplace):
     (taught,) = (workplace.folder / "runs" / "friedman1_kd").iterdir()
     facts = read_facts(workplace, f"friedman1_kd/{taught.name}")
     assert facts["teachers"][0]["r2"] > 0 and facts["final"]["teacher_mse"] > 0
-    table = workplace.done["python -m tools.proofs.regression_table"].output
+    table = workplace.done["python -m proofs.regression_table"].output
     assert len([line for line in table.splitlines() if line.startswith("| linnerud |")]) == 5
 
 

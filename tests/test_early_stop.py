@@ -12,10 +12,10 @@ import torch
 from timm.scheduler import PlateauLRScheduler
 
 import main
-from store import keep_deterministic, read_metrics
+from store.record.history import keep_deterministic, read_metrics
 from tests.support.child_runs import run_main
 from tests.support.tiny_parts import create_argv
-from utils.checkpoint import load_checkpoint
+from utils.checkpoint.files import load_checkpoint
 from utils.endings import EarlyStop, Plateau, Waited
 
 NAN = float("nan")

@@ -13,7 +13,7 @@ from torch import nn
 
 from datasets import Batch
 from engine import Callbacks, NonFiniteError, evaluate, fit, train_step
-from losses import LossOutput
+from losses.base import LossOutput
 from tests.support.tiny_parts import (
     CLASSES,
     TinyConvNet,
@@ -33,7 +33,7 @@ from utils.config.sections import OptimSection
 from utils.ema import create_ema
 from utils.metrics import Evaluation, GraphBudgetError, LoopMeter
 from utils.runtime.cpu import CpuRuntime
-from utils.runtime.ranks import Alone
+from utils.runtime.processes.ranks import Alone
 
 SGD = OptimSection(
     name="momentum", lr=1.0, min_lr=1.0, schedule="constant", weight_decay=0.0, momentum=0.0

@@ -21,14 +21,16 @@ from safetensors.torch import load_file
 import main
 from datasets import Batch
 from job.stream import iterate_batches
-from store import Run, keep_deterministic, read_metrics
-from store.hits import HITS_FILE, HitsFile, parse_hits
-from store.lock import RunLock
-from store.record import RunRecord
-from store.session import RunSession
+from store.query.record import RunRecord
+from store.record.history import keep_deterministic, read_metrics
+from store.record.hits import HITS_FILE, HitsFile, parse_hits
+from store.record.lock import RunLock
+from store.record.runs import Run
+from store.record.session import RunSession
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import create_argv
-from utils.checkpoint import CheckpointManager, load_checkpoint, verify_checkpoint
+from utils.checkpoint.files import load_checkpoint, verify_checkpoint
+from utils.checkpoint.manager import CheckpointManager
 
 SAVING = (
     "--mixup=0.8", "--model_ema", "--train.checkpoint_every_steps=2", "--train.steps=8",
@@ -356,8 +358,8 @@ def test_other_threads_are_told_and_refused_where_bits_must_not_differ(tmp_path,
 
 
 def test_a_run_that_another_program_writes_is_refused_by_name(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("store.lock._WAIT_S", 0.0)
-    monkeypatch.setattr("store.lock.refuse_if_owned.__defaults__", (0.0,))
+    monkeypatch.setattr("store.record.lock._WAIT_S", 0.0)
+    monkeypatch.setattr("store.record.lock.refuse_if_owned.__defaults__", (0.0,))
     assert run(tmp_path) == 0
     lock = RunLock(tmp_path / "tiny" / "a")
     lock.acquire()

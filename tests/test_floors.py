@@ -61,13 +61,26 @@ FLOORS = {
     "job.entry": 5.9,
     "job": 5.95,
     "main": 6,
+    "bill": 6.5,
     "service": 7,
     "tools": 7,
     "train": 7,
+    "lab": 7.5,
+    "proofs": 8,
 }
 # Floors whose rooms may use each other: the ground floor and programs.
 MIXED = (0, 7)
 OWN = {room.partition(".")[0] for room in FLOORS} | {"tests"}
+# Rooms of programs for those who change the project.
+DEVELOPERS = ("bill/", "lab/", "proofs/", "tests/")
+# Old names of programs there.
+OLD_NAMES = (
+    "tools/proofs/__init__.py",
+    "tools/lab/__init__.py",
+    "tools/benchmark.py",
+    "tools/benchmark_input.py",
+    "tools/host_feed.py",
+)
 # Framework -> where it may be imported; in all of them inside functions only.
 ROOMS_OF = {
     "torch_xla": (
@@ -75,11 +88,11 @@ ROOMS_OF = {
         "models/patches/",
         "models/delta/kernels",
         "tools/",
-        "tests/",
+        *DEVELOPERS,
     ),
-    "tensorflow": ("big_vision/", "tools/", "tests/"),
-    "tensorflow_datasets": ("big_vision/", "tools/", "tests/"),
-    "jax": ("models/delta/kernels", "models/patches/kernels", "tools/", "tests/"),
+    "tensorflow": ("big_vision/", "tools/", *DEVELOPERS),
+    "tensorflow_datasets": ("big_vision/", "tools/", *DEVELOPERS),
+    "jax": ("models/delta/kernels", "models/patches/kernels", "tools/", *DEVELOPERS),
     # Other trackers' clients live in an environment of their own.
     "mlflow": ("tools/mirror/targets/", "tests/"),
     "wandb": ("tools/mirror/targets/", "tests/"),
@@ -94,8 +107,9 @@ READERS_LIBRARIES = {
     "sqlalchemy": ("store/index/",),
     "scipy": ("store/compare/",),
     "pyarrow": ("store/export.py",),
-    "numpy": ("store/sketches.py",),
-    "ddsketch": ("store/sketches.py",),
+    "numpy": ("store/record/sketches.py",),
+    "ddsketch": ("store/record/sketches.py",),
+    "rich": ("store/terminal.py", "store/quality/"),
 }
 WEB_LIBRARIES = {
     "fastapi", "starlette", "uvicorn", "jinja2", "plotly", "tsdownsample", "optuna",
@@ -104,8 +118,8 @@ WEB_LIBRARIES = {
 # make the checks of main.py, or are it, in a process of their own.
 SERVICE_CHILDREN = ("service/checker_child.py", "service/jobs/warm_child.py")
 NOT_OF_SERVICE = {"torch", "torchvision", "torch_xla", "tensorflow", "jax", "timm"}
-MAY_PRINT = ("tools/", "tests/", "train/")
-MAY_NAME_DEVICES = ("utils/runtime/", "models/patches/", "tools/", "train/", "tests/")
+MAY_PRINT = ("tools/", "train/", "store/quality/report_comparison.py", *DEVELOPERS)
+MAY_NAME_DEVICES = ("utils/runtime/", "models/patches/", "tools/", "train/", *DEVELOPERS)
 DEVICE_NAMES = {"xla", "tpu", "cpu", "cuda", "gpu", "TPU", "CPU", "CUDA", "GPU"}
 BAD_NAMES = {"utils.py", "common.py", "misc.py", "helpers.py"}
 
@@ -156,6 +170,8 @@ def _check_imports(name: str, nodes: list[ast.AST]) -> Iterator[tuple[int, str]]
     typed = {id(n) for n in _iterate_inside(filter(_is_for_types, nodes))}
     for node, target in _iterate_imports(module, name, nodes):
         top = target.partition(".")[0]
+        if name in OLD_NAMES:
+            continue
         if top in ROOMS_OF:
             if not name.startswith(ROOMS_OF[top]):
                 yield node.lineno, f"{top} is imported outside its rooms"
@@ -192,11 +208,11 @@ def _check_web(node: ast.stmt, name: str, library: str) -> Iterator[tuple[int, s
 
 
 # What a job may know of tasks: the table of them and what they have in common.
-_TASK_SEAM = {"tasks", "tasks.TASKS", "tasks.RunTask", "tasks.TaskCheck", "tasks.TaskFacts"}
+_TASK_SEAM = ("tasks.protocol", "tasks.facts")
 
 
 def _knows_a_kind(room: str, target: str) -> bool:
-    is_seam = target in _TASK_SEAM or target.startswith("tasks.protocol")
+    is_seam = target in ("tasks", "tasks.TASKS") or target.startswith(_TASK_SEAM)
     return room.startswith("job") and target.startswith("tasks") and not is_seam
 
 
@@ -297,9 +313,9 @@ def test_the_house_keeps_its_floors():
 def test_every_source_is_looked_at():
     names = {path.relative_to(ROOT).as_posix() for path in list_sources(ROOT)}
     rooms = ("main.py", "engine.py", "datasets.py", "optim_factory.py", "models/factory.py",
-             "losses/weighted.py", "big_vision/pp/registry.py", "store/runs.py",
-             "utils/runtime/xla.py", "tools/prepare_dataset/write.py",
-             "tests/conftest.py")  # fmt: skip
+             "losses/weighted.py", "big_vision/pp/registry.py", "store/record/runs.py",
+             "utils/runtime/xla/runtime.py", "tools/prepare_dataset/write.py",
+             "proofs/house.py", "bill/hlo.py", "tests/conftest.py")  # fmt: skip
     assert not set(rooms) - names
 
 
@@ -308,10 +324,12 @@ PLANTED = [
     ("models/a.py", "import losses.logits", "its sibling"),
     ("models/a.py", "def f():\n    from optim_factory import Schedule", "its sibling"),
     ("tasks/a.py", "from engine import fit", "its sibling"),
+    ("tools/a.py", "from proofs import chaos", "above it"),
+    ("proofs/a.py", "import torch_xla", "at module level"),
     ("engine.py", "from tasks import classify", "its sibling"),
     ("job/check.py", "def f():\n    from job.build import Parts", "above it"),
     ("job/spec.py", "from job.resume import restore", "above it"),
-    ("job/check.py", "from tasks.mixing import Mixing", "knows no kind of task"),
+    ("job/check.py", "from tasks.images.mixing import Mixing", "knows no kind of task"),
     ("utils/runtime/a.py", "from big_vision.pp import registry", "its sibling"),
     ("utils/config/a.py", "def f():\n    from engine import fit", "above it"),
     ("utils/runtime/a.py", "from utils import checkpoint", "above it"),
@@ -428,7 +446,7 @@ def draw_house(root: Path) -> dict[str, set[str]]:
     for path in list_sources(root):
         name = path.relative_to(root).as_posix()
         top = name.partition("/")[0].removesuffix(".py")
-        if top == "tests":
+        if top == "tests" or name in OLD_NAMES:
             continue
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         typed = {id(n) for n in _iterate_inside(filter(_is_for_types, nodes))}
@@ -454,8 +472,8 @@ def find_circle(arrows: dict[str, set[str]], between: set[str]) -> set[str]:
 def test_the_house_is_small_and_has_no_circle():
     """`utils` is four rooms of different floors behind one name, so it stands apart."""
     arrows = draw_house(ROOT)
-    assert len(arrows) <= 14
-    assert sum(map(len, arrows.values())) <= 43
+    assert len(arrows) <= 17
+    assert sum(map(len, arrows.values())) <= 72
     assert find_circle(arrows, set(arrows) - {"utils"}) == set()
 
 

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from models import freeze
+from models.freezing import freeze
 from optim_factory import create_optimizer, create_schedule
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.jax_archives import write_vit
 from tests.support.tiny_parts import TinyConvNet, create_argv, create_vit
 from utils.config.sections import OptimSection
 from utils.errors import UserError
-from utils.weights import open_weights
+from utils.weights.opening import open_weights
 
 BODY = '--optim.freeze=["cls_token","pos_embed","patch_embed.*","blocks.*"]'
 

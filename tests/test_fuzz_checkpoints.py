@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 import main
 from tests.support.tiny_parts import create_argv
-from utils.checkpoint import CheckpointError, find_checkpoint, load_checkpoint, verify_checkpoint
-from utils.checkpoint.find import load_newest
+from utils.checkpoint.files import CheckpointError, load_checkpoint, verify_checkpoint
+from utils.checkpoint.find import find_checkpoint, load_newest
 from utils.errors import UserError
 
 SAVING = ("--train.steps=4", "--train.checkpoint_every_steps=2", "--runtime.num_threads=1",

@@ -16,7 +16,7 @@ from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import create_argv
 from tests.support.waiting import PATIENCE_S, wait_for
 from utils.errors import UserError
-from utils.runtime.processes import (
+from utils.runtime.processes.children import (
     RECORDS,
     GroupError,
     get_core_share,
@@ -25,7 +25,7 @@ from utils.runtime.processes import (
     read_failures,
     record_failure,
 )
-from utils.runtime.ranks import ReplicaError, compare_checksums
+from utils.runtime.processes.ranks import ReplicaError, compare_checksums
 
 TIMEOUT_S = 10.0
 
@@ -35,7 +35,7 @@ TIMEOUT_S = 10.0
 
 def join() -> object:
     from utils.config.execution import RuntimeSection
-    from utils.runtime import create_runtime
+    from utils.runtime.launcher import create_runtime
 
     return create_runtime(RuntimeSection(device="cpu", timeout_s=TIMEOUT_S))
 
@@ -62,7 +62,7 @@ def arrive_unless(rank: int) -> None:
 def give_rank_sums(folder: str) -> int:
     import torch
 
-    from utils.runtime.gathering import create_gather
+    from utils.runtime.processes.gathering import create_gather
 
     runtime = join()
     ranks = runtime.ranks
@@ -97,8 +97,8 @@ def sum_gradients(folder: str) -> None:
 
     from datasets import ImageBatch
     from utils.config.execution import RuntimeSection
-    from utils.runtime import create_runtime
-    from utils.runtime.group import ProcessGroup
+    from utils.runtime.launcher import create_runtime
+    from utils.runtime.processes.group import ProcessGroup
 
     images = torch.full((2, 1), 1 + 2.0**-10)
     rest = {name: torch.zeros(2) for name in ("labels", "mask", "indices")}

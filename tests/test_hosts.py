@@ -19,13 +19,13 @@ from torch import Tensor
 import main
 from job.check import check
 from job.replica import run
-from store import Run
+from store.record.runs import Run
 from tests.support.tiny_parts import create_argv, create_config
-from utils.checkpoint import CheckpointError
 from utils.checkpoint import files as checkpoint_files
+from utils.checkpoint.files import CheckpointError
 from utils.config.execution import RuntimeSection
 from utils.runtime.cpu import CpuRuntime
-from utils.runtime.ranks import ProcessRanks
+from utils.runtime.processes.ranks import ProcessRanks
 
 HOSTS = 2
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 import main
-from store import Run, read_metrics
+from store.record.history import read_metrics
+from store.record.runs import Run
 from tests.support.tiny_parts import create_argv
 
 STEPS = 8

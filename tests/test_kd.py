@@ -24,10 +24,11 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from models.transforms import to_pixels
-from store import Run, read_metrics
-from tasks.views import TEACHER_IMAGES
+from store.record.history import read_metrics
+from store.record.runs import Run
+from tasks.classify.views import TEACHER_IMAGES
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import EXIT_USER_ERROR
 
 ROOT = Path(__file__).resolve().parents[1]

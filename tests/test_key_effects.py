@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import main
-from models import create_model, export_model
 from models import factory as models_factory
+from models.factory import create_model, export_model
 from tests.support.key_effects import ELSEWHERE, describe, list_rows, load
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_argv, create_config, create_vit
 from tests.test_config_keys import get_wanted

@@ -14,12 +14,13 @@ from safetensors.torch import load_file
 
 import main
 from models.lora import LowRankLinear, adapt
-from models.patches import apply_patches
-from store import read_metrics
+from models.patches.table import apply_patches
+from store.record.history import read_metrics
 from tests.support.jax_archives import write_vit
 from tests.support.tiny_parts import create_argv, create_vit
 from utils.errors import UserError
-from utils.weights import is_adapter, merge_adapters, open_weights
+from utils.weights.adapters import is_adapter, merge_adapters
+from utils.weights.opening import open_weights
 
 LORA = '--model.lora=["blocks.*.attn.qkv","blocks.*.mlp.*"]'
 LAYERS = {"blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"}

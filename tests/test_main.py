@@ -21,10 +21,10 @@ from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from models import export_model
-from store import METRICS, Run, keep_deterministic, read_metrics
-from store.catalogue import LOOP
-from store.history import get_numbers
+from models.factory import export_model
+from store.record.catalogue import LOOP, METRICS
+from store.record.history import get_numbers, keep_deterministic, read_metrics
+from store.record.runs import Run
 from tests.support.child_runs import ROOT, get_command, get_environment, run_main, run_series
 from tests.support.tiny_parts import (
     CLASSES,
@@ -35,7 +35,7 @@ from tests.support.tiny_parts import (
     create_vit,
     create_xla_runtime,
 )
-from utils.config import load_config
+from utils.config.load import load_config
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 STEPS_PER_EPOCH = 6

@@ -13,8 +13,8 @@ from torch import nn
 
 import main
 from engine import NonFiniteEvaluationError, evaluate, fit, sum_batches
-from models import export_model
-from tasks.counting import count_agreement, count_batch
+from models.factory import export_model
+from tasks.classify.counting import count_agreement, count_batch
 from tests.support.photographs import write_digits
 from tests.support.tiny_parts import (
     CLASSES,
@@ -34,7 +34,8 @@ from tools.evaluate.__main__ import main as evaluate_tool
 from tools.export.__main__ import main as export
 from tools.predict import main as predict
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
-from utils.weights import Weights, load_weights
+from utils.weights.load import load_weights
+from utils.weights.source import Weights
 
 
 class Fixed(nn.Module):

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from models import hash_teacher
-from store import read_metrics
+from models.teachers.teacher import hash_teacher
+from store.record.history import read_metrics
 from tests.support.child_runs import ROOT
 
 OLD = ROOT / "tests" / "fixtures" / "old_runs"
@@ -97,7 +97,7 @@ def test_old_answers_still_teach(runs, monkeypatch):
     """The teacher's weights are read once, to see that the answers are its own."""
     hashed = []
     monkeypatch.setattr(
-        "tasks.teaching.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
+        "tasks.teachers.teaching.hash_teacher", lambda one: hashed.append(one) or hash_teacher(one)
     )
     flags = (
         *TAUGHT, "--distill.loss=kd", f"--distill.teacher_cache={runs / 'cache'}",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from models import export_model
-from store import read_metrics
-from store.hits import HITS_FILE, Hits, parse_hits
+from models.factory import export_model
+from store.record.history import read_metrics
+from store.record.hits import HITS_FILE, Hits, parse_hits
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import CLASSES, SIDE, SYNTHETIC, VIT_ARGS, create_argv, create_vit
 

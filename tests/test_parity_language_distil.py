@@ -7,7 +7,7 @@ import json
 import pytest
 
 import main
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.language import create_language_argv
 from tests.test_parity import FORMS, run_child
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.language import create_language_argv
 from tests.support.rows import create_regression_argv
 from tests.support.tiny_parts import create_argv

@@ -121,7 +121,7 @@ def find_export(folder: Path) -> Path:
 def test_an_average_of_patched_convolutions_is_the_average():
     from torch import nn
 
-    from models import apply_patches
+    from models.patches.table import apply_patches
     from tests.support.tiny_parts import create_xla_runtime
     from utils.ema import create_ema, update_ema
 

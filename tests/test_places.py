@@ -69,8 +69,8 @@ def test_what_goes_through_the_file_layer_is_none(text):
 
 
 def test_a_folder_named_after_a_url_is_never_made(tmp_path, monkeypatch):
-    from store import RunStore
-    from utils.storage import join_place, open_folder, to_path
+    from store.record.runs import RunStore
+    from utils.storage.places import join_place, open_folder, to_path
 
     monkeypatch.chdir(tmp_path)
     run = RunStore("memory://bucket/runs", "e", cache_dir=str(tmp_path / "cache")).get("a")

@@ -26,14 +26,14 @@ _GROUP = """
 import sys
 from pathlib import Path
 from tests.test_preemption import wait_for_ever
-from utils.runtime.processes import launch_processes
+from utils.runtime.processes.children import launch_processes
 if __name__ == "__main__":
     sys.exit(launch_processes(2, 60.0, wait_for_ever, Path(sys.argv[1])))
 """
 
 _CHILDREN = """
 import subprocess, sys
-from utils.runtime.processes import pass_on_sigterm
+from utils.runtime.processes.children import pass_on_sigterm
 script = "import os, signal, sys; signal.signal(15, lambda *_: sys.exit(75)); " \\
     "os.write(1, b'ready' + bytes([10])); signal.pause()"
 with pass_on_sigterm():

@@ -16,11 +16,11 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from models.transforms import create_resampler
-from store import read_metrics
-from tasks.resizing import RESAMPLER, Resizing, resize_pixels
+from store.record.history import read_metrics
+from tasks.images.resizing import RESAMPLER, Resizing, resize_pixels
 from tests.support.child_runs import run_series
 from tests.support.tiny_parts import create_batch, create_config, create_cpu_runtime
-from utils.checkpoint import collect_state
+from utils.checkpoint.state import collect_state
 from utils.config.sections import TrainSection
 
 # 12 pixels are 3 x 3 patches, 8 are 2 x 2.

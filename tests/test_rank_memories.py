@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from timm import create_model
 
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.child_runs import run_series
 
 STUDENT = {"patch_size": 4, "in_chans": 1, "embed_dim": 12, "depth": 2, "num_heads": 2}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from losses import LOSSES
+from losses.table import LOSSES
 from tests.support.documented_commands import (
     Places,
     UnknownCommandError,

@@ -15,10 +15,10 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from optim_factory import scale_lr
-from tasks.mixing import BLEND, BOX, LAM, Mixing
+from tasks.images.mixing import BLEND, BOX, LAM, Mixing
 from tests.support.tiny_parts import TinyConvNet, create_config, create_cpu_runtime
 from utils.clipping import Clipping, clip_gradients
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.config.sections import TrainSection
 from utils.ema import Averaging, create_averages, update_ema
 

@@ -19,11 +19,11 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import RandomResizedCrop
 
+from proofs.recipe_table import DOCUMENT, format_page, list_recipes, read_source
 from tests.support.recipe_measures import MEASURES, Recipe, measure
 from tests.support.recipe_ops import complete_timm_policy
 from tests.test_configs import get_flags
-from tools.proofs.recipe_table import DOCUMENT, format_page, list_recipes, read_source
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 from utils.config.sections import RunConfig
 from utils.config.source import SourceSection
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.child_runs import run_series
 
 pytestmark = pytest.mark.slow

@@ -17,17 +17,18 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses import LossInputs, Turned, WeightedLoss
+from losses.base import LossInputs, Turned
+from losses.weighted import WeightedLoss
 from models.transforms import to_pixels
-from store import read_metrics
+from store.record.history import read_metrics
+from tasks.classify.rotations import check_rotations, turn_pixels
 from tasks.flops import count_flops
-from tasks.rotations import check_rotations, turn_pixels
 from tests.losses.examples import create_example_loss, create_inputs
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_argv, create_cpu_runtime
 from tests.test_teachers import export
-from utils.config import change as change_config
-from utils.config import load_config
+from utils.config.load import change as change_config
+from utils.config.load import load_config
 from utils.errors import UserError
 
 SSKD, KD = {"name": "sskd", "layers": {"fc_norm": "fc_norm"}}, {"name": "kd"}

@@ -13,9 +13,9 @@ import pytest
 import main as program
 from job import replica
 from job.check import check
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.tiny_parts import SYNTHETIC, create_cpu_runtime
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 
 FLAGS = (
@@ -159,10 +159,10 @@ def make_full(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "moment",
     [
-        "store.lock._write_owner",
-        "store.runs.Run.write_config",
-        "store.session.begin_attempt",
-        "store.session.write_environment",
+        "store.record.lock._write_owner",
+        "store.record.runs.Run.write_config",
+        "store.record.session.begin_attempt",
+        "store.record.session.write_environment",
     ],
 )
 def test_a_disk_that_takes_nothing_at_the_start_is_refused_and_keeps_nothing(

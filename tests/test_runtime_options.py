@@ -17,9 +17,10 @@ import torch
 from torch import nn
 
 import main
-from models import create_model, recompute_blocks, scan_blocks, synchronise_batch_norm
-from models.batch_norm import compute_batch_norm
-from store import read_metrics
+from models.batch_norm import compute_batch_norm, synchronise_batch_norm
+from models.factory import create_model
+from models.remat import recompute_blocks, scan_blocks
+from store.record.history import read_metrics
 from tests.support.child_runs import ROOT
 from tests.support.tiny_parts import (
     TinyConvNet,
@@ -29,15 +30,15 @@ from tests.support.tiny_parts import (
     create_vit,
     create_xla_runtime,
 )
-from utils.config import load_config
 from utils.config.execution import RuntimeSection
+from utils.config.load import load_config
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.runtime import choose_device, create_runtime
-from utils.runtime.choice import _has_tpu
+from utils.runtime.choice import _has_tpu, choose_device
 from utils.runtime.compile_cache import prepare_cache, shrink
-from utils.runtime.xla_ranks import check_collectives, join_hosts
-from utils.runtime.xla_spmd import get_mesh_shape
+from utils.runtime.launcher import create_runtime
+from utils.runtime.xla.ranks import check_collectives, join_hosts
+from utils.runtime.xla.spmd import get_mesh_shape
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 

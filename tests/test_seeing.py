@@ -16,16 +16,16 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from models import create_model
-from models.kept_tokens import ClassTokenScores, KeptTokens, keep_tokens
-from models.teacher import hash_teacher
+from models.factory import create_model
+from models.teachers.kept_tokens import ClassTokenScores, KeptTokens, keep_tokens
+from models.teachers.teacher import hash_teacher
 from models.transforms import to_pixels
-from store import read_metrics
+from store.record.history import read_metrics
 from tasks.flops import count_flops
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_cpu_runtime
-from utils.config import RunConfig, load_config
 from utils.config.distill import TeacherSection
+from utils.config.load import RunConfig, load_config
 from utils.errors import UserError
 
 # 8 pixels are 4 x 4 patches on both sides.

@@ -16,11 +16,12 @@ from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
 from models.transforms import to_pixels
-from store import Run, read_metrics
+from store.record.history import read_metrics
+from store.record.runs import Run
 from tests.losses.references import get_kl, softmax
 from tests.support.child_runs import run_series
 from tests.support.tiny_parts import create_cpu_runtime
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.ema import Averaging
 from utils.errors import UserError
 

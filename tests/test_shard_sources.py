@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from big_vision.input.arrow import select_rows
-from big_vision.input.webdataset import expand_braces, select_tars
+from big_vision.input.images.arrow import select_rows
+from big_vision.input.images.webdataset import expand_braces, select_tars
 from datasets import Position, describe_dataset
 from tests.support.input_data import create_section, open_loader, use_private_cache
 from tests.support.shard_sets import (

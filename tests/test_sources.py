@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import main
-from big_vision.input.images import ImageSource, create_blank_images, create_image_batch
+from big_vision.input.images.labelled import ImageSource, create_blank_images, create_image_batch
 from big_vision.input.order import get_evaluation_blocks, get_exact_epoch
 from datasets import (
     SOURCES,
@@ -27,7 +27,7 @@ from datasets import (
     create_source,
     describe_dataset,
 )
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.tiny_parts import create_argv
 from utils.config.data import DataSection
 from utils.errors import EXIT_USER_ERROR, UserError

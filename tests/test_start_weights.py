@@ -16,14 +16,14 @@ from timm.models import save_for_hf
 from timm.models.resnetv2 import ResNetV2
 
 import main
-from models import create_model
-from models.factory import build_model
+from models.factory import build_model, create_model
 from tests.support.jax_archives import write_bit, write_vit
 from tests.support.tiny_parts import VIT_ARGS, create_argv, create_vit
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.weights import load_weights, open_weights
 from utils.weights.hub import open_shared
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 STILL = ("--train.steps=1", "--lr=1e-9", "--optim.min_lr=0", "--weight_decay=0")
 

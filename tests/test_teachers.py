@@ -15,16 +15,10 @@ from engine import run_steps
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses import combine_answers
-from models import (
-    EMA,
-    InputTransform,
-    create_input_transform,
-    create_teachers,
-    export_model,
-    hash_teacher,
-)
-from models.transforms import to_pixels
+from losses.logits.ensembles import combine_answers
+from models.factory import export_model
+from models.teachers.teacher import EMA, create_teachers, hash_teacher
+from models.transforms import InputTransform, create_input_transform, to_pixels
 from tests.support.tiny_parts import (
     VIT_ARGS,
     create_argv,

@@ -20,12 +20,15 @@ from torch import Tensor, nn
 from big_vision.input.order import get_evaluation_blocks
 from datasets import SOURCES, Batch, Loader, Reader, Reading, Role, Selection, Source
 from datasets import describe_dataset as describe
-from losses import LossOutput
-from models.factory import MODELS
-from store import METRICS, Metric, read_metrics
-from tasks import TASKS, RunTask, TaskCheck, TaskFacts
+from losses.base import LossOutput
+from models.table import MODELS
+from store.record.catalogue import METRICS, Metric
+from store.record.history import read_metrics
+from tasks import TASKS
+from tasks.facts import TaskFacts
+from tasks.protocol import RunTask, TaskCheck
 from tests.support.child_runs import ROOT, get_environment
-from utils.config import RunConfig
+from utils.config.load import RunConfig
 from utils.metrics import Evaluation
 
 SLOPES = torch.tensor([[2.0], [-1.0], [0.5]])

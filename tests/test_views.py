@@ -16,13 +16,13 @@ from datasets import create_loader
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses import LossInputs
+from losses.base import LossInputs
 from models.transforms import to_pixels
-from store import read_metrics
-from tasks.views import STRONG_IMAGES, list_streams
+from store.record.history import read_metrics
+from tasks.classify.views import STRONG_IMAGES, list_streams
 from tests.support.child_runs import read_losses, run_series
 from tests.support.tiny_parts import create_cpu_runtime
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 
 WEAK = "decode(channels=1)|resize(10)|random_crop(8)|value_range(-1, 1)"

@@ -25,12 +25,12 @@ from utils.errors import UserError
 from utils.json_types import JsonValue, make_finite
 from utils.log import setup_logging
 from utils.programs import create_program_parser, prepare_folder, run_program
-from utils.storage import write_atomically
+from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.weights import Weights
+    from utils.weights.source import Weights
 
 _KEY = "RUN"
 REPORT = "average.json"
@@ -79,7 +79,7 @@ def average(options: argparse.Namespace, flags: Sequence[str]) -> int:
     Raises:
       UserError: models that are not alike, or a flag that cannot be used.
     """
-    from models import export_model
+    from models.factory import export_model
 
     decay = _check_flags(options, flags)
     members = open_members(options.runs)
@@ -117,8 +117,8 @@ def open_members(places: Sequence[str]) -> list[Member]:
     Raises:
       UserError: fewer than two, or they are not alike.
     """
-    from utils.checkpoint import iterate_checkpoints
-    from utils.weights import open_weights
+    from utils.checkpoint.find import iterate_checkpoints
+    from utils.weights.opening import open_weights
 
     if len(places) == 1:
         found = [str(folder) for folder in iterate_checkpoints(places[0])]

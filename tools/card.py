@@ -20,11 +20,12 @@ from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained
 from utils.json_types import JsonValue
 from utils.log import setup_logging
 from utils.programs import create_program_parser, prepare_file, run_program
-from utils.storage import is_there, join_place, write_atomically
+from utils.storage.local import write_atomically
+from utils.storage.places import is_there, join_place
 
 if TYPE_CHECKING:
-    from models import TrainedModel
-    from store.record import RunRecord
+    from models.trained import TrainedModel
+    from store.query.record import RunRecord
     from utils.json_types import JsonObject
 
 # Keys that say how a model was trained, in the words of the configuration.
@@ -73,8 +74,10 @@ def write(options: argparse.Namespace) -> None:
     Raises:
       UserError: no weights are there, or nothing says of which model they are.
     """
-    from store.record import RunRecord
-    from utils.weights import find_run_folder, is_shared, open_weights
+    from store.query.record import RunRecord
+    from utils.weights.beside import find_run_folder
+    from utils.weights.hub import is_shared
+    from utils.weights.opening import open_weights
 
     place = options.weights
     is_path = is_shared(place) or "/" in place or is_there(place)
@@ -133,7 +136,7 @@ def _introduce(record: RunRecord, facts: JsonObject) -> str:
 
 def _doubt_results(record: RunRecord, location: str) -> list[str]:
     """A word where the weights are not those that the run has judged at its end."""
-    from utils.weights import EXPORT_FILE
+    from utils.weights.files import EXPORT_FILE
 
     place = str(record.folder)
     if location == str(join_place(place, EXPORT_FILE)):

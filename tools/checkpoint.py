@@ -19,7 +19,7 @@ from utils.programs import create_program_parser, run_program
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.storage import Folder
+    from utils.storage.folder import Folder
 
 EXIT_DIFFERENT = 1
 _MIB = 1 << 20
@@ -76,8 +76,8 @@ def create_parser() -> argparse.ArgumentParser:
 
 def list_checkpoints(options: argparse.Namespace) -> int:
     """A line for each checkpoint, newest last, after a look that reads no tensor."""
-    from utils.checkpoint import CheckpointError, inspect_checkpoint
-    from utils.storage import ASIDE
+    from utils.checkpoint.files import CheckpointError, inspect_checkpoint
+    from utils.storage.folder import ASIDE
 
     folders = _find_all(options.place)
     best = _read_best(folders[0].parent)
@@ -153,8 +153,8 @@ def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
 
 def _tell_run(place: str) -> dict[str, str]:
     """Whose weights they are, so that a student of theirs knows when the run has moved."""
-    from store.record import RunRecord
-    from utils.weights import find_run_folder
+    from store.query.record import RunRecord
+    from utils.weights.beside import find_run_folder
 
     folder = find_run_folder(place)
     try:
@@ -166,8 +166,9 @@ def _tell_run(place: str) -> dict[str, str]:
 
 def export_weights(options: argparse.Namespace) -> int:
     """One file of weights, and beside it the JSON that tells how to build the model."""
-    from utils.checkpoint import find_checkpoint, load_newest
-    from utils.weights import merge_adapters, write_pickled, write_weights
+    from utils.checkpoint.find import find_checkpoint, load_newest
+    from utils.weights.adapters import merge_adapters
+    from utils.weights.files import write_pickled, write_weights
 
     place, parts, facts = load_newest(find_checkpoint(options.place))
     part = options.weights
@@ -210,7 +211,8 @@ def prune_checkpoints(options: argparse.Namespace) -> int:
 
 def _read_best(folder: Folder) -> int | None:
     """The best step, if it is known; one that is not known keeps everything from being deleted."""
-    from utils.checkpoint import CheckpointError, read_best_step
+    from utils.checkpoint.files import CheckpointError
+    from utils.checkpoint.find import read_best_step
 
     try:
         return read_best_step(folder)
@@ -220,7 +222,7 @@ def _read_best(folder: Folder) -> int | None:
 
 def _find_all(place: str) -> list[Folder]:
     """Checkpoints below a place, newest first; at least one."""
-    from utils.checkpoint import iterate_checkpoints
+    from utils.checkpoint.find import iterate_checkpoints
 
     folders = list(iterate_checkpoints(place))
     if not folders:
@@ -229,7 +231,7 @@ def _find_all(place: str) -> list[Folder]:
 
 
 def _find_fault(folder: Folder) -> str | None:
-    from utils.checkpoint import CheckpointError, verify_checkpoint
+    from utils.checkpoint.files import CheckpointError, verify_checkpoint
 
     try:
         verify_checkpoint(folder)
@@ -244,7 +246,8 @@ def _shorten(error: Exception, folder: Folder) -> str:
 
 
 def _load(place: str) -> dict[str, dict[str, Tensor]]:
-    from utils.checkpoint import CheckpointError, find_checkpoint, load_checkpoint
+    from utils.checkpoint.files import CheckpointError, load_checkpoint
+    from utils.checkpoint.find import find_checkpoint
 
     try:
         return load_checkpoint(find_checkpoint(place, verify=False))[0]

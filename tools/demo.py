@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-from store import Run
+from store.record.runs import Run
 from tools.runs import __main__ as runs
 from utils.curves import draw_curves
 from utils.json_types import JsonObject

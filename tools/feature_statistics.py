@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
 from utils.programs import create_program_parser, run_program
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
     from job.build import Parts
     from job.spec import Job
-    from tasks.feature_statistics import FeatureStatistics, Moments
+    from tasks.distil.feature_statistics import FeatureStatistics, Moments
     from utils.json_types import JsonObject
     from utils.runtime.base import Runtime
 
@@ -58,8 +58,8 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
 def measure(options: argparse.Namespace, rest: list[str]) -> int:
     """Check the configuration, ask the teachers on the configured runtime, write the file."""
     from job.check import check
-    from tasks.feature_statistics import describe_source
-    from utils.runtime import launch
+    from tasks.distil.feature_statistics import describe_source
+    from utils.runtime.launcher import launch
 
     config = load_config(["--config", options.config, *rest])
     place = options.out or config.distill.statistics
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace, rest: list[str]) -> int:
 def collect(runtime: Runtime, job: Job, place: str, images: int, source: JsonObject) -> None:
     """Ask the teachers about this rank's images, merge the ranks' sums and write them."""
     from job.build import build_parts
-    from tasks.feature_statistics import write_statistics
+    from tasks.distil.feature_statistics import write_statistics
 
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     parts = build_parts(runtime, job)
@@ -107,7 +107,7 @@ def look_at_images(runtime: Runtime, parts: Parts, steps: int) -> dict[str, Mome
     """Sums over this rank's share of the first steps, by `NUMBER.KIND`."""
     from engine import map_batches
     from job.stream import iterate_batches
-    from tasks.feature_statistics import Moments
+    from tasks.distil.feature_statistics import Moments
 
     task = parts.task
     shapes = {

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from big_vision.input.tokenizer import (
+from big_vision.input.text.tokenizer import (
     TOKENIZER_FILE,
     ByteTokenizer,
     SharedTokenizer,
@@ -31,21 +31,18 @@ from big_vision.input.tokenizer import (
     load_tokenizer,
     read_shared_tokenizer,
 )
-from big_vision.input.tokens import read_token_index
-from models.delta.kernels import choose_kernels
+from big_vision.input.text.tokens import read_token_index
+from models.delta.kernels.operators import choose_kernels
 from models.factory import build_model
 from models.transformer import FixedCache, LayerCache
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import create_program_parser, run_program
-from utils.storage import open_folder, to_path
-from utils.weights import (
-    find_run_folder,
-    is_shared,
-    load_weights,
-    open_weights,
-    read_run_config,
-)
+from utils.storage.places import open_folder, to_path
+from utils.weights.beside import find_run_folder, read_run_config
+from utils.weights.hub import is_shared
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 if TYPE_CHECKING:
     from utils.runtime.base import Runtime
@@ -221,7 +218,8 @@ def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
       UserError: there is no such device, or there are no such kernels.
     """
     from utils.config.execution import RuntimeSection
-    from utils.runtime import choose_device, create_runtime, prepare_environment
+    from utils.runtime.choice import choose_device, prepare_environment
+    from utils.runtime.launcher import create_runtime
 
     section = RuntimeSection(device=arguments.device)
     prepare_environment(choose_device(section))

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Self
 from engine import evaluate
 from job.build import open_loader
 from job.check import check
-from models import create_model
-from store.mirror import CONFIG_FILE
+from models.factory import create_model
+from store.record.mirror import CONFIG_FILE
 from tasks import TASKS
-from utils.config import change, load_config
 from utils.config.distill import DistillSection
+from utils.config.load import change, load_config
 from utils.errors import UserError
-from utils.runtime import create_runtime
-from utils.weights import find_run_folder
+from utils.runtime.launcher import create_runtime
+from utils.weights.beside import find_run_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 
 class RunJudge:

@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from store import Run, read_metrics
-from store.history import get_loss_terms
+from store.record.history import get_loss_terms, read_metrics
+from store.record.runs import Run
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.programs import create_program_parser, run_program
@@ -71,7 +71,7 @@ def read_run(folder: Path) -> JsonObject:
     if "eval_top1" not in final:
         raise UserError(
             f"RUN {str(folder)!r} has no top-1, for it classifies nothing; students of text are "
-            "compared by python -m tools.proofs.distil_table"
+            "compared by python -m proofs.distil_table"
         )
     row = {
         "run": f"{folder.parent.name}/{folder.name}",

@@ -102,7 +102,7 @@ class WatchedModel:
     """
 
     def __init__(self, runtime: Runtime, model: nn.Module, *, patched: bool = True) -> None:
-        from models.patches import patch_for
+        from models.patches.table import patch_for
         from utils.config.sections import ModelSection
 
         self.runtime = runtime
@@ -292,7 +292,7 @@ def create_side_runtime(text: str, flag: str) -> Runtime:
       UserError: no such backend or precision.
     """
     from utils.config.execution import RuntimeSection
-    from utils.runtime import create_runtime
+    from utils.runtime.launcher import create_runtime
 
     name, _, precision = text.partition(":")
     if name not in _BACKENDS or precision not in ("", *_PRECISIONS):

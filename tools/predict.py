@@ -25,18 +25,13 @@ from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, ope
 from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained, open_images
 from utils.errors import EXIT_FAILED, UserError
 from utils.log import setup_logging
-from utils.programs import (
-    create_program_parser,
-    prepare_file,
-    require_at_least,
-    run_program,
-)
+from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from datasets import ImageBatch, Loader
-    from models import TrainedModel
+    from models.trained import TrainedModel
     from utils.runtime.base import Runtime
 
 _FOLDER_KEY = "FOLDER"
@@ -71,7 +66,7 @@ def predict(options: argparse.Namespace) -> int:
       UserError: weights, folder or a flag that cannot be used.
     """
     from utils.config.execution import RuntimeSection
-    from utils.runtime import create_runtime
+    from utils.runtime.launcher import create_runtime
 
     _check_flags(options)
     section = RuntimeSection(device=options.device, precision=options.precision)
@@ -124,7 +119,7 @@ def _answer(
     import torch
 
     from engine import map_batches
-    from models.patches import patch_for
+    from models.patches.table import patch_for
     from models.transforms import to_pixels
     from utils.config.sections import ModelSection
 

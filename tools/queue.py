@@ -23,14 +23,15 @@ import yaml
 from pydantic import ValidationError
 
 from service.checker import Checker
-from service.jobs import JobQueue, JobView, Submission, open_queue
 from service.jobs.dispatcher import Dispatcher
+from service.jobs.files import JobQueue, open_queue
 from service.jobs.slots import parse_slots
 from service.jobs.starters import create_starter
-from service.jobs.state import ENDS
-from store.wording import format_time
+from service.jobs.state import ENDS, JobView
+from service.jobs.submission import Submission
+from store.formatting import format_time
+from store.terminal import colour_status, create_console, create_table, print_json
 from tools.runs.places import check_store
-from tools.runs.printing import colour_status, create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging

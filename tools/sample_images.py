@@ -11,7 +11,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models import TrainedModel
+    from models.trained import TrainedModel
 
 _READ_AT_ONCE = 16
 _SIDE = 240  # of a piece; the photographs have 427 x 640 pixels

@@ -25,7 +25,8 @@ from tools.runs.places import check_store
 from utils.errors import UserError
 from utils.log import setup_logging
 from utils.programs import ProgramParser, create_program_parser, run_program
-from utils.storage import check_writable, hurry, is_remote, open_folder
+from utils.storage.places import check_writable, is_remote, open_folder
+from utils.storage.retry import hurry
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -21,28 +21,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from service.checker import Checker
-from service.jobs import open_queue
+from service.jobs.files import open_queue
 from service.jobs.slots import parse_slots
 from service.jobs.starters import ColdStarter, create_starter
-from service.sweeps import (
-    SweepControl,
-    SweepSpec,
-    Trial,
-    TrialState,
-    read_spec,
-    read_sweep,
-    tabulate_sweep,
-)
+from service.sweeps.control import SweepControl
 from service.sweeps.elsewhere import SkyBackend, SlurmBackend, TrialLaunch
-from service.sweeps.plan import resolve_base
-from service.sweeps.report import MISSING, AxisRow, SweepTable
-from store.wording import format_value
-from tools.runs.printing import colour_status, create_console, create_table, print_json
+from service.sweeps.plan import Trial, read_sweep, resolve_base
+from service.sweeps.report import MISSING, AxisRow, SweepTable, TrialState, tabulate_sweep
+from service.sweeps.spec import SweepSpec, read_spec
+from store.formatting import format_value
+from store.terminal import colour_status, create_console, create_table, print_json
 from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from utils.log import setup_logging
 from utils.programs import create_program_parser, run_program
-from utils.storage import hurry, to_path
+from utils.storage.places import to_path
+from utils.storage.retry import hurry
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
     from datasets import Loader
-    from models import TrainedModel
+    from models.trained import TrainedModel
 
 WEIGHTS_KEY = "WEIGHTS"
 
@@ -46,7 +46,7 @@ def load_trained(options: argparse.Namespace) -> TrainedModel:
     Raises:
       UserError: there are no weights, or flags that do not fit them.
     """
-    from models import open_trained
+    from models.trained import open_trained
 
     given: JsonObject = {}
     if options.model:
@@ -73,7 +73,7 @@ def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
     Raises:
       UserError: no image there.
     """
-    from big_vision.input.loose import LooseImages
+    from big_vision.input.images.loose import LooseImages
     from big_vision.input.order import ShardSpec
     from big_vision.input.splits_check import warn_of_left_out
     from datasets import Loader, Reading

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from store import METRICS, read_metrics
-from store.catalogue import EVAL, TRAIN
-from store.history import get_learnt
+from store.record.catalogue import EVAL, METRICS, TRAIN
+from store.record.history import get_learnt, read_metrics
 
 CURVES_FILE = "curves.png"
 # Kind of the lines, title and marker of each panel.

@@ -14,13 +14,20 @@ from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
-from store.catalogue import METRICS
-from store.history import METRICS_FILE, Line, get_numbers, keep_until, read_metrics, write_lines
+from store.record.catalogue import METRICS
+from store.record.history import (
+    METRICS_FILE,
+    Line,
+    get_numbers,
+    keep_until,
+    read_metrics,
+    write_lines,
+)
 from utils.runtime.peaks import find_peak_tflops
-from utils.runtime.sequence import count_sequence_parts
+from utils.runtime.processes.sequence import count_sequence_parts
 
 if TYPE_CHECKING:
-    from store.mirror import Mirror
+    from store.record.mirror import Mirror
     from utils.runtime.base import Runtime
 
 # What a line counts from the run's beginning.

@@ -29,7 +29,9 @@ class ProgramParser(argparse.ArgumentParser):
 
 def _read_path(text: str) -> Path:
     """`Path` would take gs://bucket/x, and make a directory `gs:` here."""
-    from utils.storage import to_path  # the doctor also runs where fsspec is not installed yet
+    from utils.storage.places import (
+        to_path,  # the doctor also runs where fsspec is not installed yet
+    )
 
     try:
         return to_path(text)

@@ -7,7 +7,7 @@ import sys
 
 from tqdm import tqdm
 
-from store.catalogue import LOSS
+from store.record.catalogue import LOSS
 from utils.log import get_logger
 
 # Names and patterns of the catalogue that are shown, in this order.

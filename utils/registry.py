@@ -1,8 +1,9 @@
-"""Maps names to factories. Finished runs live elsewhere, in the run store."""
+"""Maps names to factories, which are imported when they are used. Finished runs live elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from utils.errors import UserError, get_hint
@@ -11,16 +12,18 @@ from utils.errors import UserError, get_hint
 class Registry:
     """Named factories of one kind.
 
-    >>> LOSSES = Registry("loss")
-    >>> @LOSSES.register("kd")
-    ... class SoftKD: ...
-    >>> LOSSES.get("kd") is SoftKD
-    True
+    >>> LOSSES = Registry("loss", {"kd": "losses.logits.kd:SoftKD"})
+    >>> LOSSES.get("kd").__name__
+    'SoftKD'
+
+    Args:
+      kind: what the factories make, for error messages.
+      table: name -> "module:object"; the module is imported by `get`.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, table: Mapping[str, str] | None = None) -> None:
         self.kind = kind
-        self._factories: dict[str, Callable[..., Any]] = {}
+        self._factories: dict[str, Callable[..., Any] | str] = dict(table or {})
 
     def register(self, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that files a factory under `name`; a name is given once."""
@@ -37,7 +40,10 @@ class Registry:
         """The factory of that name; a UserError with near names if there is none."""
         if name not in self._factories:
             raise UserError(f"unknown {self.kind} {name!r}; {get_hint(name, self._factories)}")
-        return self._factories[name]
+        factory = self._factories[name]
+        if isinstance(factory, str):
+            factory = self._factories[name] = load_object(factory)
+        return factory
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -48,3 +54,9 @@ class Registry:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names())
+
+
+def load_object(path: str) -> Any:
+    """Import a module and return one of its objects: `"module:object"`."""
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)

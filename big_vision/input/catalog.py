@@ -18,7 +18,8 @@ from big_vision.input.record_index import scan_records
 from big_vision.input.selection import ImageSelection
 from big_vision.input.splits import parse_split
 from utils.errors import UserError, get_hint
-from utils.storage import StorageError, is_remote, open_folder, to_path
+from utils.storage.folder import StorageError
+from utils.storage.places import is_remote, open_folder, to_path
 from utils.storage.reading import check_readable
 
 ROOT_FLAGS = "--data.root, --data_path or --tfds_data_dir"

@@ -10,7 +10,7 @@ from big_vision.input.catalog import TfdsCatalog, load_tfds_catalog
 from big_vision.input.index_cache import get_entry, take_turn
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 _PROJECT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ import fsspec
 import numpy as np
 
 from utils.log import get_logger
-from utils.storage import is_remote
+from utils.storage.places import is_remote
 
 Arrays = dict[str, np.ndarray]
 

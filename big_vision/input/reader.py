@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from big_vision.input.batches import ImageBatch
-from big_vision.input.decoder_messages import drop_decoder_messages
 from big_vision.input.faults import create_record_error, create_string_error, get_reason
-from big_vision.input.images import ImageFacts, create_blank_images, create_image_batch
+from big_vision.input.images.decoder_messages import drop_decoder_messages
+from big_vision.input.images.labelled import ImageFacts, create_blank_images, create_image_batch
 from big_vision.input.labels import LabelRule
 from big_vision.input.order import ShardedOrder, get_evaluation_blocks, get_evaluation_range
 from big_vision.input.pipeline import Pipeline, PipelineSpec

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from big_vision.input.catalog import RecordSelection
-from big_vision.input.encoded import attach_fetched
-from big_vision.input.folder import FolderSelection, show_path
+from big_vision.input.images.encoded import attach_fetched
+from big_vision.input.images.folder import FolderSelection, show_path
 from big_vision.input.record_index import load_record_index
 from utils.errors import UserError
 

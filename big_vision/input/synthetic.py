@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from big_vision.input.batches import ImageBatch
-from big_vision.input.images import (
+from big_vision.input.images.labelled import (
     ImageFacts,
     ImageSource,
     check_channels,

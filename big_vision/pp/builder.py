@@ -10,14 +10,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 # The op modules register themselves.
-from big_vision.pp import (  # noqa: F401
-    ops_augment,
-    ops_crops,
-    ops_general,
-    ops_image,
-    ops_policies,
-    ops_stored,
-)
 from big_vision.pp.randomness import Randomness
 from big_vision.pp.registry import PREFIX, Apply, OpCall, get_op, parse_call
 

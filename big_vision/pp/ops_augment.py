@@ -6,7 +6,7 @@ from typing import Any
 
 from big_vision.pp import autoaugment
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import OPS, on_key_at_random
+from big_vision.pp.registry import on_key_at_random
 
 # Luminance of ITU-R 601, as PIL's mode L.
 _GREY_WEIGHTS = (0.299, 0.587, 0.114)
@@ -14,7 +14,6 @@ _GREY_WEIGHTS = (0.299, 0.587, 0.114)
 _IDENTITY = len(autoaugment.OPERATIONS)
 
 
-@OPS.register("randaug")
 @on_key_at_random
 def get_randaug(num_layers=2, magnitude=10):
     """`num_layers` times one of 16 operations, each as likely; magnitude 0 to 10, or more.
@@ -42,7 +41,6 @@ def get_randaug(num_layers=2, magnitude=10):
     return randaug
 
 
-@OPS.register("autoaugment")
 @on_key_at_random
 def get_autoaugment(policy="v0"):
     """One of the policy's 25 sub-policies: two operations, each with its own probability.
@@ -72,7 +70,6 @@ def get_autoaugment(policy="v0"):
     return augment
 
 
-@OPS.register("color_jitter")
 @on_key_at_random
 def get_color_jitter(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0):
     """Brightness, contrast, saturation and hue changed in random order, as torchvision does.
@@ -87,7 +84,6 @@ def get_color_jitter(brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0):
     return color_jitter
 
 
-@OPS.register("gray_blur_solarize")
 @on_key_at_random
 def get_gray_blur_solarize(sigma_min=0.1, sigma_max=2.0, threshold=128):
     """One of grayscale, Gaussian blur (sigma uniform) and solarize, each as likely.
@@ -101,7 +97,6 @@ def get_gray_blur_solarize(sigma_min=0.1, sigma_max=2.0, threshold=128):
     return gray_blur_solarize
 
 
-@OPS.register("three_augment")
 @on_key_at_random
 def get_three_augment(strength=0.3):
     """DeiT III's augmentation: gray_blur_solarize, then color_jitter(strength, three times)."""

@@ -14,7 +14,7 @@ from big_vision.pp.ops_image import (
     get_jpeg_shape,
 )
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import OPS, on_key, on_key_at_random
+from big_vision.pp.registry import on_key, on_key_at_random
 
 CROP_MODES = ("center", "squash")
 # For each example bilinear or bicubic, each as likely: timm's `random`.
@@ -22,7 +22,6 @@ RANDOM_METHOD = "random"
 _TRIES = 10
 
 
-@OPS.register("random_resized_crop")
 @on_key_at_random
 def get_random_resized_crop(
     size, scale=(0.08, 1), ratio=(0.75, 1.3333333333333333), method="bicubic", antialias=True
@@ -54,7 +53,6 @@ def get_random_resized_crop(
     return random_resized_crop
 
 
-@OPS.register("center_crop_pct")
 @on_key
 def get_center_crop_pct(size, pct=0.875, method="bicubic", antialias=True, mode="center"):
     """timm's evaluation: resized to floor(size / pct), then the middle.

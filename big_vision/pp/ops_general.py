@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from big_vision.pp.registry import OPS, on_key
+from big_vision.pp.registry import on_key
 
 
-@OPS.register("onehot")
 def get_onehot(depth, key="labels", key_result=None, multi=True, on=1.0, off=0.0):
     """Labels to float32: [depth] for a scalar, one multi-hot [depth] for a list.
 
@@ -31,7 +30,6 @@ def get_onehot(depth, key="labels", key_result=None, multi=True, on=1.0, off=0.0
     return onehot
 
 
-@OPS.register("keep")
 def get_keep(*keys):
     """Only these keys; absent ones are ignored."""
 
@@ -41,7 +39,6 @@ def get_keep(*keys):
     return keep
 
 
-@OPS.register("drop")
 def get_drop(*keys):
     """All but these keys; absent ones are ignored."""
 
@@ -51,7 +48,6 @@ def get_drop(*keys):
     return drop
 
 
-@OPS.register("copy")
 def get_copy(inkey, outkey):
     """The same value under a second key; nested dicts are copied, tensors shared."""
 
@@ -62,7 +58,6 @@ def get_copy(inkey, outkey):
     return copy
 
 
-@OPS.register("concat")
 def get_concat(inkeys, outkey=None, axis=-1):
     """Several tensors joined along an axis, under `outkey` or the first of `inkeys`."""
 
@@ -75,7 +70,6 @@ def get_concat(inkeys, outkey=None, axis=-1):
     return concat
 
 
-@OPS.register("flatten")
 def get_flatten(keys=None):
     """Nested dicts to names like `a/b`; `keys` limits which top-level names are flattened."""
 
@@ -91,7 +85,6 @@ def get_flatten(keys=None):
     return flatten
 
 
-@OPS.register("setdefault")
 def get_setdefault(key, value):
     """`value` where the key is missing or its tensor is empty (empty sides become 1)."""
 
@@ -110,7 +103,6 @@ def get_setdefault(key, value):
     return setdefault
 
 
-@OPS.register("lookup")
 @on_key
 def get_lookup(mapping, npzkey="fnames", sep=None):
     """String(s) to a whole number by a table in a file; -1 for what is not in it.
@@ -135,7 +127,6 @@ def get_lookup(mapping, npzkey="fnames", sep=None):
     return lookup
 
 
-@OPS.register("squeeze_last_dim")
 @on_key
 def get_squeeze_last_dim():
     """Without the last axis, which must have length 1."""
@@ -148,7 +139,6 @@ def get_squeeze_last_dim():
     return squeeze_last_dim
 
 
-@OPS.register("reshape")
 @on_key
 def get_reshape(new_shape):
     """In another shape; one side may be -1."""
@@ -161,7 +151,6 @@ def get_reshape(new_shape):
     return reshape
 
 
-@OPS.register("pad_to_shape")
 @on_key
 def get_pad_to_shape(shape, pad_value=0, where="after"):
     """Padded `before`, `after` or on `both` sides to a shape; None leaves an axis as it is."""
@@ -185,7 +174,6 @@ def get_pad_to_shape(shape, pad_value=0, where="after"):
     return pad_to_shape
 
 
-@OPS.register("rag_tensor")
 @on_key
 def get_rag_tensor():
     """A ragged tensor, so that examples of different length can be batched.
@@ -201,7 +189,6 @@ def get_rag_tensor():
     return rag_tensor
 
 
-@OPS.register("choice")
 def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
     """Random entries along the first axis, the same ones for every key.
 
@@ -232,7 +219,6 @@ def get_choice(n="single", key=None, fewer_ok=False, inkey=None, outkey=None):
     return choice
 
 
-@OPS.register("choice_no_replacement")
 def get_choice_no_replacement(key=None, inkey=None, outkey=None):
     """One entry along the first axis; none comes again before all have come, by epoch.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from big_vision.pp.orientation import read_orientation, turn_upright
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import OPS, on_key, on_key_at_random
+from big_vision.pp.registry import on_key, on_key_at_random
 
 RESIZE_METHODS = (
     "bilinear",
@@ -37,7 +37,6 @@ CLIP_STD = (0.26862954 * 255, 0.26130258 * 255, 0.27577711 * 255)
 Size = int | Sequence[int]
 
 
-@OPS.register("decode")
 @on_key
 def get_decode(channels=3, precise=False):
     """Bytes to a uint8 image; precise: JPEGs by the accurate DCT, whose pixels are PIL's."""
@@ -48,7 +47,6 @@ def get_decode(channels=3, precise=False):
     return decode
 
 
-@OPS.register("upright")
 @on_key
 def get_upright(channels=3, precise=False):
     """Bytes to a uint8 image that is turned as the EXIF orientation of its JPEG says."""
@@ -60,7 +58,6 @@ def get_upright(channels=3, precise=False):
     return upright
 
 
-@OPS.register("resize")
 @on_key
 def get_resize(size, method="bilinear", antialias=False):
     """To `size`, a side or (height, width); half-pixel centres, dtype kept by truncation."""
@@ -71,7 +68,6 @@ def get_resize(size, method="bilinear", antialias=False):
     return resize
 
 
-@OPS.register("resize_small")
 @on_key
 def get_resize_small(smaller_size, method="area", antialias=False):
     """The smaller side to `smaller_size`, the aspect ratio kept."""
@@ -83,7 +79,6 @@ def get_resize_small(smaller_size, method="area", antialias=False):
     return resize_small
 
 
-@OPS.register("resize_long")
 @on_key
 def get_resize_long(longer_size, method="area", antialias=True):
     """The longer side to `longer_size`, the aspect ratio kept."""
@@ -95,7 +90,6 @@ def get_resize_long(longer_size, method="area", antialias=True):
     return resize_long
 
 
-@OPS.register("inception_crop")
 @on_key_at_random
 def get_inception_crop(size=None, area_min=5, area_max=100, method="bilinear", antialias=False):
     """A random box of area_min to area_max percent, then resized to `size` if there is one."""
@@ -111,7 +105,6 @@ def get_inception_crop(size=None, area_min=5, area_max=100, method="bilinear", a
     return inception_crop
 
 
-@OPS.register("decode_jpeg_and_inception_crop")
 @on_key_at_random
 def get_decode_jpeg_and_inception_crop(
     size=None,
@@ -134,7 +127,6 @@ def get_decode_jpeg_and_inception_crop(
     return decode_jpeg_and_inception_crop
 
 
-@OPS.register("decode_jpeg_scaled_and_inception_crop")
 @on_key_at_random
 def get_decode_jpeg_scaled_and_inception_crop(
     size,
@@ -157,7 +149,6 @@ def get_decode_jpeg_scaled_and_inception_crop(
     return decode_jpeg_scaled_and_inception_crop
 
 
-@OPS.register("random_crop")
 @on_key_at_random
 def get_random_crop(crop_size):
     """A crop of `crop_size`, a side or (height, width), anywhere in the image."""
@@ -173,7 +164,6 @@ def get_random_crop(crop_size):
     return random_crop
 
 
-@OPS.register("central_crop")
 @on_key
 def get_central_crop(crop_size=None):
     """The middle of the image: `crop_size`, or the largest square if there is none."""
@@ -194,7 +184,6 @@ def get_central_crop(crop_size=None):
     return central_crop
 
 
-@OPS.register("flip_lr")
 @on_key_at_random
 def get_flip_lr():
     """Mirror left and right with probability 0.5."""
@@ -207,7 +196,6 @@ def get_flip_lr():
     return flip_lr
 
 
-@OPS.register("value_range")
 @on_key
 def get_value_range(vmin=-1, vmax=1, in_min=0, in_max=255.0, clip_values=False):
     """Float32: [in_min, in_max] (numbers or one per channel) mapped to [vmin, vmax]."""
@@ -222,21 +210,18 @@ def get_value_range(vmin=-1, vmax=1, in_min=0, in_max=255.0, clip_values=False):
     return value_range
 
 
-@OPS.register("vgg_value_range")
 @on_key
 def get_vgg_value_range(mean=VGG_MEAN, std=VGG_STD):
     """Float32: (image - mean) / std, by default ImageNet's channels."""
     return _get_standardise(mean, std)
 
 
-@OPS.register("clip_value_range")
 @on_key
 def get_clip_value_range():
     """Float32: (image - mean) / std with the constants of CLIP."""
     return _get_standardise(CLIP_MEAN, CLIP_STD)
 
 
-@OPS.register("convert_to_video")
 @on_key
 def get_convert_to_video(num_frames):
     """[H, W, C] to [num_frames, H, W, C]: the image, then frames of zeros."""

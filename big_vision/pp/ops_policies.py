@@ -8,7 +8,7 @@ from big_vision.pp import policies
 from big_vision.pp.autoaugment import blend
 from big_vision.pp.ops_augment import require_rgb
 from big_vision.pp.randomness import Randomness
-from big_vision.pp.registry import OPS, on_key_at_random
+from big_vision.pp.registry import on_key_at_random
 
 GREY = (128, 128, 128)
 INTERPOLATIONS = ("random", "nearest", "bilinear", "bicubic")
@@ -16,7 +16,6 @@ INTERPOLATIONS = ("random", "nearest", "bilinear", "bicubic")
 _LONGEST_CHAIN = 3
 
 
-@OPS.register("timm_randaug")
 @on_key_at_random
 def get_timm_randaug(
     num_layers=2, magnitude=10, mstd=0, increasing=False, probability=0.5, max_magnitude=10,
@@ -43,7 +42,6 @@ def get_timm_randaug(
     return timm_randaug
 
 
-@OPS.register("augmix")
 @on_key_at_random
 def get_augmix(
     magnitude=3, width=3, chain_length=0, alpha=1.0, mstd=100, fill=GREY, interpolation="random"
@@ -82,7 +80,6 @@ def get_augmix(
     return augmix
 
 
-@OPS.register("trivial_augment")
 @on_key_at_random
 def get_trivial_augment(fill=0, interpolation="nearest"):
     """torchvision's `TrivialAugmentWide`: one of 14 operations by one of 31 strengths.

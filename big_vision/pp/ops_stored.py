@@ -9,7 +9,7 @@ import numpy as np
 from big_vision.pp import pil, policies
 from big_vision.pp.ops_augment import require_rgb
 from big_vision.pp.ops_image import Size, get_height_width
-from big_vision.pp.registry import OPS, on_key_at_random
+from big_vision.pp.registry import on_key_at_random
 from big_vision.pp.seeded_views import draw_view
 from big_vision.pp.stored_views import ViewForm, ViewTable
 from utils.errors import UserError
@@ -18,7 +18,6 @@ from utils.errors import UserError
 NOTHING = 255
 
 
-@OPS.register("stored_view")
 @on_key_at_random
 def get_stored_view(place, size):
     """The part of the image that a folder holds for this epoch and example, resized to `size`.

@@ -11,7 +11,55 @@ from typing import Any, NamedTuple
 from utils.registry import Registry
 
 PREFIX = "preprocess_ops."
-OPS = Registry("preprocessing op")
+OPS = Registry(
+    "preprocessing op",
+    {
+        "autoaugment": "big_vision.pp.ops_augment:get_autoaugment",
+        "color_jitter": "big_vision.pp.ops_augment:get_color_jitter",
+        "gray_blur_solarize": "big_vision.pp.ops_augment:get_gray_blur_solarize",
+        "randaug": "big_vision.pp.ops_augment:get_randaug",
+        "three_augment": "big_vision.pp.ops_augment:get_three_augment",
+        "center_crop_pct": "big_vision.pp.ops_crops:get_center_crop_pct",
+        "random_resized_crop": "big_vision.pp.ops_crops:get_random_resized_crop",
+        "choice": "big_vision.pp.ops_general:get_choice",
+        "choice_no_replacement": "big_vision.pp.ops_general:get_choice_no_replacement",
+        "concat": "big_vision.pp.ops_general:get_concat",
+        "copy": "big_vision.pp.ops_general:get_copy",
+        "drop": "big_vision.pp.ops_general:get_drop",
+        "flatten": "big_vision.pp.ops_general:get_flatten",
+        "keep": "big_vision.pp.ops_general:get_keep",
+        "lookup": "big_vision.pp.ops_general:get_lookup",
+        "onehot": "big_vision.pp.ops_general:get_onehot",
+        "pad_to_shape": "big_vision.pp.ops_general:get_pad_to_shape",
+        "rag_tensor": "big_vision.pp.ops_general:get_rag_tensor",
+        "reshape": "big_vision.pp.ops_general:get_reshape",
+        "setdefault": "big_vision.pp.ops_general:get_setdefault",
+        "squeeze_last_dim": "big_vision.pp.ops_general:get_squeeze_last_dim",
+        "central_crop": "big_vision.pp.ops_image:get_central_crop",
+        "clip_value_range": "big_vision.pp.ops_image:get_clip_value_range",
+        "convert_to_video": "big_vision.pp.ops_image:get_convert_to_video",
+        "decode": "big_vision.pp.ops_image:get_decode",
+        "decode_jpeg_and_inception_crop": (
+            "big_vision.pp.ops_image:get_decode_jpeg_and_inception_crop"
+        ),
+        "decode_jpeg_scaled_and_inception_crop": (
+            "big_vision.pp.ops_image:get_decode_jpeg_scaled_and_inception_crop"
+        ),
+        "flip_lr": "big_vision.pp.ops_image:get_flip_lr",
+        "inception_crop": "big_vision.pp.ops_image:get_inception_crop",
+        "random_crop": "big_vision.pp.ops_image:get_random_crop",
+        "resize": "big_vision.pp.ops_image:get_resize",
+        "resize_long": "big_vision.pp.ops_image:get_resize_long",
+        "resize_small": "big_vision.pp.ops_image:get_resize_small",
+        "upright": "big_vision.pp.ops_image:get_upright",
+        "value_range": "big_vision.pp.ops_image:get_value_range",
+        "vgg_value_range": "big_vision.pp.ops_image:get_vgg_value_range",
+        "augmix": "big_vision.pp.ops_policies:get_augmix",
+        "timm_randaug": "big_vision.pp.ops_policies:get_timm_randaug",
+        "trivial_augment": "big_vision.pp.ops_policies:get_trivial_augment",
+        "stored_view": "big_vision.pp.ops_stored:get_stored_view",
+    },
+)
 
 # What a factory returns: takes the example (a dict that it may change) and the op's Randomness.
 Apply = Callable[[dict[str, Any], Any], dict[str, Any]]

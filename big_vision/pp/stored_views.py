@@ -16,7 +16,7 @@ import numpy as np
 from big_vision.pp.seeded_views import SeedRules
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 VIEWS, VIEWS_JSON = "views.bin", "views.json"
 FORMAT_VERSION = 1

@@ -21,7 +21,7 @@ from models.patches.dense import (
     sum_rows,
     without_autocast,
 )
-from utils.runtime.parts import count_parts, get_parts, spread
+from utils.runtime.mesh_gradients import count_parts, get_parts, spread
 
 # Rows of a tile: a product with fewer columns would be turned into a reduction again.
 _SUBLANES = 8

@@ -19,7 +19,7 @@ from torch.nn import functional
 from models.batch_norm import refuse_single_values, update_running
 from models.patches.dense import get_compute_dtype, normalise_rows, without_autocast
 from models.patches.mixing import mix_into
-from utils.runtime.parts import count_parts, deal_out, get_parts, spread_rows
+from utils.runtime.mesh_gradients import count_parts, deal_out, get_parts, spread_rows
 
 # Permutations of a weight between the order of files and the order on the device.
 TO_OIHW, TO_HWIO = (3, 2, 0, 1), (2, 3, 1, 0)

@@ -19,8 +19,8 @@ from models.patches.dense import (
     without_autocast,
 )
 from models.transformer import CausalAttention, LayerCache, RmsNorm, get_angles
-from utils.runtime.parts import count_parts, get_parts
-from utils.runtime.sequence import count_sequence_parts
+from utils.runtime.mesh_gradients import count_parts, get_parts
+from utils.runtime.processes.sequence import count_sequence_parts
 
 # Queries whose scores are made at once: fewer leave more products of future keys out, more make
 # fewer operations. Scores of 256 places stay on the chip.

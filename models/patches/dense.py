@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from utils.runtime.parts import count_parts, get_parts
+from utils.runtime.mesh_gradients import count_parts, get_parts
 
 # gelu(x) = x * (1 + tanh(x * (a + b x^2 + c x^4))) / 2, fitted to the erf form: error below 2.6e-5
 # (the usual tanh form: 4.7e-4). c < 0, so x^2 is limited.

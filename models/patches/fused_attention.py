@@ -17,7 +17,7 @@ from timm.models.beit import Attention as BeitAttention
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from models.delta.kernels_bridge import deal, run_kernel
+from models.delta.kernels.bridge import deal, run_kernel
 from models.patches.attention import XlaAttention, merge_heads, normalise_heads, project_packed
 from models.patches.dense import get_compute_dtype, without_autocast
 from models.patches.kernels_attention import (
@@ -27,7 +27,7 @@ from models.patches.kernels_attention import (
     choose_group,
 )
 from utils.errors import UserError
-from utils.runtime.xla_kernels import count_chips, has_custom_calls, takes_kernels
+from utils.runtime.xla.kernels import count_chips, has_custom_calls, takes_kernels
 
 _SETUP = "bash run_commands.sh setup --tpu-compiler"
 _WAY_OUT = "choose model.attention_kernel: auto or off"

@@ -30,7 +30,7 @@ from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from models.delta.kernels import choose_kernels
+from models.delta.kernels.operators import choose_kernels
 from models.patches.attention import (
     HeadTokens,
     StreamInComputeType,

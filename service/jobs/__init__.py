@@ -4,9 +4,3 @@
 program that holds a job's lock, `slots` are the devices, `dispatcher` starts, adopts and stops;
 `starters` has it start each attempt as a new program or as a fork of `warm_child`.
 """
-
-from service.jobs.files import JobQueue, open_queue
-from service.jobs.state import JobView
-from service.jobs.submission import Submission
-
-__all__ = ["JobQueue", "JobView", "Submission", "open_queue"]

@@ -31,7 +31,7 @@ from service.jobs.starters import ColdStarter, StartedAttempt
 from service.jobs.state import JobProgress
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import is_remote
+from utils.storage.places import is_remote
 
 DISPATCHER_LOCK = ".dispatcher.lock"
 _LOOK_EVERY_S = 0.25

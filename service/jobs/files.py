@@ -21,21 +21,17 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from service.jobs.state import JobProgress, JobView, fold_events
 from service.jobs.submission import Submission, create_job_id, resolve_submission
-from store.changes import hash_config
-from store.history import append_line, parse_lines
-from store.record import RunRecord
-from store.runs import get_cache_folder
-from utils.config import dump_config, get_resume_rules
+from store.query.changes import hash_config
+from store.query.record import RunRecord
+from store.record.history import append_line, parse_lines
+from store.record.runs import get_cache_folder
+from utils.config.keys import get_resume_rules
+from utils.config.load import dump_config
 from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
-from utils.storage import (
-    StorageError,
-    is_remote,
-    join_place,
-    sync_directory,
-    to_path,
-    write_atomically,
-)
+from utils.storage.folder import StorageError
+from utils.storage.local import sync_directory, write_atomically
+from utils.storage.places import is_remote, join_place, to_path
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = "jobs"

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from store.ids import check_name, create_run_name
-from utils.config import change, combine_config, load_config
+from store.record.ids import check_name, create_run_name
+from utils.config.load import change, combine_config, load_config
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from utils.config import RunConfig
+    from utils.config.load import RunConfig
 
 # Directories of a store that are no experiments.
 RESERVED = ("benchmarks", "jobs", "service", "sweeps")

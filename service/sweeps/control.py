@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from service.checker import Checker
-from service.jobs import JobQueue
 from service.jobs.dispatcher import Dispatcher, DispatcherBusyError
+from service.jobs.files import JobQueue
 from service.jobs.starters import ColdStarter
 from service.jobs.state import ENDS
 from service.sweeps.plan import (

@@ -24,12 +24,12 @@ from service.sweeps.plan import (
 )
 from service.sweeps.report import read_result
 from service.sweeps.spec import SweepSpec
-from store.history import parse_lines
+from store.record.history import parse_lines
 from train import commands
 from train.execute import ROOT, Executor
 from train.sky.render import TEMPLATE, SkyJob, render
 from utils.errors import UserError
-from utils.storage import is_remote
+from utils.storage.places import is_remote
 
 LAUNCHED_FILE = "launched.jsonl"
 _SKY_ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...

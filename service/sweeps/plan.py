@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from service.jobs import Submission
+from service.jobs.submission import Submission
 from service.sweeps.spec import SEED_KEY, Range, SweepSpec
-from store.changes import find_changes
-from store.ids import check_name
-from utils.config import RunConfig, combine_config
+from store.query.changes import find_changes
+from store.record.ids import check_name
+from utils.config.load import RunConfig, combine_config
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
-from utils.storage import Folder, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import open_folder
 
 FOLDER = "sweeps"
 SWEEP_FILE = "sweep.json"

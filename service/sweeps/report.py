@@ -7,14 +7,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from service.jobs import JobQueue
+from service.jobs.files import JobQueue
 from service.sweeps.plan import Trial, make_trial, plan_trials
 from service.sweeps.spec import SweepSpec
 from store.compare.statistics import MeanInterval, compute_interval
-from store.record import RunRecord, get_final_values
+from store.query.record import RunRecord, get_final_values
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import join_place
+from utils.storage.places import join_place
 
 MISSING = "missing"
 

@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
-from store.catalogue import Direction
 from store.compare.sides import find_entry
-from store.ids import check_name
+from store.record.catalogue import Direction
+from store.record.ids import check_name
 from utils.config.command_line import get_kinds
 from utils.config.yaml_file import read_yaml
 from utils.errors import UserError, get_hint

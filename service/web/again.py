@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from service.jobs.files import ROOT
 from service.web.answers import SubmitRequest
 from service.web.serving import Service
-from store.config_text import parse_config
-from store.mirror import CONFIG_FILE
-from store.record import RunRecord
-from utils.config import combine_config
+from store.query.config_text import parse_config
+from store.query.record import RunRecord
+from store.record.mirror import CONFIG_FILE
+from utils.config.load import combine_config
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
 

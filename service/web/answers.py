@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.jobs import JobView
+from service.jobs.state import JobView
 from service.web.tokens import Role
 from utils.json_types import JsonObject, JsonValue
 

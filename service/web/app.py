@@ -13,22 +13,38 @@ from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import JSONResponse
 
-from service.web import (
-    compare_routes,
-    entry_routes,
-    event_routes,
-    job_pages,
-    job_routes,
-    page_routes,
-    run_routes,
-    series_routes,
-    sweep_routes,
-)  # fmt: skip
 from service.web.assets import AssetTable
 from service.web.events import EventHub
 from service.web.gate import SecurityGate
 from service.web.problems import Problem, add_handlers
 from service.web.rendering import create_environment
+from service.web.routes import (
+    compare as compare_routes,
+)
+from service.web.routes import (
+    entry as entry_routes,
+)
+from service.web.routes import (
+    events as event_routes,
+)
+from service.web.routes import (
+    job_pages,
+)
+from service.web.routes import (
+    jobs as job_routes,
+)
+from service.web.routes import (
+    pages as page_routes,
+)
+from service.web.routes import (
+    runs as run_routes,
+)
+from service.web.routes import (
+    series as series_routes,
+)
+from service.web.routes import (
+    sweeps as sweep_routes,
+)
 from service.web.serving import create_service
 from service.web.settings import ServiceSettings
 from utils.json_types import JsonObject

@@ -18,12 +18,12 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from service.web.problems import ServiceProblem
-from store.models import Artifact
-from store.record import RunRecord
-from store.runs import CHECKPOINTS
+from store.query.record import RunRecord
+from store.query.schemas import Artifact
+from store.record.runs import CHECKPOINTS
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import LocalFolder
+from utils.storage.local import LocalFolder
 
 _CHUNK = 1 << 18
 _MOST_PICTURES = 40

@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from store.attempts import format_utc
-from store.history import parse_lines
+from store.record.attempts import format_utc
+from store.record.history import parse_lines
 from utils.json_types import JsonObject
 
 AUDIT_FILE = "audit.jsonl"

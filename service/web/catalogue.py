@@ -7,17 +7,23 @@ import time
 from pathlib import Path
 
 from service.web.problems import ServiceProblem
-from store.filters import check_keys
-from store.ids import check_name
-from store.index import RunIndex
-from store.index.database import TAG
-from store.listing import choose_usual, drop_archived, is_alive, name_status, order_runs, tell_score
-from store.record import RunRecord
-from store.score import SCORE, SCORE_NAME
-from store.selection import RunSelector
+from store.index.database import TAG, RunIndex
+from store.query.filters import check_keys
+from store.query.listing import (
+    choose_usual,
+    drop_archived,
+    is_alive,
+    name_status,
+    order_runs,
+    tell_score,
+)
+from store.query.record import RunRecord
+from store.query.selection import RunSelector
+from store.record.ids import check_name
+from store.record.score import SCORE, SCORE_NAME
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
-from utils.storage import is_remote, join_place, to_path
+from utils.storage.places import is_remote, join_place, to_path
 
 # Questions that follow each other more closely than this share one look at the files.
 _FRESH_S = 1.0

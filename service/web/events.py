@@ -12,14 +12,13 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from service.jobs import JobQueue
-from service.jobs.files import EVENTS_FILE
+from service.jobs.files import EVENTS_FILE, JobQueue
 from service.web.answers import JobEvent, RunEvent
 from service.web.catalogue import RunCatalogue
 from utils.errors import UserError
 from utils.json_types import JsonValue
 from utils.log import get_logger
-from utils.storage import is_remote
+from utils.storage.places import is_remote
 
 _LOOK_EVERY_S, _REMOTE_EVERY_S = 2.0, 15.0
 # A look may take this share of the time at most.

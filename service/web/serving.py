@@ -9,15 +9,14 @@ from fastapi import Depends, Request
 
 from service.checker import Checker
 from service.estimates import Estimator
-from service.jobs import JobQueue, open_queue
-from service.jobs.files import ROOT
+from service.jobs.files import ROOT, JobQueue, open_queue
 from service.places import list_configs
 from service.web.audit import AuditLog
 from service.web.catalogue import RunCatalogue
-from service.web.series import SeriesReader
+from service.web.series.ranges import SeriesReader
 from service.web.settings import ServiceSettings
 from service.web.tokens import Identity, TokenBook
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 

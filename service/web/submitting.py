@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from service.checker import Verdict
-from service.jobs import JobView, Submission
 from service.jobs.files import ROOT
-from service.jobs.submission import resolve_submission
+from service.jobs.state import JobView
+from service.jobs.submission import Submission, resolve_submission
 from service.places import check_config_path, check_places
 from service.web.answers import SubmitRequest
 from service.web.problems import ServiceProblem
 from service.web.serving import Service
 from service.web.text import read_plain_yaml
 from service.web.tokens import Identity
-from utils.config import RunConfig
+from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from store.compare.sides import SEED, Side
 from store.compare.statistics import adjust
-from store.hits import LAST, Hits
-from store.record import RunRecord
+from store.query.record import RunRecord
+from store.record.hits import LAST, Hits
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from store.compare.sides import Side
-from store.wording import name_few
+from store.formatting import name_few
 
 _TASK, _FIRST_TASK = "train.task", "classify"
 

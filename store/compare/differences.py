@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from store.compare.sides import SEED, Side
-from store.config_text import flatten_config
-from store.record import RunRecord
+from store.query.config_text import flatten_config
+from store.query.record import RunRecord
 from utils.json_types import JsonObject, JsonValue
 
 # The name of a run tells itself.

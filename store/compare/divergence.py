@@ -13,11 +13,12 @@ from pathlib import Path
 
 from pydantic_core import from_json
 
-from store.catalogue import METRICS
-from store.history import METRICS_FILE, Line, modernise
-from store.record import RunRecord
-from store.soundness import fit_line
-from utils.storage import COMMIT_FILE, LocalFolder
+from store.quality.field_types import fit_line
+from store.query.record import RunRecord
+from store.record.catalogue import METRICS
+from store.record.history import METRICS_FILE, Line, modernise
+from utils.storage.folder import COMMIT_FILE
+from utils.storage.local import LocalFolder
 
 _SIGN = 1 << 63
 _SIGN32 = 1 << 31

@@ -11,8 +11,8 @@ from store.compare.divergence import find_checkpoint, find_divergence, read_line
 from store.compare.sides import Comparison, Side, compare_sides, list_metrics
 from store.compare.sources import SourceDifference, compare_sources
 from store.compare.tensors import find_tensors
-from store.filters import check_keys
-from store.record import RunRecord
+from store.query.filters import check_keys
+from store.query.record import RunRecord
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

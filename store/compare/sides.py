@@ -8,9 +8,17 @@ import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from store.catalogue import METRICS, Metric
-from store.compare.statistics import LEVEL, Delta, Sample, Summary, adjust, compute_delta, summarise
-from store.record import RunRecord
+from store.compare.statistics import (
+    LEVEL,
+    Delta,
+    Sample,
+    Summary,
+    adjust,
+    compute_delta,
+    summarise,
+)
+from store.query.record import RunRecord
+from store.record.catalogue import METRICS, Metric
 
 SEED = "train.seed"
 # Numbers of these are compared unless others are asked for.

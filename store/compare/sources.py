@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
-from store.record import RunRecord
-from store.source import split_diff
+from store.query.record import RunRecord
+from store.record.source import split_diff
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 
 from utils.errors import UserError
-from utils.storage import Folder, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import open_folder
 
 Place = tuple[int, int]
 _ENDING = ".safetensors"

@@ -4,7 +4,3 @@
 them there, `database` keeps it in step with the store and answers. SQLAlchemy is imported here
 alone, so that no trainer ever loads it.
 """
-
-from store.index.database import INDEX_VERSION, Refreshed, RunIndex
-
-__all__ = ["INDEX_VERSION", "Refreshed", "RunIndex"]

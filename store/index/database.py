@@ -27,18 +27,18 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError, SQLAlchemyError
 
-from store.filters import check_keys, choose, parse_filter
 from store.index.kin import Family, Kin, unpack_ancestors
 from store.index.scan import create_scan
 from store.index.tables import define_tables
 from store.index.writer import IndexWriter
-from store.record import FACTS
-from store.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
-from store.tags import TAG
+from store.query.filters import check_keys, choose, parse_filter
+from store.query.record import FACTS
+from store.query.tags import TAG
+from store.record.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_score, is_candidate
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
 INDEX_VERSION = 6

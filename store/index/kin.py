@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from store.lineage import BAD, Ancestor, raise_elders
+from store.lineage.ancestors import BAD, Ancestor, raise_elders
 
 # Of an ancestor, what the index does not keep.
 _NUMBERS = ("scores", "judged")

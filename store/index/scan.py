@@ -10,20 +10,29 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from store.artifacts import ARTIFACTS_FILE
-from store.attempts import ATTEMPTS_FILE
-from store.config_text import PUBLISHED, Pairs, read_sections
-from store.history import METRICS_FILE
-from store.lineage import Ancestor, list_sums, read_lineage
-from store.mirror import CONFIG_FILE, RUN_FILE
-from store.record import Values, describe, get_final_values, get_last_values, parse_facts, read_tail
-from store.runs import CHECKPOINTS
-from store.soundness import fit_artifacts
-from store.summary import SUMMARY_FILE
-from store.tags import TAGS_FILE, parse_note, parse_tags
+from store.lineage.ancestors import Ancestor, list_sums, read_lineage
+from store.quality.field_types import fit_artifacts
+from store.query.config_text import PUBLISHED, Pairs, read_sections
+from store.query.record import (
+    Values,
+    describe,
+    get_final_values,
+    get_last_values,
+    parse_facts,
+    read_tail,
+)
+from store.query.tags import TAGS_FILE, parse_note, parse_tags
+from store.record.artifacts import ARTIFACTS_FILE
+from store.record.attempts import ATTEMPTS_FILE
+from store.record.history import METRICS_FILE
+from store.record.mirror import CONFIG_FILE, RUN_FILE
+from store.record.runs import CHECKPOINTS
+from store.record.summary import SUMMARY_FILE
 from utils.errors import UserError
 from utils.json_types import JsonValue, load_json
-from utils.storage import ASIDE, LocalFolder, is_remote, open_folder, to_path
+from utils.storage.folder import ASIDE
+from utils.storage.local import LocalFolder
+from utils.storage.places import is_remote, open_folder, to_path
 
 # A file as young as this may still change within the tick of its clock.
 _YOUNG_NS = 2_000_000_000
@@ -50,7 +59,7 @@ class RunEntry:
     Args:
       path: `experiment/name`.
       stamp: of its files when they were read; empty: read them again next time.
-      facts: by the names of `store.record.FACTS`.
+      facts: by the names of `store.query.record.FACTS`.
       sums: SHA-256 of the weights that it has left behind.
       fault: why nothing else is known; empty: nothing is wrong.
     """

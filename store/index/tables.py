@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Column, Float, Integer, MetaData, String, Table, Text
 
-from store.record import FACTS
+from store.query.record import FACTS
 
 # Facts whose values are numbers; the others are text.
 _NUMBERS = {"started": Float, "ended": Float, "attempts": Integer, "final_up_to_step": Integer,

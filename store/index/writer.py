@@ -10,10 +10,10 @@ from functools import lru_cache
 
 from sqlalchemy import Column, Connection, Integer, String, Table, delete, func, insert, select
 
-from store.config_text import Pairs
 from store.index.kin import pack_ancestors
 from store.index.scan import RunEntry
 from store.index.tables import Tables
+from store.query.config_text import Pairs
 
 _BATCH = 500
 # Of a column of integers.

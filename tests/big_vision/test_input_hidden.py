@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from big_vision.input.folder import select_folder
-from big_vision.input.loose import list_images
-from big_vision.input.webdataset import select_tars
+from big_vision.input.images.folder import select_folder
+from big_vision.input.images.loose import list_images
+from big_vision.input.images.webdataset import select_tars
 from datasets import describe_dataset
-from tasks.judge.sets import ModelClasses, look_at, plan_sets
+from tasks.evaluation.sets import ModelClasses, look_at, plan_sets
 from tests.support.input_data import create_section, use_private_cache
 from tests.support.shard_sets import get_digits, write_tar
 from utils.config.evals import EvalSection

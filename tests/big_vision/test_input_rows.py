@@ -10,7 +10,7 @@ import pytest
 from sklearn.datasets import load_diabetes, load_linnerud
 from sklearn.linear_model import LinearRegression
 
-from big_vision.input.example_rows import FORMULAS, RowShape, make_rows, parse_row_name
+from big_vision.input.rows.example_rows import FORMULAS, RowShape, make_rows, parse_row_name
 from datasets import create_source
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.data import DataSection

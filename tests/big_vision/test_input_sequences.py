@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from big_vision.input.sequences import SEQUENCES, draw_uniform, parse_sequence_name
+from big_vision.input.text.sequences import SEQUENCES, draw_uniform, parse_sequence_name
 from datasets import create_loader
 from utils.config.data import DataSection
 from utils.errors import UserError

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import main
-from big_vision.input.tokenizer import END_TEXT, ByteTokenizer, load_tokenizer
-from big_vision.input.tokens import read_token_index
+from big_vision.input.text.tokenizer import END_TEXT, ByteTokenizer, load_tokenizer
+from big_vision.input.text.tokens import read_token_index
 from datasets import Position, create_loader
 from tests.support.language import create_language_argv, write_texts
 from tools.prepare_dataset.__main__ import main as prepare
@@ -225,7 +225,7 @@ def test_a_broken_dataset_is_said_in_one_line(root, tmp_path, capsys, damage, fl
 
 
 def test_tokens_behind_those_that_are_looked_at_first_are_looked_at_when_read(root, monkeypatch):
-    monkeypatch.setattr("big_vision.input.tokens._LOOKED_AT", 3)
+    monkeypatch.setattr("big_vision.input.text.tokens._LOOKED_AT", 3)
     tokens = np.fromfile(root / "text_byte" / "validation.bin", "<u2")
     data = create_data(root)
     loader = create_loader(data, "eval", seed=0)

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import main
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.tiny_parts import create_argv, create_batch
 from utils.config.execution import RuntimeSection
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 
 pytestmark = [
     pytest.mark.cuda,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses import LossInputs
+from losses.base import LossInputs
 
 Arrays = Mapping[str, np.ndarray]
 

@@ -19,7 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from losses import LOSSES, Loss, LossInputs, SparseTeacher, WeightedLoss, create_loss
+from losses.base import Loss, LossInputs
+from losses.factory import create_loss
+from losses.sparse import SparseTeacher
+from losses.table import LOSSES
+from losses.weighted import WeightedLoss
 from tests.fixture_runs.cases import Arrays, Case, Outcome, Result, get_inputs
 from tests.fixture_runs.whole_losses import run_whole
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from losses import Loss, LossInputs, Turned, create_loss
+from losses.base import Loss, LossInputs, Turned
+from losses.factory import create_loss
 from tests.fixture_runs.cases import Case, Result, get_targets
 
 STATE, TURNED = "state/", "turned/"

@@ -12,7 +12,7 @@ import torch
 import main as program
 from engine import evaluate
 from job.answers import Answers
-from store.hits import HITS_FILE, parse_hits
+from store.record.hits import HITS_FILE, parse_hits
 from tests.support.tiny_parts import (
     SYNTHETIC,
     TinyTask,

@@ -11,10 +11,10 @@ import pytest
 import main
 from job.check import check
 from job.lineage import find_lineage
-from store.lineage import LINEAGE_FILE, format_note, read_lineage
-from store.record import RunRecord
+from store.lineage.ancestors import LINEAGE_FILE, format_note, read_lineage
+from store.query.record import RunRecord
 from tools import checkpoint
-from utils.config import load_config
+from utils.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -20,10 +20,10 @@ from job.micro_batches import (
     settle_micro_batches,
 )
 from main import main
-from store.calibration import hash_step
+from store.quality.calibration import hash_step
 from tests.support.child_runs import read_losses
 from tests.support.tiny_parts import VIT_ARGS, create_argv, create_config, create_cpu_runtime
-from utils.config import RunConfig, change, load_config
+from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError
 from utils.runtime import peaks
 

@@ -13,16 +13,16 @@ import pytest
 
 import main
 from job.stream import iterate_batches
-from store.history import read_metrics
-from store.models import SketchesFile, SpanLine
-from store.record import RunRecord, get_finite_or_told
-from store.sketches import QuantileSketch
-from store.spans import SPANS_FILE, Span, parse_spans
-from store.stretches import SKETCHES_FILE
-from store.validation import check_run
+from store.quality.validation import check_run
+from store.query.record import RunRecord, get_finite_or_told
+from store.query.schemas import SketchesFile, SpanLine
+from store.record.history import read_metrics
+from store.record.sketches import QuantileSketch
+from store.record.spans import SPANS_FILE, Span, parse_spans
+from store.record.windows import SKETCHES_FILE
 from tests.support.child_runs import run_main
 from tests.support.tiny_parts import create_argv
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 FLAGS = ("--run.run_id=a", "--train.log_every_steps=4", "--train.checkpoint_every_steps=5",
          "--train.eval_every_epochs=1", "--runtime.num_threads=1")  # fmt: skip

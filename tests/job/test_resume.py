@@ -11,10 +11,13 @@ import torch
 from datasets import DatasetFacts
 from job.resume import check_resume, describe_hardware, restore
 from job.spec import Job
-from store.runs import Run
-from tasks import TaskFacts
+from store.record.runs import Run
+from tasks.facts import TaskFacts
 from tests.support.tiny_parts import TinyConvNet, create_config, create_cpu_runtime, create_state
-from utils.checkpoint import CheckpointError, CheckpointManager, collect_state, find_checkpoint
+from utils.checkpoint.files import CheckpointError
+from utils.checkpoint.find import find_checkpoint
+from utils.checkpoint.manager import CheckpointManager
+from utils.checkpoint.state import collect_state
 from utils.errors import UserError
 
 

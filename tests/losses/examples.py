@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from losses import Loss, LossInputs, SparseTeacher, Turned, create_loss
+from losses.base import Loss, LossInputs, Turned
+from losses.factory import create_loss
+from losses.sparse import SparseTeacher
 
 CLASSES = 7
 EXAMPLES_IN_SPLIT = 12

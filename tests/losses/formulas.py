@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from losses import LossInputs
+from losses.base import LossInputs
 from tests.losses.examples import (
     ARGS,
     create_example_loss,

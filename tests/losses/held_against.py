@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from losses import LOSSES
+from lab.marked_tables import write_between
+from losses.table import LOSSES
 from tests.fixture_runs.distillation import SMALL, measure
 from tests.losses.formulas import CASES, REFERENCES, compare_slopes, compare_values
-from tools.marked_tables import write_between
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 FILES = {name: FIXTURES / f"{name}.npz" for name in ("kd_public", "kd_more")}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from losses.affine import create_channel_map, create_hadamard, create_phi_s_map, even_out
+from losses.features.affine import create_channel_map, create_hadamard, create_phi_s_map, even_out
 
 # Hadamard matrices by doubling, by both of Paley's constructions and by products; and widths that
 # no matrix is made for, multiples of 4 (52) or not.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from losses.chunked import (
+from losses.tasks.chunked import (
     choose_chunk,
     count_next_tokens,
     find_right_tokens,

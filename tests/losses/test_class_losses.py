@@ -8,8 +8,10 @@ from timm.loss import AsymmetricLossMultiLabel, BinaryCrossEntropy
 from timm.loss.poly_loss import PolyBinaryCrossEntropy
 from torch.nn import functional as F
 
-from losses import LossInputs, WeightedLoss, create_class_loss
-from tasks.mixing import Mixing
+from losses.base import LossInputs
+from losses.tasks.classes import create_class_loss
+from losses.weighted import WeightedLoss
+from tasks.images.mixing import Mixing
 from utils.config.sections import TrainSection
 
 CLASSES = 5

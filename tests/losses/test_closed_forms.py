@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from losses import create_loss
-from losses.contrastive import UnitEmbedding
-from losses.heads import compute_transport
+from losses.factory import create_loss
+from losses.features.heads import compute_transport
+from losses.logits.standardise import standardise_logits
 from losses.reductions import mean_groups
-from losses.relations import compute_kernel
-from losses.standardise import standardise_logits
+from losses.relations.contrastive import UnitEmbedding
+from losses.relations.similarities import compute_kernel
 from tests.losses.examples import create_example_loss, create_inputs
 
 QUICK = settings(max_examples=25)

@@ -18,7 +18,7 @@ from job.check import check
 from job.stream import iterate_batches
 from tests.support.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
 from tests.test_teachers import export, get_flags
-from utils.config import load_config
+from utils.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 MAPS, BLOCK, POOLED = "patch_embed.proj", "blocks.0", "fc_norm"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from losses import create_loss
+from losses.factory import create_loss
 from tests.losses.examples import ARGS, create_example_loss, create_inputs
 from utils.errors import UserError
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from losses import LOSSES
+from losses.table import LOSSES
 from tests.losses.examples import (
     ARGS,
     BETWEEN_EXAMPLES,

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from losses import LossInputs, create_loss
+from losses.base import LossInputs
+from losses.factory import create_loss
 from tests.fixture_runs.distillation import run, run_cases
 from tests.losses.held_against import FILES, INDEXES
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from losses import LOSSES
+from lab.marked_tables import get_marks
+from losses.table import LOSSES
 from tests.losses.held_against import FORMULA, INDEXES, format_figure, get_evidence, list_evidence
-from tools.marked_tables import get_marks
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs/losses.md"
 # Of values and gradients: those of the files' format, and of finite differences.

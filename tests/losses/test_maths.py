@@ -10,17 +10,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from losses import SparseTeacher, create_loss
-from losses.contrastive import compute_scores
-from losses.decoupled import compute_dkd_parts
-from losses.features import pool_adaptive
-from losses.logits import kd_kl_div
-from losses.matching import compute_dist_parts
-from losses.multilevel import compute_low_share
+from losses.factory import create_loss
+from losses.features.hints import pool_adaptive
+from losses.features.projections import create_projection
+from losses.logits.decoupled import compute_dkd_parts
+from losses.logits.kd import kd_kl_div
+from losses.logits.matching import compute_dist_parts
+from losses.logits.multilevel import compute_low_share
 from losses.noise import draw_uniform
-from losses.projections import create_projection
-from losses.relations import compute_kernel, compute_rkd_parts
-from losses.sparse import compute_dense_log_probs
+from losses.relations.contrastive import compute_scores
+from losses.relations.similarities import compute_kernel, compute_rkd_parts
+from losses.sparse import SparseTeacher, compute_dense_log_probs
 from tests.losses.examples import create_example_loss, create_inputs
 
 
@@ -222,7 +222,7 @@ def test_crd_draws_as_many_negatives_as_it_is_told_from_the_whole_split(monkeypa
         seen.append(rows)
         return compute_scores(embeddings, rows, temperature)
 
-    monkeypatch.setattr("losses.contrastive.compute_scores", note)
+    monkeypatch.setattr("losses.relations.contrastive.compute_scores", note)
     inputs = replace(create_inputs("crd"), contrast_indices=None)
     loss = create_example_loss("crd", negatives=500)
     memories = loss.teacher_memory.clone(), loss.student_memory.clone()

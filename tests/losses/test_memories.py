@@ -10,7 +10,9 @@ from threading import Barrier
 import pytest
 import torch
 
-from losses import LossInputs, create_loss, join_memories
+from losses.base import LossInputs
+from losses.factory import create_loss
+from losses.memories import join_memories
 from losses.noise import draw_words
 
 EXAMPLES, WIDTH, BATCH = 40, 6, 8

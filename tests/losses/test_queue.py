@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from losses import LossInputs, create_loss
+from losses.base import LossInputs
+from losses.factory import create_loss
 from losses.memories import join_memories
-from losses.queues import push_rows
 from losses.reductions import unit_rows
+from losses.relations.queues import push_rows
 from utils.errors import UserError
 
 WIDTH, SIZE = 5, 6

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from losses import LOSSES
+from losses.table import LOSSES
 from tests.losses.examples import map_examples
 from tests.losses.formulas import (
     CASES,

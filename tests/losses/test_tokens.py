@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch.nn import functional
 
-from losses import LOSSES, create_loss
-from losses.divergences import compute_generalised_jsd, compute_reverse_kl
-from losses.logits import kd_kl_div
+from losses.factory import create_loss
+from losses.logits.divergences import compute_generalised_jsd, compute_reverse_kl
+from losses.logits.kd import kd_kl_div
+from losses.table import LOSSES
 from tests.losses.examples import ARGS, create_example_loss, create_inputs, map_examples
 from utils.errors import UserError
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import torch
 
-from losses import LossInputs, WeightedLoss, create_loss, create_weighted_loss
+from losses.base import LossInputs
+from losses.factory import create_loss
+from losses.weighted import WeightedLoss, create_weighted_loss
 from tests.losses.examples import create_example_loss, create_inputs
 from utils.config.distill import DistillSection, LossTerm
 

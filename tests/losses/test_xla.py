@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from losses import WeightedLoss
+from losses.weighted import WeightedLoss
 from tests.losses.examples import NO_GRADIENT, create_example_loss, create_inputs, map_examples
 
 pytestmark = pytest.mark.xla

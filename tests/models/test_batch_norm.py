@@ -10,10 +10,11 @@ import timm
 import torch
 from torch import nn
 
-from models import apply_patches, create_model, recompute_blocks, synchronise_batch_norm
-from models.batch_norm import compute_batch_norm
-from models.patches import patch_for
+from models.batch_norm import compute_batch_norm, synchronise_batch_norm
+from models.factory import create_model
 from models.patches.convolution import XlaBatchNorm1d, XlaBatchNorm2d
+from models.patches.table import apply_patches, patch_for
+from models.remat import recompute_blocks
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.config.sections import ModelSection
 from utils.errors import UserError

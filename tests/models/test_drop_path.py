@@ -6,8 +6,8 @@ import pytest
 import torch
 from timm.layers import DropPath
 
-from models import create_model
 from models.drop_path import get_drop_path_rates, set_drop_path
+from models.factory import create_model
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from models import FeatureTap, get_feature_shapes
 from models.cifar_resnet import create_resnet8x4, create_resnet32x4
-from models.factory import MODELS
+from models.features import FeatureTap, get_feature_shapes
+from models.table import MODELS
 from tests.support.tiny_parts import create_vit
 from utils.errors import UserError
 

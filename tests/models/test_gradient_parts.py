@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models import apply_patches, create_model
+from models.factory import create_model
+from models.patches.table import apply_patches
 from tests.support.tiny_parts import CLASSES, VIT_ARGS
 from utils.config.sections import ModelSection
-from utils.runtime.parts import get_parts, join_gradients, split_gradients
+from utils.runtime.mesh_gradients import get_parts, join_gradients, split_gradients
 
 VITS = {
     "vit_tiny_patch16_224": {},

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import main
-from models import create_model, export_model, list_language_models
-from models.factory import build_model
+from models.factory import build_model, create_model, export_model
+from models.teachers.tokens import list_language_models
 from tests.models.delta.test_qwen import DENSE, HYBRID, KINDS, VOCAB, create
 from tests.models.delta.test_rules import SMALL
 from tests.models.delta.test_rwkv import SHAPE
@@ -18,7 +18,10 @@ from tests.support.language import LANGUAGE, create_language_argv
 from tools.export.language import write_folder
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.weights import ARGUMENTS, FitRules, load_weights, open_weights
+from utils.weights.fitting import FitRules
+from utils.weights.load import load_weights
+from utils.weights.meaning import ARGUMENTS
+from utils.weights.opening import open_weights
 
 SHAPES = {name: shape for name, (_, shape) in KINDS.items()} | {
     "rwkv7": SHAPE, "delta_rules": {**SMALL, "rule": "delta_product", "full_every": 2},

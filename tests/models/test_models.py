@@ -10,20 +10,15 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from models import (
-    create_input_transform,
-    create_model,
-    create_teachers,
-    export_model,
-    find_model_name,
-    refuse_image_keys,
-)
-from models.transforms import to_pixels
+from models.factory import create_model, export_model, find_model_name
+from models.teachers.teacher import create_teachers, refuse_image_keys
+from models.transforms import create_input_transform, to_pixels
 from tests.support.tiny_parts import CLASSES, SIDE, VIT_ARGS, create_batch, create_vit
 from utils.config.distill import DistillSection, TeacherSection
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.weights import load_weights, open_weights
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 VIT = ModelSection(name="vit_tiny_patch16_224", image_size=SIDE, args=VIT_ARGS)
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 import main
-from models import create_model
+from models.factory import create_model
 from models.sincos_vit import compute_positions
 from optim_factory import get_parameter_groups
-from store import read_metrics
+from store.record.history import read_metrics
 from utils.config.sections import ModelSection, OptimSection
 from utils.errors import UserError
 

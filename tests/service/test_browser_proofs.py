@@ -12,21 +12,14 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from service.jobs import JobQueue, Submission, open_queue
+from proofs.benchmark_index import make_store as make_many
 from service.jobs.dispatcher import Dispatcher
-from service.jobs.files import ROOT, read_progress
-from store.history import METRICS_FILE
-from tests.service.browsers import (
-    SIZES,
-    Watched,
-    open_browser,
-    read_paint,
-    serve,
-    wait_for_charts,
-)
+from service.jobs.files import ROOT, JobQueue, open_queue, read_progress
+from service.jobs.submission import Submission
+from store.record.history import METRICS_FILE
+from tests.service.browsers import SIZES, Watched, open_browser, read_paint, serve, wait_for_charts
 from tests.service.web.apps import make_store
 from tests.support.stored_runs import make_run
-from tools.proofs.benchmark_index import make_store as make_many
 
 pytestmark = pytest.mark.slow
 POINTS = 1_000_000

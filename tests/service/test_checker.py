@@ -12,11 +12,12 @@ import pytest
 
 from job.check import check
 from service.checker import Checker, CheckerBusy
-from service.jobs import Submission, open_queue
-from store.changes import hash_config
+from service.jobs.files import open_queue
+from service.jobs.submission import Submission
+from store.query.changes import hash_config
 from tests.support.waiting import PATIENCE_S, wait_for
-from utils.config import combine_config, get_resume_rules
-from utils.config.keys import get_keys
+from utils.config.keys import get_keys, get_resume_rules
+from utils.config.load import combine_config
 from utils.errors import UserError
 
 CONFIG = "configs/regression/diabetes_linear.yaml"

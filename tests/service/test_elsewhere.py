@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.jobs import Submission
 from service.jobs.child import get_command
 from service.jobs.files import JobFile
-from service.jobs.submission import resolve_submission, write_flags
+from service.jobs.submission import Submission, resolve_submission, write_flags
 from tests.support.cloud import ROOT, Cloud
 from tests.support.waiting import wait_for
 from tools import sweep
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 from utils.errors import UserError
 
 CONFIG = "configs/regression/diabetes_linear.yaml"

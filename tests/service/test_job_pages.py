@@ -11,20 +11,20 @@ import yaml
 
 from service.checker import Checker, Verdict
 from service.estimates import Estimate, Estimator, bill_by_estimate, bill_by_runs, read_steps
-from service.jobs import Submission, open_queue
-from service.jobs.files import ROOT, append_event
+from service.jobs.files import ROOT, append_event, open_queue
+from service.jobs.submission import Submission
 from service.web.views.compare import tell_parting
 from service.web.views.frame import show_time
 from service.web.views.jobs import make_intervals
 from service.web.views.submit import make_groups, read_overrides
-from store.costs import DevicePrice
-from store.record import RunRecord
-from store.trends import keep_report
+from store.quality.costs import DevicePrice
+from store.quality.trends import keep_report
+from store.query.record import RunRecord
 from tests.service.web.apps import ORIGIN, make_app, make_client
 from tests.store.test_calibration import make_tpu_run, make_verdict
 from tests.support.stored_runs import make_config, make_lines, make_run
 from tests.support.waiting import wait_for
-from utils.config import RunConfig, combine_config
+from utils.config.load import RunConfig, combine_config
 from utils.errors import UserError
 
 CONFIG = "configs/digits_student.yaml"

@@ -14,17 +14,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.jobs import JobQueue, Submission, open_queue
 from service.jobs.dispatcher import Dispatcher
-from service.jobs.files import append_event, hold_lock, is_held, read_job, read_progress
+from service.jobs.files import (
+    JobQueue,
+    append_event,
+    hold_lock,
+    is_held,
+    open_queue,
+    read_job,
+    read_progress,
+)
 from service.jobs.rules import Patience, decide
 from service.jobs.slots import choose_slots, create_environment, parse_slots
 from service.jobs.starters import ColdStarter, create_starter
 from service.jobs.state import fold_events
-from store.attempts import read_attempts
-from store.changes import hash_config
+from service.jobs.submission import Submission
+from store.query.changes import hash_config
+from store.record.attempts import read_attempts
 from tests.support.waiting import PATIENCE_S
-from utils.config import get_resume_rules, load_config
+from utils.config.keys import get_resume_rules
+from utils.config.load import load_config
 from utils.errors import UserError
 
 CONFIG = "configs/regression/diabetes_linear.yaml"

@@ -10,10 +10,10 @@ import time
 
 import pytest
 
-from service.jobs import JobQueue, keeper
+from service.jobs import keeper
 from service.jobs.child import get_birth
 from service.jobs.dispatcher import DISPATCHER_LOCK, Dispatcher
-from service.jobs.files import ROOT
+from service.jobs.files import ROOT, JobQueue
 from tests.support.waiting import PATIENCE_S, wait_for
 
 

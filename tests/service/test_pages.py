@@ -9,15 +9,15 @@ import re
 import pytest
 
 from service.web.assets import STATIC, AssetTable
-from service.web.series import Curve
+from service.web.series.ranges import Curve
 from service.web.views.figures import draw_picture, group_metrics, make_chart
 from service.web.views.runs import choose_keys, find_differing
 from service.web.views.timeline import join_boxes
-from store.lineage import Ancestor, note_run, tell_lineage
-from store.tags import change_tags
+from store.lineage.ancestors import Ancestor, note_run, tell_lineage
+from store.query.tags import change_tags
 from tests.service.web.apps import ORIGIN, make_app, make_client, make_mixed_store, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 def make_curve(metric: str, steps: list[int]) -> Curve:

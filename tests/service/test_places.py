@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from service.places import check_config_path, check_places, list_configs
-from utils.config import RunConfig, combine_config
+from utils.config.load import RunConfig, combine_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from service.web import columns as columns_module
-from service.web.chunks import gather_chunk, parse_chunk
-from service.web.series import Extent, SeriesReader, smooth_values, thin_out
-from store.history import METRICS_FILE, write_lines
-from store.record import RunRecord, read_history
+from service.web.series import columns as columns_module
+from service.web.series.chunks import gather_chunk, parse_chunk
+from service.web.series.ranges import Extent, SeriesReader, smooth_values, thin_out
+from store.query.record import RunRecord, read_history
+from store.record.history import METRICS_FILE, write_lines
 from tests.support.stored_runs import make_lines, make_run
 from utils.errors import UserError
 

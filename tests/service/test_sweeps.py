@@ -13,20 +13,22 @@ from pathlib import Path
 import pytest
 import yaml
 
-from service.jobs import open_queue
 from service.jobs.dispatcher import Dispatcher
+from service.jobs.files import open_queue
 from service.jobs.slots import parse_slots
 from service.jobs.starters import ColdStarter, WarmStarter, create_starter
-from service.sweeps import SweepControl, SweepSpec, plan_trials, read_spec, tabulate_sweep
+from service.sweeps.control import SweepControl
 from service.sweeps.plan import (
     draw_point,
     find_differences,
     keep_sweep,
     make_trial,
+    plan_trials,
     read_sweep,
     resolve_base,
 )
-from service.sweeps.report import TrialState
+from service.sweeps.report import TrialState, tabulate_sweep
+from service.sweeps.spec import SweepSpec, read_spec
 from service.sweeps.study import ask_point
 from store.compare.statistics import compute_interval
 from tools import queue as queue_tool

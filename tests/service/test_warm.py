@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from service.jobs import JobQueue, Submission, open_queue
 from service.jobs.dispatcher import Dispatcher
-from service.jobs.files import read_job, read_progress
+from service.jobs.files import JobQueue, open_queue, read_job, read_progress
 from service.jobs.slots import parse_slots
 from service.jobs.starters import WarmStarter
-from store import METRICS, read_metrics
+from service.jobs.submission import Submission
+from store.record.catalogue import METRICS
+from store.record.history import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/digits_student.yaml"

@@ -13,8 +13,8 @@ COUNT = 64
 # Sixty-four processes that all wait for one pipe to be closed.
 _SCRIPT = """
 import os, sys
-from store.runs import RunStore
-from store.session import RunSession
+from store.record.runs import RunStore
+from store.record.session import RunSession
 
 read, write = os.pipe()
 for number in range(int(sys.argv[2])):

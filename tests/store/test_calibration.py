@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from store.attempts import ATTEMPTS_FILE
-from store.calibration import (
+from store.quality.calibration import (
     CalibratedRun,
     calibrate,
     find_verdict,
@@ -21,8 +20,9 @@ from store.calibration import (
     index_verdicts,
     measure_step,
 )
-from store.record import RunRecord
-from store.trends import keep_report
+from store.quality.trends import keep_report
+from store.query.record import RunRecord
+from store.record.attempts import ATTEMPTS_FILE
 from tests.store.test_trends import VERDICT
 from tests.support.stored_runs import make_config, make_run
 from tools.runs.__main__ import main

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from store import METRICS, Metric, keep_deterministic, read_metrics
-from store.catalogue import HEAD, LOSS, Catalogue
-from store.history import get_learnt, get_loss_terms, modernise, replay
+from store.record.catalogue import HEAD, LOSS, METRICS, Catalogue, Metric
+from store.record.history import (
+    get_learnt,
+    get_loss_terms,
+    keep_deterministic,
+    modernise,
+    read_metrics,
+    replay,
+)
 from tests.support.child_runs import ROOT
 from utils.errors import UserError
 

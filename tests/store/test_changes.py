@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from store.changes import (
-    check_changes,
-    check_stream,
-    find_changes,
-    hash_config,
-)
-from utils.config import RunConfig, get_resume_rules
+from store.query.changes import check_changes, check_stream, find_changes, hash_config
+from utils.config.keys import get_resume_rules
+from utils.config.load import RunConfig
 from utils.errors import UserError
 
 BASE = RunConfig()

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from store.claim import CLAIM_FILE, Claim
-from store.owner import describe_self
+from store.record.claim import CLAIM_FILE, Claim
+from store.record.owner import describe_self
 from tests.support.waiting import wait_for
 from utils.errors import UserError
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 @pytest.fixture(params=["disk", "memory", "gs"])
@@ -84,7 +84,7 @@ def test_a_silent_owner_elsewhere_is_waited_out_and_a_beating_one_is_not(place):
     other = Claim(place, beat_s=0.05, patience_s=30.0)
     other.acquire(wait_s=0.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("store.claim.is_of_this_machine", lambda owner: False)
+        patch.setattr("store.record.claim.is_of_this_machine", lambda owner: False)
         with pytest.raises(UserError, match="is being written by"):
             Claim(place, beat_s=0.05, patience_s=30.0).acquire(wait_s=0.1)
     other.release()

@@ -15,25 +15,24 @@ import pytest
 from safetensors.numpy import save, save_file
 from scipy import stats
 
-from store.compare import (
-    Side,
-    compare_sides,
-    compute_delta,
-    find_differences,
+from store.compare.differences import find_differences, find_environment
+from store.compare.divergence import (
+    count_ulps,
+    count_ulps32,
+    find_checkpoint,
     find_divergence,
-    find_environment,
-    group_records,
+    read_lines,
 )
-from store.compare.divergence import count_ulps, count_ulps32, find_checkpoint, read_lines
 from store.compare.report import tell_divergence
-from store.compare.sides import TOO_SMALL, list_metrics
-from store.compare.statistics import adjust, compute_joint_delta, summarise
+from store.compare.sides import TOO_SMALL, Side, compare_sides, group_records, list_metrics
+from store.compare.statistics import adjust, compute_delta, compute_joint_delta, summarise
 from store.compare.tensors import find_tensors
-from store.history import write_lines
-from store.record import RunRecord
+from store.query.record import RunRecord
+from store.record.history import write_lines
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
-from utils.storage import COMMIT_FILE, open_folder
+from utils.storage.folder import COMMIT_FILE
+from utils.storage.places import open_folder
 
 
 @pytest.mark.parametrize(("n", "is_paired"), itertools.product((3, 5, 10), (True, False)))

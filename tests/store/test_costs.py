@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from store.costs import DevicePrice, compute_cost, find_front, read_prices
-from store.record import RunRecord
+from store.quality.costs import DevicePrice, compute_cost, find_front, read_prices
+from store.query.record import RunRecord
 from tests.support.stored_runs import make_config, make_run
 from tools.runs.__main__ import main
 from utils.errors import UserError

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from store.compare import Side
 from store.compare.answers import compare_answers, compute_mcnemar
 from store.compare.report import create_report
+from store.compare.sides import Side
 from store.compare.sources import compare_sources
-from store.environment import write_environment
-from store.hits import HITS_FILE, Hits, format_hits
-from store.record import RunRecord
-from store.source import SourceState
+from store.query.record import RunRecord
+from store.record.environment import write_environment
+from store.record.hits import HITS_FILE, Hits, format_hits
+from store.record.source import SourceState
 from tests.support.stored_runs import make_config, make_run
 from tools.runs.__main__ import main
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from store.artifacts import publish_artifacts
 from store.export import FORMATS, check_export, export_runs, iterate_points, read_table, tell_run
-from store.record import RunRecord
-from store.validation import check_run
+from store.quality.validation import check_run
+from store.query.record import RunRecord
+from store.record.artifacts import publish_artifacts
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 ODD = [1e-300, 5e-324, 1.7976931348623157e308, -0.0, 0.1 + 0.2, 1 / 3, float(2**53), math.pi]
 

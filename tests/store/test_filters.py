@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from store.filters import check_keys, choose, parse_filter
+from store.query.filters import check_keys, choose, parse_filter
 from utils.errors import UserError
 
 RUN = {

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from store.fitness import find_unfit
-from store.index import RunIndex
-from store.record import RunRecord
-from store.summary import SUMMARY_FILE
-from store.tags import TAGS_FILE, change_tags
-from store.validation import check_run
+from store.index.database import RunIndex
+from store.quality.completeness import find_unfit
+from store.quality.validation import check_run
+from store.query.record import RunRecord
+from store.query.tags import TAGS_FILE, change_tags
+from store.record.summary import SUMMARY_FILE
 from tests.support.whole_runs import make_whole_run
 from tools.runs.__main__ import main
 from utils.errors import UserError
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 GATE = ("--gate", "eval.top1:1:-:major")
 

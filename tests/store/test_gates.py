@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from store.compare import Side
-from store.gates import (
+from store.compare.sides import Side
+from store.quality.gates import (
     SEVERITIES,
     check_samples,
     check_sides,
@@ -19,7 +19,7 @@ from store.gates import (
     parse_gate,
     settle_direction,
 )
-from store.record import RunRecord
+from store.query.record import RunRecord
 from tests.support.stored_runs import make_config, make_run
 from utils.errors import UserError
 

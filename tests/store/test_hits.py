@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from store.hits import HITS_FILE, Hits, HitsFile, format_hits, parse_hits
-from store.mirror import Mirror, pull
-from store.validation import check_run
+from store.quality.validation import check_run
+from store.record.hits import HITS_FILE, Hits, HitsFile, format_hits, parse_hits
+from store.record.mirror import Mirror, pull
 from tests.support.stored_runs import make_run
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 def make_hits(step: int, examples: int = 20) -> Hits:

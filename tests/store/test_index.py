@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from store.index import RunIndex
-from store.record import RunRecord
-from store.tags import change_tags
+from store.index.database import RunIndex
+from store.query.record import RunRecord
+from store.query.tags import change_tags
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 @pytest.fixture(autouse=True)

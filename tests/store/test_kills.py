@@ -18,17 +18,18 @@ from pathlib import Path
 import pytest
 
 from store.export import check_export, export_runs
-from store.history import read_metrics
-from store.index import RunIndex
-from store.record import RunRecord
-from store.runs import RunStore
-from store.summary import SUMMARY_FILE
-from store.tags import TAGS_FILE, change_tags
-from store.validation import check_run
+from store.index.database import RunIndex
+from store.quality.validation import check_run
+from store.query.record import RunRecord
+from store.query.tags import TAGS_FILE, change_tags
+from store.record.history import read_metrics
+from store.record.runs import RunStore
+from store.record.summary import SUMMARY_FILE
 from tests.support.stored_runs import make_config, make_run
 from tests.support.whole_runs import begin_whole
 from utils.metrics import MetricWriter
-from utils.storage import open_folder, write_atomically
+from utils.storage.local import write_atomically
+from utils.storage.places import open_folder
 
 _KILLS = 70  # of each kind of work of readers
 _STEPS, _CHECKPOINT_EVERY = 24, 6

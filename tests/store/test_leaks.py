@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from store.leaks import find_secret
-from store.source import SOURCE_ROOT
+from store.lineage.leaks import find_secret
+from store.record.source import SOURCE_ROOT
 
 # A bar stands where the text is joined: this file must not look like a secret itself.
 LONG = "wJalrXUtnFEMI/K7MDENG|/bPxRfiCYEXAMPLEKEY"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from store.descent import find_kinship
-from store.index import RunIndex
-from store.lineage import (
+from store.index.database import RunIndex
+from store.lineage.ancestors import (
     BAD,
     CACHE,
     LINEAGE,
@@ -24,12 +23,13 @@ from store.lineage import (
     read_note,
     tell_lineage,
 )
-from store.models import RunFile
-from store.record import RunRecord
-from store.runs import Run
+from store.lineage.descendants import find_kinship
+from store.query.record import RunRecord
+from store.query.schemas import RunFile
+from store.record.runs import Run
 from tests.support.stored_runs import make_run
 from tools.runs.__main__ import main
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 SUM = "a" * 64
 

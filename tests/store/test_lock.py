@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store.lock import LOCK_FILE, RunLock, find_owner, refuse_if_owned
+from store.record.lock import LOCK_FILE, RunLock, find_owner, refuse_if_owned
 from tests.support.child_runs import ROOT
 from utils.errors import UserError
 
@@ -21,7 +21,7 @@ _HOLD = """
 import sys, os
 sys.path.insert(0, os.getcwd())
 from pathlib import Path
-from store.lock import RunLock
+from store.record.lock import RunLock
 RunLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from store.artifacts import publish_artifacts
-from store.attempts import begin_attempt, end_attempt, read_attempts
-from store.history import read_metrics
-from store.mirror import Mirror, pull, read_segments
-from store.spans import SPANS_FILE, SpanWriter, parse_spans
-from store.stretches import SKETCHES_FILE, SketchKeeper, parse_sketches
+from store.record.artifacts import publish_artifacts
+from store.record.attempts import begin_attempt, end_attempt, read_attempts
+from store.record.history import read_metrics
+from store.record.mirror import Mirror, pull, read_segments
+from store.record.spans import SPANS_FILE, SpanWriter, parse_spans
+from store.record.windows import SKETCHES_FILE, SketchKeeper, parse_sketches
 from tests.support.faulty import register
 from utils.metrics import MetricWriter
-from utils.storage import StorageError, compute_crc32c, open_folder
+from utils.storage.folder import StorageError
+from utils.storage.local import compute_crc32c
+from utils.storage.places import open_folder
 
 
 def attempt(folder: Path, remote: str, *, from_step: int, to_step: int) -> None:

@@ -12,11 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from store.export import export_runs
-from store.hits import Hits, format_hits, read_header
-from store.models import MODELS, create_schema, format_schema
-from store.record import RunRecord
-from store.spans import SPANS_FILE, SpanWriter
-from store.stretches import RunSketches, format_sketches
+from store.query.record import RunRecord
+from store.query.schemas import MODELS, create_schema, format_schema
+from store.record.hits import Hits, format_hits, read_header
+from store.record.spans import SPANS_FILE, SpanWriter
+from store.record.windows import RunSketches, format_sketches
 from tests.support.stored_runs import make_run
 from tests.support.whole_runs import make_whole_run
 

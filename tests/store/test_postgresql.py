@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from store.index import RunIndex
+from store.index.database import RunIndex
 from tests.support.stored_runs import make_config, make_run
 from utils.errors import UserError
 

@@ -11,13 +11,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.config_text import flatten_config, parse_config, read_sections
-from store.index import RunIndex
-from store.record import RunRecord, get_final_values, read_tail
-from store.tags import change_tags
+from store.index.database import RunIndex
+from store.query.config_text import flatten_config, parse_config, read_sections
+from store.query.record import RunRecord, get_final_values, read_tail
+from store.query.tags import change_tags
 from tests.support.stored_runs import make_config, make_lines, make_run
 from utils.errors import UserError
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 OLD = Path(__file__).resolve().parents[1] / "fixtures" / "old_runs"
 

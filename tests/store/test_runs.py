@@ -8,9 +8,9 @@ import uuid
 
 import pytest
 
-from store import Run, RunStore, read_environment
-from store.ids import create_id, create_run_name, is_id
-from store.runs import begin, check_free, find_leftovers, set_aside
+from store.record.environment import read_environment
+from store.record.ids import create_id, create_run_name, is_id
+from store.record.runs import Run, RunStore, begin, check_free, find_leftovers, set_aside
 from utils.errors import UserError
 
 
@@ -47,12 +47,12 @@ def test_a_begun_run_has_its_configuration_and_status(store):
 def test_names_and_ids_of_runs_that_begin_together_differ_and_sort_by_time(monkeypatch):
     assert len({create_run_name(4) for _ in range(64)}) == 64
     assert len({create_id() for _ in range(1000)}) == 1000
-    monkeypatch.setattr("store.ids.time.time_ns", lambda: 2_000_000_000)
+    monkeypatch.setattr("store.record.ids.time.time_ns", lambda: 2_000_000_000)
     early = create_id()
-    monkeypatch.setattr("store.ids.time.time_ns", lambda: 3_000_000_000)
+    monkeypatch.setattr("store.record.ids.time.time_ns", lambda: 3_000_000_000)
     late = create_id()
     assert early < late and is_id(late) and uuid.UUID(late).int >> 80 == 3000
-    monkeypatch.setattr("store.ids.time.time_ns", lambda: 1_000_000_000)
+    monkeypatch.setattr("store.record.ids.time.time_ns", lambda: 1_000_000_000)
     assert create_id(after=late) > late
     assert not is_id("x") and not is_id(str(uuid.uuid4()))
 
@@ -95,7 +95,7 @@ def test_the_newest_run_is_the_one_that_was_begun_last(store, monkeypatch):
     assert store.find_newest() is None
     # The clock went back before c was begun.
     for name, now in (("b", 20), ("a", 30), ("c", 10)):
-        monkeypatch.setattr("store.ids.time.time_ns", lambda now=now: now * 10**9)
+        monkeypatch.setattr("store.record.ids.time.time_ns", lambda now=now: now * 10**9)
         start(store, name)
         assert store.find_newest().path.name == name
 

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from store.index import RunIndex
-from store.listing import order_runs
-from store.score import Score, choose_score, get_sign
+from store.index.database import RunIndex
+from store.query.listing import order_runs
+from store.record.score import Score, choose_score, get_sign
 from tasks import TASKS
-from tasks.counting import ECE_BINS
-from tasks.ranking import ScoreTable
+from tasks.classify.counting import ECE_BINS
+from tasks.classify.ranking import ScoreTable
 from tests.service.web.apps import make_mixed_store
 from tests.support.stored_runs import make_run
 

@@ -9,8 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from store.sketches import QuantileSketch, merge_sketches
-from tools.proofs.benchmark_quantiles import EPSILONS, STREAMS, compute_worst, count_other_merges
+from proofs.benchmark_quantiles import EPSILONS, STREAMS, compute_worst, count_other_merges
+from store.record.sketches import QuantileSketch, merge_sketches
 from utils.errors import UserError
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from store import source as module
-from store.environment import choose_variables, read_pinned, write_environment
-from store.source import DIFF_FILE, pack_diff, read_source, split_diff, unpack_diff
+from store.record import source as module
+from store.record.environment import choose_variables, read_pinned, write_environment
+from store.record.source import DIFF_FILE, pack_diff, read_source, split_diff, unpack_diff
 from utils.errors import UserError
 
 TOKEN = "ghp_" + "a1B2" * 9

@@ -6,8 +6,8 @@ import json
 import threading
 from pathlib import Path
 
-from store.models import SpanLine
-from store.spans import SPANS_FILE, Span, SpanWriter, parse_spans
+from store.query.schemas import SpanLine
+from store.record.spans import SPANS_FILE, Span, SpanWriter, parse_spans
 
 
 def read(folder: Path) -> list[Span]:

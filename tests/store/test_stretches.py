@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from store.sketches import QuantileSketch
-from store.stretches import (
+from store.record.sketches import QuantileSketch
+from store.record.windows import (
     SKETCHES_FILE,
     RunSketches,
     SketchKeeper,

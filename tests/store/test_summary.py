@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from store.attempts import read_attempts
-from store.lock import LOCK_FILE
-from store.summary import SUMMARY_FILE, SUMMARY_TABLE, format_summary, read_summary
-from store.tags import change_tags
-from store.validation import check_run
+from store.quality.validation import check_run
+from store.query.tags import change_tags
+from store.record.attempts import read_attempts
+from store.record.lock import LOCK_FILE
+from store.record.summary import SUMMARY_FILE, SUMMARY_TABLE, format_summary, read_summary
 from tests.support.stored_runs import make_lines
 from tests.support.whole_runs import begin_whole, make_whole_run
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 COVERED = {
     "artifacts.json", "attempts.jsonl", "config_resolved.yaml", "environment.json",
@@ -98,7 +98,7 @@ def test_a_kill_between_run_json_and_summary_is_told_and_mended(tmp_path, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("store.session.write_summary", die)
+        patch.setattr("store.record.session.write_summary", die)
         with pytest.raises(KeyboardInterrupt):
             make_whole_run(tmp_path / "runs")
     path = tmp_path / "runs" / "digits" / "done"
@@ -106,7 +106,7 @@ def test_a_kill_between_run_json_and_summary_is_told_and_mended(tmp_path, monkey
     faults = check_run(open_folder(path))
     assert [(one.grade, one.file) for one in faults] == [("damage", SUMMARY_FILE)]
     assert "go on with the run" in faults[0].text
-    from store.runs import RunStore
+    from store.record.runs import RunStore
 
     run = RunStore(str(tmp_path / "runs"), "digits").get("done")
     # The lock of this very process is still held by the session that was cut short.
@@ -119,7 +119,7 @@ def test_a_kill_between_run_json_and_summary_is_told_and_mended(tmp_path, monkey
 
 
 def test_who_goes_on_with_a_run_takes_its_summary_away_first(finished):
-    from store.runs import RunStore
+    from store.record.runs import RunStore
 
     run = RunStore(str(finished.parents[1]), "digits").get("done")
     session = begin_whole(run, is_new=False, from_step=20)
@@ -133,12 +133,12 @@ def test_a_summary_that_cannot_be_written_makes_no_complete_run(tmp_path, monkey
     def refuse(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    from store.runs import RunStore
+    from store.record.runs import RunStore
 
     run = RunStore(str(tmp_path), "digits").get("done")
     session = begin_whole(run)
     (run.path / "metrics.jsonl").write_text(json.dumps(make_lines(1)[0]) + "\n")
-    monkeypatch.setattr("store.session.write_summary", refuse)
+    monkeypatch.setattr("store.record.session.write_summary", refuse)
     with pytest.raises(OSError, match="No space left"):
         session.complete(1, {}, "done")
     session.end(1, "failed", "OSError: No space left on device")

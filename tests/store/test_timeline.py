@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from store.artifacts import publish_artifacts
-from store.costs import compute_cost
-from store.record import RunRecord
-from store.spans import SPANS_FILE
-from store.summary import write_summary
-from store.timeline import (
+from store.quality.costs import compute_cost
+from store.query.record import RunRecord
+from store.query.timeline import (
     compute_time,
     describe_steps,
     list_attempts,
     list_downs,
     make_windows,
 )
-from store.trace import make_trace, thin
+from store.query.trace import make_trace, thin
+from store.record.artifacts import publish_artifacts
+from store.record.spans import SPANS_FILE
+from store.record.summary import write_summary
 from tests.support.stored_runs import make_run
 from tools.runs.__main__ import main
 

@@ -11,9 +11,9 @@ from itertools import permutations
 
 import pytest
 
-from store.gates import parse_gate
-from store.reports import get_identity
-from store.trends import (
+from store.quality.gates import parse_gate
+from store.quality.reports import get_identity
+from store.quality.trends import (
     check_reports,
     compute_p,
     find_trends,

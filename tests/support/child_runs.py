@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from store import read_metrics
+from store.record.history import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 # Several runs in one fresh process, each with the flags of one list.

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from models.delta.kernels_fused import FusedPlan
+    from models.delta.kernels.forward import FusedPlan
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tools.tpu.compile_child import SETTINGS  # noqa: E402
+from bill.children.compile_child import SETTINGS  # noqa: E402
 
 os.environ.update(SETTINGS)
 os.environ.pop("PJRT_DEVICE", None)
@@ -30,7 +30,7 @@ TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6
 
 def list_walks() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
     """Names, functions and sizes of float32 arguments."""
-    from models.delta.kernels_walk import WalkPlan, walk_back, walk_forward
+    from models.delta.kernels.state_scan import WalkPlan, walk_back, walk_forward
 
     count, heads, chunk, key, value = 3, 8, 64, 128, 128
     pairs, keys = (count, heads, chunk, chunk), (count, heads, chunk, key)
@@ -47,7 +47,7 @@ def list_walks() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
 
 def list_rules() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
     """The fused kernel, with sizes and types of its arguments."""
-    from models.delta.kernels_fused import FusedPlan, fused_forward
+    from models.delta.kernels.forward import FusedPlan, fused_forward
 
     for kind, chunk, keep, channels in (
         ("bfloat16", 128, False, 0), ("bfloat16", 64, True, 0), ("float32", 64, True, 0),
@@ -64,8 +64,8 @@ def list_rules() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]
 
 def list_backs() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
     """Its way back, keys shared by two heads."""
-    from models.delta.kernels_back import fused_back
-    from models.delta.kernels_fused import FusedPlan
+    from models.delta.kernels.backward import fused_back
+    from models.delta.kernels.forward import FusedPlan
 
     heads, group, width, tokens = 8, 4, 128, 256
     for kind, chunk, channels in (
@@ -86,7 +86,7 @@ def list_gates(
     plan: FusedPlan, of_tokens: tuple[int, int, int]
 ) -> list[tuple[tuple[int, ...], str]]:
     """Gates of each channel, and rows of those of a head."""
-    from models.delta.kernels_chunks import ROWS
+    from models.delta.kernels.head_tiles import ROWS
 
     kinds = (4, 2, 0, 0)[plan.channels]
     chunks, groups = of_tokens[1] // plan.chunk, of_tokens[2] // plan.widths[0] // plan.group
@@ -96,7 +96,7 @@ def list_gates(
 
 def list_flashes() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], str]]]]:
     """Flash attention, forward and its two ways back, of heads of one row of lanes and of half."""
-    from models.delta.kernels_flash import (
+    from models.delta.kernels.flash import (
         FlashPlan,
         flash_back_columns,
         flash_back_rows,
@@ -119,7 +119,7 @@ def list_flashes() -> Iterator[tuple[str, object, list[tuple[tuple[int, ...], st
 
 def list_steps() -> Iterator[tuple[str, object, list[tuple[int, ...]]]]:
     """A step of decoding: a delta rule's, one of two updates, RWKV-7's of narrow heads."""
-    from models.delta.kernels_step import StepPlan, step_forward
+    from models.delta.kernels.decode_step import StepPlan, step_forward
 
     for name, plan, kinds, width in (
         ("delta", StepPlan(8), 4, 128), ("two updates", StepPlan(4, 2), 6, 128),

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from utils.config.execution import RuntimeSection
-from utils.runtime import create_runtime
 from utils.runtime.base import Runtime
+from utils.runtime.launcher import create_runtime
 
 # Channels in and out, side of the image, arguments: narrow layers beside wide enough ones.
 _POINTWISE = [

@@ -8,18 +8,18 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from store.artifacts import publish_artifacts
-from store.attempts import ATTEMPTS_FILE
-from store.environment import ENVIRONMENT_FILE
-from store.hits import HITS_FILE, Hits, format_hits
-from store.sketches import QuantileSketch
-from store.spans import SPANS_FILE
-from store.stretches import SKETCHES_FILE, Stretch, format_sketches
-from store.summary import write_summary
-from store.tags import change_tags
+from store.query.tags import change_tags
+from store.record.artifacts import publish_artifacts
+from store.record.attempts import ATTEMPTS_FILE
+from store.record.environment import ENVIRONMENT_FILE
+from store.record.hits import HITS_FILE, Hits, format_hits
+from store.record.sketches import QuantileSketch
+from store.record.spans import SPANS_FILE
+from store.record.summary import write_summary
+from store.record.windows import SKETCHES_FILE, Stretch, format_sketches
 from tests.support.stored_runs import make_config, make_run
 from utils.json_types import JsonObject
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 # Texts of JSON: numbers that no float holds, half a pair of code units, a colour's bracket, depth.
 VALUES = (

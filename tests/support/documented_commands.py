@@ -17,7 +17,7 @@ from typing import Any
 
 from job.check import check
 from tests.support.documented_launches import find_launch, import_program, show_dry, split_program
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 
 ROOT = Path(__file__).resolve().parents[2]
 _PLACES = ("data", "/data")

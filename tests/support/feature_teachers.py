@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from models import export_model
-from models.factory import build_model
+from models.factory import build_model, export_model
 
 
 def write_feature_teacher(folder: Path, name: str, args: dict, *, seed: int) -> dict[str, str]:

@@ -20,12 +20,13 @@ from job.callbacks import RunCallbacks
 from job.check import check
 from job.spec import Job
 from job.stream import iterate_batches
-from tasks.views import TEACHER_IMAGES
+from tasks.classify.views import TEACHER_IMAGES
 from tests.support.tiny_parts import VIT_ARGS, create_config
-from utils.config import RunConfig
+from utils.config.load import RunConfig
 from utils.errors import UserError
-from utils.runtime import choose_device, create_runtime, find_planned_ranks
-from utils.runtime.xla_spmd import get_mesh_shape
+from utils.runtime.choice import choose_device, find_planned_ranks
+from utils.runtime.launcher import create_runtime
+from utils.runtime.xla.spmd import get_mesh_shape
 
 # Keys whose effect needs hardware, a killed run or several processes: where a test shows it.
 ELSEWHERE = {

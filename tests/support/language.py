@@ -9,10 +9,10 @@ from torch import nn
 
 from datasets import TokenBatch, create_loader
 from job.check import check
-from models import create_model
-from tasks import Language
+from models.factory import create_model
+from tasks.language.task import Language
 from tools.prepare_dataset.__main__ import main as prepare
-from utils.config import load_config
+from utils.config.load import load_config
 
 LANGUAGE = (
     "--train.task=language", "--data.source=sequences", "--model=transformer",

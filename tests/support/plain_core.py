@@ -7,9 +7,9 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
-from tools.tpu.bundles.chip import ChipModel, HbmTraffic, Transfer
-from tools.tpu.bundles.listing import Bundle, ScalarStep
-from tools.tpu.bundles.machine import EndlessProgramError, Execution
+from bill.bundles.chip import ChipModel, HbmTraffic, Transfer
+from bill.bundles.listing import Bundle, ScalarStep
+from bill.bundles.machine import EndlessProgramError, Execution
 
 _MASK = 0xFFFFFFFF
 _LIMIT = 20_000_000

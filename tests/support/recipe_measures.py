@@ -18,17 +18,11 @@ from timm.layers import resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from models import create_model
 from models.drop_path import get_drop_path_rates
-from optim_factory import (
-    Schedule,
-    create_optimizer,
-    create_schedule,
-    get_warmup_steps,
-    scale_lr,
-)
+from models.factory import create_model
+from optim_factory import Schedule, create_optimizer, create_schedule, get_warmup_steps, scale_lr
 from tests.support.recipe_ops import Op, describe_pixels, read_augmentation, read_crop, read_view
-from utils.config import RunConfig
+from utils.config.load import RunConfig
 from utils.ema import Averaging
 
 # Examples of the splits that recipes use, and classes: TFDS's own counts.

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from store.record import Values
+from store.query.record import Values
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
 

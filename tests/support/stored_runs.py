@@ -9,9 +9,9 @@ from pathlib import Path
 
 import yaml
 
-from store.attempts import begin_attempt, end_attempt
-from store.history import write_lines
-from store.runs import Run, RunStore, begin
+from store.record.attempts import begin_attempt, end_attempt
+from store.record.history import write_lines
+from store.record.runs import Run, RunStore, begin
 from utils.json_types import JsonObject
 
 CONFIG: JsonObject = {

@@ -11,19 +11,20 @@ from torch import nn
 
 from datasets import ImageBatch
 from engine import Plan, TrainState
-from losses import LossInputs, WeightedLoss
-from models import create_model
+from losses.base import LossInputs
+from losses.weighted import WeightedLoss
+from models.factory import create_model
 from optim_factory import create_optimizer, create_schedule
-from tasks import Classify
-from tasks.counting import count_batch, count_marked
+from tasks.classify.counting import count_batch, count_marked
+from tasks.classify.task import Classify
 from utils.clipping import Clipping
-from utils.config import RunConfig, load_config
 from utils.config.execution import RuntimeSection
+from utils.config.load import RunConfig, load_config
 from utils.config.sections import ModelSection, OptimSection
 from utils.ema import Averaging, create_averages
 from utils.metrics import Evaluation
-from utils.runtime import create_runtime
 from utils.runtime.base import Runtime
+from utils.runtime.launcher import create_runtime
 
 CLASSES = 10
 SIDE = 8

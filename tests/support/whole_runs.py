@@ -8,9 +8,9 @@ from pathlib import Path
 
 import yaml
 
-from store.history import METRICS_FILE
-from store.runs import Run, RunStore
-from store.session import RunSession
+from store.record.history import METRICS_FILE
+from store.record.runs import Run, RunStore
+from store.record.session import RunSession
 from tests.support.stored_runs import make_config, make_lines
 from utils.json_types import JsonObject
 

@@ -16,17 +16,18 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses import Embeddings
-from models import embed
+from losses.label_free.objective import Embeddings
 from models.factory import build_model
+from models.teachers.embedding import embed
 from models.transforms import to_pixels
-from store import Run, read_metrics
-from tasks.grids import GridChange
-from tasks.teacher_cache import read_manifest, read_shape
+from store.record.history import read_metrics
+from store.record.runs import Run
+from tasks.distil.grids import GridChange
+from tasks.teachers.cache.manifest import read_manifest, read_shape
 from tests.support.feature_teachers import write_feature_teacher
 from tests.support.tiny_parts import create_config, create_cpu_runtime
 from tools.cache.__main__ import main as run_cache
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 from utils.errors import UserError
 
 PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"

@@ -12,7 +12,7 @@ from datasets import describe_dataset
 from job.check import check
 from tests.support.input_data import create_section, open_loader, use_private_cache
 from tests.support.shard_sets import get_digits, write_digit_arrow, write_tar
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 from utils.errors import UserError
 
 PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"

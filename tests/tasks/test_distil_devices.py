@@ -19,13 +19,13 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.feature_teachers import write_feature_teacher
 from tests.support.tiny_parts import create_argv
 from tests.test_parity import FORMS as FORMS_OF_ALL
 from tests.test_parity import run_child
-from utils.config import load_config
-from utils.runtime import create_runtime
+from utils.config.load import load_config
+from utils.runtime.launcher import create_runtime
 
 # A grid of 4 x 4 patches and a class token; and one of 3 x 3 patches, pooled by attention.
 TEACHERS = (

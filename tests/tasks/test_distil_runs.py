@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from models import open_trained
-from store import Run, keep_deterministic, read_metrics
+from models.trained import open_trained
+from store.record.history import keep_deterministic, read_metrics
+from store.record.runs import Run
 from tests.support.child_runs import ROOT, get_command, get_environment, run_main
 from tests.support.feature_teachers import write_feature_teacher
 from tests.support.photographs import write_digits

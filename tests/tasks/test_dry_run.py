@@ -8,7 +8,7 @@ import pytest
 
 from job.check import check
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_config, create_vit
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 
 PP = "decode(channels=1)|resize(8)|value_range(-1, 1)"
@@ -82,7 +82,7 @@ def test_images_that_a_teacher_does_not_take_are_refused(tmp_path):
 
 
 def test_evaluation_alone_does_not_look_at_training_images(digits_root, tmp_path):
-    from models import export_model
+    from models.factory import export_model
 
     model = {"model": "vit_tiny_patch16_224", "args": {"img_size": 8, **VIT_ARGS}}
     export_model(create_vit().state_dict(), {**model, "num_classes": CLASSES}, tmp_path)

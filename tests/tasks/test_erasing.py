@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from tasks.erasing import ERASE_BOX, ERASE_KEY, Erasing
-from tasks.mixing import LAM, Mixing
+from tasks.images.erasing import ERASE_BOX, ERASE_KEY, Erasing
+from tasks.images.mixing import LAM, Mixing
 from tests.support.child_runs import ROOT, get_command, get_environment, read_losses
 from tests.support.tiny_parts import create_argv
 from utils.config.sections import TrainSection

@@ -14,20 +14,19 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 import main
+from bill.step.twin import create_twin
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses import create_hadamard
-from models import export_model
-from models.factory import build_model
+from losses.features.affine import create_hadamard
+from models.factory import build_model, export_model
 from models.transforms import to_pixels
-from store import read_metrics
-from tasks.feature_statistics import Moments, open_statistics, read_statistics
+from store.record.history import read_metrics
+from tasks.distil.feature_statistics import Moments, open_statistics, read_statistics
 from tests.support.child_runs import get_command, get_environment
 from tests.support.tiny_parts import create_argv, create_config, create_cpu_runtime
 from tools import feature_statistics
-from tools.twin import create_twin
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 
 # The second one's width has no Hadamard matrix.
@@ -241,7 +240,7 @@ def test_a_file_from_before_a_key_is_one_of_its_default(flags, stored, monkeypat
     config = load_config([*flags, "--distill.standardise=phi_s", f"--distill.statistics={stored}"])
     statistics = read_statistics(str(stored))
     assert statistics.facts["seen"].pop("data.erasing_mode") == "const"
-    monkeypatch.setattr("tasks.feature_statistics.read_statistics", lambda _: statistics)
+    monkeypatch.setattr("tasks.distil.feature_statistics.read_statistics", lambda _: statistics)
     assert open_statistics(config) is statistics
 
 

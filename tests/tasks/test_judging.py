@@ -14,17 +14,18 @@ from timm.data import ImageNetInfo
 
 import main
 from job.check import check
-from models import create_model
-from tasks.judge.judge import OpenSet
-from tasks.judge.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
-from tasks.judge.verdict import summarise_set
+from models.factory import create_model
+from tasks.evaluation.judge import OpenSet
+from tasks.evaluation.sets import KNOWN_SETS, ModelClasses, look_at, match_classes, plan_sets
+from tasks.evaluation.verdict import summarise_set
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
 from tests.support.tiny_parts import SYNTHETIC, VIT_ARGS, create_cpu_runtime
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.runtime.ranks import Alone
-from utils.weights import load_weights, open_weights
+from utils.runtime.processes.ranks import Alone
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 V2 = load_examples(101, 1)
@@ -194,7 +195,7 @@ def test_a_set_that_has_no_finite_loss_ends_no_run(tmp_path, monkeypatch, capsys
         verdict = summarise_set(*args, **kwargs)
         return replace(verdict, metrics={**verdict.metrics, "loss": math.nan})
 
-    monkeypatch.setattr("tasks.judge.judge.summarise_set", spoil)
+    monkeypatch.setattr("tasks.evaluation.judge.summarise_set", spoil)
     of_set = {"name": "x", "dataset": "image_size=8,channels=1,num_classes=10,num_examples=40"}
     flags = [*SYNTHETIC, "--train.epochs=1", "--runtime.device=cpu", "--run.run_id=a",
              f"--run.output_dir={tmp_path}", f"--data.evals={json.dumps([of_set])}"]  # fmt: skip

@@ -8,21 +8,21 @@ import pytest
 import torch
 
 import main
-from big_vision.input.tokens import read_token_index
+from big_vision.input.text.tokens import read_token_index
 from datasets import create_loader
 from job.check import check
-from losses import chunked
-from models import export_model
-from store import read_metrics
-from tasks import Language
+from losses.tasks import chunked
+from models.factory import export_model
+from store.record.history import read_metrics
 from tasks.flops import count_flops
+from tasks.language.task import Language
 from tests.support.language import create_language_argv, create_task, write_texts, write_tokens
 from tools.prepare_dataset.__main__ import main as prepare
-from utils.config import load_config
 from utils.config.execution import RuntimeSection
+from utils.config.load import load_config
 from utils.errors import UserError
 from utils.metrics import LoopMeter
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 
 
 def test_a_language_model_learns_to_copy_through_main(tmp_path):
@@ -68,7 +68,7 @@ def test_logits_of_no_chunk_exceed_the_limit(tmp_path, monkeypatch):
         sizes.append(logits.numel() * 4 / 2**20)
         return count(logits, targets)
 
-    monkeypatch.setattr("tasks.language.count_next_tokens", record)
+    monkeypatch.setattr("tasks.language.task.count_next_tokens", record)
     task, model, batch = create_task(tmp_path, "--train.logits_mib=0.002")
     task.loss(model, batch)
     with torch.no_grad():

@@ -17,18 +17,19 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses import LossInputs
-from losses.chunked import choose_chunk
-from losses.ensembles import average_probs
-from losses.logits import kd_kl_div
-from store import Run, read_metrics
+from losses.base import LossInputs
+from losses.logits.ensembles import average_probs
+from losses.logits.kd import kd_kl_div
+from losses.tasks.chunked import choose_chunk
+from store.record.history import read_metrics
+from store.record.runs import Run
 from tests.losses.examples import ARGS, create_example_loss
 from tests.support.child_runs import ROOT, get_environment
 from tests.support.language import create_language_argv
 from tests.support.tiny_parts import create_cpu_runtime
 from tests.test_teachers import export
 from tools import cache_teacher
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 
 LAYERS = ("--kd=",)
@@ -265,7 +266,7 @@ def test_a_student_of_text_survives_kills(tmp_path, teacher, kind):
     left_out = ("--run.run_id", "--run.output_dir", "--runtime.device", "--run.experiment")
     argv = [f for f in create_distil_argv(tmp_path, teacher, *own) if not f.startswith(left_out)]
     done = subprocess.run(
-        [sys.executable, "-m", "tools.proofs.chaos", f"--config={tmp_path / 'config.yaml'}",
+        [sys.executable, "-m", "proofs.chaos", f"--config={tmp_path / 'config.yaml'}",
          f"--out={tmp_path / 'out'}", "--runtime=cpu", "--kills=2", *argv],
         cwd=ROOT, env=get_environment(), capture_output=True, text=True,
     )  # fmt: skip

@@ -6,9 +6,9 @@ import pytest
 
 import main
 from datasets import create_loader
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.language import LEARNING, create_language_argv
-from utils.config import load_config
+from utils.config.load import load_config
 
 # Name, T, steps, width, and how far above the floor the mean of 1,000 windows may end. They have an
 # entropy of their own, whose mean lies within 0.01 nats of the known one. Training has seen all

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp
 from timm.data.mixup import cutmix_bbox_and_lam
 
-from tasks.mixing import BLEND, BOX, LAM, Mixing, cut_boxes
+from tasks.images.mixing import BLEND, BOX, LAM, Mixing, cut_boxes
 from tests.support.tiny_parts import CLASSES, SIDE, create_batch
 from utils.config.sections import TrainSection
 

@@ -13,14 +13,15 @@ import main
 from datasets import create_loader
 from engine import sum_batches
 from job.check import check
-from models import open_trained
+from models.trained import open_trained
 from models.transforms import to_pixels
-from store import Run, read_metrics
-from tasks.judge.features import Features, gather_features
-from tasks.judge.fewshot import judge_least_squares
+from store.record.history import read_metrics
+from store.record.runs import Run
+from tasks.evaluation.features import Features, gather_features
+from tasks.evaluation.fewshot import judge_least_squares
 from tests.support.tiny_parts import create_cpu_runtime
 from tools.evaluate.probes.features import extract_features
-from utils.config import change, load_config
+from utils.config.load import change, load_config
 from utils.errors import UserError
 
 SETS = [

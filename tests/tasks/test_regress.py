@@ -17,9 +17,9 @@ import main
 from datasets import create_loader
 from job.build import build_parts
 from job.check import check
-from store import read_metrics
-from utils.config import RunConfig, load_config
-from utils.runtime import create_runtime
+from store.record.history import read_metrics
+from utils.config.load import RunConfig, load_config
+from utils.runtime.launcher import create_runtime
 
 NAMES = ("age", "rooms", "rent")
 ROWS = 120

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.test_parity import FORMS, Form, run_child
 
 STEPS = 20

@@ -12,12 +12,11 @@ import main
 from job.build import build_parts
 from job.check import check
 from job.stream import iterate_batches
-from losses.regression import compute_absolute_error, compute_huber, compute_squared_error
-from tasks.regress_twin import RegressTwin
+from losses.tasks.regression import compute_absolute_error, compute_huber, compute_squared_error
+from tasks.regress.synthetic import RegressTwin
 from tests.tasks.test_regress import create_flags, load, read_all
-from tests.tasks.test_regress import root as root
 from utils.errors import UserError
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 
 MLP = ("--model=mlp", "--model.args.widths=[8, 6]")
 

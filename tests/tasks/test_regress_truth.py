@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 
 import main
 from datasets import create_loader
-from utils.config import load_config
+from utils.config.load import load_config
 
 ROWS, INPUTS, TARGETS = 400, 6, 2
 # timm's `sgd` is Nesterov's, its `momentum` the plain one.

@@ -14,28 +14,30 @@ import pytest
 import torch
 
 from losses.sparse import compute_dense_log_probs
-from tasks.teacher_cache import (
-    CLASSES,
-    FEATURES,
+from tasks.teachers.cache.manifest import write_manifest
+from tasks.teachers.cache.reader import (
     INDICES,
     LOG_PROBS,
     RESIDUAL,
     STORED_FEATURES,
-    CacheShape,
-    CacheWriter,
-    Column,
     TeacherCache,
     combine_stored,
-    compute_marks,
-    condense_answers,
     get_stored_answers,
     get_stored_features,
-    measure_errors,
     open_cache,
+)
+from tasks.teachers.cache.rows import (
+    CLASSES,
+    FEATURES,
+    CacheShape,
+    Column,
+    compute_marks,
+    condense_answers,
+    measure_errors,
     pack_answers,
     pack_rows,
-    write_manifest,
 )
+from tasks.teachers.cache.writer import CacheWriter
 from utils.errors import UserError
 
 

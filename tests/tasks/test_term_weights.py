@@ -7,8 +7,9 @@ import math
 import pytest
 import torch
 
-from losses import LossInputs, create_weighted_loss
-from tasks.term_weights import TermWeights
+from losses.base import LossInputs
+from losses.weighted import create_weighted_loss
+from tasks.teachers.term_weights import TermWeights
 from utils.config.distill import DistillSection, LossTerm
 
 

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 import main
-from models import export_model
+from models.factory import export_model
 from tests.support.tiny_parts import create_argv
 from tools import card
 from tools.average import Member, get_ema_shares, mix, open_members, pick_greedily
 from tools.average import main as run_tool
-from utils.weights import write_weights
+from utils.weights.files import write_weights
 
 
 @pytest.fixture

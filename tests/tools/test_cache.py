@@ -17,26 +17,24 @@ import numpy as np
 import pytest
 import torch
 
-from store.lineage import CACHE, LINEAGE_FILE, Ancestor, format_note, read_note
-from tasks.teacher_cache import (
+from store.lineage.ancestors import CACHE, LINEAGE_FILE, Ancestor, format_note, read_note
+from tasks.teachers.cache.manifest import read_manifest, read_shape, write_manifest
+from tasks.teachers.cache.reader import TeacherCache
+from tasks.teachers.cache.rows import (
     CLASSES,
     FEATURES,
     CacheShape,
-    CacheWriter,
     Column,
-    TeacherCache,
     condense_answers,
     measure_errors,
     pack_rows,
-    read_manifest,
-    read_shape,
-    write_manifest,
 )
+from tasks.teachers.cache.writer import CacheWriter
 from tools.cache.__main__ import main
 from tools.cache.card import make_card
 from tools.cache.shelf import Shelf
 from utils.errors import UserError
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (

@@ -22,8 +22,8 @@ from torchvision.transforms.autoaugment import _apply_op
 import main
 from big_vision.pp.seeded_views import SeedRules, draw_view
 from datasets import create_loader
-from store import read_metrics
-from tasks.teacher_cache import TeacherCache
+from store.record.history import read_metrics
+from tasks.teachers.cache.reader import TeacherCache
 from tests.support.input_data import create_section
 from tools.cache.__main__ import main as run_cache
 from tools.cache.card import make_card

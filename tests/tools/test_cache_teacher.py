@@ -18,17 +18,19 @@ from job.build import build_parts
 from job.check import check
 from job.lineage import find_lineage
 from job.stream import iterate_batches
-from store import read_metrics
-from tasks.teacher_cache import TeacherCache, read_manifest, read_shape
+from store.record.history import read_metrics
+from tasks.teachers.cache.manifest import read_manifest, read_shape
+from tasks.teachers.cache.reader import TeacherCache
 from tests.support.input_data import create_section
 from tools.cache import writing
 from tools.cache.__main__ import main as run_cache
 from tools.cache.__main__ import parse_arguments
 from tools.cache_teacher import main as main_of_tool
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 from utils.runtime.cpu import CpuRuntime
-from utils.storage import compute_crc32c, open_folder
+from utils.storage.local import compute_crc32c
+from utils.storage.places import open_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 2

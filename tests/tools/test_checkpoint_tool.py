@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from tools.checkpoint import main
-from utils.checkpoint import CheckpointManager, load_checkpoint
-from utils.weights import open_weights
+from utils.checkpoint.files import load_checkpoint
+from utils.checkpoint.manager import CheckpointManager
+from utils.weights.opening import open_weights
 
 
 def create_parts(step: int) -> dict:

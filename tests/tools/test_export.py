@@ -10,7 +10,8 @@ import pytest
 import timm
 import torch
 
-from models import export_model, open_trained
+from models.factory import export_model
+from models.trained import open_trained
 from tests.support.photographs import write_photographs
 from tools.export.__main__ import main
 from tools.export.comparison import compare
@@ -228,7 +229,7 @@ def test_the_other_form_is_written_where_timm_cannot_normalise(tmp_path, capsys)
 
 
 def test_timm_is_refused_a_model_that_it_does_not_have(tmp_path, capsys):
-    from models import create_model
+    from models.factory import create_model
     from utils.config.sections import ModelSection
 
     model = create_model(ModelSection(name="mnist_cnn"), num_classes=10)

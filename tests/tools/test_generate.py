@@ -11,9 +11,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 import main
-from big_vision.input.sequences import SEQUENCES, draw_uniform, parse_sequence_name
-from models.delta.kernels import choose_kernels
-from models.delta.qwen import create_qwen3
+from big_vision.input.text.sequences import SEQUENCES, draw_uniform, parse_sequence_name
+from models.delta.kernels.operators import choose_kernels
+from models.delta.layers.qwen import create_qwen3
 from models.transformer import Transformer
 from tests.models.delta.test_qwen import create as create_hybrid
 from tests.models.delta.test_rwkv import create as create_rwkv
@@ -24,7 +24,7 @@ from tools.generate import compute_law, generate, generate_on_device, load_model
 from tools.generate import main as run_tool
 from tools.prepare_dataset.__main__ import main as prepare
 from utils.config.execution import RuntimeSection
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 
 SHAPES = (
     {}, {"kv_heads": 2}, {"positions": "learned"}, {"positions": "sinusoidal", "tied": False},

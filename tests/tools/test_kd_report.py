@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.marked_tables import get_marks, write_between
 from tools import kd_report
-from tools.marked_tables import get_marks, write_between
 from utils.errors import EXIT_USER_ERROR, UserError
 
 

@@ -18,8 +18,8 @@ import pytest
 from rich.console import Console
 
 import main as front_door
-from store import read_metrics
-from store.record import RunRecord
+from store.query.record import RunRecord
+from store.record.history import read_metrics
 from tests.support.child_runs import ROOT, get_environment, listen
 from tests.support.tiny_parts import create_argv
 from tools.monitor import __main__ as program
@@ -105,7 +105,7 @@ def test_a_run_whose_program_is_gone_is_not_called_running(folder):
     child.wait()
     change_facts(folder, status="running")
     assert "its program is gone" not in render(RunRecord(folder))
-    from store.owner import describe_self
+    from store.record.owner import describe_self
 
     (folder / "run.lock").write_text(json.dumps({**describe_self(), "pid": child.pid}))
     assert "running no more: its program is gone, --resume auto goes on" in render(

@@ -19,7 +19,7 @@ from sklearn.datasets import load_sample_image
 
 import main as training
 from big_vision.pp.builder import get_preprocess_fn
-from models import open_trained
+from models.trained import open_trained
 from tests.support.photographs import write_digits, write_photographs
 from tests.support.tiny_parts import create_argv
 from tools.predict import main

@@ -21,7 +21,7 @@ from service.client import ServiceClient, ServiceRefusal
 from service.jobs.state import ENDS
 from service.web import server
 from service.web.tokens import TokenBook
-from store.artifacts import publish_artifacts
+from store.record.artifacts import publish_artifacts
 from tests.service.web.apps import make_store
 from tools.serve import check_reachable, main
 from utils.errors import UserError

@@ -6,10 +6,10 @@ from types import ModuleType
 
 import pytest
 
-from tools import compile_for_tpu, shape_advisor
-from tools.lab import matmul
-from tools.lab.delta import __main__ as delta
-from tools.proofs import jax_decoder, jax_vision
+from bill import compile_for_tpu, shape_advisor
+from lab import matmul
+from lab.delta import __main__ as delta
+from proofs import jax_decoder, jax_vision
 
 RUN = ["--config=configs/smoke.yaml", "--batch=8"]
 
@@ -23,7 +23,7 @@ RUN = ["--config=configs/smoke.yaml", "--batch=8"]
 )  # fmt: skip
 def test_a_time_limit_that_is_none_is_refused(program, flags, seconds, capsys, monkeypatch):
     for name in ("require_compiler", "run_script", "compile_artifact", "compile_step"):
-        monkeypatch.setattr(f"tools.tpu.compiler.{name}", lambda *_, **__: pytest.fail("began"))
+        monkeypatch.setattr(f"bill.compiler.{name}", lambda *_, **__: pytest.fail("began"))
     assert program.main([*flags, f"--time-limit={seconds}"]) == 2
     text = capsys.readouterr().err
     assert f"--time-limit ({seconds})" in text and text.count("\n") == 1

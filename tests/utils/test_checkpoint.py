@@ -22,17 +22,10 @@ from tests.support.tiny_parts import (
     create_vit,
     create_xla_runtime,
 )
-from utils.checkpoint import (
-    BEST_FILE,
-    CheckpointError,
-    CheckpointManager,
-    collect_state,
-    find_checkpoint,
-    inspect_checkpoint,
-    load_checkpoint,
-    load_newest,
-    restore_state,
-)
+from utils.checkpoint.files import CheckpointError, inspect_checkpoint, load_checkpoint
+from utils.checkpoint.find import find_checkpoint, load_newest
+from utils.checkpoint.manager import BEST_FILE, CheckpointManager
+from utils.checkpoint.state import collect_state, restore_state
 from utils.config.sections import OptimSection
 from utils.errors import UserError
 

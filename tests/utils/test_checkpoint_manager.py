@@ -15,17 +15,12 @@ import pytest
 import torch
 
 from tests.support.child_runs import ROOT
-from utils.checkpoint import (
-    BEST_FILE,
-    CheckpointError,
-    CheckpointManager,
-    find_checkpoint,
-    load_checkpoint,
-    verify_checkpoint,
-)
 from utils.checkpoint import files as checkpoint_files
+from utils.checkpoint.files import CheckpointError, load_checkpoint, verify_checkpoint
+from utils.checkpoint.find import find_checkpoint
+from utils.checkpoint.manager import BEST_FILE, CheckpointManager
 from utils.errors import UserError
-from utils.storage import get_old_name
+from utils.storage.local import get_old_name
 
 
 def create_parts(step: int) -> dict[str, dict[str, torch.Tensor]]:

@@ -11,15 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from utils.checkpoint import (
-    STATE_FILE,
-    CheckpointError,
-    load_checkpoint,
-    load_newest,
-    write_checkpoint,
-)
 from utils.checkpoint import files as checkpoint_files
-from utils.storage import LocalFolder, RemoteFolder, open_folder
+from utils.checkpoint.files import STATE_FILE, CheckpointError, load_checkpoint, write_checkpoint
+from utils.checkpoint.find import load_newest
+from utils.storage.local import LocalFolder
+from utils.storage.places import open_folder
+from utils.storage.remote import RemoteFolder
 
 
 def write(place: object, step: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from timm.data import ImageNetInfo
 
 from utils.errors import UserError
-from utils.weights import (
+from utils.weights.class_names import (
     ClassSide,
     map_classes_by_name,
     match_class_names,

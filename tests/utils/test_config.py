@@ -12,9 +12,9 @@ import yaml
 from pydantic import ValidationError
 
 from tests.test_floors import list_sources
-from utils.config import RunConfig, change, dump_config, load_config
 from utils.config.aliases import ALIASES, OF_TIMM
 from utils.config.keys import iterate_keys
+from utils.config.load import RunConfig, change, dump_config, load_config
 from utils.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

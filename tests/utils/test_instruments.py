@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import main
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.tiny_parts import create_argv, create_config
 from utils.config.execution import RuntimeSection
 from utils.device_use import DeviceUse, read_nvidia
-from utils.runtime import create_runtime
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.instruments import Instruments, UseReading
+from utils.runtime.launcher import create_runtime
 from utils.runtime.peaks import get_peak_tflops
 
 

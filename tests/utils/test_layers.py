@@ -13,9 +13,9 @@ from job.check import check
 from tasks import TASKS
 from tests.support.child_runs import ROOT, get_command, get_environment
 from tests.support.tiny_parts import SYNTHETIC
-from utils.config import RunConfig, load_config
 from utils.config.keys import iterate_keys
 from utils.config.layers import PRESETS, list_presets
+from utils.config.load import RunConfig, load_config
 
 DATA = {"data": {"source": "synthetic"}}
 CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent != PRESETS)

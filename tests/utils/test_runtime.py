@@ -19,13 +19,14 @@ from tests.support.tiny_parts import (
 )
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
-from utils.runtime import choose_device, create_runtime, launch
 from utils.runtime.base import DTYPES, derive_seed
+from utils.runtime.choice import choose_device
 from utils.runtime.feeding import Feeder
-from utils.runtime.processes import run_on
-from utils.runtime.ranks import Alone, ProcessRanks
-from utils.runtime.xla import XlaRuntime
-from utils.runtime.xla_ranks import ChipRanks, GlooRanks
+from utils.runtime.launcher import create_runtime, launch
+from utils.runtime.processes.children import run_on
+from utils.runtime.processes.ranks import Alone, ProcessRanks
+from utils.runtime.xla.ranks import ChipRanks, GlooRanks
+from utils.runtime.xla.runtime import XlaRuntime
 
 RUNTIMES = {"cpu": create_cpu_runtime, "xla": create_xla_runtime}
 
@@ -274,7 +275,7 @@ def create_chip(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> Xla
 def create_rank(section: RuntimeSection, monkeypatch: pytest.MonkeyPatch) -> XlaRuntime:
     """One of two XLA processes on the CPU."""
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("utils.runtime.xla.ProcessGroup", lambda section, backend: _Twin())
+    monkeypatch.setattr("utils.runtime.xla.runtime.ProcessGroup", lambda section, backend: _Twin())
     runtime = XlaRuntime(section)
     assert isinstance(runtime.ranks, GlooRanks)
     return runtime
@@ -305,9 +306,9 @@ def test_a_chip_finds_its_place_among_the_others(monkeypatch):
     alone = torch.ones(1, device=runtime.device)
     assert runtime.ranks.sum(alone) is alone  # and asks nobody
     monkeypatch.setattr(runtime._xr, "world_size", lambda: 8)
-    monkeypatch.setattr("utils.runtime.xla.check_collectives", lambda world_size: None)
+    monkeypatch.setattr("utils.runtime.xla.runtime.check_collectives", lambda world_size: None)
     group = SimpleNamespace(rank=3, size=8, gather=lambda value: [value] * 8)
-    monkeypatch.setattr("utils.runtime.xla.join_hosts", lambda section: group)
+    monkeypatch.setattr("utils.runtime.xla.runtime.join_hosts", lambda section: group)
     ranks = XlaRuntime(RuntimeSection(device="xla")).ranks
     assert isinstance(ranks, ChipRanks)
     assert (ranks.index, ranks.size, ranks.gather("word")) == (3, 8, ["word"] * 8)
@@ -353,7 +354,7 @@ def test_auto_takes_xla_where_it_is_installed(monkeypatch):
 
 
 def test_the_environment_that_the_user_set_is_kept(monkeypatch):
-    from utils.runtime import prepare_environment
+    from utils.runtime.choice import prepare_environment
 
     monkeypatch.setenv("PJRT_DEVICE", "TPU")
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")

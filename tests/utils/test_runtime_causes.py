@@ -12,9 +12,9 @@ import pytest
 from tests.support.child_runs import ROOT, get_environment
 from utils.config.execution import RuntimeSection
 from utils.errors import EXIT_PREEMPTED
-from utils.runtime.processes import Failure, GroupError, _explain_exit, raise_cause
-from utils.runtime.xla import XlaRuntime
-from utils.runtime.xla_chips import launch_on_chips
+from utils.runtime.processes.children import Failure, GroupError, _explain_exit, raise_cause
+from utils.runtime.xla.chips import launch_on_chips
+from utils.runtime.xla.runtime import XlaRuntime
 
 
 def test_the_earliest_primary_failure_is_the_cause_and_its_trace_is_shown(capsys):

@@ -15,10 +15,10 @@ from utils.errors import UserError
 from utils.runtime import choice as room
 from utils.runtime.compile_cache import prepare_cache
 from utils.runtime.cuda import CudaRuntime
-from utils.runtime.group import ProcessGroup
 from utils.runtime.launcher import _RUNTIMES
-from utils.runtime.xla import XlaRuntime
-from utils.runtime.xla_spmd import get_mesh_shape
+from utils.runtime.processes.group import ProcessGroup
+from utils.runtime.xla.runtime import XlaRuntime
+from utils.runtime.xla.spmd import get_mesh_shape
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +116,9 @@ def test_a_runtime_with_a_cache_lets_xla_write_it(tmp_path, monkeypatch):
 
     told = []
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
-    monkeypatch.setattr("utils.runtime.xla.prepare_cache", lambda section, hardware, rank: tmp_path)
+    monkeypatch.setattr(
+        "utils.runtime.xla.runtime.prepare_cache", lambda section, hardware, rank: tmp_path
+    )
     monkeypatch.setattr(
         xr, "initialize_cache", lambda path, readonly: told.append((path, readonly))
     )

@@ -12,11 +12,11 @@ from utils.config.execution import RuntimeSection
 from utils.runtime.base import Runtime
 from utils.runtime.cpu import CpuRuntime
 from utils.runtime.cuda import CudaRuntime, _CudaUpdates
-from utils.runtime.ranks import Alone, ProcessRanks, Ranks
+from utils.runtime.processes.ranks import Alone, ProcessRanks, Ranks
 from utils.runtime.updates import Updates
-from utils.runtime.xla import XlaRuntime, XlaUpdates
-from utils.runtime.xla_ranks import ChipRanks, GlooRanks, MeshRanks
-from utils.runtime.xla_spmd import XlaSpmdRuntime, _MeshUpdates
+from utils.runtime.xla.ranks import ChipRanks, GlooRanks, MeshRanks
+from utils.runtime.xla.runtime import XlaRuntime, XlaUpdates
+from utils.runtime.xla.spmd import XlaSpmdRuntime, _MeshUpdates
 
 PACKAGE = "utils.runtime"
 FOLDER = Path(__file__).resolve().parents[2] / "utils" / "runtime"
@@ -68,11 +68,11 @@ def test_imports_of_the_rooms_go_one_way():
 @pytest.mark.parametrize(
     "text",
     [
-        "def f():\n    from utils.runtime.xla_spmd import XlaSpmdRuntime\n",
-        "def f():\n    import utils.runtime.xla_spmd\n",
+        "def f():\n    from utils.runtime.xla.spmd import XlaSpmdRuntime\n",
+        "def f():\n    import utils.runtime.xla.spmd\n",
         "from utils.runtime import launch\n",
         "from utils.runtime import xla_chips\n",
-        "LATER = 'utils.runtime.xla_spmd'\n",
+        "LATER = 'utils.runtime.xla.spmd'\n",
     ],
 )
 def test_a_circle_is_found_however_late_its_import_is(text):

@@ -11,15 +11,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from utils.errors import UserError
-from utils.storage import (
-    COMMIT_FILE,
-    Folder,
-    LocalFolder,
-    compute_crc32c,
-    is_remote,
-    join_place,
-    open_folder,
-)
+from utils.storage.folder import COMMIT_FILE, Folder
+from utils.storage.local import LocalFolder, compute_crc32c
+from utils.storage.places import is_remote, join_place, open_folder
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -13,12 +13,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import create_input_transform, create_model, create_teachers, hash_teacher
+from models.factory import create_model
+from models.teachers.teacher import create_teachers, hash_teacher
+from models.transforms import create_input_transform
 from tests.support.tiny_parts import CLASSES, VIT_ARGS, create_vit
 from utils.config.distill import DistillSection, TeacherSection
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.weights import open_weights, write_weights
+from utils.weights.files import write_weights
+from utils.weights.opening import open_weights
 
 KEY = "distill.teacher_weights"
 

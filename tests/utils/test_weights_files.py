@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 
 from tests.support.tiny_parts import TinyConvNet
 from utils.errors import UserError
-from utils.weights import load_weights, open_weights
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 KEY = "run.init_from"
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"

@@ -12,7 +12,9 @@ import torch
 
 from job.build import build_parts
 from job.check import check
-from models import create_input_transform, create_model, create_teachers
+from models.factory import create_model
+from models.teachers.teacher import create_teachers
+from models.transforms import create_input_transform
 from tests.support import counted
 from tests.support.tiny_parts import (
     CLASSES,
@@ -21,10 +23,12 @@ from tests.support.tiny_parts import (
     create_cpu_runtime,
     create_vit,
 )
-from utils.checkpoint import CheckpointManager
+from utils.checkpoint.manager import CheckpointManager
 from utils.config.distill import DistillSection, TeacherSection
 from utils.config.sections import ModelSection
-from utils.weights import load_weights, open_weights, write_weights
+from utils.weights.files import write_weights
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 NAME = "vit_tiny_patch16_224"
 FACTS = {

@@ -7,9 +7,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.support.tiny_parts import TinyConvNet
-from utils.checkpoint import CheckpointManager
+from utils.checkpoint.manager import CheckpointManager
 from utils.errors import UserError
-from utils.weights import FitRules, load_weights, open_weights
+from utils.weights.fitting import FitRules
+from utils.weights.load import load_weights
+from utils.weights.opening import open_weights
 
 KEY = "run.init_from"
 

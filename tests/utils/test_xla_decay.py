@@ -13,7 +13,7 @@ import main
 from optim_factory import create_optimizer, create_schedule
 from tests.support.tiny_parts import create_argv, create_cpu_runtime, create_xla_runtime
 from utils.config.sections import OptimSection
-from utils.runtime.xla_decay import FACTOR_DECAYS, LEAST_PRODUCT, raise_decays
+from utils.runtime.xla.decay import FACTOR_DECAYS, LEAST_PRODUCT, raise_decays
 
 # What they are called in a configuration; adafactor and mars multiply by the decay itself.
 NAMES = {"AdaBelief": "adabelief", "AdafactorBigVision": "adafactorbv", "Adan": "adan",

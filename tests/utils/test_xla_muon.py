@@ -11,7 +11,7 @@ from models.patches.convolution import hold_as_hwio
 from optim_factory import create_optimizer
 from utils.clipping import Clipping, clip_gradients
 from utils.config.sections import OptimSection
-from utils.runtime.xla_muon import lower_muon, orthogonalise
+from utils.runtime.xla.muon import lower_muon, orthogonalise
 
 
 @pytest.mark.parametrize("shape", [(12, 40), (40, 12), (5, 16, 16)])

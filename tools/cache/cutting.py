@@ -12,29 +12,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from store.lineage import LINEAGE_FILE, choose_taught, format_note, join_notes, read_note
-from tasks.teacher_cache import (
-    CLASSES,
-    DTYPES,
-    CacheShape,
-    CacheWriter,
-    Column,
-    TeacherCache,
+from store.lineage.ancestors import LINEAGE_FILE, choose_taught, format_note, join_notes, read_note
+from tasks.teachers.cache.manifest import (
     get_file_name,
-    measure_errors,
-    pack_rows,
     read_further,
     read_manifest,
     read_shape,
-    unpack_values,
     write_manifest,
 )
+from tasks.teachers.cache.reader import TeacherCache
+from tasks.teachers.cache.rows import (
+    CLASSES,
+    DTYPES,
+    CacheShape,
+    Column,
+    measure_errors,
+    pack_rows,
+    unpack_values,
+)
+from tasks.teachers.cache.writer import CacheWriter
 from tools.cache.card import JUDGED, make_card, read_judged, write_card
 from tools.cache.looking import find_damage
 from tools.cache.shelf import Shelf
 from utils.errors import UserError
 from utils.json_types import JsonMapping
-from utils.storage import Folder, LocalFolder, open_folder
+from utils.storage.folder import Folder
+from utils.storage.local import LocalFolder
+from utils.storage.places import open_folder
 
 # A column of a cache that is read: which of the caches, and which of its columns.
 Origin = tuple[int, int]

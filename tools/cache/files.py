@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 class Expected(NamedTuple):

@@ -14,46 +14,34 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
-from big_vision.pp.stored_views import (
-    VIEWS,
-    VIEWS_JSON,
-    ViewFacts,
-    ViewForm,
-    describe_views,
-)
-from store.lineage import CACHE, LINEAGE_FILE, Ancestor, format_note
-from tasks.teacher_cache import (
-    BY_EXAMPLE,
-    CLASSES,
-    DTYPES,
+from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, ViewFacts, ViewForm, describe_views
+from store.lineage.ancestors import CACHE, LINEAGE_FILE, Ancestor, format_note
+from tasks.teachers.cache.by_example import BY_EXAMPLE, describe_images, find_views
+from tasks.teachers.cache.manifest import (
     MANIFEST,
-    CacheShape,
-    CacheWriter,
-    Column,
-    TeacherCache,
     describe_classes,
-    describe_images,
-    find_views,
     get_file_name,
-    measure_errors,
-    pack_rows,
     read_manifest,
     read_shape,
     write_manifest,
 )
+from tasks.teachers.cache.reader import TeacherCache
+from tasks.teachers.cache.rows import (
+    CLASSES,
+    DTYPES,
+    CacheShape,
+    Column,
+    measure_errors,
+    pack_rows,
+)
+from tasks.teachers.cache.writer import CacheWriter
 from tools.cache.card import JUDGED, write_card
 from tools.cache.reinforced import ReinforcedFiles
 from tools.cache.seeded import SeededFiles
 from tools.cache.shelf import Shelf
 from utils.errors import UserError
-from utils.storage import (
-    LocalFolder,
-    compute_crc32c,
-    open_folder,
-    sync_file,
-    to_path,
-    write_atomically,
-)
+from utils.storage.local import LocalFolder, compute_crc32c, sync_file, write_atomically
+from utils.storage.places import open_folder, to_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,9 +116,9 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 def import_published(options: argparse.Namespace, rest: list[str]) -> int:
     """Write the cache; gives the exit code."""
     from job.check import check
-    from utils.config import change, load_config
     from utils.config.distill import DistillSection
-    from utils.runtime import create_runtime
+    from utils.config.load import change, load_config
+    from utils.runtime.launcher import create_runtime
 
     shelf = Shelf(options.out)
     out = shelf.path
@@ -236,7 +224,7 @@ def _open_reader(job: Job) -> Reader:
     from big_vision.input.order import ShardSpec
     from big_vision.input.source import Reading
     from datasets import create_source
-    from utils.config import change
+    from utils.config.load import change
 
     # The names are asked for, no image: a string that shows views which are not yet there waits.
     data = change(job.config, data={"train_pp": job.config.data.eval_pp}).data

@@ -12,26 +12,22 @@ import numpy as np
 import torch
 
 from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, read_view_facts
-from tasks.teacher_cache import (
-    TeacherCache,
-    get_file_name,
-    is_by_example,
-    read_manifest,
-    read_shape,
-    unpack_values,
-)
+from tasks.teachers.cache.by_example import is_by_example
+from tasks.teachers.cache.manifest import get_file_name, read_manifest, read_shape
+from tasks.teachers.cache.reader import TeacherCache
+from tasks.teachers.cache.rows import unpack_values
 from tools.cache.card import format_card, make_card, read_all_facts
 from tools.cache.files import Expected, find_faults
 from utils.errors import UserError
 from utils.json_types import JsonMapping
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from datasets import Batch
     from job.spec import Job
-    from tasks.teacher_cache import Column
+    from tasks.teachers.cache.rows import Column
     from utils.runtime.base import Runtime
 
 EXIT_DAMAGED = 1
@@ -124,8 +120,8 @@ def ask_again(options: argparse.Namespace, rest: list[str]) -> int:
     """Ask the run's teachers about batches spread over the cache; gives the exit code."""
     from job.check import check
     from tools.cache.writing import without_cache
-    from utils.config import change, load_config
-    from utils.runtime import create_runtime
+    from utils.config.load import change, load_config
+    from utils.runtime.launcher import create_runtime
 
     if is_by_example(read_manifest(options.cache)):
         raise UserError(

@@ -27,7 +27,7 @@ from big_vision.pp.policies import TRIVIAL
 from big_vision.pp.stored_views import ViewForm
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
-from utils.storage import to_path
+from utils.storage.places import to_path
 
 CONFIG = "config.pth.tar"
 # Its augmentations in the order in which they are applied and their parameters lie in a file.

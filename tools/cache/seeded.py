@@ -25,7 +25,7 @@ from torch import Tensor
 from big_vision.pp.seeded_views import SeedRules
 from big_vision.pp.stored_views import ViewForm
 from utils.errors import UserError
-from utils.storage import to_path
+from utils.storage.places import to_path
 
 # Float16 knows no probability below; what was rounded to 0 counts as half of it.
 _LEAST = 2.0**-25

@@ -6,10 +6,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from store.runs import get_cache_folder
-from tasks.teacher_cache import MANIFEST
+from store.record.runs import get_cache_folder
+from tasks.teachers.cache.manifest import MANIFEST
 from utils.errors import UserError
-from utils.storage import LocalFolder, check_writable, compute_crc32c, open_folder, to_path
+from utils.storage.local import LocalFolder, compute_crc32c
+from utils.storage.places import check_writable, open_folder, to_path
 
 
 class Shelf:

@@ -18,27 +18,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.lineage import LINEAGE_FILE, format_note
-from tasks.teacher_cache import (
+from store.lineage.ancestors import LINEAGE_FILE, format_note
+from tasks.teachers.cache.manifest import MANIFEST, describe_classes, get_file_name, write_manifest
+from tasks.teachers.cache.rows import (
     CLASSES,
     DTYPES,
-    MANIFEST,
     CacheShape,
-    CacheWriter,
     Column,
-    describe_classes,
-    get_file_name,
     measure_errors,
     pack_rows,
-    write_manifest,
 )
-from tasks.teaching import create_columns
+from tasks.teachers.cache.writer import CacheWriter
+from tasks.teachers.teaching import create_columns
 from tools.cache.card import JUDGED, read_judged, write_card
 from tools.cache.shelf import Shelf
-from utils.config import RunConfig, change, load_config
+from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
-from utils.storage import Folder, LocalFolder, write_atomically
+from utils.storage.folder import Folder
+from utils.storage.local import LocalFolder, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,7 +83,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 def cache(options: argparse.Namespace, rest: list[str]) -> int:
     """Check the configuration and run the teachers on the configured runtime."""
     from job.check import check
-    from utils.runtime import launch
+    from utils.runtime.launcher import launch
 
     if options.augmentations and options.epochs:  # then it is the run's own flag
         rest = [*rest, f"--epochs={options.epochs}"]
@@ -114,7 +112,7 @@ def _read_part(text: str) -> tuple[int, int]:
 
 def _require_one_answer(config: RunConfig) -> None:
     """Refuse a run without teachers, or with answers that cannot be stored."""
-    from models import SELVES, get_teacher_sections
+    from models.teachers.teacher import SELVES, get_teacher_sections
 
     teachers = get_teacher_sections(config.distill)
     if not teachers:

@@ -166,7 +166,7 @@ def examine_workers(arguments: argparse.Namespace) -> int:
 
 def _read_config(path: str) -> dict[str, object]:
     try:
-        from utils.config import load_config
+        from utils.config.load import load_config
     except ImportError as error:
         raise UserError(f"--config needs the environment of a run: {error}") from error
     config = load_config(["--config", path])

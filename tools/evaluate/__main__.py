@@ -21,12 +21,7 @@ from pathlib import Path
 from tools.weights_of import add_weights_flags
 from utils.errors import UserError
 from utils.log import setup_logging
-from utils.programs import (
-    create_program_parser,
-    prepare_folder,
-    require_at_least,
-    run_program,
-)
+from utils.programs import create_program_parser, prepare_folder, require_at_least, run_program
 
 PROBES = ("knn", "fewshot", "linear")
 
@@ -79,7 +74,7 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     prepare_folder(options.out, "--out")
     from tools.evaluate.judging import judge
     from tools.evaluate.plan import make_plan
-    from utils.runtime import launch
+    from utils.runtime.launcher import launch
 
     plan = make_plan(options, rest)
     return launch(plan.config.runtime, judge, plan, options)

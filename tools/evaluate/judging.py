@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from engine import sum_batches
-from models import InputTransform, TrainedModel, open_trained
-from models.patches import patch_for
-from models.transforms import to_pixels
-from tasks.judge.counts import count_set, count_shared, count_sums, flip_mean, restrict
-from tasks.judge.fewshot import judge_few_shots
-from tasks.judge.judge import Judge
-from tasks.judge.neighbours import judge_neighbours
-from tasks.judge.sets import JudgedSet
-from tasks.judge.verdict import SetVerdict, summarise_set
+from models.patches.table import patch_for
+from models.trained import TrainedModel, open_trained
+from models.transforms import InputTransform, to_pixels
+from tasks.evaluation.counts import count_set, count_shared, count_sums, flip_mean, restrict
+from tasks.evaluation.fewshot import judge_few_shots
+from tasks.evaluation.judge import Judge
+from tasks.evaluation.neighbours import judge_neighbours
+from tasks.evaluation.sets import JudgedSet
+from tasks.evaluation.verdict import SetVerdict, summarise_set
 from tools.evaluate.plan import TEACHER, JudgePlan
 from tools.evaluate.probes.features import extract_features
 from tools.evaluate.probes.linear import judge_linear

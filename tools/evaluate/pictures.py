@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.judge.verdict import SetVerdict
+from tasks.evaluation.verdict import SetVerdict
 
 # Up to so many classes the picture names them, and up to so many it counts in each field.
 _NAMED, _COUNTED = 60, 20

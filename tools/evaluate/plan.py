@@ -14,10 +14,10 @@ import yaml
 from torch import nn
 
 from datasets import create_source, require_images
-from models import TrainedModel, open_trained
-from store.mirror import CONFIG_FILE
-from tasks.judge.judge import check_model_takes
-from tasks.judge.sets import (
+from models.trained import TrainedModel, open_trained
+from store.record.mirror import CONFIG_FILE
+from tasks.evaluation.judge import check_model_takes
+from tasks.evaluation.sets import (
     KNOWN_SETS,
     JudgedSet,
     ModelClasses,
@@ -27,10 +27,11 @@ from tasks.judge.sets import (
     plan_sets,
 )
 from tools.weights_of import load_trained
-from utils.config import RunConfig, change, load_config
+from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
-from utils.weights import ClassSide, find_run_folder, get_label_names, warn_if_one_sided
+from utils.weights.beside import find_run_folder
+from utils.weights.class_names import ClassSide, get_label_names, warn_if_one_sided
 
 TEACHER, SETS = "--teacher", "--sets"
 # Splits of the run's own dataset.

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tasks.judge.corrupted import compute_corruption_errors, compute_mce
-from tasks.judge.sets import JudgedSet
-from tasks.judge.verdict import SetVerdict
+from store.terminal import create_console, create_table, print_json
+from tasks.evaluation.corrupted import compute_corruption_errors, compute_mce
+from tasks.evaluation.sets import JudgedSet
+from tasks.evaluation.verdict import SetVerdict
 from tools.evaluate.pictures import draw_calibration, draw_confusion
 from tools.evaluate.worst import WorstImages, describe_worst, draw_worst
-from tools.runs.printing import create_console, create_table, print_json
 from utils.json_types import JsonObject, make_finite
 
 if TYPE_CHECKING:
-    from models import TrainedModel
+    from models.trained import TrainedModel
     from tools.evaluate.plan import JudgePlan
 
 REPORT = "report.json"

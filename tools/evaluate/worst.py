@@ -13,7 +13,7 @@ from torch import Tensor
 
 from big_vision.input.batches import RIGHT
 from engine import map_batches
-from tasks.judge.counts import restrict
+from tasks.evaluation.counts import restrict
 from tools.evaluate.pictures import import_pyplot
 from utils.json_types import JsonObject
 

@@ -22,23 +22,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store import read_environment
-from store.record import RunRecord
+from store.query.record import RunRecord
+from store.record.environment import read_environment
 from tools.card import make_card
 from tools.weights_of import add_weights_flags, load_trained
 from utils.errors import EXIT_USER_ERROR, UserError
 from utils.json_types import JsonObject
 from utils.log import setup_logging
-from utils.programs import (
-    create_program_parser,
-    prepare_folder,
-    require_at_least,
-    run_program,
-)
-from utils.storage import write_atomically
+from utils.programs import create_program_parser, prepare_folder, require_at_least, run_program
+from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
-    from models import TrainedModel
+    from models.trained import TrainedModel
     from tools.export.formats import Form
     from tools.export.servable import Handover
 
@@ -147,7 +142,7 @@ def _leave_out_unnormalised(forms: dict[str, Form], options: argparse.Namespace)
 
 def _write_card(trained: TrainedModel, path: Path) -> None:
     """The card of the run that the weights lie in, if they do."""
-    from utils.weights import find_run_folder
+    from utils.weights.beside import find_run_folder
 
     if (folder := find_run_folder(trained.location)) is not None:
         write_atomically(path, make_card(RunRecord(folder), trained.facts, trained.location))

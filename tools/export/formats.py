@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 import torch
 
-from models.factory import MODELS
+from models.table import MODELS
 from tools.export.any_batch import answer_by_jax, prepare_jax, save_for_jax
 from tools.export.crop import describe_crop
 from tools.export.lowering import answer_by_xla, lower, prepare_lowering, save_for_tensorflow
@@ -22,7 +22,7 @@ from utils.errors import UserError
 if TYPE_CHECKING:
     from torch_xla.stablehlo import StableHLOGraphModule
 
-    from models import TrainedModel
+    from models.trained import TrainedModel
 
 _PROTOBUF_LIMIT = 1_500_000_000  # bytes of weights that still go into one file of ONNX
 # torch_xla 2.9 lowers no program of any number of images, jax does: see docs/export.md.

@@ -13,7 +13,7 @@ import torch
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.programs import prepare_folder
-from utils.storage import write_atomically
+from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,13 +76,13 @@ def export_language(options: argparse.Namespace) -> int:
 def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
     """Logits of a model and of what a folder gives back, for tokens that are drawn.
 
-    transformers drops no tokens, so that experts, which `models.delta.experts` fills, have room
-    for all of them in that comparison, and from then on.
+    transformers drops no tokens, so that experts, which `models.delta.layers.experts` fills, have
+    room for all of them in that comparison, and from then on.
 
     Raises:
       UserError: the model's logits are not finite.
     """
-    from models.delta.qwen_next import ExpertQwen
+    from models.delta.layers.qwen_next import ExpertQwen
     from tools.generate import load_model
 
     tokens = torch.randint(

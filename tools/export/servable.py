@@ -16,7 +16,7 @@ from utils.json_types import JsonObject
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
-    from models import TrainedModel
+    from models.trained import TrainedModel
 
 INPUT = "images"
 _SIZES = (1, 3)  # of the first batches that a program of any size is asked about

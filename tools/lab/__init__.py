@@ -1,1 +1,3 @@
-"""Kernels and rules side by side: what they cost, and whether they are right."""
+"""Old names of the programs in `lab/`: `python -m tools.lab.NAME`."""
+
+from lab import __path__ as __path__

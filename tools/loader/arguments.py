@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 if TYPE_CHECKING:
     from datasets import Loader, Role
@@ -118,7 +118,7 @@ def _find_dataset(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _is_tfds(arguments: argparse.Namespace) -> bool:
-    from big_vision.input.image_files import TfdsSource
+    from big_vision.input.images.image_files import TfdsSource
     from datasets import SOURCES
 
     return SOURCES.get(arguments.source) is TfdsSource

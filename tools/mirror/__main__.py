@@ -22,14 +22,15 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from store.record import RunRecord
+from store.query.record import RunRecord
 from tools.mirror.cursor import CursorFile, get_state_folder
 from tools.mirror.feed import Feed, Standing
 from tools.mirror.target import Tracker
 from utils.errors import EXIT_TERMINATED, UserError
 from utils.log import get_logger
 from utils.programs import create_program_parser, run_program
-from utils.storage import Folder, is_remote, join_place, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import is_remote, join_place, open_folder
 
 TARGETS = {"mlflow": "MlflowTarget", "wandb": "WandbTarget", "trackio": "TrackioTarget"}
 _LONGEST_S = 60.0

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from store.history import Line
+from store.record.history import Line
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import to_path, write_atomically
+from utils.storage.local import write_atomically
+from utils.storage.places import to_path
 
 
 @dataclass(frozen=True)

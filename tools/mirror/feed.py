@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from store.record import RunRecord, get_final_values
+from store.query.record import RunRecord, get_final_values
 from tools.mirror.cursor import Cursor, CursorFile, HistoryEnd
 from tools.mirror.tail import HistoryTail, Passed
 from tools.mirror.target import Point, RunHead, Tracker, make_point
 from utils.log import get_logger
-from utils.storage import Folder
+from utils.storage.folder import Folder
 
 # Points that are sent before the cursor is written.
 _BATCH = 5_000

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from store.history import METRICS_FILE, Line, keep_until
-from store.record import RunRecord, read_history
+from store.query.record import RunRecord, read_history
+from store.record.history import METRICS_FILE, Line, keep_until
 from tools.mirror.cursor import HistoryEnd
-from utils.storage import Folder, LocalFolder
+from utils.storage.folder import Folder
+from utils.storage.local import LocalFolder
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from store.history import Line
-from store.record import Values, get_finite_or_told
+from store.query.record import Values, get_finite_or_told
+from store.record.history import Line
 from tools.mirror.cursor import HistoryEnd
 from utils.json_types import JsonValue
 

@@ -19,14 +19,15 @@ from collections.abc import Sequence
 from rich.console import Console, Group
 from rich.live import Live
 
-from store import RunStore
-from store.mirror import RUN_FILE
-from store.record import RunRecord
+from store.query.record import RunRecord
+from store.record.mirror import RUN_FILE
+from store.record.runs import RunStore
 from tools.monitor.view import create_view, describe_end, is_here
 from utils.device_use import read_devices
 from utils.errors import UserError
 from utils.programs import create_program_parser, run_program
-from utils.storage import Folder, StorageError, is_remote, open_folder
+from utils.storage.folder import Folder, StorageError
+from utils.storage.places import is_remote, open_folder
 
 # Seconds between two looks: at files of this machine, and at those of a bucket.
 _EVERY_S, _EVERY_REMOTE_S = 2.0, 15.0

@@ -16,14 +16,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from store.catalogue import EVAL, LOSS, METRICS, TRAIN
-from store.history import METRICS_FILE, Line, get_learnt
-from store.lock import LOCK_FILE
-from store.owner import is_of_this_machine, is_running
-from store.record import RunRecord
+from store.query.record import RunRecord
+from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.record.history import METRICS_FILE, Line, get_learnt
+from store.record.lock import LOCK_FILE
+from store.record.owner import is_of_this_machine, is_running
 from utils.device_use import DeviceUse
 from utils.json_types import JsonObject
-from utils.storage import StorageError, is_remote, to_path
+from utils.storage.folder import StorageError
+from utils.storage.places import is_remote, to_path
 
 NOT_THERE = "not there"
 _BARS = "▁▂▃▄▅▆▇█"

@@ -17,7 +17,7 @@ from tools.prepare_dataset import write
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from big_vision.input.folder import FolderSelection
+    from big_vision.input.images.folder import FolderSelection
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
@@ -48,7 +48,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def prepare_folder(arguments: argparse.Namespace) -> Path:
     """Write a folder of class folders; files are copied into the records byte by byte."""
-    from big_vision.input.folder import select_folder
+    from big_vision.input.images.folder import select_folder
 
     write.check_name(arguments.name)
     target = write.get_target(arguments)

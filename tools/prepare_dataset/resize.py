@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from tools.prepare_dataset import write
 from utils.errors import UserError
-from utils.storage import is_remote
+from utils.storage.places import is_remote
 
 if TYPE_CHECKING:
     from big_vision.input.catalog import StoredSplit, TfdsCatalog

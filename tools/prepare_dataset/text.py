@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from big_vision.input.tokenizer import (
+from big_vision.input.text.tokenizer import (
     END_TEXT,
     KINDS,
     TOKENIZER_FILE,
@@ -23,7 +23,7 @@ from big_vision.input.tokenizer import (
     ByteTokenizer,
     TextTokenizer,
 )
-from big_vision.input.tokens import DTYPES, FORMAT, INDEX_FILE
+from big_vision.input.text.tokens import DTYPES, FORMAT, INDEX_FILE
 from tools.prepare_dataset import write
 from utils.errors import UserError
 

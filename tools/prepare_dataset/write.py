@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from utils.errors import UserError
 from utils.programs import require_at_least
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 VERSION = "1.0.0"
 FORMATS = ("tfrecord", "array_record")

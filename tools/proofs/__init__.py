@@ -1,1 +1,3 @@
-"""Programs that prove a claim about this project to those who change it."""
+"""Old names of the programs in `proofs/`: `python -m tools.proofs.NAME`."""
+
+from proofs import __path__ as __path__

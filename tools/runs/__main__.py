@@ -19,7 +19,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from tools.runs.flags import add_gate_flags
+from store.quality.gate_flags import add_gate_flags
 from utils.programs import ProgramParser, create_program_parser, run_program
 
 
@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     # Only what is asked for is loaded: a list must not wait for what a comparison needs.
     module, _, name = options.function.partition(":")
     function = getattr(importlib.import_module(f"tools.runs.{module}"), name)
-    from utils.storage import hurry
+    from utils.storage.retry import hurry
 
     with hurry():
         return run_program(function, options)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
-from store.calibration import (
+from store.formatting import format_value
+from store.quality.calibration import (
     ESTIMATE,
     MEASURED,
     CalibratedRun,
@@ -16,14 +17,13 @@ from store.calibration import (
     index_verdicts,
     tell_step,
 )
-from store.record import RunRecord
-from store.reports import describe_report
-from store.trends import read_reports
-from store.wording import format_value
+from store.quality.reports import describe_report
+from store.quality.trends import read_reports
+from store.query.record import RunRecord
+from store.terminal import create_console, create_table, print_json
 from tools.runs.comparing import open_run, select_paths
 from tools.runs.places import check_store
-from tools.runs.printing import create_console, create_table, print_json
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 
 def show_calibration(options: argparse.Namespace) -> None:

@@ -8,14 +8,9 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.text import Text
 
-from store.compare import (
-    Comparison,
-    Difference,
-    Divergence,
-    Side,
-    group_records,
-)
 from store.compare.comparable import choose_comparable
+from store.compare.differences import Difference
+from store.compare.divergence import Divergence
 from store.compare.report import (
     choose_metrics,
     compare_all,
@@ -23,18 +18,19 @@ from store.compare.report import (
     should_be_equal,
     tell_divergence,
 )
+from store.compare.sides import Comparison, Side, group_records
 from store.compare.statistics import Summary
-from store.record import RunRecord
-from store.selection import RunSelector, split_side
-from store.wording import count_runs, format_sample, name_few
+from store.formatting import count_runs, format_sample, name_few
+from store.query.record import RunRecord
+from store.query.selection import RunSelector, split_side
+from store.terminal import create_console, create_table, print_json
 from tools.runs.evidence import print_answers, print_sources
 from tools.runs.places import find_records, open_index, warn_of_damage
-from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.programs import prepare_file
-from utils.storage import join_place
+from utils.storage.places import join_place
 
 _STYLES = {"better": "bold green", "worse": "bold red", "missing": "red"}
 _MOST_TENSORS = 8
@@ -47,7 +43,7 @@ def compare_runs(options: argparse.Namespace) -> int:
       UserError: no such run, a number that none has, too few sides.
     """
     prepare_file(options.html, "--html")
-    from utils.config import get_neutral_keys
+    from utils.config.keys import get_neutral_keys
 
     ignored = get_neutral_keys()
     sides = find_sides(options, ignored)

@@ -10,7 +10,8 @@ from dataclasses import asdict, replace
 from rich.text import Text
 
 from store.compare.sides import find_entry
-from store.costs import (
+from store.formatting import format_least, format_value
+from store.quality.costs import (
     CostRow,
     RunCost,
     compute_cost,
@@ -19,12 +20,11 @@ from store.costs import (
     read_prices,
     sum_costs,
 )
-from store.filters import check_keys
-from store.record import RunRecord, describe
-from store.wording import format_least, format_value
+from store.query.filters import check_keys
+from store.query.record import RunRecord, describe
+from store.terminal import create_console, create_table, print_json
 from tools.runs.comparing import open_run, select_whole
 from tools.runs.places import find_records, warn_of_damage
-from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
 

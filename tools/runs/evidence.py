@@ -8,7 +8,7 @@ from html import escape
 from rich.console import Console
 from rich.text import Text
 
-from tools.runs.printing import create_table
+from store.terminal import create_table
 from utils.json_types import JsonObject
 
 _MOST_FILES = 8

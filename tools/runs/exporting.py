@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 
 from store.export import export_runs
-from store.fitness import READ_FILES, find_unfit
-from store.record import RunRecord
-from store.selection import RunSelector
-from store.spans import SPANS_FILE
-from store.wording import name_few
+from store.formatting import name_few
+from store.quality.completeness import READ_FILES, find_unfit
+from store.query.record import RunRecord
+from store.query.selection import RunSelector
+from store.record.spans import SPANS_FILE
+from store.terminal import print_json
 from tools.runs.places import find_places, open_index
-from tools.runs.printing import print_json
 from utils.errors import UserError
-from utils.storage import join_place
+from utils.storage.places import join_place
 
 _EXPORTED = tuple(file for file in READ_FILES if file != SPANS_FILE)
 

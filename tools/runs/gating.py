@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from store.gates import check_finished, check_known, check_sides, get_code, settle_direction
+from store.quality.findings import print_findings, publish_findings, read_gates
+from store.quality.gates import (
+    check_finished,
+    check_known,
+    check_sides,
+    get_code,
+    settle_direction,
+)
+from store.terminal import print_json
 from tools.runs.comparing import read_side
-from tools.runs.findings import print_findings, publish_findings, read_gates
 from tools.runs.places import find_damage
-from tools.runs.printing import print_json
 from utils.errors import UserError
 
 

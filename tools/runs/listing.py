@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from store.filters import check_keys
-from store.index import RunIndex
-from store.listing import (
+from store.formatting import format_time, format_value
+from store.index.database import RunIndex
+from store.query.filters import check_keys
+from store.query.listing import (
     choose_usual,
     drop_archived,
     drop_scores,
@@ -16,14 +17,14 @@ from store.listing import (
     order_runs,
     tell_score,
 )
-from store.score import SCORE, SCORE_NAME
-from store.wording import format_time, format_value
+from store.record.score import SCORE, SCORE_NAME
+from store.terminal import colour_status, create_console, create_table, print_json
 from tools.runs.places import check_store, open_index
-from tools.runs.printing import colour_status, create_console, create_table, print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
-# Seconds of a step as the compiler estimates and as a run measured them (`store.calibration`).
+# Seconds of a step as the compiler estimates and as a run measured them
+# (`store.quality.calibration`).
 STEP_KEYS = ("estimate.step_s", "measured.step_s")
 
 
@@ -119,7 +120,7 @@ def _read_steps(
     options: argparse.Namespace, rows: Sequence[JsonObject]
 ) -> dict[str, dict[str, float | None]]:
     """What the index does not know: estimated and measured times of the runs that are shown."""
-    from store.calibration import tell_step
+    from store.quality.calibration import tell_step
     from tools.runs.calibrating import read_verdicts
     from tools.runs.comparing import open_run
 

@@ -10,14 +10,14 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from store.catalogue import EVAL
-from store.compare import Comparison, Side
-from store.record import get_finite_or_told
-from store.wording import format_sample
+from store.compare.sides import Comparison, Side
+from store.formatting import format_sample
+from store.query.record import get_finite_or_told
+from store.record.catalogue import EVAL
 from tools.runs.evidence import make_source, tell_answers_row
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import write_atomically
+from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from store.index import RunIndex
-from store.lock import find_owner
-from store.mirror import RUN_FILE
-from store.record import RunRecord
-from store.selection import RunSelector, explain_no_fit
+from store.index.database import RunIndex
+from store.query.record import RunRecord
+from store.query.selection import RunSelector, explain_no_fit
+from store.record.lock import find_owner
+from store.record.mirror import RUN_FILE
 from utils.errors import UserError
 from utils.log import get_logger
-from utils.storage import is_remote, join_place, open_folder
+from utils.storage.places import is_remote, join_place, open_folder
 
 # Of an export: it may be named where a run may be.
 MANIFEST_FILE = "manifest.json"
@@ -84,7 +84,7 @@ def find_places(options: argparse.Namespace, names: list[str]) -> list[str | Pat
 
 def find_damage(records: Iterable[RunRecord]) -> list[str]:
     """What is read of complete runs and is not as they left it, in words."""
-    from store.fitness import find_unfit  # pydantic, which a list must not wait for
+    from store.quality.completeness import find_unfit  # pydantic, which a list must not wait for
 
     told = (
         f"{record.path}/{file} {text}" for record in records for file, text in find_unfit(record)

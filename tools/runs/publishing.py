@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from store.models import MODELS, format_schema
+from store.query.schemas import MODELS, format_schema
 from utils.programs import prepare_folder
 
 

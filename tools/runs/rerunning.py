@@ -17,18 +17,18 @@ from pathlib import Path
 
 import yaml
 
-from store.compare import Side
 from store.compare.report import tell_divergence
-from store.config_text import parse_config
-from store.mirror import CONFIG_FILE
-from store.record import RunRecord
-from store.source import SOURCE_ROOT, split_diff
+from store.compare.sides import Side
+from store.query.config_text import parse_config
+from store.query.record import RunRecord
+from store.record.mirror import CONFIG_FILE
+from store.record.source import SOURCE_ROOT, split_diff
+from store.terminal import create_console, print_json
 from tools.runs.comparing import print_divergence
 from tools.runs.places import choose_records
-from tools.runs.printing import create_console, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.storage import check_writable, join_place, open_folder
+from utils.storage.places import check_writable, join_place, open_folder
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from store.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
-from store.catalogue import EVAL, LOSS, METRICS, TRAIN
-from store.history import get_learnt
-from store.record import RunRecord, describe, get_finite_or_told
-from store.timeline import (
+from store.formatting import format_least, format_time, format_value
+from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
+from store.query.record import RunRecord, describe, get_finite_or_told
+from store.query.timeline import (
     RunTime,
     compute_time,
     describe_steps,
@@ -21,22 +20,18 @@ from store.timeline import (
     name_end,
     tell_time,
 )
-from store.wording import format_least, format_time, format_value
+from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.record.history import get_learnt
+from store.terminal import colour_status, create_console, create_table, draw_line, print_json
 from tools.runs.places import choose_records, is_alive
-from tools.runs.printing import (
-    colour_status,
-    create_console,
-    create_table,
-    draw_line,
-    print_json,
-)
 from tools.runs.teaching import Lineage
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import LocalFolder, is_remote, to_path
+from utils.storage.local import LocalFolder
+from utils.storage.places import is_remote, to_path
 
 if TYPE_CHECKING:
-    from store.sketches import QuantileSketch
+    from store.record.sketches import QuantileSketch
 
 _CURVES = 6
 _BAR = 60
@@ -197,7 +192,7 @@ def tell_quantiles(record: RunRecord) -> JsonObject:
     Those that the run has kept itself are of each step, or of each log point what is known there
     alone; the others, and all of runs of earlier programs, are of the lines that stand.
     """
-    from store.sketches import QuantileSketch
+    from store.record.sketches import QuantileSketch
 
     kept = record.sketches
     found = {} if kept is None else kept.merge()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from store.ids import check_name
-from store.lineage import BAD
-from store.tags import change_note, change_tags, check_tags
+from store.lineage.ancestors import BAD
+from store.query.tags import change_note, change_tags, check_tags
+from store.record.ids import check_name
+from store.terminal import print_json
 from tools.runs.places import choose_records
-from tools.runs.printing import print_json
 from tools.runs.teaching import Lineage, describe_students
 from utils.errors import UserError
 

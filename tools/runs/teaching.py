@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from store.descent import Descendant, find_kinship
-from store.index import RunIndex
-from store.lineage import BAD, CACHE
-from store.record import RunRecord
-from store.wording import format_value, name_few
-from tools.runs.printing import create_table
+from store.formatting import format_value, name_few
+from store.index.database import RunIndex
+from store.lineage.ancestors import BAD, CACHE
+from store.lineage.descendants import Descendant, find_kinship
+from store.query.record import RunRecord
+from store.terminal import create_table
 from utils.json_types import JsonObject
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 # Of a teacher's numbers, what is shown in a line.
 _VERDICTS = ("top1", "loss")

@@ -10,10 +10,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from store.record import RunRecord
-from store.trace import Slice, Trace, make_trace
+from store.query.record import RunRecord
+from store.query.trace import Slice, Trace, make_trace
+from store.terminal import print_json
 from tools.runs.places import choose_records, warn_of_damage
-from tools.runs.printing import print_json
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

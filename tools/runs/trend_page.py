@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from store.trends import BAD, NEWEST, Trend
-from store.wording import format_value
+from store.formatting import format_value
+from store.quality.trends import BAD, NEWEST, Trend
 from tools.runs.page import create_axes, make_image, make_table, write_html
 
 _COLOURS = {"steady": "#3b6fb6", "better": "#3a9a5b", "too few": "#4a4a4a"}

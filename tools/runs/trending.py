@@ -8,10 +8,11 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from store.filters import check_keys, parse_filter
-from store.gates import get_code
-from store.reports import read_config
-from store.trends import (
+from store.formatting import format_value
+from store.quality.findings import print_findings, publish_findings, read_gates
+from store.quality.gates import get_code
+from store.quality.reports import read_config
+from store.quality.trends import (
     BAD,
     FOLDER,
     Trend,
@@ -21,15 +22,14 @@ from store.trends import (
     place_report,
     read_reports,
 )
-from store.wording import format_value
-from tools.runs.findings import print_findings, publish_findings, read_gates
+from store.query.filters import check_keys, parse_filter
+from store.terminal import create_console, create_table, draw_line, print_json
 from tools.runs.places import check_store
-from tools.runs.printing import create_console, create_table, draw_line, print_json
 from tools.runs.trend_page import format_median, write_trend_page
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_file
-from utils.storage import to_path
+from utils.storage.places import to_path
 
 _STYLES = {"worse": "bold red", "much worse": "bold red", "missing": "bold red",
            "better": "green", "too few": "dim"}  # fmt: skip

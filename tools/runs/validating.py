@@ -11,22 +11,17 @@ from rich.text import Text
 
 from store.export import MANIFEST_FILE, check_export
 from store.index.scan import list_beheaded, list_runs
-from store.lock import find_owner
-from store.runs import CHECKPOINTS
-from store.trends import check_reports
-from store.validation import RunFault, check_run
+from store.quality.trends import check_reports
+from store.quality.validation import RunFault, check_run
+from store.record.lock import find_owner
+from store.record.runs import CHECKPOINTS
+from store.terminal import create_console, create_table, print_json
 from tools.runs.places import check_store, choose_places
-from tools.runs.printing import create_console, create_table, print_json
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.storage import (
-    COMMIT_FILE,
-    Folder,
-    LocalFolder,
-    is_remote,
-    open_folder,
-    to_path,
-)
+from utils.storage.folder import COMMIT_FILE, Folder
+from utils.storage.local import LocalFolder
+from utils.storage.places import is_remote, open_folder, to_path
 
 # Which grades count.
 _MODES = {"usual": ("damage", "odd"), "strict": ("damage", "odd", "torn"), "lenient": ("damage",)}
@@ -109,7 +104,7 @@ def _check(folder: Folder, *, is_thorough: bool) -> list[RunFault]:
 
 def _check_checkpoints(folder: Folder) -> Iterator[RunFault]:
     """Every tensor of every checkpoint in the run's directory."""
-    from utils.checkpoint import CheckpointError, verify_checkpoint
+    from utils.checkpoint.files import CheckpointError, verify_checkpoint
 
     place = folder.child(CHECKPOINTS)
     for name in (name for name in place.list_names() if name.startswith("step_")):

@@ -28,7 +28,7 @@ from train.fanout import WORKER_SOURCE
 from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from train.tree import pack_tree
 from train.xla_dist import split_command
-from utils.config import load_config
+from utils.config.load import load_config
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program

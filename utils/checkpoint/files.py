@@ -19,7 +19,9 @@ from torch import Tensor
 
 from utils.checkpoint.fit import Entry, Table
 from utils.json_types import JsonMapping, JsonObject, JsonValue
-from utils.storage import COMMIT_FILE, Folder, LocalFolder, give_usual_mode, open_folder
+from utils.storage.folder import COMMIT_FILE, Folder
+from utils.storage.local import LocalFolder, give_usual_mode
+from utils.storage.places import open_folder
 
 # 1: without COMMITTED, configuration and data position; still read.
 _SCHEMA_VERSION = 2

@@ -18,7 +18,9 @@ from utils.checkpoint.files import (
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
-from utils.storage import Folder, LocalFolder, get_old_name, open_folder
+from utils.storage.folder import Folder
+from utils.storage.local import LocalFolder, get_old_name
+from utils.storage.places import open_folder
 
 _STEP = re.compile(r"step_(\d{8})")
 

@@ -13,7 +13,9 @@ from utils.checkpoint.files import CheckpointError, Location, Tensors, write_che
 from utils.checkpoint.find import get_folder_name, list_steps, read_best_step
 from utils.json_types import JsonMapping
 from utils.log import get_logger
-from utils.storage import COMMIT_FILE, Folder, LocalFolder, open_folder
+from utils.storage.folder import COMMIT_FILE, Folder
+from utils.storage.local import LocalFolder
+from utils.storage.places import open_folder
 
 BEST_FILE = "best.json"
 

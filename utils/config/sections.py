@@ -8,12 +8,7 @@ from pydantic import Field
 
 from utils.config.data import DataSection
 from utils.config.distill import DistillSection
-from utils.config.execution import (
-    ProfileSection,
-    QuantileSection,
-    RunSection,
-    RuntimeSection,
-)
+from utils.config.execution import ProfileSection, QuantileSection, RunSection, RuntimeSection
 from utils.config.metadata import ConfigSection, Devices, about
 from utils.config.source import SourceSection
 from utils.config.verdicts import MicroBatchVerdict, Parts, StepName

@@ -17,8 +17,8 @@ from utils.json_types import JsonObject
 from utils.runtime.compilation import ModelCompiler
 from utils.runtime.feeding import Feeder
 from utils.runtime.instruments import Instruments
-from utils.runtime.ranks import Alone, Ranks
-from utils.runtime.sequence import count_sequence_parts, set_sequence_axis
+from utils.runtime.processes.ranks import Alone, Ranks
+from utils.runtime.processes.sequence import count_sequence_parts, set_sequence_axis
 from utils.runtime.updates import Updates
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from utils.storage import to_path
+from utils.storage.places import to_path
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection

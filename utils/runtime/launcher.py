@@ -16,7 +16,7 @@ from utils.runtime.choice import (
     has_chips,
     prepare_environment,
 )
-from utils.runtime.processes import launch_processes, run_on
+from utils.runtime.processes.children import launch_processes, run_on
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 _RUNTIMES = {
     "cpu": ("utils.runtime.cpu", "CpuRuntime"),
     "cuda": ("utils.runtime.cuda", "CudaRuntime"),
-    "xla": ("utils.runtime.xla", "XlaRuntime"),
+    "xla": ("utils.runtime.xla.runtime", "XlaRuntime"),
 }
-_SPMD = ("utils.runtime.xla_spmd", "XlaSpmdRuntime")
+_SPMD = ("utils.runtime.xla.spmd", "XlaSpmdRuntime")
 
 
 def launch(
@@ -69,7 +69,7 @@ def _start(
     name: str, section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
 ) -> int:
     if has_chips(name) and section.parallel == "process":
-        from utils.runtime.xla_chips import launch_on_chips
+        from utils.runtime.xla.chips import launch_on_chips
 
         return launch_on_chips(section, worker, args)
     kind = _find_class(name, section)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from utils.runtime.xla_scan import Step
+    from utils.runtime.xla.scan import Step
 
 
 def scan(
@@ -25,7 +25,7 @@ def scan(
     """
     if not has_loop(carry):
         return unroll(step, carry, xs, reverse=reverse)
-    from utils.runtime.xla_scan import scan_on_xla
+    from utils.runtime.xla.scan import scan_on_xla
 
     return scan_on_xla(step, carry, xs, reverse=reverse)
 

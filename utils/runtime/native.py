@@ -10,8 +10,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from utils.runtime.base import DTYPES, B, HasLoss, Runtime, Task, derive_seed
-from utils.runtime.group import ProcessGroup
-from utils.runtime.ranks import ProcessRanks
+from utils.runtime.processes.group import ProcessGroup
+from utils.runtime.processes.ranks import ProcessRanks
 
 if TYPE_CHECKING:
     from utils.config.execution import RuntimeSection

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from utils.checkpoint import Kind, get_kind
+from utils.checkpoint.fit import Kind, get_kind
 from utils.weights.files import WeightsError, refuse_stand_in_file
 from utils.weights.source import FileWeights
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from store.mirror import CONFIG_FILE
+from store.record.mirror import CONFIG_FILE
 from utils.config.yaml_file import read_yaml
 from utils.json_types import JsonObject
-from utils.storage import Folder, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import open_folder
 
 # Folders that are looked at for it: of a run, its checkpoints, one of them, a file in that.
 _NEAR = 4

@@ -12,9 +12,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from utils.checkpoint import Kind, get_kind
+from utils.checkpoint.fit import Kind, get_kind
 from utils.json_types import JsonMapping, JsonObject
-from utils.storage import Folder, give_usual_mode
+from utils.storage.folder import Folder
+from utils.storage.local import give_usual_mode
 
 EXPORT_FILE = "student.safetensors"
 _SCHEMA_VERSION = 2

@@ -10,7 +10,7 @@ from typing import Literal
 from timm.models import adapt_input_conv
 from torch import Tensor, nn
 
-from utils.checkpoint import Kind, TensorDiff, compare_tensors, get_kind
+from utils.checkpoint.fit import Kind, TensorDiff, compare_tensors, get_kind
 from utils.patterns import check_patterns, check_rules, matches, rename
 from utils.weights.class_names import (
     ClassSide,

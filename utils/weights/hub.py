@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject, JsonValue
-from utils.storage import Folder, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import open_folder
 from utils.weights.language_hub import VARIANTS, read_language_facts
 
 HUB, HUB_OLD, LOCAL = "hf-hub:", "hf_hub:", "local-dir:"

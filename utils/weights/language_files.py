@@ -10,10 +10,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from utils.checkpoint import Kind
+from utils.checkpoint.fit import Kind
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import Folder
+from utils.storage.folder import Folder
 from utils.weights.language_hub import Pieces, find_pieces
 from utils.weights.source import SafetensorsWeights, Weights
 

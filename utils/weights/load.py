@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from utils.checkpoint import TensorDiff
+from utils.checkpoint.fit import TensorDiff
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.log import get_logger

@@ -19,7 +19,21 @@ from utils.patterns import matches
 from utils.registry import Registry
 from utils.weights.fitting import Fit
 
-ARGUMENTS = Registry("arguments of model")
+ARGUMENTS = Registry(
+    "arguments of model",
+    {
+        "delta_rules": "models.delta.layers.decoder:RuleShape",
+        "kimi_linear": "models.delta.layers.kimi:KimiShape",
+        "qwen3_5": "models.delta.layers.qwen:HybridShape",
+        "qwen3": "models.delta.layers.qwen:QwenShape",
+        "qwen3_5_moe": "models.delta.layers.qwen_next:ExpertShape",
+        "qwen3_next": "models.delta.layers.qwen_next:ExpertShape",
+        "rwkv7": "models.delta.layers.rwkv:RwkvShape",
+        "mlp": "models.mlp:MLPShape",
+        "vit_s16_sincos2d": "models.sincos_vit:SincosArguments",
+        "transformer": "models.transformer:TransformerShape",
+    },
+)
 
 
 @dataclass(frozen=True)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from utils.checkpoint import has_checkpoints
+from utils.checkpoint.find import has_checkpoints
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonObject
-from utils.storage import Folder, join_place, open_folder
+from utils.storage.folder import Folder
+from utils.storage.places import join_place, open_folder
 from utils.weights.archives import ArchiveWeights
 from utils.weights.files import EXPORT_FILE
-from utils.weights.hub import (
-    CONFIG,
-    LOCAL,
-    find_file,
-    is_shared,
-    open_shared,
-    read_shared_facts,
-)
+from utils.weights.hub import CONFIG, LOCAL, find_file, is_shared, open_shared, read_shared_facts
 from utils.weights.language_files import LanguageWeights
 from utils.weights.source import CheckpointWeights, PickledWeights, SafetensorsWeights, Weights
 

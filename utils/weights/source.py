@@ -11,19 +11,14 @@ from functools import cached_property
 
 from torch import Tensor, nn
 
-from utils.checkpoint import (
-    CheckpointError,
-    Kind,
-    Table,
-    get_kind,
-    inspect_checkpoint,
-    iterate_checkpoints,
-    load_part,
-)
+from utils.checkpoint.files import CheckpointError, inspect_checkpoint, load_part
+from utils.checkpoint.find import iterate_checkpoints
+from utils.checkpoint.fit import Kind, Table, get_kind
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
-from utils.storage import Folder, join_place
+from utils.storage.folder import Folder
+from utils.storage.places import join_place
 from utils.weights.adapters import drop_adapters, merge_adapters
 from utils.weights.files import (
     WeightsError,

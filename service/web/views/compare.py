@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from service.web.series import Curve, Extent, SeriesReader
+from service.web.series.ranges import Curve, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ShownChart, make_overlay
 from service.web.views.frame import link_run
 from service.web.views.run import read_values
 from service.web.views.trials import TrialNames
-from store.catalogue import LOSS, TRAIN
-from store.compare import Side, group_records
 from store.compare.comparable import choose_comparable, describe_apart, learn_apart
-from store.compare.sides import SEED
-from store.listing import choose_usual
-from store.record import RunRecord
-from store.wording import format_sample
+from store.compare.sides import SEED, Side, group_records
+from store.formatting import format_sample
+from store.query.listing import choose_usual
+from store.query.record import RunRecord
+from store.record.catalogue import LOSS, TRAIN
 from utils.json_types import JsonMapping, JsonObject
 
 # More curves in one chart would hide each other.

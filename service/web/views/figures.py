@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from service.web.series import Curve
+from service.web.series.ranges import Curve
 from service.web.views.frame import link_api
-from store.catalogue import EVAL, LOOP, LOSS, METRICS, TRAIN, Catalogue
-from store.wording import format_value
+from store.formatting import format_value
+from store.record.catalogue import EVAL, LOOP, LOSS, METRICS, TRAIN, Catalogue
 from utils.json_types import JsonObject
 
 FAMILIES = ("Loss", "Evaluation", "Optimisation", "Throughput", "Waits and memory", "Counters")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
-from store.wording import format_time
+from store.formatting import format_time
 from utils.json_types import JsonValue
 
 PAGES = (

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from service.jobs import JobView
+from service.jobs.state import JobView
 from service.web.views.figures import draw_spark
 from service.web.views.frame import ShownState, ShownTime, link_run, show_state, show_time
-from store.trends import BAD, Trend
-from store.wording import format_value
+from store.formatting import format_value
+from store.quality.trends import BAD, Trend
 from utils.json_types import JsonMapping
 
 if TYPE_CHECKING:
-    from service.sweeps import SweepSpec, SweepTable, TrialState
-    from service.sweeps.report import AxisRow
+    from service.sweeps.report import AxisRow, SweepTable, TrialState
+    from service.sweeps.spec import SweepSpec
 
 _OVER = ("complete", "failed", "stopped")
 _AGAIN = ("failed", "stopped")

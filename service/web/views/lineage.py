@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.web.views.frame import link_run
-from store.descent import find_kinship
-from store.index import RunIndex
-from store.lineage import BAD
-from store.record import RunRecord
-from store.wording import format_value
+from store.formatting import format_value
+from store.index.database import RunIndex
+from store.lineage.ancestors import BAD
+from store.lineage.descendants import find_kinship
+from store.query.record import RunRecord
 
 _SCORES = ("eval.top1", "eval.loss", "test.top1", "test.loss")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from service.web.artifacts import create_artifact_id, list_artifacts, list_pictures
-from service.web.series import MOST_METRICS, Extent, SeriesReader
+from service.web.series.ranges import MOST_METRICS, Extent, SeriesReader
 from service.web.views.figures import PICTURE_WIDTH, ChartFamily, group_metrics, make_chart
 from service.web.views.frame import (
     ShownState,
@@ -22,11 +22,10 @@ from service.web.views.frame import (
     show_time,
 )
 from service.web.views.timeline import ShownTimeline, make_timeline
-from store.catalogue import EVAL, METRICS, TRAIN
 from store.compare.sides import find_entry
-from store.history import METRICS_FILE
-from store.listing import choose_usual
-from store.record import (
+from store.formatting import format_least, format_value
+from store.query.listing import choose_usual
+from store.query.record import (
     TEST,
     RunRecord,
     describe,
@@ -34,11 +33,12 @@ from store.record import (
     get_last_values,
     read_tail,
 )
-from store.tags import ARCHIVED
-from store.timeline import describe_steps, list_attempts, name_end, sum_paid
-from store.wording import format_least, format_value
+from store.query.tags import ARCHIVED
+from store.query.timeline import describe_steps, list_attempts, name_end, sum_paid
+from store.record.catalogue import EVAL, METRICS, TRAIN
+from store.record.history import METRICS_FILE
 from utils.json_types import JsonValue
-from utils.storage import LocalFolder
+from utils.storage.local import LocalFolder
 
 # A history of which more has never been read is drawn by the script alone: it takes seconds.
 _MOST_UNREAD = 16 << 20

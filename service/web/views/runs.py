@@ -20,11 +20,11 @@ from service.web.views.frame import (
 )
 from service.web.views.trials import TrialNames
 from store.compare.sides import find_entry
-from store.listing import drop_scores
-from store.score import SCORE
-from store.tags import ARCHIVED, TAG
-from store.wording import format_value
-from utils.config import get_neutral_keys
+from store.formatting import format_value
+from store.query.listing import drop_scores
+from store.query.tags import ARCHIVED, TAG
+from store.record.score import SCORE
+from utils.config.keys import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
 
 PAGE_ROWS = 100

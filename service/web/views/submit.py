@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, Union, get_args, get_origin
 
 from service.web.text import read_plain_yaml
-from utils.config import RunConfig
+from utils.config.load import RunConfig
 from utils.config.metadata import read_about
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from store.record import RunRecord
-from store.spans import COMPILE, EVALUATION, HELD, INPUT, ROLLBACK, STALL, WINDOW, WRITE, Span
-from store.timeline import AttemptTime, compute_time, list_attempts
-from store.wording import format_duration
+from store.formatting import format_duration
+from store.query.record import RunRecord
+from store.query.timeline import AttemptTime, compute_time, list_attempts
+from store.record.spans import (
+    COMPILE,
+    EVALUATION,
+    HELD,
+    INPUT,
+    ROLLBACK,
+    STALL,
+    WINDOW,
+    WRITE,
+    Span,
+)
 
 # Lane -> names of its spans, and the class that gives it its colour.
 _LANES = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from service.sweeps import list_sweeps, read_sweep
+from service.sweeps.plan import list_sweeps, read_sweep
 from store.compare.sides import SEED
-from store.wording import format_value
+from store.formatting import format_value
 from utils.errors import UserError
 from utils.json_types import JsonValue
 

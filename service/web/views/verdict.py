@@ -16,15 +16,15 @@ from service.estimates import (
 )
 from service.web.serving import Service
 from service.web.views.frame import ShownState, format_bytes, show_time
-from store.calibration import Verdicts, find_verdict, index_verdicts, measure_step
-from store.costs import DevicePrice, read_prices
-from store.record import RunRecord
-from store.trends import read_reports
-from store.wording import format_duration
-from utils.config import RunConfig
+from store.formatting import format_duration
+from store.quality.calibration import Verdicts, find_verdict, index_verdicts, measure_step
+from store.quality.costs import DevicePrice, read_prices
+from store.quality.trends import read_reports
+from store.query.record import RunRecord
+from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage import is_remote, to_path
+from utils.storage.places import is_remote, to_path
 
 # Runs in which the time of the same step is looked for.
 _MOST_RUNS = 50

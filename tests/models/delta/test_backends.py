@@ -12,18 +12,14 @@ import pytest
 import torch
 
 import main
-from models.delta import (
-    CoreOptions,
-    DeltaInputs,
-    DplrInputs,
-    backends,
-    layers,
-    recur_delta_rule,
-    recur_dplr,
-)
-from models.delta.backends import BACKENDS, run_backend
-from models.delta.layers import DeltaCache, run_rule
-from models.delta.rwkv import create_rwkv
+from models.delta.kernels import backends
+from models.delta.kernels.backends import BACKENDS, run_backend
+from models.delta.layers import gated as layers
+from models.delta.layers.gated import DeltaCache, run_rule
+from models.delta.layers.rwkv import create_rwkv
+from models.delta.rules.inputs import DeltaInputs, DplrInputs
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
 from tests.models.delta.test_delta_training import create_argv
 from tests.models.delta.test_qwen import create
 from tests.models.delta.test_rwkv import SHAPE

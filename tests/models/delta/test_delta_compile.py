@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import main
-from models.delta import CoreOptions, chunk_delta_rule, chunk_dplr
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.dplr import chunk_dplr
+from models.delta.rules.layout import CoreOptions
 from tests.models.delta.test_qwen import create, create_argv, draw_tokens, read_losses
 from tests.models.delta.variants import (
     create_inputs,

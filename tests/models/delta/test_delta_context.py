@@ -11,15 +11,15 @@ import torch
 from torch.nn.functional import conv1d
 
 import main
-from losses.chunked import score_in_chunks
-from models.delta.layers import ShortConvolution
-from models.delta.rwkv import shift_tokens
+from losses.tasks.chunked import score_in_chunks
+from models.delta.layers.gated import ShortConvolution
+from models.delta.layers.rwkv import shift_tokens
 from tests.models.delta.test_delta_devices import run_form
 from tests.models.delta.variants import RULES
 from tests.support.child_runs import ROOT, get_environment
 from tests.support.language import create_language_argv
 from tests.test_parity import Form, compare
-from utils.runtime.sequence import count_sequence_parts, look_back, set_sequence_axis
+from utils.runtime.processes.sequence import count_sequence_parts, look_back, set_sequence_axis
 
 CONTEXT = ("--runtime.parallel=spmd", "--runtime.mesh_context=2")
 
@@ -105,7 +105,7 @@ from models.delta import CoreOptions, chunk_delta_rule, chunk_dplr, recur_delta_
 from tests.models.delta import variants
 from utils.config.execution import RuntimeSection
 from utils.runtime import create_runtime
-from utils.runtime.sequence import deal_sequence
+from utils.runtime.processes.sequence import deal_sequence
 
 runtime, found = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_context=2)), {}
 for name in sys.argv[1:]:

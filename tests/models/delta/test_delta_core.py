@@ -10,15 +10,12 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
-from models.delta import (
-    CoreOptions,
-    DeltaInputs,
-    chunk_delta_rule,
-    chunk_dplr,
-    recur_delta_rule,
-    recur_dplr,
-)
-from models.delta.solve import SOLVERS, invert
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.dplr import chunk_dplr
+from models.delta.rules.inputs import DeltaInputs
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
+from models.delta.rules.solve import SOLVERS, invert
 from tests.models.delta.variants import (
     RULES,
     B,

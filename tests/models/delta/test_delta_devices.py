@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.models.delta.test_qwen import create_argv
 from tests.models.delta.test_rwkv import create_argv as create_rwkv_argv
 from tests.test_parity import FORMS, Form, compare, run_child

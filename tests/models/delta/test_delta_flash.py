@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from models.delta.kernels import choose_kernels
-from models.delta.kernels_flash import attend_causally
-from models.factory import MODELS
+from models.delta.kernels.flash import attend_causally
+from models.delta.kernels.operators import choose_kernels
+from models.table import MODELS
 from tests.models.delta.test_delta_kernels import needs_jax
 from utils.errors import UserError
 
@@ -44,6 +44,6 @@ def test_flash_attention_is_attention(tokens):
 
 def test_heads_that_flash_attention_has_no_kernel_for_are_refused(monkeypatch):
     model = MODELS.get("qwen3")(16, 8, depth=1, width=32, mlp_width=32, head_width=192)
-    monkeypatch.setattr("models.delta.kernels.require_kernels", lambda device: None)
+    monkeypatch.setattr("models.delta.kernels.operators.require_kernels", lambda device: None)
     with pytest.raises(UserError, match=r"model\.args\.head_width is 192; change it, or choose"):
         choose_kernels("pallas", torch.device("cpu"), model)

@@ -13,17 +13,14 @@ import pytest
 import torch
 from torch.nn.functional import normalize, softplus
 
-from models.delta import (
-    CoreOptions,
-    DeltaInputs,
-    chunk_delta_rule,
-    chunk_dplr,
-    recur_delta_rule,
-    recur_dplr,
-)
-from models.delta.kernels import choose_kernels
-from models.delta.layers import GatedDeltaNet
-from models.factory import MODELS
+from models.delta.kernels.operators import choose_kernels
+from models.delta.layers.gated import GatedDeltaNet
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.dplr import chunk_dplr
+from models.delta.rules.inputs import DeltaInputs
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
+from models.table import MODELS
 from tests.models.delta.test_delta_core import MASK, SEGMENTS
 from tests.models.delta.variants import (
     create_inputs,

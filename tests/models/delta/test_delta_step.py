@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.delta import CoreOptions, recur_delta_rule, recur_dplr
-from models.delta.kernels import choose_kernels
-from models.delta.layers import DeltaCache, run_rule
-from models.factory import MODELS
+from models.delta.kernels.operators import choose_kernels
+from models.delta.layers.gated import DeltaCache, run_rule
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
+from models.table import MODELS
 from tests.models.delta.test_delta_kernels import needs_jax
 from tests.models.delta.variants import RULES, create_inputs, create_start, rebuild
 from tools.generate import generate

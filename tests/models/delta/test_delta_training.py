@@ -7,7 +7,7 @@ import json
 import pytest
 
 import main
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.models.delta.test_delta_devices import SHARED
 from tests.models.delta.test_qwen import DENSE, EXPERTS, HYBRID, KIMI, check_going_on
 from tests.models.delta.test_rules import SMALL

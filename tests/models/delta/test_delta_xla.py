@@ -5,14 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.delta import (
-    CoreOptions,
-    blocks,
-    chunk_delta_rule,
-    chunk_dplr,
-    recur_delta_rule,
-    recur_dplr,
-)
+from models.delta.rules import blocks
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.dplr import chunk_dplr
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
 from tests.models.delta.test_delta_core import BOUNDS, MASK, SEGMENTS
 from tests.models.delta.variants import (
     create_inputs,
@@ -21,7 +18,7 @@ from tests.models.delta.variants import (
     find_largest_error,
     rebuild,
 )
-from utils.runtime.sequence import set_sequence_axis
+from utils.runtime.processes.sequence import set_sequence_axis
 
 pytestmark = pytest.mark.xla
 xla = pytest.importorskip("torch_xla")

@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional
 
 import main
-from models.delta.experts import SparseMlp, find_capacity
-from models.delta.qwen_next import ExpertShape
+from models.delta.layers.experts import SparseMlp, find_capacity
+from models.delta.layers.qwen_next import ExpertShape
 from models.remat import scan_blocks
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.models.delta.test_qwen import EXPERTS, create, draw_tokens, read_losses, run_in_turn
 from tests.support.language import create_language_argv
 from utils.errors import UserError

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import main
-from models import create_model, export_model, settle_model
+from models.factory import create_model, export_model, settle_model
 from tests.models.delta.test_qwen import CLOSE, KINDS, VOCAB, create, create_argv, draw_tokens
 from tests.models.delta.test_rwkv import SHAPE, create_rwkv
 from tools import generate as generate_tool
@@ -20,7 +20,7 @@ from tools.export.language import write_folder
 from tools.generate import load_model
 from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.weights import open_weights
+from utils.weights.opening import open_weights
 
 ALL = {name: shape for name, (_, shape) in KINDS.items()}
 ALL["rwkv7"] = SHAPE

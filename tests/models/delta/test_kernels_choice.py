@@ -10,14 +10,20 @@ import pytest
 import torch
 
 import main
-from models.delta import CoreOptions, DeltaInputs, chunked, kernels, kernels_bridge, layers, qwen
-from models.delta.kernels import choose_kernels, settle_rule, settle_step
-from models.delta.kernels_choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
-from models.factory import MODELS
+from bill.step.kernels import call_kernels
+from models.delta.kernels import bridge as kernels_bridge
+from models.delta.kernels import operators as kernels
+from models.delta.kernels.choice import ATTENTION, FACTS, HEAD, Work, is_cheaper
+from models.delta.kernels.operators import choose_kernels, settle_rule, settle_step
+from models.delta.layers import gated as layers
+from models.delta.layers import qwen
+from models.delta.rules import chunked
+from models.delta.rules.inputs import DeltaInputs
+from models.delta.rules.layout import CoreOptions
+from models.table import MODELS
 from tests.models.delta.test_delta_kernels import create_wide, needs_jax
 from tests.models.delta.variants import create_inputs, rebuild
 from tests.support.child_runs import ROOT
-from tools.tpu.kernels import call_kernels
 
 RULE_WIDTHS = dict.fromkeys(("linear_key_width", "linear_value_width"), 128)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from models.delta.kernels_bridge import share_out
+from models.delta.kernels.bridge import share_out
 from tests.models.delta.test_delta_kernels import needs_jax
 from tests.support.child_runs import ROOT, get_environment
 
@@ -18,7 +18,7 @@ import json
 import torch, torch_xla
 from models.delta import CoreOptions, chunk_delta_rule, recur_delta_rule
 from models.delta import kernels, kernels_flash, kernels_rule
-from models.delta.kernels_flash import attend_causally
+from models.delta.kernels.flash import attend_causally
 from tests.models.delta import variants
 from tests.models.delta.test_delta_flash import find_all
 from tests.models.delta.test_delta_kernels import create_wide

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import main
-from models import create_model
-from models.delta.kimi import create_kimi
-from models.delta.layers import ShortConvolution
-from models.delta.qwen import Qwen, create_hybrid, create_qwen3
-from models.delta.qwen_next import create_hybrid_of_experts, create_next
+from models.delta.layers.gated import ShortConvolution
+from models.delta.layers.kimi import create_kimi
+from models.delta.layers.qwen import Qwen, create_hybrid, create_qwen3
+from models.delta.layers.qwen_next import create_hybrid_of_experts, create_next
+from models.factory import create_model
 from models.remat import scan_blocks
 from models.transformer import attend_step
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.language import LANGUAGE, create_language_argv
 from tools.generate import generate, load_model
 from utils.config.sections import ModelSection

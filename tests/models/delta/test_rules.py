@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from models.delta.inputs import DeltaInputs
-from models.delta.recurrence import recur_delta_rule
-from models.delta.rules import DECAYS, RuleAttention, RuleShape, create_rules
+from models.delta.layers.decoder import DECAYS, RuleAttention, RuleShape, create_rules
+from models.delta.rules.inputs import DeltaInputs
+from models.delta.rules.recurrence import recur_delta_rule
 from utils.errors import UserError
 
 SMALL = {

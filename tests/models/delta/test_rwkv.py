@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import main
-from models.delta.rwkv import Rwkv, create_rwkv
+from models.delta.layers.rwkv import Rwkv, create_rwkv
 from models.remat import scan_blocks
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.models.delta.test_qwen import CLOSE, VOCAB, draw_tokens, read_losses, run_in_turn
 from tests.support.language import create_language_argv
 from tools import generate as generate_tool

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import main
-from models.factory import MODELS
+from models.table import MODELS
 from tests.models.delta.test_delta_training import STUDENTS, create_argv
 
 VOCAB = 11

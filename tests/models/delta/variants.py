@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
-from models.delta import DeltaInputs, DplrInputs
+from models.delta.rules.inputs import DeltaInputs, DplrInputs
 
 B, T, H, K, V = 2, 21, 2, 4, 3
 # Heads of q and k, and channels of g, erase and write.

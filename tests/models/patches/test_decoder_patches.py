@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models import apply_patches, recompute_blocks
-from models.patches import PATCHES
 from models.patches import decoder as patches
+from models.patches.table import PATCHES, apply_patches
+from models.remat import recompute_blocks
 from models.transformer import Transformer
 from tests.models.patches.test_patches import TOLERANCE, flatten, get_distance
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.support.tiny_parts import SYNTHETIC, create_argv
 from tests.test_parity import EXAMPLES, FORMS, Form, compare, run_child
 from tests.test_spmd_graph import run_and_read

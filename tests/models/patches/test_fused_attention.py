@@ -14,7 +14,6 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from job.check import check
-from models import apply_patches
 from models.patches import fused_attention
 from models.patches.fused_attention import (
     KernelAttention,
@@ -23,6 +22,7 @@ from models.patches.fused_attention import (
     require_attention_kernel,
 )
 from models.patches.kernels_attention import choose_group
+from models.patches.table import apply_patches
 from tests.models.patches.test_patches import TINY, get_distance
 from tests.support.tiny_parts import VIT_ARGS, create_config
 from tests.test_parity import FORMS, Form, compare, run_form

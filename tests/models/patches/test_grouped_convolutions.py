@@ -9,8 +9,8 @@ import torch
 from timm.layers import ScaledStdConv2d, ScaledStdConv2dSame
 from torch import nn
 
-from models import apply_patches
 from models.patches.convolution import TO_OIHW, count_joined_groups
+from models.patches.table import apply_patches
 
 # Channels in and out, groups, and those that fit into 128 lanes.
 SHAPES = [

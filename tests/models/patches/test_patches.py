@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from models import FeatureTap, apply_patches
-from models.patches import PATCHES
+from models.features import FeatureTap
 from models.patches.attention import XlaPatchEmbed
 from models.patches.convolution import TO_HWIO, TO_OIHW, HwioWeight, XlaBatchNorm2d
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
 from models.patches.fused_attention import KernelAttention
+from models.patches.table import PATCHES, apply_patches
 from models.remat import find_blocks
 from utils.errors import UserError
 

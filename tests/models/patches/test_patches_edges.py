@@ -9,7 +9,7 @@ import timm
 import torch
 from torch import nn
 
-from models.patches import apply_patches
+from models.patches.table import apply_patches
 
 
 @pytest.mark.parametrize(

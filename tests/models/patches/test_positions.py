@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import main
-from models import apply_patches
+from models.patches.table import apply_patches
 from models.sincos_vit import SincosViT
-from store import read_metrics
+from store.record.history import read_metrics
 from tests.models.patches.test_patches import FAMILIES, TINY, get_distance, run
 
 ARGUMENTS = {"dynamic_img_size": True, "num_classes": 7}

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 
 from service.web.artifacts import create_artifact_id, open_beneath
-from store.artifacts import ARTIFACTS_FILE, publish_artifacts
+from store.record.artifacts import ARTIFACTS_FILE, publish_artifacts
 from tests.service.web.apps import make_app, make_client, make_store
 from tests.service.web.test_gate import list_routes
 

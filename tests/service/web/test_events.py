@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from service.jobs import JobQueue
+from service.jobs.files import JobQueue
 from service.web.answers import JobEvent, RunEvent
 from service.web.catalogue import RunCatalogue
 from service.web.events import EventHub, Missed
-from store.history import write_lines
+from store.record.history import write_lines
 from tests.service.web.apps import make_store
 from tests.support.stored_runs import make_lines, make_run
 
@@ -51,8 +51,8 @@ def test_a_job_that_moves_on_is_told(tmp_path, monkeypatch):
     store = make_store(tmp_path)
     queue = JobQueue(store / "jobs", str(store))
     hub = EventHub(RunCatalogue(str(store)), queue, every_s=0.01)
-    from service.jobs import Submission
     from service.jobs.files import ROOT
+    from service.jobs.submission import Submission
 
     submission = Submission(
         config=str(ROOT / "configs" / "smoke.yaml"), overrides={"run.run_id": "first"}

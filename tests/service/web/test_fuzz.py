@@ -19,11 +19,11 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from service.checker import Verdict
-from service.jobs import Submission
 from service.jobs.files import ROOT
+from service.jobs.submission import Submission
 from service.web.app import create_app
 from service.web.settings import LOOPBACK, Limits, ServiceSettings
-from store.artifacts import publish_artifacts
+from store.record.artifacts import publish_artifacts
 from tests.service.web.apps import make_store
 from tests.support.stored_runs import make_run
 from utils.config.keys import iterate_keys

@@ -8,10 +8,10 @@ import io
 import pytest
 
 from service.jobs.files import ROOT
-from service.sweeps import SweepSpec, plan_trials
-from service.sweeps.plan import keep_sweep, resolve_base
+from service.sweeps.plan import keep_sweep, plan_trials, resolve_base
+from service.sweeps.spec import SweepSpec
 from store.compare.report import choose_metrics, compare_all
-from store.selection import RunSelector
+from store.query.selection import RunSelector
 from tests.service.web.apps import make_app, make_client, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
 

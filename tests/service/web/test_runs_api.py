@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from store.lineage import BAD, Ancestor, note_run, tell_lineage
-from store.runs import Run
-from store.tags import change_tags
+from store.lineage.ancestors import BAD, Ancestor, note_run, tell_lineage
+from store.query.tags import change_tags
+from store.record.runs import Run
 from tests.service.web.apps import make_app, make_client, make_store
 from tests.support.stored_runs import make_run
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 @pytest.fixture

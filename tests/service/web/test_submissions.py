@@ -11,11 +11,11 @@ import pytest
 
 from service.checker import Checker
 from service.jobs.files import CONFIG_FILE
-from store.changes import hash_config
+from store.query.changes import hash_config
 from tests.service.web.apps import make_app, make_client
-from utils.config import RunConfig, get_resume_rules, load_config
 from utils.config.command_line import get_kinds
-from utils.config.keys import iterate_keys
+from utils.config.keys import get_resume_rules, iterate_keys
+from utils.config.load import RunConfig, load_config
 
 SEED = 20261122
 CONFIGS = ("configs/smoke.yaml", "configs/digits_student.yaml", "configs/transformer_text.yaml",

@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.doctor.machines import (
-    add_tpu,
-    with_environment,
-    with_wishes,
-)
+from tests.tools.doctor.machines import add_tpu, with_environment, with_wishes
 from tools.doctor import host, storage
 from tools.doctor.machine import GREEN, RED, YELLOW, Machine, Requirements
 

@@ -12,8 +12,9 @@ import timm
 import torch
 from sklearn.metrics import confusion_matrix
 
-from models import export_model, open_trained
-from tasks.judge.corrupted import CORRUPTIONS
+from models.factory import export_model
+from models.trained import open_trained
+from tasks.evaluation.corrupted import CORRUPTIONS
 from tests.support.judged_sets import NAMES, Examples, load_examples, shift, write_set
 from tools.evaluate.__main__ import main
 

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from store.history import read_metrics, write_lines
-from store.record import RunRecord, get_finite_or_told
-from store.runs import RunStore
-from store.session import RunSession
+from store.query.record import RunRecord, get_finite_or_told
+from store.record.history import read_metrics, write_lines
+from store.record.runs import RunStore
+from store.record.session import RunSession
 from tests.support.sqlite_target import SqliteTarget, read_rows
 from tests.support.stored_runs import make_lines, make_run
 from tools.mirror.cursor import CursorFile
 from tools.mirror.feed import Feed, Standing
 from utils.errors import UserError
 from utils.metrics import MetricWriter
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 class Killed(BaseException):

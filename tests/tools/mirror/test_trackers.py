@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from store import keep_deterministic, read_metrics
-from store.record import RunRecord, get_final_values, get_finite_or_told
+from store.query.record import RunRecord, get_final_values, get_finite_or_told
+from store.record.history import keep_deterministic, read_metrics
 from tests.support.child_runs import ROOT, get_environment
 from tests.support.stored_runs import make_run
 from tests.support.tiny_parts import create_argv

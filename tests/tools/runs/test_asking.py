@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from store.models import MODELS
-from store.wording import format_duration, format_value
+from store.formatting import format_duration, format_value
+from store.query.schemas import MODELS
+from store.terminal import draw_line
 from tools.runs.__main__ import main
-from tools.runs.printing import draw_line
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -185,7 +185,7 @@ def test_a_question_loads_neither_torch_nor_what_it_does_not_need(root):
         "heavy = {'torch', 'tensorflow', 'scipy', 'numpy', 'pyarrow', 'pandas', 'gcsfs', "
         "'pydantic', 'matplotlib'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
-        "import store, store.session\n"
+        "import store, store.record.session\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True,
                           env=dict(os.environ))  # fmt: skip
@@ -193,7 +193,7 @@ def test_a_question_loads_neither_torch_nor_what_it_does_not_need(root):
 
 
 def test_a_trainer_never_loads_the_index():
-    code = "import sys, store, store.session, store.runs\nprint('sqlalchemy' in sys.modules)"
+    code = "import sys, store.record.session, store.record.runs\nprint('sqlalchemy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n"
 

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.damaged_runs import (
-    CONFIGS,
-    VALUES,
-    choose,
-    damage,
-    list_places,
-    make_whole,
-)
+from tests.support.damaged_runs import CONFIGS, VALUES, choose, damage, list_places, make_whole
 from tools.runs.__main__ import main
 
 ALONE = (

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
-from store.artifacts import publish_artifacts
+from store.record.artifacts import publish_artifacts
 from utils.checkpoint.files import write_checkpoint
-from utils.storage import open_folder
+from utils.storage.places import open_folder
 
 
 def test_runs_are_exported_and_validated(ask, root, tmp_path):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from store.lock import RunLock
+from store.record.lock import RunLock
 from tests.support.stored_runs import make_config, make_run
 
 

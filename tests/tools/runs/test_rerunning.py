@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import main as program
-from store.attempts import begin_attempt, end_attempt
-from store.environment import write_environment
-from store.source import DIFF_FILE, SOURCE_ROOT, SourceState, read_source
+from store.record.attempts import begin_attempt, end_attempt
+from store.record.environment import write_environment
+from store.record.source import DIFF_FILE, SOURCE_ROOT, SourceState, read_source
 from tests.support.stored_runs import make_run
 from tests.support.tiny_parts import SYNTHETIC
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from store.trends import keep_report
+from store.quality.trends import keep_report
 from tests.store.test_trends import REPORT
 from tests.support.child_runs import ROOT
-from utils.storage import write_atomically
+from utils.storage.local import write_atomically
 
 QUESTIONS = (
     ("list",), ("list", "--keys"), ("list", "--filter", "eval.top1>60", "--sort", "eval.loss"),

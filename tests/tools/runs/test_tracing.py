@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as protos
 
-from store.attempts import begin_attempt, end_attempt
-from store.spans import SpanWriter
+from store.record.attempts import begin_attempt, end_attempt
+from store.record.spans import SpanWriter
 from tests.support.stored_runs import make_run
 
 Found = dict[tuple[str, ...], list[tuple[str, float, float]]]

@@ -11,13 +11,13 @@ from torch import Tensor
 from datasets import create_loader, require_images
 from engine import map_batches
 from models.transforms import to_pixels
-from tasks.judge.features import Features
-from tasks.judge.sets import change_data
+from tasks.evaluation.features import Features
+from tasks.evaluation.sets import change_data
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from datasets import ImageBatch
-    from models import TrainedModel
+    from models.trained import TrainedModel
     from utils.config.data import DataSection
     from utils.runtime.base import Runtime
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
-from utils.storage import to_path
+from utils.storage.places import to_path
 
 if TYPE_CHECKING:
     from trackio.sqlite_storage import SQLiteStorage

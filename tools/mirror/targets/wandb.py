@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from tools.mirror.cursor import HistoryEnd
 from tools.mirror.target import Point, RunHead
-from utils.storage import sync_directory, to_path, write_atomically
+from utils.storage.local import sync_directory, write_atomically
+from utils.storage.places import to_path
 
 if TYPE_CHECKING:
     from wandb.sdk.wandb_run import Run

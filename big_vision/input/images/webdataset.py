@@ -1,0 +1,296 @@
+"""Images in shards of tar files, as WebDataset lays them out, each reached by its place."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tqdm import tqdm
+
+from big_vision.input.catalog import Segment, cut_files, open_root
+from big_vision.input.images.encoded import EncodedRecords, EncodedSelection, number_labels
+from big_vision.input.images.folder import IMAGE_SUFFIXES, is_hidden
+from big_vision.input.images.image_files import ImageFiles
+from big_vision.input.images.tar_index import MemberKeys, scan_tar
+from big_vision.input.index_cache import Arrays, load_index
+from big_vision.input.source import Role
+from big_vision.input.splits import ALL, parse_split
+from utils.errors import UserError, get_hint
+from utils.storage.places import is_remote, to_path
+
+if TYPE_CHECKING:
+    from big_vision.pp.shapes import Sides
+    from utils.config.data import DataSection
+
+_NAMES_FILE = "classnames.txt"
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+_SUFFIXES = (".tar", *_COMPRESSED)
+_NUMBER = re.compile(r"[-_.]?\d+(-of-\d+)?$")
+_BRACES = re.compile(r"\{(?P<inside>[^{}]*)\}")
+_RANGE = re.compile(r"^(?P<first>\d+)\.\.(?P<last>\d+)$")
+_LAYOUT = "a tar of examples holds NAME.jpg and NAME.cls, the class's number"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TarSelection(EncodedSelection):
+    """The examples that a split expression selects.
+
+    Attributes:
+      offsets, sizes: [num_examples] int64, where the encoded images lie in their files.
+      names: [num_examples] bytes, UTF-8.
+    """
+
+    offsets: np.ndarray
+    sizes: np.ndarray
+    names: np.ndarray
+
+
+class WebdatasetSource(ImageFiles):
+    """Tars of images: data.root / train-0000.tar, or data.root / train / 0000.tar."""
+
+    @property
+    def title(self) -> str:
+        """What data.name calls it, or the directory's name."""
+        return self.data.name or to_path(self.data.root).name or self.data.source
+
+    def select_files(self, expression: str, key: str) -> TarSelection:
+        """The examples of tars that a name or a pattern stands for."""
+        return select_tars(self.data, expression, key)
+
+    def get_sides(self) -> Sides:
+        """Nobody has looked into the images: they may be of any size."""
+        return None, None, None
+
+    def open_records(self, selection: TarSelection, role: Role) -> TarRecords:
+        """Images at their places."""
+        return TarRecords(selection, self.data.image_key, self.data.label_key)
+
+
+class TarRecords(EncodedRecords):
+    """Members of uncompressed tars, read at their offsets."""
+
+    selection: TarSelection
+
+    def fetch(self, index: int) -> bytes:
+        """An example's encoded image."""
+        found = self.selection
+        # Opened anew each time: a set may have more tars than a process may have open files.
+        with Path(self.locate(index)[0]).open("rb", buffering=0) as file:
+            return os.pread(file.fileno(), int(found.sizes[index]), int(found.offsets[index]))
+
+    def get_name(self, index: int) -> str:
+        """The members' common name."""
+        return self.selection.names[index].decode()
+
+
+def select_tars(data: DataSection, expression: str, key: str) -> TarSelection:
+    """The examples of a split expression, whose names stand for tars below data.root.
+
+    Each tar is looked through once; what lies where in it is cached.
+
+    Raises:
+      UserError: names the tar, the pattern, the label or the key that is wrong.
+    """
+    if is_remote(data.root):
+        raise UserError(
+            f"data.root ({data.root}) is a URL, but tars are read at places of their own from "
+            "local folders alone; copy them to this machine's disk, or write them as a TFDS "
+            "dataset, which is read from there"
+        )
+    base = to_path(open_root(data.root))
+    shards = _ShardLists(base, _choose_members(data), key)
+    ranges = parse_split(expression, shards, key)
+    pieces = [
+        piece
+        for r in ranges
+        for piece in cut_files(shards.files[r.name], shards[r.name], r.start, r.stop)
+    ]
+    arrays = {
+        name: np.concatenate(
+            [shards.indexes[path][name][first:stop] for path, first, stop in pieces]
+        )
+        for name in ("names", "offsets", "sizes", "labels")
+    }
+    left_out = {
+        what: sum(int(shards.indexes[path][name]) for path, _, _ in pieces)
+        for name, what in (
+            ("without_image", "examples without an image"),
+            ("hidden", "hidden files"),
+        )
+    }
+    class_names = _read_class_names(base)
+    starts = np.cumsum([0, *(stop - first for _, first, stop in pieces[:-1])])
+
+    def describe(index: int) -> str:
+        tar = pieces[int(np.searchsorted(starts, index, side="right")) - 1][0]
+        return f"{tar}, {arrays['names'][index].decode()}"
+
+    return TarSelection(
+        num_examples=len(arrays["sizes"]),
+        num_classes=None if class_names is None else len(class_names),
+        class_names=class_names,
+        directory=str(base),
+        file_format="tar",
+        segments=tuple(Segment(str(path), first, stop - first) for path, first, stop in pieces),
+        mean_record_bytes=float(arrays["sizes"].mean()),
+        left_out=tuple(f"{count} {what}" for what, count in left_out.items() if count),
+        labels=number_labels(arrays["labels"], class_names, data.label_key, describe)
+        if data.label_key
+        else np.zeros(len(arrays["sizes"]), np.int64),
+        offsets=arrays["offsets"],
+        sizes=arrays["sizes"],
+        names=arrays["names"],
+    )
+
+
+def _choose_members(data: DataSection) -> MemberKeys:
+    """Endings of the image and the label; the keys' defaults stand for the layout's usual ones."""
+    images = tuple(sorted(suffix[1:] for suffix in IMAGE_SUFFIXES))
+    if data.image_key != "image":
+        images = tuple(data.image_key.lower().split(";"))
+    if data.label_key == "label":
+        return MemberKeys(images, "cls")
+    ending, *path = data.label_key.split("/")
+    return MemberKeys(images, ending.lower(), tuple(path))
+
+
+class _ShardLists(dict[str, tuple[int, ...]]):
+    """Name or pattern -> examples of each of its tars, looked through when it is first asked for.
+
+    Attributes:
+      files: the tars of each name that was asked for.
+      indexes: what lies where in each of them.
+    """
+
+    def __init__(self, base: Path, members: MemberKeys, key: str) -> None:
+        super().__init__()
+        self.files: dict[str, tuple[Path, ...]] = {}
+        self.indexes: dict[Path, Arrays] = {}
+        self._base, self._members, self._key = base, members, key
+        self._groups = _group_shards(base)
+        self.update(dict.fromkeys(self._groups, ()))
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or _is_pattern(str(name))
+
+    def __getitem__(self, name: str) -> tuple[int, ...]:
+        if name not in self.files:
+            files = self._groups.get(name) or self._match(name)
+            self._look_through(files)
+            self.files[name] = files
+        return tuple(len(self.indexes[path]["sizes"]) for path in self.files[name])
+
+    def _match(self, pattern: str) -> tuple[Path, ...]:
+        """The tars that a pattern stands for, a range's in its order."""
+        below = {path.relative_to(self._base).as_posix(): path for path in self._groups[ALL]}
+        found: dict[Path, None] = {}
+        for one in expand_braces(pattern):
+            names = [name for name in below if fnmatchcase(name, one)]
+            if not names:
+                missing = "" if one == pattern else f", {one},"
+                hint = get_hint(pattern, [*below, *self])
+                raise UserError(
+                    f"{self._key} ({pattern}){missing} matches no tar in {self._base}; {hint}"
+                )
+            found |= dict.fromkeys(below[name] for name in names)
+        return tuple(found)
+
+    def _look_through(self, files: tuple[Path, ...]) -> None:
+        """Have what lies where in each tar, and refuse what cannot be read so."""
+        for path in files:
+            if path.name.endswith(_COMPRESSED):
+                raise UserError(
+                    f"{self._key}: {path} is compressed, so that no image in it can be reached "
+                    "without all before it; unpack it to a plain .tar (images gain nothing by it)"
+                )
+        bar = tqdm(files, desc="index tars", unit="file", disable=None)
+        for path in bar:
+            if path not in self.indexes:
+                self.indexes[path] = load_index(
+                    [str(path)], lambda path=path: scan_tar(path, self._members),
+                    "tar without hidden", str(self._members),
+                )  # fmt: skip
+                self._check(path, self.indexes[path])
+
+    def _check(self, path: Path, index: Arrays) -> None:
+        """Every image needs a label: one without would be taught as a class that it is not."""
+        endings = ", ".join(index["endings"].tolist()) or "nothing"
+        if not len(index["sizes"]):
+            raise UserError(
+                f"data.image_key: {path} holds no image {'/'.join(self._members.images)} among "
+                f"{endings}; name the image's ending there, as jpg or webp;png"
+            )
+        missing = np.flatnonzero(index["labels"] == b"")
+        if not len(missing) or not self._members.label:
+            return
+        what = "/".join((self._members.label, *self._members.path))
+        if len(missing) == len(index["labels"]):
+            raise UserError(
+                f"data.label_key: {path} holds no label {what}, only {endings}; {_LAYOUT}, or name "
+                "another ending, json/FIELD for a field of its JSON"
+            )
+        raise UserError(
+            f"data.label_key: {path} holds {len(missing)} examples without a label {what}, the "
+            f"first is {index['names'][missing[0]].decode()}; add it or leave them out"
+        )
+
+
+def _group_shards(base: Path) -> dict[str, tuple[Path, ...]]:
+    """Split name -> its tars; `all` is every one.
+
+    `train-0000.tar` and `train_1.tar` are of `train`, and so is `train/0000.tar`.
+    """
+    groups: dict[str, list[Path]] = {}
+    every: list[Path] = []
+    folders = sorted(e.name for e in os.scandir(base) if e.is_dir() and not is_hidden(e.name))
+    for folder in ("", *folders):
+        for path in sorted((base / folder).iterdir()):
+            suffix = next((s for s in _SUFFIXES if path.name.endswith(s)), None)
+            if suffix is None or is_hidden(path.name) or not path.is_file():
+                continue
+            name = folder or _NUMBER.sub("", path.name.removesuffix(suffix))
+            every.append(path)
+            groups.setdefault(name, []).append(path)
+    if not every:
+        raise UserError(f"data.root ({base}) holds no .tar, nor do its folders; {_LAYOUT}")
+    groups.pop("", None)
+    return {**{name: tuple(paths) for name, paths in groups.items()}, ALL: tuple(every)}
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """What a shell makes of `a-{000..015}.tar` and `{a,b}.tar`."""
+    match = _BRACES.search(pattern)
+    if match is None:
+        return [pattern]
+    span = _RANGE.match(match["inside"])
+    if span is None:
+        inner = match["inside"].split(",")
+    else:
+        width = len(span["first"])
+        first, last = int(span["first"]), int(span["last"])
+        way = 1 if first <= last else -1
+        inner = [f"{n:0{width}d}" for n in range(first, last + way, way)]
+    head, tail = pattern[: match.start()], pattern[match.end() :]
+    return [*itertools.chain.from_iterable(expand_braces(head + one + tail) for one in inner)]
+
+
+def _is_pattern(name: str) -> bool:
+    return any(sign in name for sign in "{*?") or name.endswith(_SUFFIXES)
+
+
+def _read_class_names(base: Path) -> tuple[str, ...] | None:
+    """The lines of classnames.txt beside the tars; none: there is no such file."""
+    path = base / _NAMES_FILE
+    if not path.is_file():
+        return None
+    return tuple(
+        line.strip()
+        for line in path.read_text("utf-8", errors="replace").splitlines()
+        if line.strip()
+    )

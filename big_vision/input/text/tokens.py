@@ -1,0 +1,273 @@
+"""Tokenised text: a memory-mapped file for each split, and `tokens.json`, which says what it is.
+
+    data.root / data.name / train.bin validation.bin test.bin tokens.json [tokenizer.json]
+
+A `.bin` holds nothing but tokens, uint16 or uint32, little-endian. Window i of a split is
+tokens[i * T : i * T + T + 1]: every token but the first is predicted once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from big_vision.input.selection import Selection
+from big_vision.input.source import SPLIT_KEYS, Reading, Role, Source
+from big_vision.input.text.windows import TokenFacts, WindowReader
+from utils.errors import UserError, get_hint
+from utils.json_types import JsonObject
+from utils.storage.places import is_remote, to_path
+
+INDEX_FILE = "tokens.json"
+FORMAT = "tokens-1"
+DTYPES = ("uint16", "uint32")
+# Tokens at a file's beginning that are held against the vocabulary before a device is touched.
+_LOOKED_AT = 1 << 24
+_WAY = "make the directory by python -m tools.prepare_dataset text"
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_list_of_counts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+def _tells_splits(value: object) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(split, dict) and _is_count(split.get("tokens")) for split in value.values()
+    )
+
+
+# What the index may leave out.
+_DEFAULTS: JsonObject = {"tokenizer_hash": "", "token_bytes": []}
+# Name in the index -> what it must be, and whether a value is that.
+_RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
+    "vocab_size": ("a whole number above 0", lambda value: _is_count(value) and value != 0),
+    "dtype": ("a text", lambda value: isinstance(value, str)),
+    "tokenizer": ("a text", lambda value: isinstance(value, str)),
+    "tokenizer_hash": ("a text", lambda value: isinstance(value, str)),
+    "end": ("a token or null", lambda value: value is None or _is_count(value)),
+    "token_bytes": ("a list of whole numbers", _is_list_of_counts),
+    "splits": ("an object for each split, with its number of 'tokens'", _tells_splits),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenIndex:
+    """What `tokens.json` says.
+
+    Attributes:
+      tokenizer: byte or bpe, or another's name.
+      tokenizer_hash: of what a learnt one has learnt; empty: it has learnt nothing.
+      end: token that stands behind each file's text.
+      token_bytes: bytes of text that each token stands for; empty: nobody has told.
+      splits: tokens, bytes, files and sha256 by split.
+    """
+
+    vocab_size: int
+    dtype: str
+    tokenizer: str
+    tokenizer_hash: str
+    end: int | None
+    token_bytes: tuple[int, ...]
+    splits: dict[str, JsonObject]
+
+
+def read_token_index(directory: Path, key: str = "data.root") -> TokenIndex:
+    """The index of a directory of tokens.
+
+    Args:
+      key: the configuration's, for errors.
+
+    Raises:
+      UserError: there is none, or it is of another format.
+    """
+    path = directory / INDEX_FILE
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{key}: {directory} holds no {INDEX_FILE}; {_WAY}") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"{key}: {path} cannot be read ({error}); {_WAY}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        told = found.get("format") if isinstance(found, dict) else None
+        raise UserError(f"{key}: {path} is of format {told!r}, not {FORMAT!r}; {_WAY}")
+    for name, (rule, is_right) in _RULES.items():
+        if not is_right(found.get(name, _DEFAULTS.get(name))):
+            raise UserError(
+                f"{key}: {path} lacks or garbles {name!r}, which must be {rule}; {_WAY}"
+            )
+    values = {name: found.get(name, _DEFAULTS.get(name)) for name in _RULES}
+    index = TokenIndex(**{**values, "token_bytes": tuple(values["token_bytes"])})
+    if index.dtype not in DTYPES or len(index.token_bytes) not in (0, index.vocab_size):
+        raise UserError(
+            f"{key}: {path} must name a dtype of {', '.join(DTYPES)} (it has {index.dtype!r}) and "
+            f"as many token_bytes as vocab_size ({index.vocab_size}) or none; {_WAY}"
+        )
+    return index
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenSelection(Selection):
+    """Windows of one file.
+
+    Attributes:
+      path: of the file.
+      sha256: of its bytes, as the index tells.
+    """
+
+    path: Path
+    index: TokenIndex
+    sha256: str
+
+    @property
+    def files_hash(self) -> str:
+        """The content's own hash."""
+        return self.sha256[:16]
+
+    def count_common(self, other: TokenSelection) -> int:
+        """All windows where it is the same file or has the same content; otherwise none."""
+        same_content = bool(self.sha256) and self.sha256 == other.sha256
+        return other.num_examples if same_content or self.path == other.path else 0
+
+
+class TokenSource(Source):
+    """Text that `tools.prepare_dataset text` has tokenised."""
+
+    @property
+    def directory(self) -> Path:
+        """Where the files lie.
+
+        Raises:
+          UserError: data.root is missing, or a URL.
+        """
+        if not self.data.root:
+            raise UserError("data.source=tokens needs data.root, the directory of tokens.json")
+        if is_remote(self.data.root):
+            raise UserError(
+                f"data.root ({self.data.root!r}) is a URL, but tokens are mapped from a local "
+                "disk; copy the directory to the same path of every machine (from a bucket: "
+                "gcloud storage cp -r) and give that path"
+            )
+        return to_path(self.data.root) / self.data.name
+
+    @property
+    def title(self) -> str:
+        """The dataset's name, or its directory's."""
+        return self.data.name or self.directory.name
+
+    def select(self, role: Role) -> TokenSelection:
+        """The windows of a split's file, whose size and first tokens are looked at."""
+        index, key = read_token_index(self.directory), f"data.{SPLIT_KEYS[role]}"
+        split = getattr(self.data, SPLIT_KEYS[role])
+        if split not in index.splits:
+            raise UserError(
+                f"{key} ({split!r}) is no split of {self.directory}; "
+                f"{get_hint(split, index.splits)}"
+            )
+        path = self.directory / f"{split}.bin"
+        tokens = open_tokens(path, index)
+        length = self.data.sequence_length
+        if len(tokens) <= length:
+            raise UserError(
+                f"data.sequence_length ({length}) leaves no window in the {len(tokens)} tokens of "
+                f"{key} ({split}); lower it, or choose a larger split"
+            )
+        return TokenSelection(
+            num_examples=(len(tokens) - 1) // length,
+            path=path,
+            index=index,
+            sha256=str(index.splits[split].get("sha256", "")),
+        )
+
+    def describe(self, selection: TokenSelection, role: Role) -> TokenFacts:
+        """Vocabulary and length, and the bytes that tokens stand for."""
+        index = selection.index
+        return TokenFacts(
+            index.vocab_size,
+            self.data.sequence_length,
+            tokenizer=" ".join(filter(None, (index.tokenizer, index.tokenizer_hash))),
+            token_bytes=index.token_bytes,
+        )
+
+    def open(self, selection: TokenSelection, reading: Reading) -> TokenReader:
+        """A reader of the mapped file."""
+        return TokenReader(selection, self.describe(selection, reading.role), reading)
+
+
+def open_tokens(path: Path, index: TokenIndex) -> np.ndarray:
+    """The tokens of a file, mapped.
+
+    Raises:
+      UserError: it is not there, ends within a token, has another size than the index says, or
+        begins with tokens that the vocabulary does not have.
+    """
+    kind = np.dtype(index.dtype).newbyteorder("<")
+    told = index.splits[path.stem].get("tokens")
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); {_WAY} again") from error
+    if size % kind.itemsize:
+        raise UserError(
+            f"{path} ends within a token: {size} bytes are no whole number of {index.dtype}; copy "
+            "it again"
+        )
+    if size != (told or 0) * kind.itemsize:
+        raise UserError(
+            f"{path} holds {size // kind.itemsize} tokens, but {INDEX_FILE} says {told}; copy both "
+            "again"
+        )
+    tokens = np.memmap(path, kind, mode="r")
+    check_vocabulary(tokens[:_LOOKED_AT], index.vocab_size, str(path))
+    return tokens
+
+
+def check_vocabulary(tokens: np.ndarray, vocab_size: int, place: str) -> None:
+    """Refuse tokens that the vocabulary does not have.
+
+    Raises:
+      UserError: with the first one and where it stands.
+    """
+    if tokens.size and int(tokens.max()) >= vocab_size:
+        first = int(np.flatnonzero(tokens.ravel() >= vocab_size)[0])
+        raise UserError(
+            f"{place}: token {int(tokens.ravel()[first])} at place {first} is beyond the "
+            f"vocabulary of {vocab_size} in {INDEX_FILE}; {_WAY} again"
+        )
+
+
+class TokenReader(WindowReader):
+    """Reads windows of one mapped file."""
+
+    def __init__(self, selection: TokenSelection, facts: TokenFacts, reading: Reading) -> None:
+        super().__init__(selection, facts, reading)
+        self._selection = selection
+        self._tokens = open_tokens(selection.path, selection.index)
+
+    def load_windows(self, indices: np.ndarray) -> np.ndarray:
+        """[n, T + 1] of the file's type; what was not looked at before is looked at here."""
+        length = self.facts.sequence_length
+        places = indices[:, None] * length + np.arange(length + 1)
+        found = self._tokens[places]
+        if len(self._tokens) > _LOOKED_AT:
+            check_vocabulary(found, self.facts.vocab_size, f"windows of {self._selection.path}")
+        return found
+
+    def get_ids(self, indices: np.ndarray) -> tuple[str, ...]:
+        """`train__42`."""
+        return tuple(f"{self._selection.path.stem}__{index}" for index in indices)
+
+    def describe(self, index: int) -> str:
+        """File and window, for messages."""
+        return f"window {index} of {self._selection.path}"
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._tokens = self._tokens[:0]

@@ -1,0 +1,201 @@
+"""Cycles of single operations and of whole programs by their bundles."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bill.bundles.chip import ChipModel
+from bill.bundles.listing import Bundle, list_listings, read_listing
+from bill.bundles.machine import EndlessProgramError, ScalarCore
+from bill.hlo import COLLECTIVES, FREE, Instruction
+
+# Costs of listings by the names of their operations; none: the listing does not end.
+ListingCosts = dict[str, "BundleCost | None"]
+
+# Calls that name memory and do nothing.
+_NAMING = ("AllocateBuffer", "ConcatBitcast")
+
+_UNIT = re.compile(r"\.mxu(\d)")
+# Rows of the left side in one instruction: a register of 8 x 128 words, two of bfloat16 a word.
+_ROWS, _ROWS_BF16 = 8, 16
+
+
+@dataclass(frozen=True)
+class BundleCost:
+    """What one execution of an operation costs.
+
+    Attributes:
+      issued: bundles, one a cycle.
+      empty: of these without an instruction, which wait for a unit's latency.
+      matrix: cycles in which the busiest matrix unit takes rows.
+      waited: cycles behind transfers, by the model of `bill.bundles.chip`.
+      hbm_bytes: moved by the operation itself.
+      unknown: decisions that depend on data, which the count guesses.
+    """
+
+    issued: int
+    empty: int
+    matrix: float
+    waited: float
+    hbm_bytes: int
+    unknown: int = 0
+
+    @property
+    def with_dma(self) -> float:
+        """Cycles with the waits for transfers."""
+        return self.issued + self.waited
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """An operation of a program.
+
+    Attributes:
+      trips: how often it runs.
+      estimate: the compiler's own, of one execution.
+      source: `own` listing, that of a `twin` (libtpu writes equal code once), or `estimate`.
+      cost: of one execution; none: there is no listing.
+    """
+
+    instruction: Instruction
+    trips: int
+    estimate: int | None
+    source: str
+    cost: BundleCost | None
+
+
+@dataclass
+class ProgramCost:
+    """A program's cycles on one device.
+
+    Attributes:
+      operations: those with a listing or an estimate, in the order of the program.
+      async_bytes: of copies between HBM and the chip that run beside operations.
+      unseen: operations that have neither listing nor estimate, by their opcode.
+    """
+
+    model: ChipModel
+    operations: list[OperationCost] = field(default_factory=list)
+    async_bytes: int = 0
+    unseen: list[str] = field(default_factory=list)
+
+    def sum_of(self, name: str) -> float:
+        """Of a field of `BundleCost` over the whole program."""
+        return sum(
+            one.trips * float(getattr(one.cost, name)) for one in self.operations if one.cost
+        )
+
+    @property
+    def estimate(self) -> int:
+        """The compiler's estimate of all that has one."""
+        return sum(one.trips * (one.estimate or 0) for one in self.operations)
+
+    @property
+    def issued(self) -> float:
+        """Bundles; for an operation without a listing its estimate."""
+        return self.sum_of("issued") + self.guessed
+
+    @property
+    def guessed(self) -> int:
+        """Estimates that stand in for listings that are not there."""
+        return sum(one.trips * (one.estimate or 0) for one in self.operations if not one.cost)
+
+    @property
+    def hbm_bytes(self) -> float:
+        """Moved by operations and beside them."""
+        return self.sum_of("hbm_bytes") + self.async_bytes
+
+    @property
+    def with_dma(self) -> float:
+        """Cycles with waits; never less than all bytes take at the model's bandwidth."""
+        waits = self.issued + self.sum_of("waited")
+        return max(waits, self.hbm_bytes / self.model.bytes_per_cycle)
+
+
+def count_bundles(bundles: Sequence[Bundle], model: ChipModel) -> BundleCost:
+    """Cycles of one execution of a listing."""
+    found = ScalarCore(bundles, model).run()
+    pairs = list(zip(found.counts, bundles, strict=True))
+    busy = [0.0] * model.units
+    for count, bundle in pairs:
+        for kind, times in bundle.kinds.items():
+            unit = _UNIT.search(kind) if kind.startswith("vmatmul") else None
+            if unit:
+                busy[int(unit[1])] += count * times * _count_rows(kind) / model.rows_per_cycle
+    return BundleCost(
+        issued=sum(found.counts),
+        empty=sum(count for count, bundle in pairs if not bundle.kinds),
+        matrix=max(busy),
+        waited=found.waited,
+        hbm_bytes=found.hbm_bytes,
+        unknown=found.unknown,
+    )
+
+
+def count_listings(folder: Path, model: ChipModel) -> ListingCosts:
+    """Cost of each listing of a folder by its operation's name; none: it does not end."""
+    costs: ListingCosts = {}
+    for name, path in list_listings(folder).items():
+        text = path.read_text(encoding="utf-8", errors="replace")
+        try:
+            costs[name] = count_bundles(read_listing(text), model)
+        except EndlessProgramError:
+            costs[name] = None
+    return costs
+
+
+def count_program(
+    instructions: Sequence[Instruction], costs: ListingCosts, model: ChipModel
+) -> ProgramCost:
+    """Cycles of a compiled program.
+
+    Args:
+      instructions: of `list_instructions`, which know how often they run.
+      costs: of the listings that were written while it was compiled.
+    """
+    twins: dict[tuple[object, ...], str] = {}
+    for one in instructions:
+        if one.name in costs:
+            twins.setdefault(_describe(one), one.name)
+    program = ProgramCost(model)
+    for one in instructions:
+        name = one.name if one.name in costs else twins.get(_describe(one), "")
+        cost = costs.get(name)
+        source = "estimate" if cost is None else "own" if name == one.name else "twin"
+        if cost or one.cycles is not None:
+            program.operations.append(OperationCost(one, one.trips, one.cycles, source, cost))
+        elif is_copy_beside(one):
+            program.async_bytes += one.trips * _count_async_bytes(one)
+        elif _does_something(one):
+            program.unseen.append(one.opcode)
+    return program
+
+
+def is_copy_beside(one: Instruction) -> bool:
+    """Whether an operation begins a copy that goes on beside others, of which bytes alone count."""
+    kind = one.opcode.removesuffix("-start")
+    return kind != one.opcode and kind not in COLLECTIVES
+
+
+def _does_something(one: Instruction) -> bool:
+    is_array = any(array.elements > 1 for array in one.arrays)
+    return is_array and one.opcode not in FREE and not any(name in one.text for name in _NAMING)
+
+
+def _describe(one: Instruction) -> tuple[object, ...]:
+    return one.opcode, one.arrays, one.cycles
+
+
+def _count_rows(kind: str) -> int:
+    return _ROWS_BF16 if ".bf16" in kind and ".lmr" not in kind else _ROWS
+
+
+def _count_async_bytes(start: Instruction) -> int:
+    """What an asynchronous copy moves: its smaller array of those with more than a number."""
+    arrays = [array for array in start.arrays if array.elements > 1]
+    if not any(array.in_hbm for array in arrays):
+        return 0
+    return min(array.bytes for array in arrays)

@@ -1,0 +1,252 @@
+"""Runs the scalar part of a listing: loop counters, predicates, branches, transfers and waits.
+
+So it is known how often each bundle is issued, how many bytes move and how long the core waits for
+them. Vector data are never looked at. A branch whose predicate depends on them is not taken, and
+counted.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from bill.bundles.chip import ChipModel, HbmTraffic, Transfer
+from bill.bundles.listing import Bundle, ScalarStep
+from bill.bundles.steps import Read, ScalarState, get_register, read_result, read_store, read_value
+
+_MASK = 0xFFFFFFFF
+_LIMIT = 200_000_000
+# A described transfer: granules in the low half of a word, a mark on the flag's, and what says that
+# a side is HBM; as they stand in listings for v3.
+_SIZE, _FLAG_MARK, _IN_HBM = 0xFFFF, 0x1C00, 0x200
+
+
+class EndlessProgramError(Exception):
+    """A listing that does not come to its end."""
+
+
+@dataclass
+class Execution:
+    """What a listing does.
+
+    Attributes:
+      counts: how often each bundle is issued.
+      cycles: bundles issued and cycles waited.
+      waited: cycles in which a transfer is waited for.
+      hbm_bytes: moved between HBM and the chip.
+      transfers: how many.
+      unknown: branches and transfers whose predicate or size depends on data.
+    """
+
+    counts: list[int] = field(default_factory=list)
+    cycles: float = 0.0
+    waited: float = 0.0
+    hbm_bytes: int = 0
+    transfers: int = 0
+    unknown: int = 0
+
+
+class ScalarCore:
+    """The scalar core of one device."""
+
+    def __init__(self, bundles: Sequence[Bundle], model: ChipModel) -> None:
+        self.bundles = bundles
+        self.model = model
+        self.memory = HbmTraffic(model)
+        self.found = Execution()
+        self.state = ScalarState()
+        self.flags: defaultdict[int | None, deque[Transfer]] = defaultdict(deque)
+
+    def run(self) -> Execution:
+        """Issue bundles until the listing's end.
+
+        Raises:
+          EndlessProgramError: it has none.
+        """
+        end, found = len(self.bundles), self.found
+        following = self._find_following()
+        issues: list[Callable[[], int] | None] = [None] * end
+        # Where counts of bundles grow and fall: each straight run is noted by its two ends.
+        changes = [0] * (end + 1)
+        place, begun, turns = 0, 0, 0
+        jump, target = end + 1, 0
+        while place < end or place == jump:
+            turns += 1
+            if place == jump:
+                changes[begun] += 1
+                changes[place] -= 1
+                place = begun = target
+                jump = end + 1
+                if turns > _LIMIT:
+                    raise EndlessProgramError(f"no end after {_LIMIT} turns")
+                continue
+            stop = following[place]
+            if stop != place:
+                stop = min(stop, jump)
+                found.cycles += stop - place
+                place = stop
+                continue
+            issue = issues[place]
+            if issue is None:
+                issue = issues[place] = self._create_issue(self.bundles[place])
+            found.cycles += 1
+            chosen = issue()
+            place += 1
+            if chosen >= 0 and jump > end:
+                jump, target = place + self.model.delay_slots, chosen
+        if begun < end:
+            changes[begun] += 1
+            changes[place] -= 1
+        found.counts = list(accumulate(changes[:end]))
+        return found
+
+    def _find_following(self) -> list[int]:
+        """The next bundle from each on that has something to do here."""
+        end = len(self.bundles)
+        following = [end] * (end + 1)
+        for place in range(end - 1, -1, -1):
+            following[place] = place if self.bundles[place].steps else following[place + 1]
+        return following
+
+    def _create_issue(self, bundle: Bundle) -> Callable[[], int]:
+        """What carries out a bundle and gives the place that it branches to, or -1.
+
+        All is read before anything is written.
+        """
+        steps: list[Read] = []
+        written: list[tuple[str, int]] = []
+        branches: list[int] = []
+        for step in bundle.steps:
+            if step.root == "sbr":
+                branches.append(len(steps))
+                steps.append(self._create_branch(step))
+            elif step.root == "dma":
+                steps.append(self._create_move(step))
+            elif step.root == "sst":
+                steps.append(read_store(step, self.state))
+            elif step.result and step.root not in ("sphi", "pphi"):
+                written.append((get_register(step.result), len(steps)))
+                steps.append(read_result(step, self.state))
+        return _join(steps, written, branches, self.state.registers)
+
+    def _create_branch(self, step: ScalarStep) -> Read:
+        """Gives where it goes to, or -1."""
+        guard, found = read_value(step.guard or "1", self.state), self.found
+
+        def branch() -> int:
+            decided = guard()
+            found.unknown += decided is None
+            return step.target if decided else -1
+
+        return branch
+
+    def _create_move(self, step: ScalarStep) -> Read:
+        """Issues a transfer, or waits for some; it gives nothing."""
+        guard, found, state = read_value(step.guard or "1", self.state), self.found, self.state
+        if step.opcode.startswith("dma.done"):
+            flag, granules = (read_value(one, state) for one in step.operands[:2])
+            act: Callable[[], None] = lambda: self._wait(flag(), granules())  # noqa: E731
+        else:
+            act = self._create_transfer(step)
+
+        def move() -> None:
+            decided = guard()
+            found.unknown += decided is None
+            if decided:
+                act()
+
+        return move
+
+    def _create_transfer(self, step: ScalarStep) -> Callable[[], None]:
+        if step.opcode == "dma":
+            return lambda: self._transfer(*self._read_descriptor(step.operands[0]))
+        size, flag = (
+            read_value(step.named.get(name, ""), self.state)
+            for name in ("size_in_granules", "dst_syncflagno")
+        )
+        return lambda: self._transfer(size(), flag(), self._is_of_hbm(step))
+
+    def _transfer(self, size: int | None, flag: int | None, is_of_hbm: bool) -> None:
+        """Granules that signal a flag when they have come, and whether HBM is a side of it."""
+        if size is None:
+            self.found.unknown += 1
+        elif is_of_hbm:
+            self.found.hbm_bytes += size * self.model.granule_bytes
+            self.found.transfers += 1
+            self.flags[flag].append(self.memory.issue(self.found.cycles, size))
+
+    def _read_descriptor(self, text: str) -> tuple[int | None, int | None, bool]:
+        """The same of eight words in scalar memory, as v2 and v3 describe what has strides."""
+        table = text.strip("[]")
+        words = [self.state.stored.get(f"[[{table} + $0x{place}]]") for place in range(1, 8)]
+        spaces, size, flag = (words[0], words[3]), words[5], words[6]
+        return (
+            None if size is None else size & _SIZE,
+            None if flag is None else flag & _MASK & ~_FLAG_MARK,
+            any(space is None or space & _IN_HBM for space in spaces),
+        )
+
+    def _is_of_hbm(self, step: ScalarStep) -> bool:
+        """Whether one side is HBM; a general transfer tells by what its pointers are."""
+        if step.opcode != "dma.general":
+            return "hbm" in step.opcode
+        sides = [step.named.get(name, "") for name in ("src", "dst")]
+        known = [self.state.spaces.get(get_register(side.strip("%"))) for side in sides]
+        return "hbm" in known or None in known
+
+    def _wait(self, flag: int | None, granules: int | None) -> None:
+        """Until so much has come that signals a flag."""
+        waiting, come = self.flags[flag], 0
+        while waiting and (granules is None or come < granules):
+            transfer = waiting.popleft()
+            come += transfer.granules
+            late = self.memory.finish(transfer) - self.found.cycles
+            if late > 0:
+                self.found.waited += late
+                self.found.cycles += late
+
+
+def _join(
+    steps: list[Read],
+    written: list[tuple[str, int]],
+    branches: list[int],
+    registers: dict[str, int | None],
+) -> Callable[[], int]:
+    """One function of a bundle's: results are written when all steps have read."""
+    names = [name for name, _ in written]
+    if 0 < len(names) == len(steps) <= 2:
+        return _join_writes(steps, names, registers)
+
+    def issue() -> int:
+        values = [step() for step in steps]
+        for name, place in written:
+            registers[name] = values[place]
+        target = -1
+        for place in branches:
+            target = values[place] if values[place] >= 0 else target
+        return target
+
+    return issue
+
+
+def _join_writes(
+    steps: list[Read], names: list[str], registers: dict[str, int | None]
+) -> Callable[[], int]:
+    """The same of one or two steps that write registers, which most bundles have."""
+    (first, *rest), (name, *other_names) = steps, names
+
+    def issue_alone() -> int:
+        registers[name] = first()
+        return -1
+
+    if not rest:
+        return issue_alone
+    (second,), (other,) = rest, other_names
+
+    def issue_both() -> int:
+        registers[name], registers[other] = first(), second()
+        return -1
+
+    return issue_both

@@ -1,0 +1,1 @@
+"""Programs that trace or compile in a process of their own."""

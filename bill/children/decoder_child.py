@@ -1,0 +1,216 @@
+"""Exports a decoder's training step written in JAX: `python decoder_child.py REQUEST.json`.
+
+The same maths as `models/transformer.py` with `tasks/language/task.py`, as one would write it in
+plain JAX: a yardstick for the compiler's estimate of ours. A process of its own, because
+PyTorch/XLA and JAX do not share one. Writes the artifact that the request names and `facts.json`
+beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+_BETAS, _EPS, _DECAY, _NORM_EPS = (0.9, 0.999), 1e-8, 0.1, 1e-6
+_ROPE_BASE, _MAX_NORM = 10_000.0, 1.0
+
+
+def main(argv: list[str]) -> int:
+    """Export the step that the request describes."""
+    path = Path(argv[0])
+    request = json.loads(path.read_text(encoding="utf-8"))
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={request['devices']}"
+    os.environ.pop("PJRT_DEVICE", None)
+    facts = export_decoder(request)
+    (path.parent / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+    return 0
+
+
+def export_decoder(request: dict[str, Any]) -> dict[str, Any]:
+    """Write the step as StableHLO for TPUs.
+
+    Args:
+      request: `artifact` (a file to write), `devices`, `batch` (of a device), `length`, `vocab`,
+        `depth`, `width`, `heads`, `kv_heads`, `hidden`, `chunk` (places whose logits are there at
+        once), `softmax` (float32 or bfloat16).
+
+    Returns:
+      `state`: arguments that the results of the same numbers replace.
+    """
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+    from jax import export
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    jax.config.update("jax_use_shardy_partitioner", False)
+    mesh = Mesh(np.array(jax.devices("cpu")), ("data",))
+    whole, split = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), ("data",)))
+
+    def describe(shape: tuple[int, ...], dtype: Any = jnp.float32, sharding: Any = whole) -> Any:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    weights = jax.tree.map(describe, list_shapes(request), is_leaf=lambda x: isinstance(x, tuple))
+    examples = request["batch"] * request["devices"]
+    tokens = describe((examples, request["length"] + 1), jnp.int32, split)
+    number = describe(())
+    step = jax.jit(create_step(request))
+    exported = export.export(step, platforms=["tpu"])(
+        weights, weights, weights, tokens, number, number
+    )
+    Path(request["artifact"]).write_bytes(exported.mlir_module_serialized)
+    return {"state": 3 * len(jax.tree.leaves(weights))}
+
+
+def list_shapes(request: dict[str, Any]) -> dict[str, Any]:
+    """Shapes of all weights."""
+    width, heads, kv = request["width"], request["heads"], request["kv_heads"]
+    size, hidden = width // heads, request["hidden"]
+    block = {
+        "attention_norm": (width,), "mlp_norm": (width,), "query": (width, heads, size),
+        "key": (width, kv, size), "value": (width, kv, size), "out": (heads, size, width),
+        "gate": (width, hidden), "up": (width, hidden), "down": (hidden, width),
+    }  # fmt: skip
+    blocks = [dict(block) for _ in range(request["depth"])]
+    return {"embedding": (request["vocab"], width), "blocks": blocks, "norm": (width,)}
+
+
+def create_step(request: dict[str, Any]) -> Any:
+    """(weights, first and second moments, tokens, learning rate, step) -> the same and the loss."""
+    import jax
+    import jax.numpy as jnp
+
+    loss = create_loss(request)
+
+    def step(weights: Any, firsts: Any, seconds: Any, tokens: Any, lr: Any, number: Any) -> Any:
+        value, gradients = jax.value_and_grad(loss)(weights, tokens)
+        norm = jnp.sqrt(sum(jnp.sum(one * one) for one in jax.tree.leaves(gradients)))
+        scale = jnp.minimum(1.0, _MAX_NORM / (norm + 1e-6))
+        corrections = [1.0 - beta**number for beta in _BETAS]
+
+        def update(weight: Any, first: Any, second: Any, gradient: Any) -> Any:
+            gradient = gradient * scale
+            first = _BETAS[0] * first + (1 - _BETAS[0]) * gradient
+            second = _BETAS[1] * second + (1 - _BETAS[1]) * gradient * gradient
+            ratio = (first / corrections[0]) / (jnp.sqrt(second / corrections[1]) + _EPS)
+            decay = _DECAY if weight.ndim > 1 else 0.0
+            return weight - lr * (ratio + decay * weight), first, second
+
+        leaves, form = jax.tree.flatten(weights)
+        rest = (jax.tree.leaves(tree) for tree in (firsts, seconds, gradients))
+        updated = [update(*one) for one in zip(leaves, *rest, strict=True)]
+        trees = [jax.tree.unflatten(form, column) for column in zip(*updated, strict=True)]
+        return *trees, value, norm
+
+    return step
+
+
+def create_loss(request: dict[str, Any]) -> Any:
+    """(weights, tokens [B, T + 1]) -> mean nats of the next token."""
+    import jax
+    import jax.numpy as jnp
+
+    score_in_chunks = create_chunked_score(request["chunk"])
+
+    def loss(weights: Any, tokens: Any) -> Any:
+        places, targets = tokens[:, :-1], tokens[:, 1:]
+        stream = weights["embedding"][places].astype(jnp.bfloat16)
+        for block in weights["blocks"]:
+            rows = normalise(stream, block["attention_norm"])
+            stream = stream + attend(rows, block, request)
+            rows = normalise(stream, block["mlp_norm"])
+            gate, up, down = (block[n].astype(jnp.bfloat16) for n in ("gate", "up", "down"))
+            stream = stream + (jax.nn.silu(rows @ gate) * (rows @ up)) @ down
+        hidden = normalise(stream, weights["norm"])
+        return score_in_chunks(hidden, weights["embedding"], targets) / targets.size
+
+    return loss
+
+
+def normalise(stream: Any, weight: Any) -> Any:
+    """RMSNorm, float32 inside."""
+    import jax
+    import jax.numpy as jnp
+
+    wide = stream.astype(jnp.float32)
+    scale = jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _NORM_EPS)
+    return (wide * scale * weight).astype(stream.dtype)
+
+
+def attend(rows: Any, block: dict[str, Any], request: dict[str, Any]) -> Any:
+    """Causal attention [B, T, C] -> [B, T, C], heads in groups that share keys and values."""
+    import jax
+    import jax.numpy as jnp
+
+    q, k, v = (
+        jnp.einsum("btc,chd->bthd", rows, block[name].astype(rows.dtype))
+        for name in ("query", "key", "value")
+    )
+    q, k = rotate(q), rotate(k)
+    examples, length, _, size = q.shape
+    q = (q * size**-0.5).reshape(examples, length, request["kv_heads"], -1, size)
+    dtype = jnp.dtype(request["softmax"])
+    scores = jnp.einsum("bqkgd,btkd->bkgqt", q, k, preferred_element_type=dtype)
+    seen = jnp.tril(jnp.ones((length, length), bool))
+    scores = jnp.where(seen, scores, jnp.finfo(dtype).min)
+    shares = jax.nn.softmax(scores, axis=-1).astype(rows.dtype)
+    mixed = jnp.einsum("bkgqt,btkd->bqkgd", shares, v)
+    mixed = mixed.reshape(examples, length, -1, size)
+    return jnp.einsum("bthd,hdc->btc", mixed, block["out"].astype(rows.dtype))
+
+
+def rotate(heads: Any) -> Any:
+    """Rotary positions of [B, T, H, D], float32 inside."""
+    import jax.numpy as jnp
+
+    half = heads.shape[-1] // 2
+    steps = _ROPE_BASE ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = jnp.arange(heads.shape[1], dtype=jnp.float32)[:, None] * steps
+    cos, sin = (fn(angles)[:, None] for fn in (jnp.cos, jnp.sin))
+    first, second = jnp.split(heads.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(heads.dtype)
+
+
+def create_chunked_score(chunk: int) -> Any:
+    """(hidden [B, T, C], head [V, C], targets [B, T]) -> summed nats, `chunk` places at once.
+
+    Gradients are made while a chunk's logits are there, as `losses.tasks.chunked` does.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def score(hidden: Any, head: Any, targets: Any) -> Any:
+        logits = jnp.einsum("btc,vc->btv", hidden, head).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return jnp.sum(jax.nn.logsumexp(logits, axis=-1) - picked)
+
+    @jax.custom_vjp
+    def whole(hidden: Any, head: Any, targets: Any) -> Any:
+        return score(hidden, head.astype(hidden.dtype), targets)
+
+    def forward(hidden: Any, head: Any, targets: Any) -> Any:
+        cast, total, d_hidden, d_head = head.astype(hidden.dtype), 0.0, [], 0.0
+        for start in range(0, hidden.shape[1], chunk):
+            part = slice(start, start + chunk)
+            value, (one, other) = jax.value_and_grad(score, argnums=(0, 1))(
+                hidden[:, part], cast, targets[:, part]
+            )
+            total, d_head = total + value, d_head + other.astype(jnp.float32)
+            d_hidden.append(one)
+        return total, (jnp.concatenate(d_hidden, axis=1), d_head)
+
+    def backward(kept: Any, gradient: Any) -> Any:
+        d_hidden, d_head = kept
+        return (d_hidden * gradient).astype(d_hidden.dtype), d_head * gradient, None
+
+    whole.defvjp(forward, backward)
+    return whole
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

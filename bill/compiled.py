@@ -1,0 +1,83 @@
+"""What the compiler says of a program, and the store that remembers it by the program's hash."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from bill.bundles.counting import BundleCost, ListingCosts
+from utils.json_types import JsonObject
+
+_BUNDLES = Path(__file__).with_name("bundles")
+
+
+@dataclass
+class Compiled:
+    """What the compiler says of a program.
+
+    Args:
+      hlo: the scheduled module; empty where the program does not fit.
+      facts: `memory` and `cost` as the compiler gives them, `compile_s`, `device_kind`.
+      needed_bytes: HBM that a program needs which does not fit.
+      costs: of the bundles of each operation that has a listing; none: nobody asked.
+    """
+
+    hlo: str
+    facts: JsonObject = field(default_factory=dict)
+    needed_bytes: int | None = None
+    costs: ListingCosts | None = None
+    key: str = ""
+    cached: bool = False
+
+
+def read_stored(folder: Path, *, with_bundles: bool) -> Compiled | None:
+    """A result of the store; none: it is not there, or lacks the bundles that are asked for."""
+    try:
+        facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+        with gzip.open(folder / "program.hlo.gz", "rt", encoding="utf-8") as file:
+            hlo = file.read()
+    except (OSError, ValueError, EOFError):
+        return None
+    needed = facts.pop("needed_bytes")
+    costs = _read_costs(folder / "bundles.json")
+    if with_bundles and costs is None and needed is None:
+        return None
+    return Compiled(hlo, facts, needed_bytes=needed, costs=costs, cached=True)
+
+
+def write_stored(folder: Path, compiled: Compiled) -> None:
+    """Keep a result; what tells that it is whole is written last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with gzip.open(folder / "program.hlo.gz", "wt", encoding="utf-8") as file:
+        file.write(compiled.hlo)
+    if compiled.costs is not None:
+        costs = {name: one and asdict(one) for name, one in compiled.costs.items()}
+        _replace(folder / "bundles.json", {"reader": compute_reader_digest(), "costs": costs})
+    _replace(folder / "facts.json", {**compiled.facts, "needed_bytes": compiled.needed_bytes})
+
+
+def compute_reader_digest() -> str:
+    """Hash of what counts bundles: costs by another reader are not used again."""
+    digest = hashlib.sha256()
+    for path in sorted(_BUNDLES.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def _read_costs(path: Path) -> ListingCosts | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if found["reader"] != compute_reader_digest():
+        return None
+    return {name: one and BundleCost(**one) for name, one in found["costs"].items()}
+
+
+def _replace(path: Path, content: JsonObject) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(content), encoding="utf-8")
+    temporary.replace(path)

@@ -1,0 +1,193 @@
+"""Runs libtpu's compiler in a child process, with a time limit and a store of results."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bill.bundles.chip import get_chip_model
+from bill.bundles.counting import count_listings
+from bill.children.processes import run_child
+from bill.compiled import Compiled, read_stored, write_stored
+from utils.errors import UserError
+from utils.json_types import JsonObject
+
+if TYPE_CHECKING:
+    from bill.step.export import StepExport
+    from bill.targets import Target
+
+CHILD = Path(__file__).parent / "children" / "compile_child.py"
+SETUP_COMMAND = "bash run_commands.sh setup --tpu-compiler"
+_PACKAGES = ("jax", "jaxlib", "libtpu")
+_OUT_OF_MEMORY = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm", re.IGNORECASE)
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_TAIL = 6
+
+
+def require_compiler() -> dict[str, str]:
+    """Versions of the compiler's packages.
+
+    Raises:
+      UserError: they are not installed.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"the TPU compiler is not installed here ({', '.join(missing)} missing); run "
+            f"{SETUP_COMMAND}"
+        )
+    return {name: version(name) for name in _PACKAGES}
+
+
+def get_default_store() -> Path:
+    """Where results are kept: they depend on the program alone."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "tpu_compiler"
+
+
+def compile_step(
+    export: StepExport,
+    target: Target,
+    *,
+    devices: int,
+    store: Path,
+    time_limit_s: float,
+    with_bundles: bool = False,
+) -> Compiled:
+    """Compile a step, or find that it was compiled before.
+
+    Args:
+      devices: that the program is partitioned over.
+      with_bundles: count those of its operations, too.
+
+    Raises:
+      UserError: the compiler refused, aborted or took too long.
+    """
+    versions = require_compiler()
+    key = _compute_key(export, target, devices, versions)
+    found = read_stored(store / key, with_bundles=with_bundles)
+    if found is not None:
+        found.key = key
+        return found
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        request: JsonObject = {
+            "donations": export.donations, "topology": target.topology, "devices": devices,
+        }  # fmt: skip
+        if with_bundles:
+            request["bundles"] = str(_create_folder(folder / "bundles"))
+        compiled = _run_request(request, export.bytecode, target, folder, time_limit_s=time_limit_s)
+        if with_bundles and compiled.hlo:
+            compiled.costs = count_listings(folder / "bundles", get_chip_model(target.generation))
+    compiled.key = key
+    write_stored(store / key, compiled)
+    return compiled
+
+
+def _compute_key(export: StepExport, target: Target, devices: int, versions: dict[str, str]) -> str:
+    parts = [
+        export.digest,
+        sorted(export.donations.items()),
+        target.topology,
+        devices,
+        sorted(versions.items()),
+    ]
+    digest = hashlib.sha256(CHILD.read_bytes())
+    digest.update(json.dumps(parts).encode())
+    return digest.hexdigest()[:20]
+
+
+def run_script(
+    script: Path, request: JsonObject, target: Target, time_limit_s: float
+) -> JsonObject:
+    """Run another child with a request; gives its `facts.json`.
+
+    Raises:
+      UserError: it refused, aborted, took too long, or a program does not fit.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        code, log = _start(script, request, folder, time_limit_s=time_limit_s)
+        if code:
+            refused = _explain_failure(code, log, target)
+            raise UserError(f"it does not fit {target.name}: {refused.facts['message']}")
+        return json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+
+
+def compile_artifact(
+    artifact: bytes, target: Target, folder: Path, *, time_limit_s: float
+) -> Compiled:
+    """Compile any StableHLO artifact for one device; its bundles come to lie in `folder/bundles`.
+
+    Raises:
+      UserError: the compiler refused, aborted or took too long.
+    """
+    request = {"donations": {}, "topology": target.topology, "devices": 1,
+               "bundles": str(_create_folder(folder / "bundles"))}  # fmt: skip
+    compiled = _run_request(request, artifact, target, folder, time_limit_s=time_limit_s)
+    if compiled.needed_bytes is not None:
+        raise UserError(f"it does not fit {target.name}: {compiled.facts['message']}")
+    return compiled
+
+
+def _run_request(
+    request: JsonObject,
+    artifact: bytes,
+    target: Target,
+    folder: Path,
+    *,
+    time_limit_s: float,
+) -> Compiled:
+    """The child's answer of an artifact."""
+    path = folder / "step.bin"
+    path.write_bytes(artifact)
+    request = {**request, "artifact": str(path)}
+    code, log = _start(CHILD, request, folder, time_limit_s=time_limit_s)
+    if code:
+        return _explain_failure(code, log, target)
+    facts = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return Compiled((folder / "program.hlo").read_text(encoding="utf-8"), facts)
+
+
+def _start(
+    script: Path,
+    request: JsonObject,
+    folder: Path,
+    *,
+    time_limit_s: float,
+) -> tuple[int, str]:
+    """Exit code and output of a child, which is ended when the time is over."""
+    path, log = folder / "request.json", folder / "log.txt"
+    path.write_text(json.dumps(request), encoding="utf-8")
+    with log.open("w") as output:
+        code = run_child(script, path, time_limit_s=time_limit_s, output=output)
+    return code, log.read_text(encoding="utf-8", errors="replace")
+
+
+def _explain_failure(code: int, log: str, target: Target) -> Compiled:
+    """A program that needs too much memory is a result; anything else an error.
+
+    Raises:
+      UserError: what the compiler said last.
+    """
+    memory = _OUT_OF_MEMORY.search(log)
+    if memory:
+        needed = int(float(memory[1]) * _UNITS[memory[2].upper()])
+        return Compiled("", {"message": memory[0]}, needed_bytes=needed)
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if re.search(r"Check fail|F\d{4} |Error|error:", line)]
+    text = " / ".join((telling or lines)[-_TAIL:])[:600]
+    how = f"was aborted by signal {-code}" if code < 0 else f"ended with code {code}"
+    raise UserError(f"the TPU compiler {how} for --target {target.name}: {text or 'no message'}")
+
+
+def _create_folder(path: Path) -> Path:
+    path.mkdir()
+    return path

@@ -1,0 +1,156 @@
+"""Steps whose speed others have published, beside what the compiler says of them.
+
+Nothing here was run by this project: speeds are their authors', cycles are the compiler's of a step
+of the same model, batch and device. docs/tpu_compiler.md shows the same table, a test compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from utils.generations import GENERATIONS
+from utils.json_types import JsonObject
+
+
+@dataclass(frozen=True)
+class PublishedStep:
+    """A published speed and two figures of the compiler.
+
+    Attributes:
+      examples: of a step on one device, a core of v3.
+      per_s: images a second of one device, the least and the most that the source allows.
+      estimate: Mcycles of the step, compiled for the device.
+      bundles: the same by bundles, waits for DMA included.
+      source: where the speed, or the time that it follows from, is published.
+      program: what was compiled.
+      request: of the laboratory's child in JAX, where that writes the program.
+    """
+
+    name: str
+    generation: str
+    examples: int
+    per_s: tuple[float, float]
+    estimate: float
+    bundles: float
+    source: str
+    program: str
+    request: JsonObject | None = None
+
+    @property
+    def step_ms(self) -> tuple[float, float]:
+        """Published time of a step, the shortest first."""
+        return 1e3 * self.examples / self.per_s[1], 1e3 * self.examples / self.per_s[0]
+
+    def get_ratios(self, mcycles: float) -> tuple[float, float]:
+        """Published time over the time of so many cycles."""
+        of_cycles = mcycles / GENERATIONS[self.generation].clock_ghz
+        return self.step_ms[0] / of_cycles, self.step_ms[1] / of_cycles
+
+
+_GUIDE = "github.com/jax-ml/jax, pallas/tpu/matmul.ipynb: times of 100 calls each, run on a v5e"
+_JAX = "plain JAX, by an earlier reader that left strided transfers out"
+PUBLISHED = (
+    PublishedStep(
+        name="big_vision ViT-S/16", generation="v3", examples=128, per_s=(566, 660),
+        estimate=171.94, bundles=126.13, program="plain JAX, by proofs.jax_vision",
+        source="github.com/google-research/big_vision, its vit_s16_i1k.py: 6-7h for 90 epochs "
+        "of train[:99%] on a TPU-v3-8",
+    ),
+    PublishedStep(
+        name="flax ResNet-50", generation="v3", examples=128, per_s=(1011, 1011),
+        estimate=130.30, bundles=95.82, program=_JAX,
+        source="github.com/google/flax, examples/imagenet/README.md: 125100 steps of 1024 in 4.4h "
+        "on a TPU v3-8",
+    ),
+    PublishedStep(
+        name="big_vision Mixer-B/16", generation="v3", examples=32, per_s=(367, 378),
+        estimate=62.12, bundles=61.44, program="plain JAX, by proofs.jax_vision",
+        source="github.com/google-research/big_vision, its mlp_mixer_i1k.py: 300 epochs of "
+        "train[:99%] in 2h11m and 60 in 27m on a TPU v3-128",
+    ),
+    PublishedStep(
+        name="big_vision BiT-R50x1", generation="v3", examples=32, per_s=(464, 464),
+        estimate=55.48, bundles=59.55, program="plain JAX, by lab/jax_child.py",
+        source="github.com/google-research/big_vision, its bit_i1k.py: 90 epochs of train[:99%] "
+        "in 32 min on a TPU v3-128",
+        request={
+            "form": "residual_step", "batch": 32, "blocks": [3, 4, 6, 3], "classes": 1000,
+        },
+    ),
+    PublishedStep(
+        name="torch_xla ResNet-50", generation="v4", examples=64, per_s=(723.5, 882),
+        estimate=92.41, bundles=67.30, program="timm's, unpatched, by tools.compile_for_tpu",
+        source="github.com/pytorch/xla, pull requests 5720 and 6904: 1447 and 1764 images a second "
+        "of a chip, two cores that share each operation of 128 images, float32",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PublishedProduct:
+    """A matrix product of bfloat16 whose time others have published, with its dispatch.
+
+    Attributes:
+      size: of both square matrices.
+      blocks: of a Pallas kernel, rows, inner and columns; empty: XLA's own.
+      step_ms: published time.
+      estimate: Mcycles; none: the compiler estimates no kernel.
+      bundles: Mcycles, waits for DMA included.
+    """
+
+    name: str
+    size: int
+    blocks: tuple[int, ...]
+    step_ms: float
+    estimate: float | None
+    bundles: float
+    generation: str = "v5e"
+    source: str = _GUIDE
+
+    def describe(self) -> JsonObject:
+        """The program, as the laboratory's child in JAX takes it."""
+        form = "kernel_product" if self.blocks else "product"
+        return {"form": form, "sizes": [self.size] * 3, "blocks": list(self.blocks)}
+
+    def get_ratios(self, mcycles: float | None) -> tuple[float, ...]:
+        """Published time over the time of so many cycles, if there are any."""
+        clock = GENERATIONS[self.generation].clock_ghz
+        return () if mcycles is None else (self.step_ms * clock / mcycles,)
+
+
+_BLOCKS = (512, 1024, 1024)
+PRODUCTS = (
+    PublishedProduct("XLA, 4096", 4096, (), 0.8273, 1.0831, 1.0804),
+    PublishedProduct("XLA, 8192", 8192, (), 6.0471, 9.5573, 8.7587),
+    PublishedProduct("Pallas 512 x 1024 x 1024, 4096", 4096, _BLOCKS, 0.8891, None, 1.1291),
+    PublishedProduct("Pallas 512 x 1024 x 1024, 8192", 8192, _BLOCKS, 6.0994, None, 8.8228),
+    PublishedProduct("Pallas 128 x 128 x 128, 4096", 4096, (128,) * 3, 11.7715, None, 15.0820),
+)
+
+
+def find_range(
+    kind: str, rows: Iterable[PublishedStep | PublishedProduct] = PUBLISHED
+) -> tuple[float, float]:
+    """The least and the largest ratio of published time and cycles.
+
+    Args:
+      kind: `estimate` or `bundles`.
+    """
+    ratios = [ratio for one in rows for ratio in one.get_ratios(getattr(one, kind))]
+    return min(ratios), max(ratios)
+
+
+def describe_calibration() -> str:
+    """What the table says, in a sentence."""
+    texts = (
+        "{:.2f} to {:.2f}".format(*find_range(kind, rows))
+        for rows in (PUBLISHED, PRODUCTS)
+        for kind in ("estimate", "bundles")
+    )
+    estimate, bundles, of_product, of_its_bundles = texts
+    return (
+        f"{len(PUBLISHED)} steps of published speed took {estimate} times their estimate and "
+        f"{bundles} times their bundles with DMA, {len(PRODUCTS)} matrix products on v5e "
+        f"{of_product} and {of_its_bundles} times"
+    )

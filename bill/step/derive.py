@@ -1,0 +1,66 @@
+"""Turns a run's configuration into one that can be traced on any host, with the same step.
+
+The dataset becomes a made-up one of the same shape, weights become random, stored answers are made
+up: none of that changes the step's graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bill.step.twin import create_twin, describe_stream_of_one
+from utils.config.load import change
+
+if TYPE_CHECKING:
+    from utils.config.load import RunConfig
+
+# Larger than any warm-up: the length of a run is no part of its step.
+_STEPS = 10_000_000
+_EXAMPLES_IN_BATCHES = 2
+
+
+def derive_config(
+    config: RunConfig,
+    folder: Path,
+    *,
+    batch: int,
+    devices: int,
+    given: Mapping[str, int] | None = None,
+) -> RunConfig:
+    """The configuration to trace.
+
+    Args:
+      folder: an empty directory for made-up data, weights and answers.
+      batch: examples of a step on each device.
+      devices: that the step is partitioned over; 1: not at all.
+      given: sizes of a dataset that is not here, such as `num_classes`.
+
+    Raises:
+      UserError: the shape of an example or a teacher cannot be told.
+    """
+    from models.teachers.teacher import get_teacher_sections
+
+    twin = create_twin(config, given or {})
+    size = batch * devices
+    derived = change(
+        twin.replace_data(size * _EXAMPLES_IN_BATCHES, folder, by_trial=True),
+        data={"global_batch_size": size, "eval_batch_size": None, "return_id": False},
+        model={"pretrained": False, "weights": ""},
+        train={"steps": _STEPS, "log_every_steps": 1},
+        runtime={
+            "device": "xla", "num_processes": 1, "graph_budget": 1_000_000,
+            "parallel": "spmd" if devices > 1 else config.runtime.parallel,
+        },
+        run={
+            "output_dir": str(folder / "runs"), "resume": "", "eval_only": False,
+            "tensorboard": False, "experiment": "traced", "run_id": "traced",
+        },
+    )  # fmt: skip
+    if not get_teacher_sections(config.distill):
+        return derived
+    taught = twin.replace_teachers(derived, folder)
+    if not config.distill.teacher_cache:
+        return taught
+    return twin.replace_answers(taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one)

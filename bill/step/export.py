@@ -1,0 +1,316 @@
+"""Traces the very step that the engine runs and exports it as StableHLO, on a host without a TPU.
+
+`engine.run_steps` runs on the XLA runtime; where its first step would be dispatched, its graph is
+taken instead. Weights are random: a compiler does not look at them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bill.step.kernels import call_kernels
+from bill.step.scopes import ScopeLabels
+from bill.step.twin import describe_example
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from datasets import Batch
+    from engine import Task, TaskLoss
+    from job.build import Parts
+    from job.spec import Job
+    from utils.config.load import RunConfig
+    from utils.runtime.base import Runtime
+
+# State tensors are told apart by numbers from here on: float32 holds them, and no factor of a step,
+# such as the count of micro-batches, is one of them.
+_FIRST_NUMBER = 1_000_003
+# Files and lines in the text of a program.
+_SOURCE_PLACE = re.compile(r' (source_file="[^"]*"|(source|stack_frame)\w*=\d+)')
+
+
+@dataclass
+class StepExport:
+    """A step as the compiler takes it.
+
+    Args:
+      bytecode: a portable StableHLO artifact; results: the state's tensors, then the log vector.
+      digest: hash of the program.
+      arguments: what each argument of the program is, such as `model/blocks.0.attn.qkv.weight`.
+      donations: argument -> result that takes its memory.
+      gradients_alive: parameters whose gradient is still held when the step is dispatched.
+      undonated: state tensors that the step replaces without giving their memory back.
+      host_ops: operators of the step that have no lowering and would run on the host.
+      unit: what throughput counts, and how many of it one example holds.
+      shapes: of one example's tensors on the host, by their names in the batch.
+      examples: of one step, over all devices.
+    """
+
+    bytecode: bytes
+    digest: str
+    arguments: list[str]
+    donations: dict[int, int]
+    gradients_alive: list[str]
+    undonated: list[str]
+    host_ops: list[str] = field(default_factory=list)
+    unit: tuple[str, int] = ("img", 1)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    examples: int = 0
+    parameters: int = 0
+
+
+def prepare_tracing(devices: int = 1) -> None:
+    """Set the environment that tracing needs; before torch_xla is imported."""
+    os.environ["PJRT_DEVICE"] = "CPU"
+    os.environ["XLA_HLO_DEBUG"] = "1"
+    os.environ.setdefault("XLA_IR_DEBUG", "1")
+    if devices > 1:
+        os.environ["CPU_NUM_DEVICES"] = str(devices)
+
+
+def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False) -> StepExport:
+    """Build the run's parts, let the engine make one step and give its graph.
+
+    Args:
+      chip: the TPU generation that it is for; empty: none in particular.
+      is_automatic: a verdict tells the run how many micro-batches the step has.
+
+    Raises:
+      UserError: the run would be refused, for one because no verdict may tell it that.
+    """
+    from job.build import build_parts
+    from job.check import check
+    from utils.config.load import change
+
+    runtime = _create_tracing_runtime(config)
+    told = change(config, train={"accumulate_steps": "auto"}) if is_automatic else config
+    job = replace(check(told), config=config)
+    with call_kernels(chip), contextlib.closing(build_parts(runtime, job)) as parts:
+        runtime.updates.prepare(parts.state.optimizer)
+        return _run_step(runtime, job, parts)
+
+
+def _create_tracing_runtime(config: RunConfig) -> Any:
+    """A runtime of the configuration's own kind, whose step is recorded and never dispatched."""
+    from utils.runtime.launcher import find_runtime_class
+
+    class TracingRuntime(find_runtime_class(config.runtime)):
+        """Labels the phases of the step, and tells of its end instead of dispatching it."""
+
+        on_dispatch: Callable[[], None] | None = None
+        label: Callable[[str], None] | None = None
+        _in_step = False
+
+        @contextlib.contextmanager
+        def step(self, seed: int, step: int) -> Iterator[None]:
+            self._in_step = True
+            try:
+                with super().step(seed, step):
+                    self.label("input")
+                    yield
+            finally:
+                self._in_step = False
+
+        def finish_step(self) -> None:
+            if self._in_step and self.on_dispatch is not None:
+                self.on_dispatch()
+            else:
+                super().finish_step()
+
+        def backward(self, loss: Tensor, *, last: bool) -> None:
+            self.label("loss")
+            super().backward(loss, last=last)
+            if last:
+                self.label("gradients")
+
+    runtime = TracingRuntime(config.runtime)
+    apply = runtime.updates.apply
+
+    def apply_labelled(optimizer: torch.optim.Optimizer) -> None:
+        runtime.label("optimizer")
+        apply(optimizer)
+
+    runtime.updates.apply = apply_labelled
+    return runtime
+
+
+class _TracedTask:
+    """A run's task whose loss notes what lies in which memory before the step."""
+
+    def __init__(self, task: Task, before: Callable[[Batch], None]) -> None:
+        self.unit, self.count, self.summarise = task.unit, task.count, task.summarise
+        self._task, self._before = task, before
+
+    def loss(self, model: nn.Module, batch: Batch) -> TaskLoss:
+        self._before(batch)
+        return self._task.loss(model, batch)
+
+
+def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
+    """Let the engine make one step, and take its graph where it would be dispatched."""
+    from engine import run_steps
+    from job.stream import iterate_batches
+
+    labels = ScopeLabels(parts)
+    numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
+    batch_ids: dict[str, int] = {}
+    state_ids: dict[str, int] = {}
+    alive: list[str] = []
+
+    def note(batch: Batch) -> None:
+        labels.enter("loss", "forward")
+        batch_ids.update(_get_data_ids(_name_batch(batch)))
+        if not state_ids:
+            state_ids.update(_get_data_ids(_collect_state(parts)))
+
+    def check_gradients() -> None:
+        named = parts.state.model.named_parameters()
+        alive.extend(name for name, parameter in named if parameter.grad is not None)
+
+    runtime.on_dispatch = check_gradients
+    runtime.label = lambda role: labels.enter(role, "forward")
+    host_ops = runtime.counters()["host_ops"]
+    batches = itertools.islice(iterate_batches(parts, 0), 1)
+    task = _TracedTask(parts.task, note)
+    steps = run_steps(parts.state, batches, task, runtime, parts.plan)
+    with contextlib.closing(steps), labels:
+        result = next(steps)
+        labels.leave()
+        export = _take_graph(parts, {**batch_ids, **state_ids}, result.values, numbers)
+    export.gradients_alive = alive
+    export.host_ops = _name_host_ops() if runtime.counters()["host_ops"] > host_ops else []
+    export.unit = parts.task.unit
+    export.shapes = describe_example(parts.train_loader)
+    export.examples = job.config.data.global_batch_size
+    export.parameters = parts.count_parameters()
+    return export
+
+
+def _take_graph(
+    parts: Parts, ids: dict[str, int], vector: Tensor, numbers: dict[int, str]
+) -> StepExport:
+    """The pending graph: results are the state that the step replaces, and the log vector.
+
+    Args:
+      ids: identity of the memory of each named tensor before the step.
+      numbers: what was written into state tensors, instead of identities.
+    """
+    import torch_xla
+
+    bindings = torch_xla._XLAC
+    names, outputs, aliases = [], [], []
+    for name, tensor in _collect_state(parts).items():
+        text = bindings._get_xla_tensor_debug_info(tensor)
+        if not re.search(r"^IR: None$", text, re.MULTILINE):
+            names.append(name)
+            outputs.append(tensor)
+            aliases.append(int(re.search(r"AliasID: (\d+)", text)[1]))
+    names.append("log_vector")
+    outputs.append(vector)
+    argument_ids, values = bindings._get_tensors_xla_device_data_node(outputs)
+    owners = {number: name for name, number in ids.items()}
+    arguments = [
+        owners.get(number, f"input{list(value.shape)}" if value.dim() else "scalar")
+        for number, value in zip(argument_ids, values, strict=True)
+    ]
+    positions = {number: position for position, number in enumerate(argument_ids)}
+    donations = {positions[a]: r for r, a in enumerate(aliases) if a in positions}
+    if numbers:
+        arguments = _name_by_numbers(arguments, values, numbers)
+        places = {name: position for position, name in enumerate(arguments)}
+        donations = {places[n]: r for r, n in enumerate(names) if n in places}
+    strayed = [names[r] for a, r in donations.items() if arguments[a] != names[r]]
+    assert not strayed, f"another tensor's memory goes to {strayed[:3]}"
+    kept = set(donations.values())
+    bytecode = bindings._get_stablehlo(outputs, str(vector.device), [], True)
+    digest = compute_digest(bindings._get_xla_tensors_hlo(outputs))
+    undonated = [n for r, n in enumerate(names[:-1]) if r not in kept]
+    return StepExport(bytecode, digest, arguments, donations, [], undonated)
+
+
+def compute_digest(hlo: str) -> str:
+    """Hash of a program's text and its modules' names, wherever their source stands."""
+    return hashlib.sha256(_SOURCE_PLACE.sub("", hlo).encode()).hexdigest()
+
+
+def _number_state(runtime: Runtime, parts: Parts) -> dict[int, str]:
+    """Fill every state tensor with a number of its own: sharded memory has no lasting identity."""
+    import torch
+
+    found = {}
+    with torch.no_grad():
+        for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=_FIRST_NUMBER):
+            if tensor.dtype in (torch.float32, torch.int64, torch.int32):
+                tensor.copy_(torch.full(tensor.shape, number, dtype=tensor.dtype))
+                found[number] = name
+    runtime.finish_step()
+    return found
+
+
+def _name_by_numbers(
+    arguments: list[str], values: list[Tensor], numbers: dict[int, str]
+) -> list[str]:
+    """Arguments whose memory holds a state tensor's number get its name."""
+    import torch_xla
+
+    named = list(arguments)
+    for position, value in enumerate(torch_xla._XLAC._xla_get_cpu_tensors(values)):
+        flat = value.flatten()
+        if flat.numel() and flat[0].item() == flat[-1].item():
+            name = numbers.get(flat[0].item())
+            named[position] = name or named[position]
+    return named
+
+
+def _name_batch(batch: Batch) -> dict[str, Tensor]:
+    """The tensors of a batch on the device, as arguments of the step."""
+    travelling = {**batch.get_tensors(), **batch.draws, **batch.values}
+    return {f"batch/{name}": value for name, value in travelling.items()}
+
+
+def _name_host_ops() -> list[str]:
+    """Operators that torch_xla has run on the host in this process."""
+    import torch_xla.debug.metrics as metrics
+
+    return sorted(n for n in metrics.counter_names() if n.startswith("aten::"))
+
+
+def _collect_state(parts: Parts) -> dict[str, Tensor]:
+    """The device tensors that a step reads and replaces, by name."""
+    state = parts.state
+    found = dict(state.model.named_parameters(prefix="model"))
+    found |= dict(state.model.named_buffers(prefix="model"))
+    found |= dict(state.loss_modules.named_parameters(prefix="extra"))
+    found |= dict(state.loss_modules.named_buffers(prefix="extra"))
+    for name, average in state.averages.items():
+        found |= dict(average.named_parameters(prefix=name))
+        found |= dict(average.named_buffers(prefix=name))
+    names = {id(tensor): name for name, tensor in found.items()}
+    for parameter, values in state.optimizer.state.items():
+        for key, value in values.items():
+            if hasattr(value, "device") and value.device.type == "xla":
+                found[f"optimizer/{names[id(parameter)]}|{key}"] = value
+    for name, module in parts.task.get_modules().items():
+        found |= dict(module.named_parameters(prefix=name))
+        found |= dict(module.named_buffers(prefix=name))
+    return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}
+
+
+def _get_data_ids(tensors: dict[str, Tensor]) -> dict[str, int]:
+    """Identity of the memory behind each tensor; of those that hold data."""
+    import torch_xla
+
+    found = {}
+    for name, tensor in tensors.items():
+        ids, _ = torch_xla._XLAC._get_tensors_xla_device_data_node([tensor])
+        if len(ids) == 1:
+            found[name] = ids[0]
+    return found

@@ -1,0 +1,54 @@
+"""Lets Pallas kernels be a TPU's custom calls in a program that is traced where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@contextlib.contextmanager
+def call_kernels(chip: str = "") -> Iterator[None]:
+    """Let a program be a TPU's: kernels as custom calls, which a CPU interprets, and its loops.
+
+    Args:
+      chip: the TPU's generation, such as v5e, which says what layers compute by kernels where they
+        may choose.
+    """
+    from torch_xla.experimental import custom_kernel
+
+    from models.delta.kernels import bridge as kernels_bridge
+    from models.delta.kernels import operators as kernels
+    from models.delta.rules import blocks
+    from models.patches import fused_attention
+
+    users = (blocks, kernels, kernels_bridge, fused_attention)
+    held = [one.has_custom_calls for one in users], custom_kernel.trace_pallas, kernels.name_tpu
+    for one in users:
+        one.has_custom_calls = lambda: True
+    kernels.name_tpu = lambda: chip
+    custom_kernel.trace_pallas = _lower_kernel
+    try:
+        yield
+    finally:
+        for one, before in zip(users, held[0], strict=True):
+            one.has_custom_calls = before
+        custom_kernel.trace_pallas, kernels.name_tpu = held[1:]
+
+
+def _lower_kernel(
+    kernel: Callable[..., object], *tensors: Tensor, **_: object
+) -> tuple[str, list[Tensor]]:
+    """What PyTorch/XLA's own does where a TPU is jax's device: a custom call's text, its inputs."""
+    import jax
+    from jax._src import tpu_custom_call
+    from torch_xla.experimental import custom_kernel
+
+    # This jax writes a newer form of kernels than its own libtpu reads, unless it sees a TPU.
+    tpu_custom_call.get_ir_version = lambda context: 7
+    given = [custom_kernel.to_jax_shape_dtype_struct(x) for x in tensors]
+    lowered = jax.jit(kernel).trace(*given).lower(lowering_platforms=("tpu",))
+    return custom_kernel._extract_backend_config(lowered.compiler_ir()), list(tensors)

@@ -1,0 +1,78 @@
+"""Traces a step in a process of its own, so that its program's hash depends on the step alone.
+
+torch_xla numbers what it records over the life of a process, and the order of a program's
+instructions follows: a step that was traced after another one would be another program.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bill.children.processes import run_child
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from bill.step.export import StepExport
+    from utils.config.load import RunConfig
+
+CHILD = Path(__file__).parents[1] / "children" / "trace_child.py"
+# Sets of names are walked in another order by every process that may choose its own.
+_SETTINGS = {"PYTHONHASHSEED": "0"}
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """What the child is asked for.
+
+    Args:
+      batch: examples of a step on each device.
+      given: sizes of a dataset that is not here.
+      answer: the file that takes the `StepExport`, or the text of a `UserError`.
+      chip: the TPU generation that the step is for.
+      is_automatic: see `bill.step.export.trace_step`.
+    """
+
+    config: RunConfig
+    batch: int
+    devices: int
+    given: dict[str, int]
+    answer: Path
+    chip: str = ""
+    is_automatic: bool = False
+
+
+def trace_alone(
+    config: RunConfig,
+    *,
+    batch: int,
+    devices: int,
+    given: dict[str, int],
+    chip: str = "",
+    is_automatic: bool = False,
+) -> StepExport:
+    """The step of a run as a process traces it that has traced nothing else.
+
+    Args:
+      batch: examples of a step on each device.
+      given: sizes of a dataset that is not here.
+      chip: the TPU generation that the step is for.
+      is_automatic: see `bill.step.export.trace_step`.
+
+    Raises:
+      UserError: the step cannot be traced, for a reason that the user can mend.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path, answer = Path(folder) / "request.pickle", Path(folder) / "answer.pickle"
+        request = TraceRequest(config, batch, devices, given, answer, chip, is_automatic)
+        path.write_bytes(pickle.dumps(request))
+        code = run_child(CHILD, path, environment=_SETTINGS)
+        if code:
+            raise RuntimeError(f"the process that traces the step ended with code {code}")
+        found = pickle.loads(answer.read_bytes())
+    if isinstance(found, str):
+        raise UserError(found)
+    return found

@@ -1,0 +1,66 @@
+"""Finds a run's twin: how it is measured and compiled where its data and teachers are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from datasets import DatasetFacts, Loader
+    from tasks.protocol import Twin
+    from utils.config.load import RunConfig
+
+
+def create_twin(config: RunConfig, given: Mapping[str, int]) -> Twin:
+    """The twin that the run's task makes of it.
+
+    Args:
+      given: sizes of a dataset that is not here, by name.
+
+    Raises:
+      UserError: the task has no twins, a name is none of its sizes, or a size is not known.
+    """
+    from tasks import TASKS
+
+    task = config.train.task
+    kind = TASKS.get(task).twin
+    if kind is None:
+        raise UserError(
+            f"train.task={task} makes up no data; measure the run with its own, by --input real"
+        )
+    for name in given.keys() - kind.usual.keys():
+        raise UserError(
+            f"--assume {name} means nothing to train.task={task}; its sizes are: "
+            f"{', '.join(sorted(kind.usual)) or 'none'}"
+        )
+    return kind(config, given)
+
+
+def get_usual_sizes(config: RunConfig) -> Mapping[str, int]:
+    """What may be assumed of a dataset that nobody knows here, by name."""
+    from tasks import TASKS
+
+    kind = TASKS.get(config.train.task).twin
+    return {} if kind is None else kind.usual
+
+
+def describe_stream_of_one(
+    config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping
+) -> JsonObject:
+    """The stream of a run with one input process, which stored answers belong to."""
+    from job.spec import describe_stream, with_input_processes
+    from utils.runtime.choice import choose_device, find_planned_ranks
+
+    processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
+    return with_input_processes(describe_stream(config, dataset, of_task, processes), 1)
+
+
+def describe_example(loader: Loader) -> dict[str, list[int]]:
+    """Shapes of one example's own tensors on the host, by their names in the batch."""
+    tensors = loader.load_examples([0]).get_tensors()
+    shapes = {name: list(tensor.shape[1:]) for name, tensor in tensors.items()}
+    return {name: shapes[name] for name in shapes if name not in ("mask", "indices")}

@@ -1,0 +1,1 @@
+"""Kernels and rules side by side: what they cost, and whether they are right."""

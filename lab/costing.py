@@ -1,0 +1,112 @@
+"""What programs cost on a TPU that is not there: compiled, their bundles counted."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bill import compiler
+from bill.bundles.chip import get_chip_model
+from bill.bundles.counting import ProgramCost, count_listings, count_program
+from bill.hlo import get_hbm_bytes, list_instructions, read_module
+from bill.targets import Target, list_targets, parse_target
+from utils.errors import UserError, get_hint
+from utils.generations import GENERATIONS
+from utils.json_types import JsonObject
+
+# Where a lab takes times; elsewhere it compiles for a TPU and counts.
+HERE = ("cpu", "cuda", "xla")
+# What `--on` takes, for its help.
+PLACES = (
+    f"{', '.join(HERE)}, or a TPU to compile for: {', '.join(GENERATIONS)}, or a slice of one, "
+    "such as v5e:2x2"
+)
+_CHILD = Path(__file__).with_name("jax_child.py")
+
+
+@dataclass(frozen=True)
+class CompiledCost:
+    """A program on one device.
+
+    Attributes:
+      bytes_by_space: HBM bytes by the memory space of arrays, for what has no listing, too.
+      peak_bytes: of memory, arguments and results included.
+      hlo_lines: of the compiled program.
+    """
+
+    program: ProgramCost
+    bytes_by_space: int
+    peak_bytes: int
+    compile_s: float
+    hlo_lines: int
+
+
+def choose_target(on: str) -> Target | None:
+    """The TPU that `--on` names; none where times are taken here.
+
+    Raises:
+      UserError: it names neither.
+    """
+    if on in HERE:
+        return None
+    name = on.partition(":")[0]
+    if name not in GENERATIONS:
+        raise UserError(
+            f"--on ({on!r}) is none of {', '.join(HERE)}, {list_targets()}; "
+            f"{get_hint(name, [*HERE, *GENERATIONS])}"
+        )
+    return parse_target(on, flag="--on")
+
+
+def compile_program(artifact: bytes, target: Target, *, time_limit_s: float) -> CompiledCost:
+    """Compile an artifact and count its bundles.
+
+    Raises:
+      UserError: the compiler refused, aborted or took too long.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        found = compiler.compile_artifact(artifact, target, folder, time_limit_s=time_limit_s)
+        instructions = list_instructions(read_module(found.hlo))
+        model = get_chip_model(target.generation)
+        program = count_program(instructions, count_listings(folder / "bundles", model), model)
+    memory = found.facts["memory"]
+    kinds = ("argument", "output", "temp")
+    return CompiledCost(
+        program=program,
+        bytes_by_space=get_hbm_bytes(instructions),
+        peak_bytes=sum(int(memory[f"{kind}_size_in_bytes"]) for kind in kinds),
+        compile_s=float(found.facts["compile_s"]),
+        hlo_lines=found.hlo.count("\n"),
+    )
+
+
+def export_in_jax(
+    programs: Sequence[JsonObject], target: Target, *, time_limit_s: float
+) -> list[bytes]:
+    """Artifacts of programs that `jax_child.py` knows.
+
+    Raises:
+      UserError: one cannot be exported.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        places = [Path(name, f"{number}.bin") for number in range(len(programs))]
+        named = [
+            {**one, "artifact": str(place)} for one, place in zip(programs, places, strict=True)
+        ]
+        compiler.run_script(_CHILD, {"programs": named}, target, time_limit_s)
+        return [place.read_bytes() for place in places]
+
+
+def run_in_jax(
+    program: JsonObject, places: tuple[Path, Path], target: Target, *, time_limit_s: float
+) -> None:
+    """Run such a program on JAX's CPU: arrays of the first file into the second.
+
+    Raises:
+      UserError: it failed.
+    """
+    request = {**program, "given": str(places[0]), "found": str(places[1])}
+    compiler.run_script(_CHILD, {"programs": [request]}, target, time_limit_s)

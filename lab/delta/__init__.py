@@ -1,0 +1,1 @@
+"""The rules of delta attention side by side: `python -m lab.delta`."""

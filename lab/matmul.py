@@ -1,0 +1,229 @@
+"""What a matrix product's sizes cost, one axis at a time: M rows, K inner length, N columns.
+
+On a device that is here the time of several products is regressed on their number, so that what a
+launch takes stands apart from what a product takes. For a TPU that is not here bundles are counted.
+Both give the padding law: the size that an axis is rounded up to. tools.shape_advisor takes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bill.targets import Target
+from lab.costing import HERE, PLACES, choose_target, compile_program, export_in_jax
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.programs import (
+    DefaultsHelp,
+    ProgramParser,
+    prepare_file,
+    prepare_picture,
+    require_at_least,
+    run_program,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AXES = ("M", "K", "N")
+_COUNTS = (1, 2, 4, 8)
+# The least step past a full size; rows are padded to eight, the others to the matrix unit.
+_LEAST = 8
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, measure, print; gives the exit code."""
+    return run_program(run, create_parser().parse_args(argv))
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's flags."""
+    parser = ProgramParser(
+        prog="python -m lab.matmul", description=" ".join(__doc__.split()),
+        allow_abbrev=False, formatter_class=DefaultsHelp,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--on", default="v5e", help=PLACES)
+    add("--base", type=int, default=1024, help="size of every axis but the one that varies")
+    add("--added", type=int, nargs="+", default=[0, 8, 64, 128, 192, 256, 384, 512],
+        help="what the axis that varies has beyond the base; must hold 0 and 8")  # fmt: skip
+    add("--axes", nargs="+", default=list(AXES), choices=AXES, help="axes that vary")
+    add("--repeats", type=int, default=5, help="regressions on a device; their median counts")
+    add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
+    add("--json", type=Path, help="write the table and the law here")
+    add("--picture", type=Path, help="draw cost over size here")
+    return parser
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure every size and tell the law."""
+    _check(options)
+    target = choose_target(options.on)
+    prepare_file(options.json, "--json")
+    prepare_picture(options.picture, "--picture")
+    plan = [(axis, added) for axis in options.axes for added in sorted(set(options.added))]
+    sizes = [_create_sizes(options.base, *one) for one in plan]
+    costs = _time(sizes, options) if target is None else _count(sizes, target, options.time_limit)
+    rows = [
+        {"axis": axis, "size": options.base + added, "sizes": list(one), **cost}
+        for (axis, added), one, cost in zip(plan, sizes, costs, strict=True)
+    ]
+    report: JsonObject = {"on": options.on, "base": options.base, "rows": rows,
+                          "law": find_law(rows, options.base)}  # fmt: skip
+    print_table(report)
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    if options.picture:
+        draw(report, options.picture)
+    return 0
+
+
+def find_law(rows: Sequence[JsonObject], base: int) -> dict[str, int]:
+    """What each axis is padded to: the size that `base` + 8 costs, less the base.
+
+    By the matrix unit's busy cycles where there are some, else by time, to the nearest eight.
+    """
+    law = {}
+    for axis in dict.fromkeys(row["axis"] for row in rows):
+        costs = {row["size"]: row.get("kcycles_matrix", row["cost"]) for row in rows
+                 if row["axis"] == axis}  # fmt: skip
+        padded = base * costs[base + _LEAST] / costs[base] - base
+        law[axis] = max(_LEAST, round(padded / _LEAST) * _LEAST)
+    return law
+
+
+def fit_line(counts: Sequence[int], times: Sequence[float]) -> tuple[float, float]:
+    """Slope and intercept of the least squares: a product's time, and a launch's."""
+    mean_count, mean_time = sum(counts) / len(counts), sum(times) / len(times)
+    above = sum((c - mean_count) * (t - mean_time) for c, t in zip(counts, times, strict=True))
+    slope = above / sum((c - mean_count) ** 2 for c in counts)
+    return slope, mean_time - slope * mean_count
+
+
+def print_table(report: JsonObject) -> None:
+    """Costs by axis, beside how much larger the size is."""
+    is_counted = "kcycles_matrix" in report["rows"][0]
+    unit = "kcycles, bundles with DMA" if is_counted else "us a product"
+    print(f"bfloat16 products on {report['on']}, other axes {report['base']}; cost in {unit}")
+    print(f"{'axis':<6}{'size':>6}{'cost':>12}{'cost ratio':>12}{'size ratio':>12}  also")
+    for row in report["rows"]:
+        first = next(r for r in report["rows"] if r["axis"] == row["axis"])
+        also = (
+            f"matrix unit {row['kcycles_matrix']:.1f}, bundles {row['kcycles_bundles']:.1f}, "
+            f"estimate {row['kcycles_estimate']:.1f}"
+            if is_counted else f"{row['low']:.1f}..{row['high']:.1f}, launch {row['launch']:.1f}"
+        )  # fmt: skip
+        print(
+            f"{row['axis']:<6}{row['size']:>6}{row['cost']:>12.1f}"
+            f"{row['cost'] / first['cost']:>12.3f}{row['size'] / report['base']:>12.3f}  {also}"
+        )
+    law = ", ".join(f"{axis} to {step}" for axis, step in report["law"].items())
+    print(f"the law: {law}")
+
+
+def draw(report: JsonObject, path: Path) -> None:
+    """Cost over size for each axis, relative to the base."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for axis in report["law"]:
+        rows = [row for row in report["rows"] if row["axis"] == axis]
+        costs = [row.get("kcycles_matrix", row["cost"]) for row in rows]
+        axes.plot([row["size"] for row in rows], [one / costs[0] for one in costs], marker="o",
+                  label=f"{axis}: padded to {report['law'][axis]}")  # fmt: skip
+    sizes = sorted({row["size"] for row in report["rows"]})
+    axes.plot(sizes, [one / report["base"] for one in sizes], "k--", label="in proportion")
+    what = "matrix unit's cycles" if "kcycles_matrix" in report["rows"][0] else "time"
+    axes.set(xlabel="size of the axis", ylabel=f"{what}, of {report['base']}", title=report["on"])
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if not {0, _LEAST} <= set(options.added):
+        raise UserError(f"--added must hold 0 and {_LEAST}, which the law is read from; add them")
+    require_at_least(1, options, "base", "repeats", "time_limit")
+    if options.base + min(options.added) < 1:
+        raise UserError(
+            f"--added ({min(options.added)}) leaves nothing of --base ({options.base}); raise it"
+        )
+    if options.base % 256 and options.on not in HERE:
+        raise UserError(f"--base ({options.base}) must be a multiple of 256, a full matrix unit")
+
+
+def _create_sizes(base: int, axis: str, added: int) -> tuple[int, int, int]:
+    rows, inner, columns = (base + (added if one == axis else 0) for one in AXES)
+    return rows, inner, columns
+
+
+def _count(
+    sizes: Sequence[tuple[int, int, int]], target: Target, time_limit_s: float
+) -> list[JsonObject]:
+    """Bundles of each product."""
+    from bill.compiler import require_compiler
+
+    require_compiler()
+    programs = [{"form": "product", "sizes": list(one)} for one in sizes]
+    found = []
+    for artifact in export_in_jax(programs, target, time_limit_s=time_limit_s):
+        program = compile_program(artifact, target, time_limit_s=time_limit_s).program
+        found.append({
+            "cost": program.with_dma / 1e3, "kcycles_bundles": program.issued / 1e3,
+            "kcycles_matrix": program.sum_of("matrix") / 1e3,
+            "kcycles_estimate": program.estimate / 1e3, "hbm_bytes": program.hbm_bytes,
+        })  # fmt: skip
+        sys.stderr.write(f"compiled {len(found)} of {len(sizes)}\n")
+    return found
+
+
+def _time(sizes: Sequence[tuple[int, int, int]], options: argparse.Namespace) -> list[JsonObject]:
+    """Microseconds of each product on a device that is here."""
+    import torch
+
+    from lab.delta.running import create_fence, open_device
+
+    os.environ.setdefault("PJRT_DEVICE", "CPU")
+    device = open_device(options.on)
+    fence = create_fence(device)
+    found = []
+    for rows, inner, columns in sizes:
+        right = torch.randn(inner, columns, dtype=torch.bfloat16).to(device)
+        lefts = [torch.randn(rows, inner, dtype=torch.bfloat16).to(device)
+                 for _ in range(max(_COUNTS))]  # fmt: skip
+        fence()
+
+        for count in _COUNTS:
+            _measure(lefts[:count], right, fence)
+        lines = [
+            fit_line(_COUNTS, [_measure(lefts[:count], right, fence) for count in _COUNTS])
+            for _ in range(options.repeats)
+        ]
+        slopes = sorted(slope for slope, _ in lines)
+        launches = sorted(launch for _, launch in lines)
+        middle = len(slopes) // 2
+        found.append({"cost": slopes[middle], "low": slopes[0], "high": slopes[-1],
+                      "launch": launches[middle]})  # fmt: skip
+    return found
+
+
+def _measure(lefts: list[Tensor], right: Tensor, fence: Callable[[], None]) -> float:
+    """Microseconds of so many products, each of its own left side, so that none is left out."""
+    began = time.perf_counter()
+    products = [left @ right for left in lefts]
+    fence()
+    passed = time.perf_counter() - began
+    del products
+    return 1e6 * passed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

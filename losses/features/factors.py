@@ -1,0 +1,99 @@
+"""Losses on factors of an activation: FT, whose paraphraser it trains first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs, Shapes
+from losses.factory import check_positive
+from losses.features.heads import require_one_pair
+from losses.features.hints import FeatureLoss, pool_adaptive
+from losses.reductions import mean_valid, unit_rows
+from utils.errors import UserError
+
+LEAK = 0.1  # of all its ReLUs
+
+
+def create_encoder(inward: int, outward: int) -> nn.Sequential:
+    """Three 3x3 convolutions, each before a leaky ReLU: C -> C -> F -> F channels."""
+    layers: list[nn.Module] = []
+    for pair in ((inward, inward), (inward, outward), (outward, outward)):
+        layers += [nn.Conv2d(*pair, kernel_size=3, padding=1), nn.LeakyReLU(LEAK)]
+    return nn.Sequential(*layers)
+
+
+def create_decoder(inward: int, outward: int) -> nn.Sequential:
+    """The way back, by transposed convolutions: F -> F -> C -> C channels."""
+    layers: list[nn.Module] = []
+    for pair in ((inward, inward), (inward, outward), (outward, outward)):
+        layers += [nn.ConvTranspose2d(*pair, kernel_size=3, padding=1), nn.LeakyReLU(LEAK)]
+    return nn.Sequential(*layers)
+
+
+def compute_factor_gap(student: Tensor, teacher: Tensor) -> Tensor:
+    """[B] sum of |gaps| of two factors [B, ...], each of unit L2 norm."""
+    return (unit_rows(student.flatten(1)) - unit_rows(teacher.flatten(1))).abs().sum(dim=1)
+
+
+class FactorTransfer(FeatureLoss):
+    """The student's factor meets the teacher's, which a paraphraser finds without labels.
+
+    The paraphraser encodes the teacher's maps to `rate` times their channels and decodes them
+    again; the mean square of what it loses is part of the value and reaches nothing else. A
+    translator, an encoder of the same form, makes the student's factor; `compute_factor_gap` to the
+    teacher's counts from call `paraphrase_steps` on, so that the run begins with the paraphraser's
+    own training while the student has the other terms. It goes on learning afterwards, where the
+    paper fixes it. Calls are counted in a buffer. The larger map is pooled to the smaller. One pair
+    of maps; averaged over valid examples.
+
+    Source: Kim et al. 2018 (FT), arXiv:1802.04977, section 3, p = 1; without the BatchNorm that
+    some implementations add.
+    """
+
+    why_not_tokens = "paraphrases maps of an image"
+
+    def __init__(self, layers: Mapping[str, str], paraphrase_steps: int, rate: float = 0.5) -> None:
+        super().__init__(layers)
+        require_one_pair("ft", self)
+        check_positive("ft", rate=rate)
+        is_count = isinstance(paraphrase_steps, int) and not isinstance(paraphrase_steps, bool)
+        if not is_count or paraphrase_steps < 0:
+            raise UserError(
+                f"distill.losses: ft.paraphrase_steps is {paraphrase_steps!r}; give a whole number "
+                "of 0 or more, the steps that its paraphraser has for itself"
+            )
+        self.paraphrase_steps, self.rate = paraphrase_steps, rate
+        self.register_buffer("calls", torch.zeros(1))
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """The paraphraser and the translator."""
+        ((student_path, teacher_path),) = self.layers.items()
+        shapes = student_shapes[student_path], teacher_shapes[teacher_path]
+        if any(len(shape) != 4 for shape in shapes):
+            raise UserError(
+                f"distill.losses: ft paraphrases maps and got {tuple(shapes[0])} and "
+                f"{tuple(shapes[1])}; name layers whose outputs are [B, C, H, W]"
+            )
+        width = shapes[1][1]
+        factor = max(1, round(width * self.rate))
+        self.encoder, self.decoder = create_encoder(width, factor), create_decoder(factor, width)
+        self.translator = create_encoder(shapes[0][1], factor)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """What the paraphraser loses, and the gap of the factors once it counts."""
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        sizes = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
+        student, teacher = (
+            side if list(side.shape[2:]) == sizes else pool_adaptive(side, *sizes)
+            for side in (student, teacher)
+        )
+        factor = self.encoder(teacher)
+        lost = (self.decoder(factor) - teacher).square().flatten(1).mean(dim=1)
+        gap = compute_factor_gap(self.translator(student), factor.detach())
+        counts = (self.calls >= self.paraphrase_steps).to(gap.dtype)
+        if torch.is_grad_enabled():
+            self.calls.add_(1.0)
+        return mean_valid(lost + counts * gap, inputs.mask)

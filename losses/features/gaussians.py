@@ -1,0 +1,202 @@
+"""Losses that see an activation as a Gaussian: VID, PAD, WKD-F."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs, Shapes
+from losses.factory import check_positive
+from losses.features.hints import FeatureLoss, ProjectedLoss
+from losses.features.maps import get_channels, match_positions
+from losses.reductions import mean_valid, safe_sqrt
+from utils.errors import UserError
+
+MIN_VARIANCE = 1e-5  # under the learnt variances of VID
+FIRST_VARIANCE = 5.0  # of VID, before the first step
+
+
+def compute_gaussian_distance(
+    student_features: Tensor, teacher_features: Tensor, *, mean_weight: float, eps: float
+) -> Tensor:
+    """[B] mean_weight * |mu_s - mu_t|^2 + |sigma_s - sigma_t|^2 over channels.
+
+    mu and sigma are a channel's mean and deviation (Bessel's divisor, eps inside the root) over
+    positions: with mean_weight 1 and eps 0 the squared 2-Wasserstein distance of two Gaussians
+    with diagonal covariance.
+
+    Args:
+      student_features: [B, C, P], P >= 2; receives the gradient.
+      teacher_features: [B, C, P'].
+
+    Source: Lv et al. 2024 (WKD-F), arXiv:2412.08139, section 3.2.
+    """
+    means, deviations = [], []
+    for features in (student_features, teacher_features):
+        mean = features.mean(dim=-1, keepdim=True)
+        squares = (features - mean).square().sum(dim=-1) / (features.shape[-1] - 1)
+        means.append(mean.squeeze(-1))
+        deviations.append(safe_sqrt(squares + eps))
+    gap = mean_weight * (means[0] - means[1]).square()
+    return (gap + (deviations[0] - deviations[1]).square()).sum(dim=1)
+
+
+def split_cells(features: Tensor, grid: int) -> list[Tensor]:
+    """[B, C, positions] of each cell of a grid on maps; windows as adaptive pooling has them."""
+    height, width = features.shape[2:]
+    rows = [(i * height // grid, -(-(i + 1) * height // grid)) for i in range(grid)]
+    columns = [(i * width // grid, -(-(i + 1) * width // grid)) for i in range(grid)]
+    return [features[:, :, a:b, c:d].flatten(2) for a, b in rows for c, d in columns]
+
+
+class WassersteinFeatures(ProjectedLoss):
+    """`compute_gaussian_distance` of each pair, averaged over the cells of a grid on the maps.
+
+    `grid` 1 takes all positions as one cell, and tokens too. The student's side is projected where
+    shapes differ, without the paper's BatchNorm and ReLU (`regressor: convreg` has them).
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        mean_weight: float = 1.0,
+        grid: int = 1,
+        eps: float = 1e-5,
+        regressor: str = "auto",
+    ) -> None:
+        super().__init__(layers, regressor)
+        check_positive("wkd_f", mean_weight=mean_weight, grid=grid, eps=eps)
+        self.grid = grid
+        self.weights = {"mean_weight": mean_weight, "eps": eps}
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair: summed over channels, averaged over valid examples."""
+        if student.ndim < 3:
+            raise UserError(
+                f"distill.losses: wkd_f compares spreads over positions, and the layers give "
+                f"{tuple(student.shape)}; name maps or tokens, or use fitnet"
+            )
+        if self.grid == 1:
+            cells = [(get_channels(student), get_channels(teacher))]
+        else:
+            get_channels(student[:, :, 0])  # refuses what has no height and width
+            sides = (split_cells(side, self.grid) for side in (student, teacher))
+            cells = list(zip(*sides, strict=True))
+        if cells[0][0].shape[-1] < 2:
+            raise UserError(
+                f"distill.losses: wkd_f finds one position in a cell of {tuple(student.shape)} and "
+                f"grid {self.grid}, which has no deviation; choose a larger map or a smaller grid"
+            )
+        distances = [compute_gaussian_distance(*cell, **self.weights) for cell in cells]
+        return mean_valid(torch.stack(distances).mean(dim=0), mask)
+
+
+class ChannelGaussian(nn.Module):
+    """q(teacher | student): means by three linear layers at each position, a variance a channel."""
+
+    def __init__(self, student: int, teacher: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [nn.Linear(student, teacher, bias=False), nn.ReLU()]
+        layers += [nn.Linear(teacher, teacher, bias=False), nn.ReLU()]
+        self.mean = nn.Sequential(*layers, nn.Linear(teacher, teacher, bias=False))
+        raw = math.log(math.expm1(FIRST_VARIANCE - MIN_VARIANCE))
+        self.raw_variance = nn.Parameter(torch.full((teacher,), raw))
+
+    def forward(self, student: Tensor, teacher: Tensor) -> Tensor:
+        """[B] negative log-likelihood of [B, P, C] without log(2 pi) / 2, a mean over P and C."""
+        variance = nn.functional.softplus(self.raw_variance) + MIN_VARIANCE
+        gap = (self.mean(student) - teacher).square()
+        return ((gap / variance + variance.log()) / 2).mean(dim=(1, 2))
+
+
+class VariationalInformation(FeatureLoss):
+    """Negative log-likelihood of the teacher's activation given the student's, a Gaussian each.
+
+    The means come from a trained network of three 1x1 layers with ReLU between, the variances are
+    one trained number a channel of the teacher. Averaged over positions, channels (the paper sums)
+    and valid examples; the larger map is pooled to the smaller.
+
+    Source: Ahn et al. 2019 (VID), arXiv:1904.05835, equation 6.
+    """
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        super().__init__(layers)
+        self.gaussians = nn.ModuleList()
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """One Gaussian for each pair, in the order of `layers`."""
+        for student_path, teacher_path in self.layers.items():
+            pair = student_shapes[student_path], teacher_shapes[teacher_path]
+            self.gaussians.append(ChannelGaussian(*(get_width(shape) for shape in pair)))
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over the pairs of layers."""
+        total = 0
+        for path, gaussian in zip(self.layers, self.gaussians, strict=True):
+            pair = match_positions(*(get_positions(x) for x in self.get_pair(inputs, path)))
+            values = gaussian(*(side.transpose(1, 2) for side in pair))
+            total = total + mean_valid(values, inputs.mask)
+        return total
+
+
+class PrimeAware(ProjectedLoss):
+    """Squared gaps of vectors, each example weighted by a variance that the student foretells.
+
+    mean over dimensions of (s - t)^2 / (v + eps) + log v, log v a trained linear layer of the
+    student's vector, with no gradient stopped; averaged over valid examples. Maps and tokens are
+    averaged over positions first. The paper's branch has BatchNorm besides, which is left out: an
+    example's weight does not depend on its neighbours.
+
+    Source: Zhang et al. 2020 (PAD-L2), arXiv:2008.01458, equation 5.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, str], eps: float = 1e-6, regressor: str = "auto"
+    ) -> None:
+        super().__init__(layers, regressor)
+        check_positive("pad", eps=eps)
+        self.eps = eps
+        self.variances = nn.ModuleList()
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Projections, and a layer of variances for each pair, which starts at v = 1."""
+        pooled = [
+            {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
+            for shapes in (student_shapes, teacher_shapes)
+        ]
+        super().build(*pooled)
+        for path in self.layers:
+            student = get_width(student_shapes[path])
+            layer = nn.Linear(student, get_width(teacher_shapes[self.layers[path]]))
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
+            self.variances.append(layer)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over the pairs of layers."""
+        total = 0
+        for path, layer in zip(self.layers, self.variances, strict=True):
+            student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, path))
+            log_variance = layer(student)
+            gap = (self.project(path, student) - teacher).square()
+            values = (gap / (log_variance.exp() + self.eps) + log_variance).mean(dim=1)
+            total = total + mean_valid(values, inputs.mask)
+        return total
+
+
+def get_width(shape: tuple[int, ...]) -> int:
+    """Channels of maps, width of tokens and vectors."""
+    return shape[1] if len(shape) == 4 else shape[-1]
+
+
+def get_positions(features: Tensor) -> Tensor:
+    """Maps and tokens as they are; a vector as one token."""
+    return features.unsqueeze(1) if features.ndim == 2 else features
+
+
+def get_vector(features: Tensor) -> Tensor:
+    """[B, C] mean over the positions of maps and tokens; a vector as it is."""
+    return features if features.ndim == 2 else get_channels(features).mean(dim=-1)

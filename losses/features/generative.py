@@ -1,0 +1,161 @@
+"""Losses that rebuild the teacher's activation from a part of the student's: MGD, ViTKD."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs, Shapes
+from losses.factory import check_positive
+from losses.features.hints import FeatureLoss, ProjectedLoss, get_key
+from losses.noise import draw_for
+from losses.reductions import mean_valid
+from utils.errors import UserError
+
+
+class MaskedGeneration(ProjectedLoss):
+    """Squared gaps of the teacher's maps and what two convolutions make of masked ones.
+
+    Each position of an example is set to 0 with probability `mask_ratio`, all channels at once, a
+    function of (seed, step, example); then a 3x3 convolution, ReLU and another one, trained with
+    the student, rebuild the teacher's maps. Summed over the elements of an example, averaged over
+    valid examples: the term's weight is small, 7e-5 in the paper.
+
+    Source: Yang et al. 2022 (MGD), arXiv:2205.01529, equations 2 to 5.
+    """
+
+    why_not_tokens = "rebuilds maps of an image"
+    needs_noise = True
+
+    def __init__(
+        self, layers: Mapping[str, str], mask_ratio: float = 0.5, regressor: str = "auto"
+    ) -> None:
+        super().__init__(layers, regressor)
+        check_ratio("mgd", mask_ratio)
+        self.mask_ratio = mask_ratio
+        self.generations = nn.ModuleList()
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Projections, and a pair of convolutions for each pair of layers."""
+        super().build(student_shapes, teacher_shapes)
+        for path in self.layers.values():
+            if len(teacher_shapes[path]) != 4:
+                raise UserError(
+                    f"distill.losses: mgd rebuilds maps and teacher layer {path!r} gives "
+                    f"{tuple(teacher_shapes[path])}; name a layer whose output is [B, C, H, W]"
+                )
+            width = teacher_shapes[path][1]
+            self.generations.append(create_generation(width))
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over the pairs."""
+        total = 0
+        for path, generation in zip(self.layers, self.generations, strict=True):
+            student, teacher = self.get_pair(inputs, path)
+            if self.mask_ratio:
+                drawn = draw_for(inputs, student[0, 0].numel(), "mgd")
+                drawn = drawn.unflatten(1, student.shape[2:]).unsqueeze(1)
+                student = student * (drawn >= self.mask_ratio).to(student.dtype)
+            gap = (generation(student) - teacher).square().flatten(1).sum(dim=1)
+            total = total + mean_valid(gap, inputs.mask)
+        return total
+
+
+class TransformerGuidelines(FeatureLoss):
+    """A ViT's first blocks are mimicked, its last one is rebuilt from masked tokens.
+
+    All entries of `layers` but the last: low_weight * the sum of (W s - t)^2 over the patches. The
+    last: a trained token takes the place of the share `mask_ratio` of W s, exactly so many in each
+    example, a function of (seed, step, example); a 3x3 convolution, ReLU and another one rebuild
+    the teacher's grid, and high_weight / mask_ratio * the sum of squares over the masked positions
+    is added. W is a linear layer where widths differ. Averaged over valid examples.
+
+    Args:
+      layers: blocks, from the first ones to the last.
+      mask_ratio: above 0.
+      prefix_tokens: class and distillation tokens that stand before the patches and are left out.
+
+    Source: Yang et al. 2022 (ViTKD), arXiv:2209.02432, section 3, with the weights of its authors'
+    code.
+    """
+
+    why_not_tokens = "rebuilds a grid of patches"
+    needs_noise = True
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        mask_ratio: float = 0.5,
+        low_weight: float = 3e-5,
+        high_weight: float = 3e-6,
+        prefix_tokens: int = 1,
+    ) -> None:
+        super().__init__(layers)
+        check_ratio("vitkd", mask_ratio)
+        check_positive("vitkd", mask_ratio=mask_ratio)
+        if len(self.layers) < 2:
+            raise UserError(
+                "distill.losses: vitkd mimics the first blocks and rebuilds the last one and got "
+                "one pair of layers; name two or more in args.layers, or use fitnet"
+            )
+        self.mask_ratio, self.prefix_tokens = mask_ratio, prefix_tokens
+        self.weights = low_weight, high_weight
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """Linear layers where widths differ, the mask token and the convolutions."""
+        for path, teacher_path in self.layers.items():
+            student, teacher = student_shapes[path], teacher_shapes[teacher_path]
+            patches = student[1] - self.prefix_tokens
+            is_grid = len(student) == 3 and patches > 0 and math.isqrt(patches) ** 2 == patches
+            if not is_grid or student[:2] != teacher[:2] or len(teacher) != 3:
+                raise UserError(
+                    f"distill.losses: vitkd cannot compare {tuple(student)} with {tuple(teacher)} "
+                    f"behind {self.prefix_tokens} tokens; name blocks with the same square grid of "
+                    "patches, and set prefix_tokens to the class tokens before it"
+                )
+            if student[2] != teacher[2]:
+                self.projections[get_key(path)] = nn.Linear(student[2], teacher[2])
+        width = teacher[2]
+        self.mask_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.generation = create_generation(width)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Both parts."""
+        *low, high = [
+            [side[:, self.prefix_tokens :] for side in self.get_pair(inputs, path)]
+            for path in self.layers
+        ]
+        gaps = [(s - t).square().flatten(1).sum(dim=1) for s, t in low]
+        student, teacher = high
+        is_masked = self.draw_masked(inputs, student.shape[1]).unsqueeze(-1)
+        seen = torch.where(is_masked, self.mask_token.to(student.dtype), student)
+        side = math.isqrt(student.shape[1])
+        rebuilt = self.generation(seen.transpose(1, 2).unflatten(2, (side, side)))
+        gap = (rebuilt.flatten(2).transpose(1, 2) - teacher).square() * is_masked.to(teacher.dtype)
+        lost = gap.flatten(1).sum(dim=1) / self.mask_ratio
+        return mean_valid(self.weights[0] * sum(gaps) + self.weights[1] * lost, inputs.mask)
+
+    def draw_masked(self, inputs: LossInputs, count: int) -> Tensor:
+        """bool [B, count]; all but the int(count * (1 - mask_ratio)) lowest numbers are masked."""
+        drawn = draw_for(inputs, count, "vitkd")
+        kept = int(count * (1 - self.mask_ratio))
+        if not kept:
+            return torch.ones_like(drawn, dtype=torch.bool)
+        highest = drawn.topk(kept, dim=1, largest=False).values.amax(dim=1, keepdim=True)
+        return drawn > highest
+
+
+def create_generation(width: int) -> nn.Sequential:
+    """Two 3x3 convolutions with ReLU between them."""
+    convolutions = [nn.Conv2d(width, width, 3, padding=1) for _ in range(2)]
+    return nn.Sequential(convolutions[0], nn.ReLU(), convolutions[1])
+
+
+def check_ratio(name: str, value: float) -> None:
+    """Refuse a share of masked positions that leaves none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < 1:
+        raise UserError(f"distill.losses: {name}.mask_ratio is {value!r}; give 0 <= value < 1")

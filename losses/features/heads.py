@@ -1,0 +1,211 @@
+"""Losses that ask the classifiers what a feature means: WKD-L, SRRL, CAT-KD.
+
+A head is the path of a linear layer, `fc` or `head`; its weights come with the activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from losses.base import Loss, LossInputs, get_feature, get_teacher_logits
+from losses.factory import check_positive
+from losses.features.gaussians import get_vector
+from losses.features.hints import FeatureLoss, ProjectedLoss, compute_feature_mse, pool_adaptive
+from losses.logits.decoupled import split_log_probs
+from losses.reductions import as_constant, mean_valid, unit_rows, upcast
+from utils.errors import UserError
+
+MIN_FLOW = 1e-20  # keeps the divisions of Sinkhorn's algorithm finite; far below any class
+
+
+def compute_class_costs(weight: Tensor, sharpness: float) -> Tensor:
+    """[K, K] 1 - exp(-sharpness * (1 - cosine)) of the rows of a classifier; 0 on the diagonal.
+
+    Source: Lv et al. 2024 (WKD-L), arXiv:2412.08139, section 3.1, with classifier weights as the
+    prototypes of the classes.
+    """
+    rows = unit_rows(weight)
+    return -torch.expm1(-sharpness * (1 - rows @ rows.T).clamp(min=0))
+
+
+def compute_transport(
+    first: Tensor, second: Tensor, costs: Tensor, *, entropy: float, iterations: int
+) -> Tensor:
+    """[B] cost of the entropic transport plan between two distributions, Sinkhorn unrolled.
+
+    Args:
+      first, second: [B, K], rows sum to 1; the gradient goes through all iterations. Classes where
+        both are 0 take no part.
+      costs: [K, K], symmetric.
+      entropy: > 0, weight of the plan's entropy; small: near to the Wasserstein distance, and more
+        iterations needed.
+      iterations: fixed, so that the graph is static.
+    """
+    kernel = torch.exp(-costs / entropy)
+    is_there = (first + second > 0).to(first.dtype)
+    left = is_there / is_there.sum(dim=-1, keepdim=True)
+    right = left
+    for _ in range(iterations):
+        right = second / (left @ kernel + MIN_FLOW)
+        left = first / (right @ kernel + MIN_FLOW)
+    return ((left @ (kernel * costs)) * right).sum(dim=-1)
+
+
+class WassersteinLogits(Loss):
+    """-p_t(y) log p_s(y) + gamma * transport between the distributions among the other classes.
+
+    The first part is at temperature 1, the distributions among the classes other than y at
+    `temperature`, with `compute_class_costs` of the teacher's classifier (the paper's other choice,
+    similarities of features over the training set, is not offered). Mixed targets count as their
+    heaviest class. In nats and costs between 0 and 1, averaged over valid examples. Memory K^2.
+
+    Source: Lv et al. 2024 (WKD-L), arXiv:2412.08139, section 3.1.
+    """
+
+    why_not_tokens = "moves mass between all pairs of classes, which a vocabulary has too many of"
+
+    def __init__(
+        self,
+        teacher_head: str,
+        temperature: float = 2.0,
+        gamma: float = 1.0,
+        sharpness: float = 1.0,
+        entropy: float = 0.05,
+        iterations: int = 10,
+    ) -> None:
+        super().__init__()
+        check_positive("wkd_l", temperature=temperature, sharpness=sharpness, entropy=entropy)
+        check_positive("wkd_l", iterations=iterations)
+        self.teacher_head = teacher_head
+        self.temperature, self.gamma, self.sharpness = temperature, gamma, sharpness
+        self.plan = {"entropy": entropy, "iterations": iterations}
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The weights of the teacher's classifier."""
+        return (f"{self.teacher_head}.weight",)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value on the class head."""
+        student = upcast(inputs.student_logits)
+        teacher = as_constant(get_teacher_logits(inputs))
+        weight = get_feature(inputs.teacher_features, self.teacher_layers()[0], "teacher")
+        costs = compute_class_costs(as_constant(weight), self.sharpness)
+        if costs.shape[0] != student.shape[-1]:
+            raise UserError(
+                f"distill.losses: wkd_l.teacher_head ({self.teacher_head}) has {costs.shape[0]} "
+                f"rows for {student.shape[-1]} classes; name the teacher's classifier"
+            )
+        classes = inputs.target_classes()
+        others = 1 - one_hot(classes.long(), student.shape[-1]).to(student.dtype)
+        rest = [split_log_probs(x / self.temperature, classes)[2] for x in (student, teacher)]
+        distance = compute_transport(*(x.exp() * others for x in rest), costs, **self.plan)
+        index = classes.long().unsqueeze(-1)
+        own = torch.log_softmax(student, dim=-1).gather(-1, index).squeeze(-1)
+        target = torch.softmax(teacher, dim=-1).gather(-1, index).squeeze(-1)
+        return mean_valid(self.gamma * distance - target * own, inputs.mask)
+
+
+class SoftmaxRegression(ProjectedLoss):
+    """Feature MSE, and MSE of what the teacher's classifier says to both features.
+
+    feature_weight * mean of (f_s - f_t)^2 + head_weight * mean over classes of
+    (h_t(f_s) - h_t(f_t))^2, averaged over valid examples; f are averages over positions, the
+    student's after its projection r; h_t is the teacher's own classifier, constant. One pair: the
+    layers before the classifiers. The authors' r is a 1x1 convolution, BatchNorm and ReLU
+    (`regressor: convreg`).
+
+    Source: Yang et al. 2021 (SRRL), ICLR 2021, as its authors' code has it.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        teacher_head: str,
+        feature_weight: float = 1.0,
+        head_weight: float = 1.0,
+        regressor: str = "auto",
+    ) -> None:
+        super().__init__(layers, regressor)
+        require_one_pair("srrl", self)
+        self.teacher_head = teacher_head
+        self.weights = feature_weight, head_weight
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The layer, and the teacher's classifier."""
+        head = self.teacher_head
+        return (*super().teacher_layers(), f"{head}.weight", f"{head}.bias")
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The weighted sum of both parts."""
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        _, *paths = self.teacher_layers()
+        weight, bias = (
+            as_constant(get_feature(inputs.teacher_features, path, "teacher")) for path in paths
+        )
+        vectors = [get_vector(side) for side in (student, teacher)]
+        answers = [side @ weight.T + bias for side in vectors]
+        parts = (
+            compute_feature_mse(*vectors, mask=inputs.mask),
+            compute_feature_mse(*answers, mask=inputs.mask),
+        )
+        return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
+
+
+class ClassAttention(FeatureLoss):
+    """MSE of class activation maps, pooled to `size` squared and each of unit length.
+
+    The map of class k is the classifier's row k times the last maps, before their pooling; the
+    student learns by its classifier as well. Mean over classes and positions, averaged over valid
+    examples. One pair: the last maps of both, whose classifiers are linear.
+
+    Source: Guo et al. 2023 (CAT-KD), arXiv:2304.12777, equations 2 to 5.
+    """
+
+    why_not_tokens = "looks at maps of an image"
+
+    def __init__(
+        self, layers: Mapping[str, str], student_head: str, teacher_head: str, size: int = 2
+    ) -> None:
+        super().__init__(layers)
+        require_one_pair("cat_kd", self)
+        check_positive("cat_kd", size=size)
+        self.heads = f"{student_head}.weight", f"{teacher_head}.weight"
+        self.size = size
+
+    def student_layers(self) -> tuple[str, ...]:
+        """The maps and the classifier's weights."""
+        return (*super().student_layers(), self.heads[0])
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The maps and the classifier's weights."""
+        return (*super().teacher_layers(), self.heads[1])
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The scalar of the pair."""
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        weight = upcast(get_feature(inputs.student_features, self.heads[0], "student"))
+        constant = as_constant(get_feature(inputs.teacher_features, self.heads[1], "teacher"))
+        maps = [self.get_maps(student, weight), self.get_maps(teacher, constant)]
+        return compute_feature_mse(*maps, mask=inputs.mask)
+
+    def get_maps(self, features: Tensor, weight: Tensor) -> Tensor:
+        """[B, K, size * size] unit class activation maps; pooling and classifier commute."""
+        if features.ndim != 4 or features.shape[1] != weight.shape[1]:
+            raise UserError(
+                f"distill.losses: cat_kd cannot lay a classifier of {tuple(weight.shape)} on "
+                f"activations {tuple(features.shape)}; name the maps that are pooled before it"
+            )
+        pooled = pool_adaptive(features, self.size, self.size).flatten(2)
+        return unit_rows(weight @ pooled)
+
+
+def require_one_pair(name: str, loss: FeatureLoss) -> None:
+    """Refuse more than one pair of layers."""
+    if len(loss.layers) != 1:
+        raise UserError(
+            f"distill.losses: {name} takes one pair of layers and got {len(loss.layers)}"
+        )

@@ -1,0 +1,258 @@
+"""Losses on activations: FitNet hints, attention transfer, ReviewKD's hierarchical context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import Loss, LossInputs, Shapes, get_feature
+from losses.factory import check_choice, check_positive
+from losses.features.projections import REGRESSORS, create_projection
+from losses.reductions import as_constant, mean_valid, safe_sqrt, unit_rows, upcast
+from utils.errors import UserError, get_hint
+
+HCL_LEVELS = (4, 2, 1)
+
+
+def compute_feature_mse(
+    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Mean squared difference of two activations.
+
+    Args:
+      student_features: [B, ...], after its projection; receives the gradient.
+      teacher_features: the same shape; constant here.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: mean over all elements of an example, then over valid examples.
+
+    Source: Romero et al. 2015 (FitNets), arXiv:1412.6550, equation 3, without its factor 1/2 and
+    with the mean in place of the sum.
+    """
+    difference = upcast(student_features) - as_constant(teacher_features)
+    return mean_valid(difference.square().flatten(1).mean(dim=1), mask)
+
+
+def pool_adaptive(values: Tensor, height: int, width: int) -> Tensor:
+    """[B, C, H, W] averaged to [B, C, height, width]; torch's windows, lowered by XLA at any size.
+
+    nn.AdaptiveAvgPool2d runs on the CPU where H is no multiple of the output.
+    """
+    return _pool_axis(_pool_axis(values, height).transpose(-1, -2), width).transpose(-1, -2)
+
+
+def _pool_axis(values: Tensor, count: int) -> Tensor:
+    """Average windows of the second-last axis."""
+    size = values.shape[-2]
+    if size % count == 0:
+        return values.unflatten(-2, (count, size // count)).mean(dim=-2)
+    windows = [(i * size // count, -(-(i + 1) * size // count)) for i in range(count)]
+    return torch.stack([values[..., a:b, :].mean(dim=-2) for a, b in windows], dim=-2)
+
+
+def compute_attention(features: Tensor, power: int) -> Tensor:
+    """[B, positions] channel mean of features^power, scaled to unit L2 norm.
+
+    Args:
+      features: [B, C, H, W], or [B, N, C] of tokens.
+      power: even; there is no absolute value.
+    """
+    channels = -1 if features.ndim == 3 else 1
+    return unit_rows(features.pow(power).mean(dim=channels).flatten(1))
+
+
+def compute_attention_gaps(
+    student_features: Tensor, teacher_features: Tensor, power: int
+) -> Tensor:
+    """[B, positions] difference of attention maps, the larger map pooled to the smaller first."""
+    student, teacher = upcast(student_features), as_constant(teacher_features)
+    is_mixed = student.ndim == 4 and teacher.ndim != 4
+    if min(student.ndim, teacher.ndim) < 3 or is_mixed:
+        raise UserError(
+            f"distill.losses: attention maps need positions on both sides, and the layers give "
+            f"{tuple(student.shape)} and {tuple(teacher.shape)}; name maps or tokens, or use fitnet"
+        )
+    if student.ndim == 4:
+        if student.shape[-2] > teacher.shape[-2]:
+            student = pool_adaptive(student, *teacher.shape[-2:])
+        elif student.shape[-2] < teacher.shape[-2]:
+            teacher = pool_adaptive(teacher, *student.shape[-2:])
+    maps = compute_attention(student, power), compute_attention(teacher, power)
+    if maps[0].shape != maps[1].shape:
+        raise UserError(
+            f"distill.losses: attention maps of {tuple(student.shape)} and {tuple(teacher.shape)} "
+            "differ in positions; choose layers with the same number of tokens"
+        )
+    return maps[0] - maps[1]
+
+
+def compute_hcl(
+    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Hierarchical context loss of one stage: MSE at full size and on averages of 4, 2 and 1.
+
+    Args:
+      student_features: [B, C, h, w]; receives the gradient.
+      teacher_features: the same shape; constant here.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: weighted mean of the levels' mean squared differences; weights 1, then 1/2, 1/4, ..
+      for the levels below h that are used.
+
+    Source: Chen et al. 2021 (ReviewKD), arXiv:2104.09044, section 3.3; with the fusion modules
+    (ABF) it is `reviewkd`.
+    """
+    student, teacher = upcast(student_features), as_constant(teacher_features)
+    total = compute_feature_mse(student, teacher, mask=mask)
+    weight, weights = 1.0, 1.0
+    for level in HCL_LEVELS:
+        if level >= student.shape[-2]:
+            continue
+        weight /= 2
+        weights += weight
+        pooled = pool_adaptive(student, level, level), pool_adaptive(teacher, level, level)
+        total = total + weight * compute_feature_mse(*pooled, mask=mask)
+    return total / weights
+
+
+class FeatureLoss(Loss):
+    """A sum over pairs of layers; `layers` maps student module paths to teacher module paths."""
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        super().__init__()
+        if not isinstance(layers, Mapping) or not layers:
+            raise UserError(
+                f"distill.losses: args.layers is {layers!r}; give student paths and the teacher "
+                "paths they learn from, as in {blocks.3: blocks.5}"
+            )
+        self.layers = dict(layers)
+        self.projections = nn.ModuleDict()
+
+    def student_layers(self) -> tuple[str, ...]:
+        """The keys of `layers`."""
+        return tuple(self.layers)
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The values of `layers`."""
+        return tuple(dict.fromkeys(self.layers.values()))
+
+    def get_raw_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
+        """Upcast activations of one pair."""
+        teacher_path = self.layers[student_path]
+        student = upcast(get_feature(inputs.student_features, student_path, "student"))
+        return student, as_constant(get_feature(inputs.teacher_features, teacher_path, "teacher"))
+
+    def project(self, student_path: str, student: Tensor) -> Tensor:
+        """An activation of the student through its projection, if it has one."""
+        key = get_key(student_path)
+        return self.projections[key](student) if key in self.projections else student
+
+    def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
+        """The same, the student's through its projection."""
+        student, teacher = self.get_raw_pair(inputs, student_path)
+        return self.project(student_path, student), teacher
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair of activations."""
+        raise NotImplementedError
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over the pairs; targets and logits are not used."""
+        pairs = [self.get_pair(inputs, path) for path in self.layers]
+        return sum(self.compute_pair(*pair, inputs.mask) for pair in pairs)
+
+
+class ProjectedLoss(FeatureLoss):
+    """A feature loss that needs the same shape on both sides, and projects where it is not."""
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        regressor: str = "auto",
+        kernel: int | None = None,
+        stride: int | None = None,
+        padding: int | None = None,
+    ) -> None:
+        super().__init__(layers)
+        check_choice("args", "regressor", regressor, REGRESSORS)
+        self.regressor = regressor
+        self.convolution = {"kernel_size": kernel, "stride": stride, "padding": padding}
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """One projection per pair: none for equal shapes, as `regressor` says otherwise."""
+        for student_path, teacher_path in self.layers.items():
+            shapes = []
+            for side, path, found in (
+                ("student", student_path, student_shapes),
+                ("teacher", teacher_path, teacher_shapes),
+            ):
+                if path not in found:
+                    raise UserError(
+                        f"distill.losses: the {side} has no layer {path!r}; {get_hint(path, found)}"
+                    )
+                shapes.append(tuple(found[path]))
+            projection = create_projection(*shapes, self.regressor, **self.convolution)
+            if projection is not None:
+                self.projections[get_key(student_path)] = projection
+
+
+class FitNet(ProjectedLoss):
+    """`compute_feature_mse` of each pair, the student's side projected where shapes differ.
+
+    `regressor`: `none`; `conv1x1` without bias (OFAKD); `convreg`: convolution, BatchNorm on the
+    batch's own statistics (masked examples included), ReLU (mdistiller); `linear` for tokens and
+    vectors; `auto` takes what the shapes need. `kernel`, `stride` and `padding` override what
+    `convreg` derives from the shapes.
+    """
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair."""
+        return compute_feature_mse(student, teacher, mask=mask)
+
+
+class HCL(ProjectedLoss):
+    """`compute_hcl` of each pair, the student's side projected where shapes differ."""
+
+    why_not_tokens = "pools maps of an image at several sizes"
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair of maps."""
+        return compute_hcl(student, teacher, mask=mask)
+
+
+class AttentionTransfer(FeatureLoss):
+    """Mean squared difference of unit attention maps: mean over positions and valid examples.
+
+    The paper's and torchdistill's norm is `at_paper`. mdistiller is followed; its weight of 1000
+    is the term's weight here. The result is small: 1 / positions of a squared norm below 4.
+
+    Source: Zagoruyko and Komodakis 2017, arXiv:1612.03928, equation 2.
+    """
+
+    def __init__(self, layers: Mapping[str, str], power: int = 2) -> None:
+        super().__init__(layers)
+        check_positive("at", power=power)
+        self.power = power
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair."""
+        gaps = compute_attention_gaps(student, teacher, self.power)
+        return mean_valid(gaps.square().mean(dim=1), mask)
+
+
+class PaperAttentionTransfer(AttentionTransfer):
+    """Norm, not squared, of the same difference, averaged over valid examples."""
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair; the gradient is 0 where the maps are equal."""
+        gaps = compute_attention_gaps(student, teacher, self.power)
+        return mean_valid(safe_sqrt(gaps.square().sum(dim=1)), mask)
+
+
+def get_key(path: str) -> str:
+    """A module path as a key of nn.ModuleDict, which takes no dots."""
+    return path.replace(".", "/")

@@ -1,0 +1,339 @@
+"""Losses on maps: what channels and positions say together. NST, CWD, AB, OFD, FSP, ICKD.
+
+Activations are maps [B, C, H, W] or tokens [B, N, C]; `get_channels` makes both [B, C, positions].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from losses.base import LossInputs, get_feature
+from losses.factory import check_positive
+from losses.features.hints import FeatureLoss, ProjectedLoss, pool_adaptive
+from losses.reductions import as_constant, mean_valid, unit_rows
+from utils.errors import UserError
+
+RARE = 1e-3  # share below 0 under which the margin is -3 deviations
+MIN_SIGMA = 1e-6  # of a BatchNorm whose weight has gone
+
+
+def get_channels(features: Tensor) -> Tensor:
+    """[B, C, positions] of maps or tokens.
+
+    Raises:
+      UserError: a vector [B, D], which has no positions.
+    """
+    if features.ndim == 4:
+        return features.flatten(2)
+    if features.ndim == 3:
+        return features.transpose(1, 2)
+    raise UserError(
+        f"distill.losses: an activation of shape {tuple(features.shape)} has no positions; name "
+        "layers whose outputs are maps [B, C, H, W] or tokens [B, N, C]"
+    )
+
+
+def match_positions(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as [B, C, positions], the larger map pooled to the smaller first.
+
+    Raises:
+      UserError: tokens of different numbers, or a vector.
+    """
+    if student.ndim == teacher.ndim == 4 and student.shape[2:] != teacher.shape[2:]:
+        height = min(student.shape[2], teacher.shape[2])
+        width = min(student.shape[3], teacher.shape[3])
+        student, teacher = (pool_adaptive(x, height, width) for x in (student, teacher))
+    pair = get_channels(student), get_channels(teacher)
+    if pair[0].shape[-1] != pair[1].shape[-1]:
+        raise UserError(
+            f"distill.losses: activations {tuple(student.shape)} and {tuple(teacher.shape)} differ "
+            "in positions; choose layers with the same number of tokens"
+        )
+    return pair
+
+
+def compute_nst(
+    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Squared maximum mean discrepancy of the channels' unit maps, kernel (x'y)^2.
+
+    Args:
+      student_features: [B, C_s, P]; receives the gradient.
+      teacher_features: [B, C_t, P]; the widths may differ.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: means over pairs of channels, averaged over valid examples.
+
+    Source: Huang and Wang 2017 (NST), arXiv:1707.01219, section 4, polynomial kernel d = 2, c = 0.
+    """
+    student, teacher = unit_rows(student_features), unit_rows(teacher_features)
+
+    def compare(first: Tensor, second: Tensor) -> Tensor:
+        return (first @ second.transpose(1, 2)).square().mean(dim=(1, 2))
+
+    own = compare(student, student) + compare(teacher, teacher)
+    return mean_valid(own - 2 * compare(student, teacher), mask)
+
+
+def compute_cwd(
+    student_features: Tensor,
+    teacher_features: Tensor,
+    temperature: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """KL between each channel's softmax over positions.
+
+    Args:
+      student_features: [B, C, P]; receives the gradient.
+      teacher_features: the same shape.
+      temperature: T > 0; the result is scaled by T^2.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over positions, averaged over channels and valid examples.
+
+    Source: Shu et al. 2021 (CWD), arXiv:2011.13256, equations 4 and 5.
+    """
+    log_probs = torch.log_softmax(teacher_features / temperature, dim=-1)
+    student_log_probs = torch.log_softmax(student_features / temperature, dim=-1)
+    divergence = (log_probs.exp() * (log_probs - student_log_probs)).sum(dim=-1)
+    return temperature**2 * mean_valid(divergence.mean(dim=1), mask)
+
+
+def compute_ab(
+    student_features: Tensor,
+    teacher_features: Tensor,
+    margin: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Squared hinge that pushes a neuron to the side of 0 on which the teacher's one lies.
+
+    Args:
+      student_features: [B, ...] before its ReLU; receives the gradient.
+      teacher_features: the same shape, before its ReLU; only the signs count, 0 as negative.
+      margin: > 0; beyond it on the right side nothing is asked.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: summed over the neurons of an example, averaged over valid examples.
+
+    Source: Heo et al. 2019 (AB), arXiv:1811.03233, equation 5.
+    """
+    sign = torch.where(teacher_features > 0, 1.0, -1.0).to(student_features.dtype)
+    missing = (margin - sign * student_features).relu().square()
+    return mean_valid(missing.flatten(1).sum(dim=1), mask)
+
+
+def compute_margins(weight: Tensor, bias: Tensor) -> Tensor:
+    """[C] E[x | x < 0] of N(bias, weight^2), what a BatchNorm gives below its ReLU.
+
+    -3 |weight| where less than a thousandth lies below 0, as in the authors' code.
+    """
+    sigma = weight.abs().clamp(min=MIN_SIGMA)
+    below = (1 - torch.erf(bias / (sigma * math.sqrt(2)))) / 2
+    density = torch.exp(-((bias / sigma) ** 2) / 2) / math.sqrt(2 * math.pi)
+    mean = bias - sigma * density / below.clamp(min=RARE)
+    return torch.where(below > RARE, mean, -3 * sigma)
+
+
+def compute_ofd(
+    student_features: Tensor,
+    teacher_features: Tensor,
+    margins: Tensor,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Partial squared distance to the teacher's margin ReLU.
+
+    The teacher's activation is max(t, margin of its channel); where that is at most 0 and the
+    student's lies below it, nothing is asked.
+
+    Args:
+      student_features: [B, C, ...], before its ReLU; receives the gradient.
+      teacher_features: the same shape, before its ReLU.
+      margins: [C], below 0.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: summed over an example, averaged over valid examples.
+
+    Source: Heo et al. 2019 (Overhaul of Feature Distillation), arXiv:1904.01866, section 3.
+    """
+    shape = (-1,) + (1,) * (teacher_features.ndim - 2)
+    target = torch.maximum(teacher_features, margins.reshape(shape))
+    is_asked = (student_features > target) | (target > 0)
+    gap = (student_features - target).square() * is_asked.to(target.dtype)
+    return mean_valid(gap.flatten(1).sum(dim=1), mask)
+
+
+def compute_fsp_matrix(first: Tensor, second: Tensor) -> Tensor:
+    """[B, C_1, C_2] inner products of the channels of two maps over positions, divided by them.
+
+    The larger map is max-pooled to the smaller, which must divide it.
+
+    Source: Yim et al. 2017 (FSP), CVPR 2017, equation 1.
+    """
+    height, width = (min(first.shape[axis], second.shape[axis]) for axis in (2, 3))
+    first, second = (_pool_max(x, height, width).flatten(2) for x in (first, second))
+    return first @ second.transpose(1, 2) / (height * width)
+
+
+def compute_ickd(
+    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Squared gap of the row-normalised Gram matrices between channels.
+
+    Args:
+      student_features: [B, C, P]; receives the gradient.
+      teacher_features: [B, C, P']; the positions may differ.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: summed over C * C, divided by C, averaged over valid examples.
+
+    Source: Liu et al. 2021 (ICKD-C), arXiv:2202.03680, with the rows' L2 norm and the divisor C of
+    its authors' code; the one for ImageNet divides by the batch once more.
+    """
+    student = unit_rows(student_features @ student_features.transpose(1, 2))
+    teacher = unit_rows(teacher_features @ teacher_features.transpose(1, 2))
+    return mean_valid((student - teacher).square().sum(dim=(1, 2)) / student.shape[1], mask)
+
+
+def _pool_max(values: Tensor, height: int, width: int) -> Tensor:
+    if values.shape[2] % height or values.shape[3] % width:
+        raise UserError(
+            f"distill.losses: fsp cannot pool maps of {tuple(values.shape[2:])} to "
+            f"{(height, width)}; choose layers whose sizes divide each other"
+        )
+    rows = values.unflatten(2, (height, -1)).amax(dim=3)
+    return rows.unflatten(3, (width, -1)).amax(dim=4)
+
+
+class NeuronSelectivity(FeatureLoss):
+    """`compute_nst` of each pair, the larger map pooled to the smaller."""
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair."""
+        return compute_nst(*match_positions(student, teacher), mask=mask)
+
+
+class ChannelWise(ProjectedLoss):
+    """`compute_cwd` of each pair, the student's side projected where shapes differ."""
+
+    def __init__(
+        self, layers: Mapping[str, str], temperature: float = 4.0, regressor: str = "auto"
+    ) -> None:
+        super().__init__(layers, regressor)
+        check_positive("cwd", temperature=temperature)
+        self.temperature = temperature
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair."""
+        pair = get_channels(student), get_channels(teacher)
+        return compute_cwd(*pair, self.temperature, mask=mask)
+
+
+class ActivationBoundaries(ProjectedLoss):
+    """`compute_ab` of each pair, the student's side projected where shapes differ.
+
+    `layers` name what lies before an activation function: norms, not the blocks after them.
+    """
+
+    def __init__(
+        self, layers: Mapping[str, str], margin: float = 1.0, regressor: str = "auto"
+    ) -> None:
+        super().__init__(layers, regressor)
+        check_positive("ab", margin=margin)
+        self.margin = margin
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair."""
+        return compute_ab(student, teacher, self.margin, mask=mask)
+
+
+class FeatureOverhaul(ProjectedLoss):
+    """`compute_ofd` of each pair, the student's side projected where shapes differ.
+
+    The teacher's layers are its BatchNorms, or other norms with a weight and a bias for each
+    channel: their parameters tell the margins. The paper's connector has BatchNorm besides.
+    """
+
+    why_not_tokens = "reads margins from norms over the channels of maps"
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The norms and their parameters."""
+        layers = super().teacher_layers()
+        parameters = [f"{layer}.{key}" for layer in layers for key in ("weight", "bias")]
+        return (*layers, *parameters)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over the pairs."""
+        total = 0
+        for path, teacher_path in self.layers.items():
+            student, teacher = self.get_pair(inputs, path)
+            weight, bias = (
+                as_constant(
+                    get_feature(inputs.teacher_features, f"{teacher_path}.{key}", "teacher")
+                )
+                for key in ("weight", "bias")
+            )
+            if teacher.ndim != 4 or weight.shape != (teacher.shape[1],):
+                raise UserError(
+                    f"distill.losses: ofd finds a weight of {tuple(weight.shape)} for activations "
+                    f"{tuple(teacher.shape)} of {teacher_path}; name the teacher's BatchNorms"
+                )
+            margins = compute_margins(weight, bias)
+            total = total + compute_ofd(student, teacher, margins, mask=inputs.mask)
+        return total
+
+
+class FlowOfSolution(FeatureLoss):
+    """Squared gap of the FSP matrices that neighbouring entries of `layers` make.
+
+    Summed over the C_1 * C_2 entries and over the matrices, averaged over valid examples; both
+    networks need the same widths there.
+
+    Source: Yim et al. 2017 (FSP), CVPR 2017, equation 2 with all lambda 1.
+    """
+
+    why_not_tokens = "compares maps of an image"
+
+    def __init__(self, layers: Mapping[str, str]) -> None:
+        super().__init__(layers)
+        if len(self.layers) < 2:
+            raise UserError(
+                "distill.losses: fsp compares the way from one layer to the next and got one pair "
+                "of layers; name two or more in args.layers"
+            )
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Sum over neighbouring layers."""
+        pairs = [self.get_pair(inputs, path) for path in self.layers]
+        for student, teacher in pairs:
+            if student.ndim != 4 or student.shape[1] != teacher.shape[1]:
+                raise UserError(
+                    f"distill.losses: fsp cannot compare {tuple(student.shape)} with "
+                    f"{tuple(teacher.shape)}; choose maps of equal widths, or use at or nst"
+                )
+        total = 0
+        for (student, teacher), (next_student, next_teacher) in pairwise(pairs):
+            gap = compute_fsp_matrix(student, next_student)
+            gap = gap - compute_fsp_matrix(teacher, next_teacher)
+            total = total + mean_valid(gap.square().sum(dim=(1, 2)), inputs.mask)
+        return total
+
+
+class InterChannelCorrelation(ProjectedLoss):
+    """`compute_ickd` of each pair, the student's side projected where shapes differ."""
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair."""
+        return compute_ickd(get_channels(student), get_channels(teacher), mask=mask)

@@ -1,0 +1,97 @@
+"""Losses on the norm and the direction of embeddings: ND of KD++."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from losses.base import LossInputs, Shapes
+from losses.factory import check_positive
+from losses.features.gaussians import get_vector, get_width
+from losses.features.heads import require_one_pair
+from losses.features.hints import ProjectedLoss
+from losses.memories import RankMemory
+from losses.reductions import mean_valid, safe_sqrt, unit_rows
+from utils.errors import UserError
+
+MIN_NORM = 1e-12  # under the longer of two embeddings
+
+
+def compute_norm_and_direction(
+    student: Tensor, teacher: Tensor, directions: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """1 - s e / max(|s|, |t|): the student turns to e and grows to the teacher's length.
+
+    Args:
+      student: [B, D]; receives the gradient, through its length as well.
+      teacher: [B, D].
+      directions: [B, D] unit vectors e, the direction of each example's class.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar, averaged over valid examples.
+
+    Source: Wang et al. 2023 (KD++), arXiv:2305.17007, section 3, as its authors' code has it.
+    """
+    norms = [safe_sqrt(side.square().sum(dim=-1)) for side in (student, teacher)]
+    longest = torch.maximum(*norms).clamp(min=MIN_NORM)
+    return mean_valid(1 - (student * directions).sum(dim=-1) / longest, mask)
+
+
+class NormAndDirection(RankMemory, ProjectedLoss):
+    """`compute_norm_and_direction` towards the mean embedding of the teacher's each class.
+
+    KD++ is this beside `kd`, DKD++ beside `dkd`. The paper takes the means over the training set
+    beforehand; here they are those of all examples that the loss has seen before the step, sums in
+    a buffer, and a class that was not seen yet has the example's own teacher's direction. The
+    examples are those of all ranks. Mixed targets count as their heaviest class. Maps and tokens
+    are averaged over positions first.
+    """
+
+    why_not_tokens = "keeps a mean embedding for each class, which a vocabulary has too many of"
+
+    def __init__(
+        self, layers: Mapping[str, str], num_classes: int, regressor: str = "auto"
+    ) -> None:
+        super().__init__(layers, regressor)
+        require_one_pair("nd", self)
+        check_positive("nd", num_classes=num_classes)
+        self.num_classes = num_classes
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """A projection between the vectors, and the sums of the teacher's."""
+        pooled = [
+            {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
+            for shapes in (student_shapes, teacher_shapes)
+        ]
+        super().build(*pooled)
+        (path,) = self.layers.values()
+        self.register_buffer("sums", torch.zeros(self.num_classes, pooled[1][path][1]))
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value; afterwards the valid examples are added to their classes."""
+        (path,) = self.layers
+        student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, path))
+        if inputs.student_logits.shape[-1] > self.num_classes:
+            raise UserError(
+                f"distill.losses: nd.num_classes ({self.num_classes}) is less than the student's "
+                f"{inputs.student_logits.shape[-1]} classes; raise it"
+            )
+        classes = inputs.target_classes().long()
+        sums = self.sums.to(teacher.dtype)[classes]
+        is_seen = (sums != 0).any(dim=-1, keepdim=True)
+        directions = unit_rows(torch.where(is_seen, sums, teacher))
+        if torch.is_grad_enabled():
+            self.remember(teacher, classes, inputs.mask)
+        student = self.project(path, student)
+        return compute_norm_and_direction(student, teacher, directions, mask=inputs.mask)
+
+    @torch.no_grad()
+    def remember(self, teacher: Tensor, classes: Tensor, mask: Tensor | None) -> None:
+        """Add embeddings [B, D], and those of the other ranks, to the sums of their classes."""
+        if mask is not None:
+            teacher = torch.where(mask.unsqueeze(1), teacher, torch.zeros_like(teacher))
+        rows = self.gather(teacher.to(self.sums.dtype))
+        self.sums.index_add_(0, self.gather(classes), rows)

@@ -1,0 +1,227 @@
+"""The loss of a student without labels: terms between its features and those of its teachers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossOutput
+from losses.factory import create_from
+from losses.label_free.embeddings import EmbeddingLoss
+from losses.table import EMBEDDING_LOSSES
+from utils.config.distill import LossTerm
+from utils.errors import UserError, get_hint
+
+if TYPE_CHECKING:
+    from utils.config.distill import DistillSection, TeacherSection
+
+POOLED, PATCHES = "pooled", "patches"
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """What a model makes of images in front of its head.
+
+    Attributes:
+      pooled: [B, C]: the answer that a classifier would read.
+      patches: [B, N, C], row by row of the grid; none: the model has no grid, or nobody asks.
+    """
+
+    pooled: Tensor
+    patches: Tensor | None = None
+
+    def get(self, of: str) -> Tensor:
+        """Either of them, by its name."""
+        return self.pooled if of == POOLED else self.patches
+
+
+@dataclass(frozen=True)
+class LabelFreeInputs:
+    """Everything that terms between features may look at, on the device of the step.
+
+    Attributes:
+      students: for each teacher the student's features, patches on that teacher's grid.
+      teachers: their features.
+      mask: bool [B], valid examples.
+      term_scales: float [terms of the configuration], scheduled factors, as data.
+    """
+
+    students: tuple[Embeddings, ...]
+    teachers: tuple[Embeddings, ...]
+    mask: Tensor | None = None
+    term_scales: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class TermSpec:
+    """A term of one teacher.
+
+    Attributes:
+      name: as it is logged.
+      number: of the configuration's term that it comes from.
+      teacher: its number.
+      of: `pooled` or `patches`.
+    """
+
+    name: str
+    number: int
+    teacher: int
+    of: str
+    weight: float
+
+    @property
+    def projector(self) -> str:
+        """Its key: the terms of a teacher's kind of features share one."""
+        return f"{self.of}_{self.teacher}"
+
+
+class LabelFreeLoss(nn.Module):
+    """total = sum of weight * term, with a projector of the student for each kind of features.
+
+    Args:
+      terms: what is compared, with the losses that compare it.
+      kind: of the projectors: `linear`, `mlp` or `none`.
+      hidden: width of an mlp's hidden layer; none: the teacher's.
+
+    Attributes:
+      terms: in the order of the losses.
+    """
+
+    def __init__(
+        self,
+        terms: Sequence[tuple[TermSpec, EmbeddingLoss]],
+        kind: str = "linear",
+        hidden: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.terms = tuple(spec for spec, _ in terms)
+        self.losses = nn.ModuleList(loss for _, loss in terms)
+        self.projectors = nn.ModuleDict()
+        self._kind, self._hidden = kind, hidden
+
+    def wants(self, of: str, teacher: int | None = None) -> bool:
+        """Whether a term looks at such features, of one teacher or of any."""
+        return any(one.of == of and teacher in (None, one.teacher) for one in self.terms)
+
+    def build(self, student: Embeddings, teachers: Sequence[Embeddings]) -> None:
+        """Make the projectors, and what losses make of sizes, before the optimizer is made.
+
+        Args:
+          student: features of any images; only their widths are looked at.
+          teachers: likewise; of patches also how many there are.
+
+        Raises:
+          UserError: without projectors the widths differ.
+        """
+        for spec, loss in zip(self.terms, self.losses, strict=True):
+            mine, theirs = student.get(spec.of), teachers[spec.teacher].get(spec.of)
+            width = theirs.shape[-1]
+            loss.build(width, theirs.shape[1] if spec.of == PATCHES else 0)
+            if spec.projector not in self.projectors:
+                made = create_projector(self._kind, mine.shape[-1], width, self._hidden)
+                self.projectors[spec.projector] = made
+
+    def forward(self, inputs: LabelFreeInputs) -> LossOutput:
+        """The total and its terms."""
+        found: dict[str, Tensor] = {}
+        parts = []
+        seen = dict.fromkeys(self.projectors)
+        for spec, loss in zip(self.terms, self.losses, strict=True):
+            if seen[spec.projector] is None:
+                mine = inputs.students[spec.teacher].get(spec.of)
+                seen[spec.projector] = self.projectors[spec.projector](mine)
+            theirs = inputs.teachers[spec.teacher].get(spec.of)
+            value = found[spec.name] = loss(seen[spec.projector], theirs, inputs.mask)
+            if spec.weight:
+                scales = inputs.term_scales
+                part = spec.weight * value
+                parts.append(part if scales is None else scales[spec.number] * part)
+        total = found["total"] = torch.stack(parts).sum()
+        return LossOutput(total, {name: value.detach() for name, value in found.items()})
+
+
+class MlpProjector(nn.Sequential):
+    """Two linear maps around LayerNorm and GELU.
+
+    Source: Ranzinger et al. 2024 (AM-RADIO), arXiv:2312.06709, section 3.3: two-layer heads.
+    """
+
+    def __init__(self, width: int, hidden: int, out: int) -> None:
+        super().__init__(
+            nn.Linear(width, hidden), nn.LayerNorm(hidden), nn.GELU(), nn.Linear(hidden, out)
+        )
+
+
+def create_projector(kind: str, width: int, out: int, hidden: int | None = None) -> nn.Module:
+    """A map of features [..., width] to [..., out].
+
+    Raises:
+      UserError: kind `none` where the widths differ.
+    """
+    if kind == "mlp":
+        return MlpProjector(width, hidden or out, out)
+    if kind == "linear":
+        return nn.Linear(width, out)
+    if width != out:
+        raise UserError(
+            f"distill.projector (none) leaves the student's {width} features beside a teacher's "
+            f"{out}; set linear or mlp"
+        )
+    return nn.Identity()
+
+
+def create_label_free_loss(
+    distill: DistillSection, teachers: Sequence[TeacherSection]
+) -> LabelFreeLoss:
+    """The loss of a `distill` section; a term that names no teacher is one for each of them.
+
+    Args:
+      teachers: in the order in which they answer; a teacher's weight multiplies its terms.
+
+    Raises:
+      UserError: an unknown loss or argument, or a teacher that there is none of.
+    """
+    terms = distill.losses or (LossTerm(name=distill.loss),)
+    specs: list[tuple[TermSpec, EmbeddingLoss]] = []
+    names: list[str] = []
+    for number, term in enumerate(terms):
+        for teacher in _find_teachers(term, teachers):
+            loss = create_from(EMBEDDING_LOSSES, term.name, term.args)
+            name = f"{term.name}_{term.of}_{teacher}"
+            names.append(name)
+            repeated = names.count(name)
+            name = name if repeated == 1 else f"{name}_{repeated}"
+            weight = term.weight * teachers[teacher].weight
+            specs.append((TermSpec(name, number, teacher, term.of, weight), loss))
+    if not any(spec.weight for spec, _ in specs):
+        raise UserError(
+            "distill.losses gives every term the weight 0, so that there is nothing to learn; "
+            "give one a weight"
+        )
+    return LabelFreeLoss(specs, distill.projector, distill.projector_width)
+
+
+def _find_teachers(term: LossTerm, teachers: Sequence[TeacherSection]) -> list[int]:
+    """Numbers of the teachers that a term learns from."""
+    if term.teacher is None:
+        return list(range(len(teachers)))
+    if isinstance(term.teacher, int):
+        if 0 <= term.teacher < len(teachers):
+            return [term.teacher]
+        raise UserError(
+            f"distill.losses: {term.name} learns from teacher {term.teacher}, but there are "
+            f"{len(teachers)}, numbered from 0; correct it"
+        )
+    known = [one.model or one.weights for one in teachers]
+    found = [number for number, name in enumerate(known) if name == term.teacher]
+    if len(found) != 1:
+        many = f"{len(found)} teachers are called so; give its number" if found else ""
+        raise UserError(
+            f"distill.losses: {term.name} learns from teacher {term.teacher!r}; "
+            f"{many or get_hint(term.teacher, known)}"
+        )
+    return found

@@ -1,0 +1,119 @@
+"""Correlations of logits and of activations with the teacher's: DIST+."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from losses.base import LossInputs, get_teacher_logits
+from losses.factory import check_positive
+from losses.features.hints import ProjectedLoss
+from losses.features.maps import get_channels
+from losses.logits.matching import compute_correlation, compute_dist
+from losses.reductions import get_group_weights, mean_groups, mean_valid, split_groups
+from utils.errors import UserError
+
+EPS = 1e-8  # on products of norms, as `dist` has it
+
+
+def compute_channel_gap(
+    student_features: Tensor, teacher_features: Tensor, eps: float, *, mask: Tensor | None = None
+) -> Tensor:
+    """1 - correlation over the channels, a mean over positions and valid examples.
+
+    Args:
+      student_features: [B, C, P]; receives the gradient.
+      teacher_features: the same shape.
+      eps: added to the product of the norms.
+    """
+    sides = [side.transpose(1, 2) for side in (student_features, teacher_features)]
+    ones = torch.ones_like(teacher_features[:1, :, 0]).expand(1, 1, -1)
+    return 1 - mean_valid(compute_correlation(*sides, eps, weights=ones).mean(dim=1), mask)
+
+
+def compute_position_gap(
+    student_features: Tensor,
+    teacher_features: Tensor,
+    eps: float,
+    *,
+    group_size: int,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """1 - correlation of channel sums over a group's examples, a mean over positions.
+
+    Args:
+      student_features: [B, C, P]; receives the gradient.
+      teacher_features: the same shape.
+      eps: added to the product of the norms.
+      group_size: examples that are correlated over; 0: all.
+    """
+    weights = get_group_weights(student_features, mask, group_size)
+    sides = [
+        split_groups(side.sum(dim=1), group_size).transpose(1, 2)
+        for side in (student_features, teacher_features)
+    ]
+    found = compute_correlation(*sides, eps, weights=weights.unsqueeze(1))
+    return 1 - mean_groups(found.mean(dim=-1), weights)
+
+
+class DistPlus(ProjectedLoss):
+    """`compute_dist` of the logits, and the same idea on activations.
+
+    Adds channel_weight * `compute_channel_gap` + position_weight * `compute_position_gap` of each
+    pair of layers, summed over the pairs; the student's side is projected where shapes differ. The
+    paper's other half, a teacher that is adapted to the student before, is not in it.
+
+    Source: Huang et al. 2025 (DIST+), IEEE TPAMI 47(7), 10.1109/TPAMI.2025.3554235; docs/losses.md
+    says what of it was seen at second hand.
+    """
+
+    why_not_tokens = "correlates each class over the examples of a group"
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        temperature: float = 1.0,
+        weights: Sequence[float] = (1.0, 1.0, 1.0, 1.0),
+        group_size: int = 0,
+        regressor: str = "auto",
+    ) -> None:
+        super().__init__(layers, regressor)
+        check_positive("dist_plus", temperature=temperature)
+        if not _are_weights(weights):
+            raise UserError(
+                f"distill.losses: dist_plus.weights is {weights!r}; give four numbers of 0 or "
+                "more: of the classes, the examples, the channels and the positions"
+            )
+        self.temperature, self.weights, self.group_size = temperature, tuple(weights), group_size
+
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The scalar of one pair of activations."""
+        pair = get_channels(student), get_channels(teacher)
+        channels = compute_channel_gap(*pair, EPS, mask=mask)
+        positions = compute_position_gap(*pair, EPS, group_size=self.group_size, mask=mask)
+        return self.weights[2] * channels + self.weights[3] * positions
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """Both levels; targets are not used."""
+        beta, gamma, *_ = self.weights
+        logits = compute_dist(
+            inputs.student_logits,
+            get_teacher_logits(inputs),
+            self.temperature,
+            beta=beta,
+            gamma=gamma,
+            group_size=self.group_size,
+            mask=inputs.mask,
+        )
+        return logits + super().compute(inputs)
+
+
+def _are_weights(weights: object) -> bool:
+    """Whether these are four numbers of 0 or more."""
+    return (
+        isinstance(weights, Sequence)
+        and len(weights) == 4
+        and all(isinstance(w, int | float) and not isinstance(w, bool) and w >= 0 for w in weights)
+    )

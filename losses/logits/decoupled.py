@@ -1,0 +1,230 @@
+"""Losses that part the target class from the others: DKD, NKD, WSLD, RLD."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot
+
+from losses.base import TargetLoss
+from losses.factory import check_positive
+from losses.reductions import as_constant, mean_valid, upcast
+
+
+def split_log_probs(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probabilities of the target, of all others together, and among the others.
+
+    Args:
+      logits: [B, K], K >= 2, already divided by the temperature.
+      classes: int [B], the target classes.
+
+    Returns:
+      [B] log p_y; [B] log(1 - p_y), by log-sum-exp and so exact where p_y rounds to 1; [B, K] log
+      softmax over the classes other than y, with 0 at y.
+
+    The references exclude y by subtracting 1000 after the division by T; here it is exact, which
+    differs only where logits / T spread over nearly 1000.
+    """
+    is_target = one_hot(classes.long(), logits.shape[-1]).bool()
+    lowest = torch.finfo(logits.dtype).min
+    others = torch.logsumexp(logits.masked_fill(is_target, lowest), dim=-1, keepdim=True)
+    target = logits.gather(-1, classes.long().unsqueeze(-1))
+    margin = (target - others).squeeze(-1)
+    among_others = (logits - others).masked_fill(is_target, 0.0)
+    return logsigmoid(margin), logsigmoid(-margin), among_others
+
+
+def _get_other_probs(among_others: Tensor, classes: Tensor) -> Tensor:
+    is_target = one_hot(classes.long(), among_others.shape[-1]).bool()
+    return among_others.exp().masked_fill(is_target, 0.0)
+
+
+def compute_dkd_parts(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    classes: Tensor,
+    temperature: float,
+    *,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Target-class (TCKD) and non-target-class (NCKD) distillation.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      classes: int [B], target classes; with mixed targets the heaviest.
+      temperature: T > 0; both parts are scaled by T^2.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Two scalars in nats: KL of (p_y, 1 - p_y), and KL among the classes other than y; summed
+      over classes, averaged over valid examples. kd = TCKD + (1 - p_y of the teacher) * NCKD,
+      example by example.
+
+    Source: Zhao et al. 2022, arXiv:2203.08679, section 3. mdistiller, OFAKD and cls_KD agree.
+    """
+    target, rest, among = split_log_probs(as_constant(teacher_logits) / temperature, classes)
+    parts = split_log_probs(upcast(student_logits) / temperature, classes)
+    student_target, student_rest, student_among = parts
+    tckd = target.exp() * (target - student_target) + rest.exp() * (rest - student_rest)
+    nckd = (_get_other_probs(among, classes) * (among - student_among)).sum(dim=-1)
+    scale = temperature**2
+    return scale * mean_valid(tckd, mask), scale * mean_valid(nckd, mask)
+
+
+def compute_dkd(*inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor) -> Tensor:
+    """alpha * TCKD + beta * NCKD of `compute_dkd_parts`, which takes everything else.
+
+    No warm-up factor: the reference's first 20 epochs are a schedule of the weight.
+    """
+    tckd, nckd = compute_dkd_parts(*inputs, **arguments)
+    return alpha * tckd + beta * nckd
+
+
+def compute_nkd(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    classes: Tensor,
+    *,
+    temperature: float,
+    gamma: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Normalised KD: -p_t(y) log p_s(y) - gamma T^2 sum over c != y of q_t log q_s.
+
+    p is at temperature 1 and q, normalised among the classes other than y, at `temperature`.
+
+    Returns:
+      Scalar in nats, summed over K, averaged over valid examples; the cross-entropy form, so equal
+      logits do not give 0. The plain task cross-entropy is not part of it.
+
+    Source: Yang et al. 2023, arXiv:2303.13005. Copies of cls_KD from July to October 2023 forgot to
+    take the target class out and give other values.
+    """
+    teacher = as_constant(teacher_logits)
+    student = upcast(student_logits)
+    index = classes.long().unsqueeze(-1)
+    target = torch.softmax(teacher, dim=-1).gather(-1, index).squeeze(-1)
+    student_target = torch.log_softmax(student, dim=-1).gather(-1, index).squeeze(-1)
+    probs = _get_other_probs(split_log_probs(teacher / temperature, classes)[2], classes)
+    student_among = split_log_probs(student / temperature, classes)[2]
+    others = -(probs * student_among).sum(dim=-1)
+    return mean_valid(gamma * temperature**2 * others - target * student_target, mask)
+
+
+def compute_wsld(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    classes: Tensor,
+    temperature: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Soft-label cross-entropy, each example weighted by 1 - exp(-L_student / L_teacher).
+
+    L is the cross-entropy with the label at temperature 1; the weight carries no gradient.
+
+    Returns:
+      Scalar in nats times T^2, summed over K, averaged over valid examples; the cross-entropy form.
+      cls_KD multiplies by 2.25 inside: that is the term's weight here.
+
+    Source: Zhou et al. 2021, arXiv:2102.00650.
+    """
+    teacher = as_constant(teacher_logits)
+    student = upcast(student_logits)
+    index = classes.long().unsqueeze(-1)
+    student_loss = -torch.log_softmax(student.detach(), dim=-1).gather(-1, index).squeeze(-1)
+    teacher_loss = -torch.log_softmax(teacher, dim=-1).gather(-1, index).squeeze(-1)
+    weight = -torch.expm1(-(student_loss / (teacher_loss + 1e-7)).clamp(min=0))
+    probs = torch.softmax(teacher / temperature, dim=-1)
+    log_probs = torch.log_softmax(student / temperature, dim=-1)
+    return temperature**2 * mean_valid(-weight * (probs * log_probs).sum(dim=-1), mask)
+
+
+def compute_rld_parts(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    classes: Tensor,
+    temperature: float,
+    *,
+    confidence_temperature: float,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Sample confidence (SCD) and masked correlation (MCD): a wrong teacher cannot mislead.
+
+    SCD: KL of (p_max, 1 - p_max) of the teacher's best class and (q_y, 1 - q_y) of the student's
+    target class. MCD: KL among the classes that the teacher finds less likely than y; 0 where
+    there is none.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      classes: int [B], target classes; with mixed targets the heaviest.
+      temperature: T > 0 of MCD, which is scaled by T^2.
+      confidence_temperature: the same of SCD.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Two scalars in nats, summed over classes, averaged over valid examples.
+
+    Source: Sun et al. 2024 (Refined Logits), arXiv:2408.07703, equations 6 to 10.
+    """
+    teacher, student = as_constant(teacher_logits), upcast(student_logits)
+    best = teacher.argmax(dim=-1)
+    sure, unsure, _ = split_log_probs(teacher / confidence_temperature, best)
+    own, rest, _ = split_log_probs(student / confidence_temperature, classes)
+    scd = sure.exp() * (sure - own) + unsure.exp() * (unsure - rest)
+    hidden = teacher >= teacher.gather(-1, classes.long().unsqueeze(-1))
+    among = _get_log_probs_among(teacher / temperature, hidden)
+    student_among = _get_log_probs_among(student / temperature, hidden)
+    probs = among.exp().masked_fill(hidden, 0.0)
+    mcd = (probs * (among - student_among)).sum(dim=-1)
+    return confidence_temperature**2 * mean_valid(scd, mask), temperature**2 * mean_valid(mcd, mask)
+
+
+def _get_log_probs_among(logits: Tensor, hidden: Tensor) -> Tensor:
+    """[B, K] log-softmax over the classes that are not hidden, with 0 at the hidden ones."""
+    lowest = torch.finfo(logits.dtype).min
+    total = torch.logsumexp(logits.masked_fill(hidden, lowest), dim=-1, keepdim=True)
+    nothing_left = hidden.all(dim=-1, keepdim=True)
+    return (logits - total.masked_fill(nothing_left, 0.0)).masked_fill(hidden, 0.0)
+
+
+def compute_rld(*inputs: Tensor, alpha: float, beta: float, **arguments: float | Tensor) -> Tensor:
+    """alpha * SCD + beta * MCD of `compute_rld_parts`, which takes everything else."""
+    scd, mcd = compute_rld_parts(*inputs, **arguments)
+    return alpha * scd + beta * mcd
+
+
+def create_dkd(temperature: float = 4.0, alpha: float = 1.0, beta: float = 8.0) -> TargetLoss:
+    """`compute_dkd`; mixed targets count as their heaviest class."""
+    check_positive("dkd", temperature=temperature)
+    return TargetLoss(compute_dkd, temperature=temperature, alpha=alpha, beta=beta)
+
+
+def create_nkd(temperature: float = 1.0, gamma: float = 1.5) -> TargetLoss:
+    """`compute_nkd`; mixed targets count as their heaviest class."""
+    check_positive("nkd", temperature=temperature)
+    return TargetLoss(compute_nkd, temperature=temperature, gamma=gamma)
+
+
+def create_wsld(temperature: float = 2.0) -> TargetLoss:
+    """`compute_wsld`; mixed targets count as their heaviest class (the paper has hard labels)."""
+    check_positive("wsld", temperature=temperature)
+    return TargetLoss(compute_wsld, temperature=temperature)
+
+
+def create_rld(
+    temperature: float = 4.0,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    confidence_temperature: float | None = None,
+) -> TargetLoss:
+    """`compute_rld`; mixed targets count as their heaviest class.
+
+    `confidence_temperature` none: `temperature`. The paper tunes alpha and beta for each pair.
+    """
+    given = temperature if confidence_temperature is None else confidence_temperature
+    check_positive("rld", temperature=temperature, confidence_temperature=given)
+    arguments = {"temperature": temperature, "confidence_temperature": given}
+    return TargetLoss(compute_rld, alpha=alpha, beta=beta, **arguments)

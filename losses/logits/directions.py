@@ -1,0 +1,129 @@
+"""Losses on the directions of logits between examples: SKD."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from losses.base import LogitLoss
+from losses.factory import check_positive
+from losses.logits.kd import kl_per_example
+from losses.reductions import (
+    as_constant,
+    get_group_weights,
+    mean_groups,
+    mean_valid,
+    safe_sqrt,
+    split_groups,
+    unit_rows,
+    upcast,
+)
+
+
+def invert_positive(matrices: Tensor) -> Tensor:
+    """[G, n, n] inverses of symmetric positive definite matrices, by n elimination steps.
+
+    Gauss and Jordan's steps in place, without pivots, unrolled in the graph: Cholesky has no
+    lowering on XLA. They are constants; one step of Newton's, 2 X - X A X, changes no value and
+    carries the gradient of the inverse.
+    """
+    size = matrices.shape[-1]
+    steps = torch.arange(size, device=matrices.device)
+    found = matrices.detach()
+    for step in range(size):
+        pivot = found[:, step : step + 1, step : step + 1]
+        row, column = found[:, step : step + 1], found[:, :, step : step + 1]
+        is_row, is_column = (steps == step).unsqueeze(1), steps == step
+        swept = torch.where(is_column, -column / pivot, found - column * row / pivot)
+        cross = torch.where(is_column, 1 / pivot, row / pivot)
+        found = torch.where(is_row, cross, swept)
+    return 2 * found - found @ matrices @ found
+
+
+def compute_directions(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    tikhonov: float,
+    group_size: int,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Mahalanobis length of the gap between the two matrices of cosines, example by example.
+
+    Row i of D = G_s - G_t holds the gaps of example i's cosines to those of its group. Its length
+    is sqrt(D_i (C + tikhonov I)^-1 D_i), C the covariance of the rows (divisor g - 1): the L2 norm
+    where the rows are white.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient, through C as well.
+      teacher_logits: [B, K]; constant here.
+      tikhonov: > 0; the smaller, the nearer is every length to one number.
+      group_size: examples that are compared, and the graph's elimination steps; 0: all.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: averaged over valid examples.
+    """
+    weights = get_group_weights(student_logits, mask, group_size)
+    grams = []
+    for logits in (upcast(student_logits), as_constant(teacher_logits)):
+        rows = split_groups(unit_rows(logits), group_size) * weights.unsqueeze(-1)
+        grams.append(rows @ rows.transpose(1, 2))
+    gap = grams[0] - grams[1]
+    count = weights.sum(dim=1)[:, None, None]
+    centred = gap - gap.sum(dim=1, keepdim=True) / count.clamp(min=1)
+    centred = centred * weights.unsqueeze(-1)
+    covariance = centred.transpose(1, 2) @ centred / (count - 1).clamp(min=1)
+    size = torch.arange(gap.shape[-1], device=gap.device)
+    eye = (size == size.unsqueeze(1)).to(gap.dtype)
+    inverse = invert_positive(covariance + tikhonov * eye)
+    lengths = safe_sqrt((gap @ inverse * gap).sum(dim=-1))
+    return mean_groups(lengths.sum(dim=1) / count.flatten().clamp(min=1), weights)
+
+
+def compute_skd(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    direction_weight: float = 1.0,
+    mask: Tensor | None = None,
+    **arguments: float,
+) -> Tensor:
+    """KL of softened distributions + direction_weight * `compute_directions` of the logits.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      temperature: T > 0 of the first part, which has no T^2 factor.
+      mask: bool [B], valid examples.
+      arguments: of `compute_directions`.
+
+    Source: Jeong et al. 2026 (SKD), CVPR 2026, equations 1 and 3 to 8, both parts weighed
+    alike; read through torchdistill 1.1.5, which tells where its authors' code differs.
+    """
+    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    instances = mean_valid(kl_per_example(log_probs, student_log_probs), mask)
+    directions = compute_directions(student_logits, teacher_logits, mask=mask, **arguments)
+    return instances + direction_weight * directions
+
+
+class Directions(LogitLoss):
+    """A logit loss that compares the examples of a group, too."""
+
+    why_not_tokens = "compares the logits of a group of examples"
+
+
+def create_skd(
+    temperature: float = 4.0,
+    direction_weight: float = 1.0,
+    tikhonov: float = 0.1,
+    group_size: int = 0,
+) -> Directions:
+    """`compute_skd`; targets are not used."""
+    check_positive("skd", temperature=temperature, tikhonov=tikhonov)
+    arguments = {"tikhonov": tikhonov, "group_size": group_size}
+    return Directions(
+        compute_skd, temperature=temperature, direction_weight=direction_weight, **arguments
+    )

@@ -1,0 +1,167 @@
+"""Several teachers: means of losses, probabilities or logits, and big_vision's sum."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from losses.base import Loss, LossInputs, check_classes
+from losses.factory import create_loss
+from losses.reductions import as_constant
+from utils.errors import UserError
+
+
+def average_probs(
+    teacher_logits: Sequence[Tensor], temperature: float, *, shares: Sequence[float]
+) -> Tensor:
+    """[B, K] logits whose softmax at T is the weighted mean of the teachers' softmax at T.
+
+    Args:
+      teacher_logits: one [B, K] per teacher; constant here.
+      temperature: T > 0, the one that the student's loss uses.
+      shares: one factor per teacher, sum 1.
+    """
+    logs = [
+        torch.log_softmax(as_constant(logits) / temperature, dim=-1) + math.log(share)
+        for share, logits in zip(shares, teacher_logits, strict=True)
+    ]
+    return temperature * torch.logsumexp(torch.stack(logs), dim=0)
+
+
+def average_logits(teacher_logits: Sequence[Tensor], *, shares: Sequence[float]) -> Tensor:
+    """[B, K] weighted mean of logits: the normalised geometric mean of the probabilities."""
+    return sum(
+        share * as_constant(logits) for share, logits in zip(shares, teacher_logits, strict=True)
+    )
+
+
+def combine_answers(
+    answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
+) -> tuple[Tensor, ...]:
+    """The answers of several teachers as the losses want them.
+
+    Args:
+      answers: logits [B, K] of each teacher.
+      weights: one factor per teacher, scaled to sum 1.
+      ensemble: `probs`: log of the weighted mean of probabilities at temperature 1; `logits`:
+        weighted mean of logits; `separate`: as they are.
+    """
+    if len(answers) < 2 or ensemble == "separate":
+        return tuple(answers)
+    # As float32, the answers' own type, in which their logarithms were always taken.
+    shares = array("f", [weight / sum(weights) for weight in weights])
+    if ensemble == "logits":
+        return (average_logits(answers, shares=shares),)
+    return (average_probs(answers, 1.0, shares=shares),)
+
+
+class Ensemble(Loss):
+    """The logit loss `loss` with `loss_args` against several teachers.
+
+    `weights`: one number above 0 per teacher, scaled to sum 1; none: equal.
+
+    Attributes:
+      averages_probs: whether teachers are averaged as distributions, which numbers are not.
+    """
+
+    averages_probs: bool = False
+
+    def __init__(
+        self,
+        loss: str = "kd",
+        loss_args: Mapping[str, Any] | None = None,
+        weights: Sequence[float] | None = None,
+        temperature: float | None = None,
+        group_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        if weights is not None and (not weights or min(weights) <= 0):
+            raise UserError(
+                f"distill.losses: weights of teachers are {list(weights)}; give one number "
+                "above 0 per teacher, or none for equal weights"
+            )
+        self.weights = weights
+        self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
+        self.why_not_tokens = self.inner.why_not_tokens
+        self.takes_numbers = self.inner.takes_numbers and not self.averages_probs
+
+    def needs_distill_token(self) -> bool:
+        """As the inner loss does."""
+        return self.inner.needs_distill_token()
+
+    def get_shares(self, inputs: LossInputs) -> list[float]:
+        """One share per teacher, sum 1."""
+        count = len(inputs.teacher_logits)
+        if count == 0:
+            raise UserError("distill.losses: multi_* losses need live teachers and got none")
+        for logits in inputs.teacher_logits:
+            check_classes(inputs.student_logits, logits)
+        weights = self.weights or [1.0] * count
+        if len(weights) != count:
+            raise UserError(
+                f"distill.losses: {len(weights)} weights for {count} teachers; give one each"
+            )
+        return [weight / sum(weights) for weight in weights]
+
+    def compute_each(self, inputs: LossInputs) -> list[Tensor]:
+        """The inner loss against each teacher alone."""
+        return [
+            self.inner.compute(replace(inputs, teacher_logits=(logits,)))
+            for logits in inputs.teacher_logits
+        ]
+
+
+class MeanOfLosses(Ensemble):
+    """Weighted mean of the losses against each teacher.
+
+    For kd the gradient is that of `multi_avg_prob` and the value lies above it by T^2 times the
+    Jensen-Shannon divergence of the teachers. One inner evaluation per teacher.
+    """
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value."""
+        pairs = zip(self.get_shares(inputs), self.compute_each(inputs), strict=True)
+        return sum(share * value for share, value in pairs)
+
+
+class MeanOfProbs(Ensemble):
+    """The loss against the weighted mean of the teachers' probabilities at its temperature."""
+
+    averages_probs = True
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value; an inner loss without a temperature averages at 1."""
+        temperature = getattr(self.inner, "temperature", 1.0)
+        shares = self.get_shares(inputs)
+        mean = average_probs(inputs.teacher_logits, temperature, shares=shares)
+        return self.inner.compute(replace(inputs, teacher_logits=(mean,)))
+
+
+class MeanOfLogits(Ensemble):
+    """The loss against the weighted mean of the teachers' logits, averaged before tempering."""
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value."""
+        mean = average_logits(inputs.teacher_logits, shares=self.get_shares(inputs))
+        return self.inner.compute(replace(inputs, teacher_logits=(mean,)))
+
+
+class SumOfLosses(Ensemble):
+    """Sum of the losses against each teacher: with N equal teachers N times `multi_avg_loss`."""
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value; with weights, N times the weighted mean."""
+        shares = self.get_shares(inputs)
+        pairs = zip(shares, self.compute_each(inputs), strict=True)
+        return sum(len(shares) * share * value for share, value in pairs)
+
+
+def create_sum_of_distances(temperature: float = 1.0) -> SumOfLosses:
+    """`multi_sum` of `bv_kl`: big_vision adds the distances of several teachers."""
+    return SumOfLosses("bv_kl", {"temperature": temperature})

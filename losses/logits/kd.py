@@ -1,0 +1,166 @@
+"""Losses on whole class distributions: the task, soft and hard labels, DeiT's tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from losses.base import LogitLoss, LossInputs
+from losses.factory import check_choice, check_positive
+from losses.reductions import as_constant, mean_valid, upcast
+from utils.errors import UserError
+
+REDUCTIONS = ("batchmean", "numel")
+FORMS = ("kl", "cross_entropy")
+
+
+def soft_cross_entropy(
+    student_logits: Tensor, targets: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy with soft targets: the task loss.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      targets: [B, K], rows sum to 1; constant here.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over K, averaged over valid examples.
+    """
+    log_probs = torch.log_softmax(upcast(student_logits), dim=-1)
+    per_example = -(as_constant(targets).to(log_probs.dtype) * log_probs).sum(dim=-1)
+    return mean_valid(per_example, mask)
+
+
+def kl_per_example(log_probs: Tensor, student_log_probs: Tensor) -> Tensor:
+    """[B] KL(p || q) of two [B, K] log-distributions; F.kl_div has no XLA gradient kernel."""
+    return (log_probs.exp() * (log_probs - student_log_probs)).sum(dim=-1)
+
+
+def kd_kl_div(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """KL(teacher || student) of temperature-softened class distributions.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K], unnormalised; constant here.
+      temperature: T > 0; the result is scaled by T^2, so gradients keep the hard-label scale.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over K, averaged over valid examples. Dividing by B * K instead, as
+      DeiT and LeViT do, gives 1/K of it.
+
+    Source: Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2.
+    """
+    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    return temperature**2 * mean_valid(kl_per_example(log_probs, student_log_probs), mask)
+
+
+def compute_soft_label_cross_entropy(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The cross-entropy form of `kd_kl_div`: the same gradient, higher by T^2 times the entropy.
+
+    Args, shapes and reduction as there. Source: yzd-v/cls_KD and TinyViT write it like this.
+    """
+    probs = torch.softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    return temperature**2 * mean_valid(-(probs * student_log_probs).sum(dim=-1), mask)
+
+
+def compute_hard_kd(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    label_smoothing: float,
+    *,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy with the teacher's best class.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; only the argmax is used.
+      label_smoothing: mass spread over all K classes, timm's and torch's definition.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats at temperature 1, averaged over valid examples. big_vision spreads the
+      smoothing over the K - 1 other classes and subtracts the entropy: see `bv_hard`.
+
+    Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
+    """
+    log_probs = torch.log_softmax(upcast(student_logits), dim=-1)
+    classes = teacher_logits.detach().argmax(dim=-1, keepdim=True)
+    per_example = -log_probs.gather(-1, classes).squeeze(-1)
+    if label_smoothing:
+        per_example = (1 - label_smoothing) * per_example - label_smoothing * log_probs.mean(-1)
+    return mean_valid(per_example, mask)
+
+
+class SoftKD(LogitLoss):
+    """`kd_kl_div`; reduction `numel` divides by K too; form `cross_entropy` keeps the entropy."""
+
+    def __init__(
+        self, temperature: float = 4.0, reduction: str = "batchmean", form: str = "kl"
+    ) -> None:
+        check_positive("kd", temperature=temperature)
+        check_choice("kd", "reduction", reduction, REDUCTIONS)
+        check_choice("kd", "form", form, FORMS)
+        function = kd_kl_div if form == "kl" else compute_soft_label_cross_entropy
+        super().__init__(function, reduction=reduction, temperature=temperature)
+
+
+class HardKD(LogitLoss):
+    """`compute_hard_kd` on the class head."""
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        if not 0 <= label_smoothing < 1:
+            raise UserError(
+                f"distill.losses: label_smoothing is {label_smoothing!r}; give 0 <= value < 1"
+            )
+        super().__init__(compute_hard_kd, label_smoothing=label_smoothing)
+
+
+class DistillTokenLoss(LogitLoss):
+    """A logit loss on the distillation token: the class token learns the task alone."""
+
+    why_not_tokens = "looks at a distillation token, which a language model has none of"
+
+    def needs_distill_token(self) -> bool:
+        """Always."""
+        return True
+
+    def get_student_logits(self, inputs: LossInputs) -> Tensor:
+        """The distillation-token head; a UserError if the student has none."""
+        if inputs.student_distill_logits is None:
+            raise UserError(
+                "distill.losses: deit_soft and deit_hard need a student with a distillation token; "
+                "set model.name to one (deit_small_distilled_patch16_224) or use kd or hard"
+            )
+        return inputs.student_distill_logits
+
+
+class DeitSoft(DistillTokenLoss, SoftKD):
+    """`kd` on the distillation token.
+
+    DeiT divides by B * K, which is 1/K of the default here: reduction `numel` follows it.
+    Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
+    """
+
+
+class DeitHard(DistillTokenLoss, HardKD):
+    """`hard` on the distillation token.
+
+    Source: Touvron et al. 2021 (DeiT), arXiv:2012.12877, section 4.
+    """

@@ -1,0 +1,214 @@
+"""Losses that match a transformed teacher: DIST, TTM, WTTM, OFA, binary KD."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid, one_hot
+
+from losses.base import LogitLoss, TargetLoss
+from losses.factory import check_choice, check_positive
+from losses.reductions import (
+    as_constant,
+    get_group_weights,
+    mean_groups,
+    mean_valid,
+    safe_sqrt,
+    split_groups,
+    upcast,
+)
+
+
+def compute_correlation(first: Tensor, second: Tensor, eps: float, *, weights: Tensor) -> Tensor:
+    """Weighted Pearson correlation over the last axis: dot / (norm * norm + eps).
+
+    Args:
+      first, second: [..., N].
+      eps: added to the product of the norms; a constant row gives 0.
+      weights: broadcastable to [..., N], 1 for entries that count and 0 for the others.
+    """
+    count = weights.sum(dim=-1, keepdim=True).clamp(min=1)
+    first = (first - (first * weights).sum(dim=-1, keepdim=True) / count) * weights
+    second = (second - (second * weights).sum(dim=-1, keepdim=True) / count) * weights
+    norms = safe_sqrt(first.square().sum(dim=-1)) * safe_sqrt(second.square().sum(dim=-1))
+    return (first * second).sum(dim=-1) / (norms + eps)
+
+
+def compute_dist_parts(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    eps: float = 1e-8,
+    group_size: int = 0,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Inter-class and intra-class relations of the two probability matrices.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      temperature: T > 0; both parts are scaled by T^2.
+      eps: addend on the product of the norms; torchdistill takes it as a floor of each norm, which
+        differs visibly where classes have probabilities near 1e-6.
+      group_size: examples that the intra part correlates over; 0: all.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Two scalars: 1 - mean over valid examples of the correlation along classes; 1 - mean over
+      classes of the correlation along the examples of a group (1 for groups of one).
+
+    Source: Huang et al. 2022, arXiv:2205.10536, section 4.
+    """
+    student_probs = torch.softmax(upcast(student_logits) / temperature, dim=-1)
+    probs = torch.softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    ones = torch.ones((), dtype=probs.dtype, device=probs.device).expand(probs.shape[-1])
+    inter = 1 - mean_valid(compute_correlation(student_probs, probs, eps, weights=ones), mask)
+    weights = get_group_weights(student_probs, mask, group_size)
+    columns = compute_correlation(
+        split_groups(student_probs, group_size).transpose(1, 2),
+        split_groups(probs, group_size).transpose(1, 2),
+        eps,
+        weights=weights.unsqueeze(1),
+    )
+    intra = 1 - mean_groups(columns.mean(dim=-1), weights)
+    return temperature**2 * inter, temperature**2 * intra
+
+
+def compute_dist(
+    *inputs: Tensor, beta: float, gamma: float, **arguments: float | Tensor | None
+) -> Tensor:
+    """beta * inter + gamma * intra of `compute_dist_parts`, which takes everything else."""
+    inter, intra = compute_dist_parts(*inputs, **arguments)
+    return beta * inter + gamma * intra
+
+
+def compute_ttm(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    temperature: float,
+    *,
+    weighted: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """KL(power-transformed teacher || student): only the teacher is softened.
+
+    Args:
+      student_logits: [B, K], unnormalised, at temperature 1; receives the gradient.
+      teacher_logits: [B, K]; constant here; softmax(t / T) is softmax(t) to the power 1/T.
+      temperature: T > 0, 1/exponent; there is no T^2 factor.
+      weighted: WTTM: each example times the power sum U = sum of softmax(t)^(1/T), which lies in
+        [1, K^(1 - 1/T)] for T >= 1, so the scale of the loss grows with K.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over K, averaged over valid examples.
+
+    Source: Zheng and Yang 2024, arXiv:2402.11148.
+    """
+    scaled = as_constant(teacher_logits) / temperature
+    log_probs = torch.log_softmax(scaled, dim=-1)
+    student_log_probs = torch.log_softmax(upcast(student_logits), dim=-1)
+    per_example = (log_probs.exp() * (log_probs - student_log_probs)).sum(dim=-1)
+    if weighted:
+        plain = torch.log_softmax(as_constant(teacher_logits), dim=-1)
+        per_example = torch.logsumexp(plain / temperature, dim=-1).exp() * per_example
+    return mean_valid(per_example, mask)
+
+
+def compute_ofa(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    classes: Tensor,
+    *,
+    temperature: float,
+    exponent: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Cross-entropy with a teacher whose target class is adaptively enhanced.
+
+    The weights are (p_t + onehot)^exponent - onehot; exponent 1 is plain soft cross-entropy.
+
+    Args:
+      student_logits: [B, K], unnormalised; receives the gradient.
+      teacher_logits: [B, K]; constant here.
+      classes: int [B], target classes; with mixed targets the heaviest.
+      temperature: T > 0 on both sides; there is no T^2 factor.
+      exponent: >= 1.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats, summed over K, averaged over valid examples; the cross-entropy form. The
+      reference takes log(softmax), infinite in float32 at large logits; this form is not.
+
+    Source: Hao et al. 2023 (OFA-KD), arXiv:2310.19444, section 3.3.
+    """
+    probs = torch.softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    is_target = one_hot(classes.long(), probs.shape[-1]).to(probs.dtype)
+    weights = (probs + is_target).pow(exponent) - is_target
+    return mean_valid(-(weights * log_probs).sum(dim=-1), mask)
+
+
+def compute_bkd(
+    student_logits: Tensor, teacher_logits: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Binary cross-entropy of every class against the teacher's softmax.
+
+    Returns:
+      Scalar in nats, summed over K, averaged over valid examples; not 0 for equal inputs. vanillaKD
+      divides by B * K, which is 1/K of it.
+
+    Source: Hao et al. 2023 (VanillaKD), arXiv:2305.15781, appendix.
+    """
+    student = upcast(student_logits)
+    probs = torch.softmax(as_constant(teacher_logits), dim=-1)
+    per_class = -logsigmoid(-student) - probs * student
+    return mean_valid(per_class.sum(dim=-1), mask)
+
+
+class Correlation(LogitLoss):
+    """A logit loss that correlates along the examples of a group, too."""
+
+    why_not_tokens = "correlates each class over the examples of a group"
+
+
+def create_dist(
+    temperature: float = 1.0,
+    beta: float = 1.0,
+    gamma: float = 1.0,
+    eps: float = 1e-8,
+    group_size: int = 0,
+) -> Correlation:
+    """`compute_dist`; targets are not used."""
+    check_positive("dist", temperature=temperature, eps=eps)
+    arguments = {"temperature": temperature, "eps": eps, "group_size": group_size}
+    return Correlation(compute_dist, beta=beta, gamma=gamma, **arguments)
+
+
+class TTM(LogitLoss):
+    """`compute_ttm`; targets are not used."""
+
+    weighted = False
+
+    def __init__(self, temperature: float = 4.0) -> None:
+        check_positive("ttm", temperature=temperature)
+        super().__init__(compute_ttm, temperature=temperature, weighted=self.weighted)
+
+
+class WTTM(TTM):
+    """`compute_ttm` weighted by the teacher's power sum."""
+
+    weighted = True
+
+
+def create_ofa(temperature: float = 1.0, exponent: float = 1.0) -> TargetLoss:
+    """`compute_ofa` on the logits; mixed targets count as their heaviest class."""
+    check_positive("ofa", temperature=temperature, exponent=exponent)
+    return TargetLoss(compute_ofa, temperature=temperature, exponent=exponent)
+
+
+def create_bkd(reduction: str = "batchmean") -> LogitLoss:
+    """`compute_bkd`; reduction `numel` divides by K too, as vanillaKD does."""
+    check_choice("bkd", "reduction", reduction, ("batchmean", "numel"))
+    return LogitLoss(compute_bkd, reduction=reduction)

@@ -1,0 +1,116 @@
+"""Losses on the logits of parts of an image: SDD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from losses.base import LossInputs, get_feature
+from losses.factory import check_positive
+from losses.features.heads import require_one_pair
+from losses.features.hints import FeatureLoss, pool_adaptive
+from losses.logits.kd import kl_per_example
+from losses.reductions import as_constant, mean_valid, upcast
+from utils.errors import UserError
+
+
+def compute_local_logits(
+    maps: Tensor, weight: Tensor, bias: Tensor, scales: Sequence[int]
+) -> Tensor:
+    """[B, cells, K] what a classifier says to the averages of cells, scale after scale.
+
+    Args:
+      maps: [B, C, H, W], those that are averaged before the classifier.
+      weight: [K, C] of the classifier; bias: [K].
+      scales: cells along a side; scale 1 gives the logits of the whole image.
+    """
+    pooled = torch.cat([pool_adaptive(maps, side, side).flatten(2) for side in scales], dim=-1)
+    return pooled.transpose(1, 2) @ weight.T + bias
+
+
+class ScaleDecoupled(FeatureLoss):
+    """KL of the softened logits of each cell of each scale, a mean over all cells.
+
+    A cell counts `complement_weight` times where the teacher is right about the cell and wrong
+    about the whole image, or the other way round. T^2 is a factor. Mixed targets count as their
+    heaviest class. One pair: the last maps of both, whose classifiers are linear; the student
+    learns by its classifier as well.
+
+    Source: Wei et al. 2024 (SDD), arXiv:2403.13512, section 3, with the mean over cells of its
+    authors' code; of the losses it may be laid around the one of `kd` is here.
+    """
+
+    why_not_tokens = "looks at maps of an image"
+
+    def __init__(
+        self,
+        layers: Mapping[str, str],
+        student_head: str,
+        teacher_head: str,
+        temperature: float = 4.0,
+        scales: Sequence[int] = (1, 2, 4),
+        complement_weight: float = 2.0,
+    ) -> None:
+        super().__init__(layers)
+        require_one_pair("sdd", self)
+        check_positive("sdd", temperature=temperature, complement_weight=complement_weight)
+        if not _are_scales(scales):
+            raise UserError(
+                f"distill.losses: sdd.scales is {scales!r}; give cells along a side, whole numbers "
+                "that begin with 1, the whole image"
+            )
+        self.heads = tuple(
+            (f"{head}.weight", f"{head}.bias") for head in (student_head, teacher_head)
+        )
+        self.temperature, self.scales = temperature, tuple(scales)
+        self.complement_weight = complement_weight
+
+    def student_layers(self) -> tuple[str, ...]:
+        """The maps, and the classifier."""
+        return (*super().student_layers(), *self.heads[0])
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        """The maps, and the classifier."""
+        return (*super().teacher_layers(), *self.heads[1])
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value over the cells of all scales."""
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        own = [upcast(get_feature(inputs.student_features, p, "student")) for p in self.heads[0]]
+        theirs = [
+            as_constant(get_feature(inputs.teacher_features, p, "teacher")) for p in self.heads[1]
+        ]
+        student = self.get_logits(student, *own)
+        teacher = self.get_logits(teacher, *theirs)
+        logs = [torch.log_softmax(side / self.temperature, dim=-1) for side in (teacher, student)]
+        divergence = kl_per_example(*logs)
+        is_right = teacher.argmax(dim=-1) == inputs.target_classes().unsqueeze(1)
+        is_complement = (is_right != is_right[:, :1]).to(divergence.dtype)
+        weights = 1 + (self.complement_weight - 1) * is_complement
+        return self.temperature**2 * mean_valid((weights * divergence).mean(dim=1), inputs.mask)
+
+    def get_logits(self, maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Of all cells; a UserError for what has none or does not fit the classifier."""
+        if maps.ndim != 4 or maps.shape[1] != weight.shape[-1]:
+            raise UserError(
+                f"distill.losses: sdd cannot lay a classifier of {tuple(weight.shape)} on "
+                f"activations {tuple(maps.shape)}; name the maps that are pooled before it"
+            )
+        if min(maps.shape[2:]) < max(self.scales):
+            raise UserError(
+                f"distill.losses: sdd.scales {list(self.scales)} ask for more cells than maps of "
+                f"{tuple(maps.shape[2:])} have; leave the finer ones out"
+            )
+        return compute_local_logits(maps, weight, bias, self.scales)
+
+
+def _are_scales(scales: object) -> bool:
+    """Whether these are whole numbers above 0 that begin with 1."""
+    return (
+        isinstance(scales, Sequence)
+        and len(scales) > 0
+        and all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in scales)
+        and scales[0] == 1
+    )

@@ -1,0 +1,1 @@
+"""Distillation losses between examples, views and positions."""

@@ -1,0 +1,170 @@
+"""Embeddings against a queue of the teacher's earlier ones, which stands in for classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs, Shapes
+from losses.factory import check_positive
+from losses.features.hints import FeatureLoss, get_key
+from losses.features.maps import get_channels
+from losses.features.projections import create_projection
+from losses.label_free.embeddings import EmbeddingLoss
+from losses.memories import RankMemory
+from losses.reductions import mean_valid, unit_rows, upcast
+from utils.errors import UserError
+
+# Of an empty place of the queue: its share of a softmax is 0 in float32, and no NaN can arise.
+_NOTHING = -1e9
+
+
+def compute_queue_kl(
+    student: Tensor,
+    teacher: Tensor,
+    queue: Tensor,
+    temperature: float,
+    *,
+    filled: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """KL(teacher || student) of how near an embedding is to each one of a queue.
+
+    Args:
+      student: [B, D], unit length; receives the gradient.
+      teacher: [B, D], unit length; constant here.
+      queue: [Q, D], unit length: the teacher's embeddings of these and earlier examples.
+      temperature: > 0, divides the cosines; there is no factor T^2.
+      filled: bool [Q], places that hold an embedding; none: all.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar in nats: summed over the queue, averaged over valid examples.
+
+    Source: lightly-train's distillation v1 and v3 as their documentation describes them.
+    """
+    student_logs, probs, teacher_logs = _compare(student, teacher, queue, temperature, filled)
+    return mean_valid((probs * (teacher_logs - student_logs)).sum(dim=-1), mask)
+
+
+def _compare(
+    student: Tensor, teacher: Tensor, queue: Tensor, temperature: float, filled: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows = queue.detach()
+    cosines = [upcast(student) @ rows.T, upcast(teacher.detach()) @ rows.T]
+    logits = [one / temperature for one in cosines]
+    if filled is not None:
+        logits = [torch.where(filled, one, torch.full_like(one, _NOTHING)) for one in logits]
+    student_logs, teacher_logs = (one.log_softmax(dim=-1) for one in logits)
+    return student_logs, teacher_logs.exp(), teacher_logs
+
+
+def push_rows(queue: Tensor, rows: Tensor) -> Tensor:
+    """The queue with `rows` in front; as many of its oldest have gone. Shapes stay."""
+    return torch.cat([rows.to(queue.dtype), queue])[: queue.shape[0]]
+
+
+class TeacherQueue(RankMemory, nn.Module):
+    """The newest `size` embeddings of a teacher, and what compares to them.
+
+    Both buffers have a static size. Embeddings of a step enter before they are compared, of all
+    ranks in the order of the global batch: every rank holds the same, and how many ranks there are
+    changes nothing. In eval mode nothing enters.
+
+    Args:
+      width: of an embedding.
+    """
+
+    def __init__(self, size: int, width: int, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+        self.register_buffer("rows", torch.zeros(size, width))
+        self.register_buffer("filled", torch.zeros(size, dtype=torch.bool))
+
+    def forward(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """`compute_queue_kl` of vectors [B, width] of any length."""
+        student, teacher = unit_rows(student), unit_rows(teacher)
+        rows, filled = self.rows, self.filled
+        if self.training:
+            rows, filled = self._push(teacher, mask)
+        value = compute_queue_kl(student, teacher, rows, self.temperature, filled=filled, mask=mask)
+        if self.training:
+            self.rows.copy_(rows)
+            self.filled.copy_(filled)
+        return value
+
+    def _push(self, teacher: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        is_valid = torch.ones_like(teacher[:, :1]) if mask is None else mask[:, None]
+        new = self.gather(torch.cat([teacher, is_valid.to(teacher.dtype)], dim=1))
+        return push_rows(self.rows, new[:, :-1]), push_rows(self.filled, new[:, -1] > 0)
+
+
+def check_queue(size: int, temperature: float) -> None:
+    """Refuse what makes no queue."""
+    check_positive("queue_kl", size=size, queue_temperature=temperature)
+    if not isinstance(size, int):
+        raise UserError(f"distill.losses: queue_kl.size is {size!r}; give a whole number")
+
+
+class QueueKL(FeatureLoss):
+    """`TeacherQueue` of one pair of layers, maps and tokens averaged over their positions.
+
+    Where widths differ a linear layer brings the student's embedding to the teacher's. Targets are
+    not used.
+    """
+
+    why_not_tokens = "keeps a queue of one embedding for each image"
+
+    def __init__(
+        self, layers: Mapping[str, str], size: int = 8192, queue_temperature: float = 0.07
+    ) -> None:
+        super().__init__(layers)
+        check_queue(size, queue_temperature)
+        if len(layers) != 1:
+            raise UserError(
+                f"distill.losses: queue_kl takes one pair of layers and got {len(layers)}; write a "
+                "term for each pair"
+            )
+        self.size, self.queue_temperature = size, queue_temperature
+
+    def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
+        """An empty queue, and the projection where widths differ."""
+        (student_path, teacher_path) = next(iter(self.layers.items()))
+        student, teacher = (
+            (1, pool_positions(torch.empty(shape, device="meta")).shape[1])
+            for shape in (student_shapes[student_path], teacher_shapes[teacher_path])
+        )
+        projection = create_projection(student, teacher, "auto")
+        if projection is not None:
+            self.projections[get_key(student_path)] = projection
+        self.memory = TeacherQueue(self.size, teacher[1], self.queue_temperature)
+
+    def compute(self, inputs: LossInputs) -> Tensor:
+        """The value; afterwards the queue holds the new embeddings."""
+        path = next(iter(self.layers))
+        student, teacher = (pool_positions(one) for one in self.get_raw_pair(inputs, path))
+        return self.memory(self.project(path, student), teacher, inputs.mask)
+
+
+def pool_positions(features: Tensor) -> Tensor:
+    """[B, C]: vectors as they are, maps and tokens averaged over their positions."""
+    return features if features.ndim == 2 else get_channels(features).mean(dim=-1)
+
+
+class QueueTerm(EmbeddingLoss):
+    """`TeacherQueue` of pooled features; patches are averaged over their places first."""
+
+    def __init__(self, size: int = 8192, queue_temperature: float = 0.07) -> None:
+        super().__init__()
+        check_queue(size, queue_temperature)
+        self.size, self.queue_temperature = size, queue_temperature
+
+    def build(self, width: int, patches: int) -> None:
+        """An empty queue."""
+        self.memory = TeacherQueue(self.size, width, self.queue_temperature)
+
+    def compute(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+        """The value; in training the queue holds the new embeddings afterwards."""
+        return self.memory(pool_positions(student), pool_positions(teacher), mask)

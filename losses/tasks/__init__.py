@@ -1,0 +1,1 @@
+"""Losses on targets: classes, yes or no, numbers, tokens."""

@@ -1,0 +1,161 @@
+"""What a classification learns from its targets: a softmax over the classes, or a sigmoid each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs
+from losses.logits.kd import soft_cross_entropy
+from losses.reductions import as_constant, mean_valid, upcast
+from losses.tasks.yes_or_no import SUMMED, YES_OR_NO, compute_bce
+from utils.errors import UserError, get_hint
+
+if TYPE_CHECKING:
+    from utils.config.sections import TrainSection
+
+SOFTMAX, BCE = "softmax", "bce"
+CLASS_LOSSES = (SOFTMAX, BCE, *YES_OR_NO)
+_OF_BCE = ("bce_threshold", "bce_sum", "bce_positive_weight")
+
+
+def binary_cross_entropy(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    mask: Tensor | None = None,
+    positive_weight: float = 1.0,
+    class_weights: Tensor | None = None,
+    sum_classes: bool = False,
+) -> Tensor:
+    """Cross-entropy of K independent yes-or-no answers.
+
+    Args:
+      logits: [B, K], of the probability of yes; receive the gradient.
+      targets: [B, K], 0 to 1; constant here.
+      mask: bool [B], valid examples.
+      positive_weight: factor of the part that a yes adds.
+      class_weights: [K], factors of the classes.
+      sum_classes: sum over K; else their mean.
+
+    Returns:
+      Scalar in nats: averaged over valid examples.
+    """
+    logits = upcast(logits)
+    targets = as_constant(targets).to(logits.dtype)
+    each = compute_bce(logits, targets, positive_weight=positive_weight)
+    return _reduce(each, mask, class_weights, sum_classes)
+
+
+def _reduce(
+    each: Tensor, mask: Tensor | None, class_weights: Tensor | None, sum_classes: bool
+) -> Tensor:
+    if class_weights is not None:
+        each = each * class_weights.to(each.dtype)
+    return mean_valid(each.sum(dim=1) if sum_classes else each.mean(dim=1), mask)
+
+
+class ClassLoss(nn.Module):
+    """The task loss of a classification, as `WeightedLoss` calls it.
+
+    Args:
+      section: the keys task_loss, task_loss_args, class_weights and those that begin with bce.
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(self, section: TrainSection) -> None:
+        super().__init__()
+        self.section = section
+        weights = torch.tensor(section.class_weights) if section.class_weights else None
+        # A buffer is data of the graph; it is no part of what a run has become.
+        self.register_buffer("class_weights", weights, persistent=False)
+
+    def forward(self, inputs: LossInputs) -> Tensor:
+        """The scalar value of the logits and targets of a step."""
+        logits, targets, section = inputs.student_logits, inputs.targets, self.section
+        assert targets is not None, "a classification has targets"
+        if section.task_loss in YES_OR_NO:
+            each = YES_OR_NO[section.task_loss](
+                upcast(logits), as_constant(targets), **section.task_loss_args
+            )
+            return _reduce(each, inputs.mask, self.class_weights, section.task_loss in SUMMED)
+        if section.task_loss != BCE:
+            if self.class_weights is not None:
+                targets = targets * self.class_weights
+            return soft_cross_entropy(logits, targets, mask=inputs.mask)
+        if section.bce_threshold is not None:
+            targets = (targets > section.bce_threshold).to(targets.dtype)
+        return binary_cross_entropy(
+            logits,
+            targets,
+            mask=inputs.mask,
+            positive_weight=section.bce_positive_weight,
+            class_weights=self.class_weights,
+            sum_classes=section.bce_sum,
+        )
+
+
+def create_class_loss(
+    section: TrainSection, num_classes: int, known: Sequence[str] = CLASS_LOSSES
+) -> ClassLoss:
+    """The task loss that train.task_loss names; empty: the first that is known.
+
+    Args:
+      known: names of what fits the task's targets.
+
+    Raises:
+      UserError: there is none of that name, a key belongs to another one, or the weights are not
+        those of the classes.
+    """
+    name = section.task_loss or known[0]
+    if name not in known:
+        raise UserError(
+            f"train.task_loss ({name!r}) is no loss of train.task={section.task}; "
+            f"{get_hint(name, known)}"
+        )
+    section = type(section).model_validate({**section.model_dump(), "task_loss": name})
+    _check_arguments(name, section.task_loss_args)
+    for key in _OF_BCE if name != BCE else ():
+        value = getattr(section, key)
+        if value != type(section).model_fields[key].default:
+            raise UserError(
+                f"train.{key} ({value!r}) has no effect on train.task_loss={name}; set "
+                f"train.task_loss={BCE}, or leave it out"
+            )
+    weights = section.class_weights
+    if weights and (len(weights) != num_classes or not sum(weights)):
+        raise UserError(
+            f"train.class_weights has {len(weights)} numbers, {sum(weights):g} in all, for "
+            f"{num_classes} classes; give one number for each class, some of them above 0"
+        )
+    return ClassLoss(section)
+
+
+def _check_arguments(name: str, arguments: Mapping[str, float]) -> None:
+    """Refuse arguments that a loss does not have, or that give it no gradient.
+
+    Raises:
+      UserError: with the nearest right one.
+    """
+    known = ()
+    if name in YES_OR_NO:
+        parameters = inspect.signature(YES_OR_NO[name]).parameters.values()
+        known = tuple(one.name for one in parameters if one.kind is one.KEYWORD_ONLY)
+    for key, value in arguments.items():
+        if not known:
+            raise UserError(
+                f"train.task_loss_args ({key}) has no effect on train.task_loss={name}; set "
+                f"{' or '.join(YES_OR_NO)}, or leave it out"
+            )
+        if key not in known:
+            raise UserError(f"train.task_loss_args: {name} has no {key!r}; {get_hint(key, known)}")
+        if key.startswith("gamma") and value != 0 and value < 1:
+            raise UserError(
+                f"train.task_loss_args: {key} ({value:g}) has no finite gradient at a sure answer; "
+                "set it to 0, or to 1 or more"
+            )

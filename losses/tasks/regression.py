@@ -1,0 +1,122 @@
+"""Losses on numbers: what a regression is trained by, in units of the targets' spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from torch import Tensor
+
+from losses.base import LogitLoss, LossInputs
+from losses.factory import check_positive
+from losses.reductions import as_constant, mean_valid, upcast
+from utils.errors import UserError, get_hint
+
+# Below it a variance is no estimate but a division by zero: 0.7 % of the spread, squared.
+MIN_LOG_VARIANCE = -10.0
+
+
+def compute_squared_error(
+    predictions: Tensor, targets: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Mean squared error.
+
+    Args:
+      predictions: [B, O]; receives the gradient.
+      targets: [B, O]; constant here.
+      mask: bool [B], valid examples.
+
+    Returns:
+      Scalar: mean over targets, then over valid examples; no factor 1/2.
+    """
+    errors = upcast(predictions) - as_constant(targets)
+    return mean_valid(errors.square().mean(dim=1), mask)
+
+
+def compute_absolute_error(
+    predictions: Tensor, targets: Tensor, *, mask: Tensor | None = None
+) -> Tensor:
+    """Mean absolute error, reduced as `compute_squared_error`."""
+    errors = upcast(predictions) - as_constant(targets)
+    return mean_valid(errors.abs().mean(dim=1), mask)
+
+
+def compute_huber(
+    predictions: Tensor, targets: Tensor, *, mask: Tensor | None = None, delta: float = 1.0
+) -> Tensor:
+    """Squared error / 2 up to `delta`, from there delta * (error - delta / 2); reduced likewise.
+
+    Source: Huber 1964, Annals of Mathematical Statistics 35(1), section 3.
+    """
+    sizes = (upcast(predictions) - as_constant(targets)).abs()
+    inner = sizes.clamp(max=delta)
+    return mean_valid((inner * (sizes - 0.5 * inner)).mean(dim=1), mask)
+
+
+def compute_gaussian_nll(predictions: Tensor, log_variances: Tensor, targets: Tensor) -> Tensor:
+    """[B, O] -log N(target; prediction, variance) in nats.
+
+    Args:
+      predictions: [B, O].
+      log_variances: [B, O]; below MIN_LOG_VARIANCE they count as that, without gradient.
+
+    Source: Nix and Weigend 1994, ICNN, equation 2, with the constant.
+    """
+    errors = upcast(predictions) - as_constant(targets)
+    logs = upcast(log_variances).clamp(min=MIN_LOG_VARIANCE)
+    return 0.5 * (logs + errors.square() * (-logs).exp() + math.log(2 * math.pi))
+
+
+# The losses on predictions alone; the fourth takes the variances, too.
+_PLAIN: dict[str, Callable[..., Tensor]] = {
+    "mse": compute_squared_error,
+    "mae": compute_absolute_error,
+    "huber": compute_huber,
+}
+GAUSSIAN = "gaussian_nll"
+REGRESSION_LOSSES = (*_PLAIN, GAUSSIAN)
+
+
+def get_regression_loss(name: str) -> Callable[[LossInputs], Tensor]:
+    """The task loss that train.task_loss names; empty: the mean squared error.
+
+    Raises:
+      UserError: there is none of that name.
+    """
+    name = name or "mse"
+    if name not in REGRESSION_LOSSES:
+        raise UserError(
+            f"train.task_loss ({name!r}) is no loss of train.task=regress; "
+            f"{get_hint(name, REGRESSION_LOSSES)}"
+        )
+    if name == GAUSSIAN:
+        return _compute_nll_of
+    return lambda inputs: _PLAIN[name](inputs.student_logits, inputs.targets, mask=inputs.mask)
+
+
+class PredictionLoss(LogitLoss):
+    """A term that holds the student's predictions to a teacher's, in units of the spread."""
+
+    takes_numbers = True
+
+
+def create_prediction_mse() -> PredictionLoss:
+    """`compute_squared_error` with the teacher's predictions as targets."""
+    return PredictionLoss(compute_squared_error)
+
+
+def create_prediction_mae() -> PredictionLoss:
+    """`compute_absolute_error` with the teacher's predictions as targets."""
+    return PredictionLoss(compute_absolute_error)
+
+
+def create_prediction_huber(delta: float = 1.0) -> PredictionLoss:
+    """`compute_huber` with the teacher's predictions as targets."""
+    check_positive("prediction_huber", delta=delta)
+    return PredictionLoss(compute_huber, delta=delta)
+
+
+def _compute_nll_of(inputs: LossInputs) -> Tensor:
+    assert inputs.log_variances is not None, "the model was made without variances"
+    each = compute_gaussian_nll(inputs.student_logits, inputs.log_variances, inputs.targets)
+    return mean_valid(each.mean(dim=1), inputs.mask)

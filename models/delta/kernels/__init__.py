@@ -1,0 +1,1 @@
+"""Pallas kernels of the delta rules, and other packages' kernels."""

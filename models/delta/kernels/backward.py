@@ -1,0 +1,256 @@
+"""The way back through a delta rule as one Pallas kernel: decays of a head or of channels.
+
+A program goes over the chunks of a group of heads from the last to the first, with the gradient of
+their states in VMEM. What the forward kernel kept is the inverse A and the state before each chunk;
+decays, products of pairs and V' are made again. With dV' = P^T dO + e^(C-c) K dS, the gradient of
+what A is multiplied with is dX = A^T dV', that of the system -dX V'^T, and that of P is dO V'^T.
+Written against jax 0.7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from models.delta.kernels.backward_channels import ChannelBack
+from models.delta.kernels.channel_tiles import ChannelChunk
+from models.delta.kernels.head_tiles import ROWS, HeadChunk
+from models.delta.kernels.split_products import multiply, split
+
+if TYPE_CHECKING:
+    from jax import Array
+
+    from models.delta.kernels.forward import FusedPlan
+
+
+def fused_back(plan: FusedPlan, grad_state: Array, *given: Array) -> Sequence[Array]:
+    """Gradients of q, k, v and gates, and of the first state.
+
+    Those of numbers of a token and head are [N, B, H / group, kinds ROWS, C].
+
+    Args:
+      grad_state: of the last state, [B, H, K, V].
+      given: q, k, v and gates as the forward kernel has them, A [N, B, H, C, C], states
+        [N, B, H, K, V] and the gradient of outputs [B, T, H * V].
+    """
+    import jax
+    from jax import numpy as jnp
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    of_tokens, of_heads = given[: len(plan.lanes)], given[len(plan.lanes) : -3]
+    (batch, heads, key, value), group, size = grad_state.shape, plan.group, plan.chunk
+    chunks, end = of_tokens[0].shape[1] // size, of_tokens[0].shape[1] // size - 1
+
+    def cut_tokens(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((1, size, width), lambda b, h, n: (b, end - n, h))
+
+    def of_chunk(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec((1, 1, *sizes), lambda b, h, n: (end - n, b, h, 0, 0))
+
+    of_state = pl.BlockSpec((1, group, key, value), lambda b, h, n: (b, h, 0, 0))
+    placed = [cut_tokens(n) for n in plan.lanes]
+    found = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in of_tokens]
+    shapes = [(*x.shape[:3], plan.rows * ROWS, size) for x in of_heads]
+    found += [jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, grad_state.shape)]
+    return pl.pallas_call(
+        partial(_return, plan),
+        grid=(batch, heads // group, chunks),
+        in_specs=[
+            of_state, *placed, *(of_chunk(1, *x.shape[3:]) for x in of_heads),
+            of_chunk(group, size, size), of_chunk(group, key, value), placed[2],
+        ],
+        out_specs=[*placed, *(of_chunk(1, *x[3:]) for x in shapes), of_state],
+        out_shape=found,
+        scratch_shapes=[pltpu.VMEM((group, key, value), jnp.float32)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary")
+        ),
+        interpret=plan.interpret,
+    )(grad_state, *given)  # fmt: skip
+
+
+def _return(plan: FusedPlan, *refs: Any) -> None:
+    """One chunk of a group of heads."""
+    from jax.experimental import pallas as pl
+
+    count = len(plan.lanes) + bool(plan.rows)
+    (last, *given), (inverse, states, grad) = refs[: count + 1], refs[count + 1 : count + 4]
+    *targets, before, moving = refs[count + 4 :]
+
+    @pl.when(pl.program_id(2) == 0)
+    def _() -> None:
+        moving[...] = last[0]
+
+    heads = range(plan.group)
+    kept, afters = ([x[h] for h in heads] for x in (states[0, 0], moving))
+    inverses = [inverse[0, 0, h] for h in heads]
+    back: HeadBack | ChannelBack
+    if plan.channels:
+        back = ChannelBack(ChannelChunk(plan, given), inverses, kept, afters, grad)
+    else:
+        back = HeadBack(HeadChunk(plan, given, kept), inverses, kept, afters, grad)
+    for h in heads:
+        moving[h] = back.find_state(h)
+    _write_tokens(plan, back, targets)
+    if plan.rows:
+        targets[-1][0, 0, 0] = back.find_gates()
+
+    @pl.when(pl.program_id(2) == pl.num_programs(2) - 1)
+    def _() -> None:
+        before[0] = moving[...]
+
+
+def _write_tokens(plan: FusedPlan, back: HeadBack | ChannelBack, targets: Sequence[Any]) -> None:
+    """Gradients of q, k and v, and of gates of channels."""
+    to_v, (key, value) = targets[2], plan.widths
+    of_keys = [back.find_keys(h) for h in range(plan.group)]
+    for one, target in enumerate(targets[:2]):
+        for place in range(plan.group // plan.share):
+            shared = of_keys[place * plan.share : (place + 1) * plan.share]
+            total = sum((x[one] for x in shared[1:]), shared[0][one])
+            target[0, :, place * key : (place + 1) * key] = total.astype(target.dtype)
+    for h in range(plan.group):
+        to_v[0, :, h * value : (h + 1) * value] = back.find_values(h).astype(to_v.dtype)
+        if isinstance(back, ChannelBack):
+            for target, found in zip(
+                targets[3:], back.list_gates(h)[: plan.channels], strict=False
+            ):
+                width = found.shape[1]
+                target[0, :, h * width : (h + 1) * width] = found
+
+
+class HeadBack:
+    """Gradients of one chunk of a group of heads.
+
+    Args:
+      inverses: A [C, C] of each head.
+      states: before the chunk [K, V].
+      afters: gradients of the states behind it [K, V].
+      grad: of outputs [1, C, H * V].
+    """
+
+    def __init__(
+        self, chunk: HeadChunk, inverses: list[Any], states: list[Any], afters: list[Any], grad: Any
+    ) -> None:
+        from jax import numpy as jnp
+
+        self._chunk, self._depth = chunk, chunk.depth
+        self._states, self._afters = states, afters
+        width, heads, depth = chunk.plan.widths[1], range(len(states)), chunk.depth
+        self._grads = [grad[0, :, h * width : (h + 1) * width] for h in heads]
+        self._sides = [chunk.get_sides(h) for h in heads]
+        parts = [split(x, depth) for x in inverses]
+        self._moved = [
+            multiply(x, split(y, depth), depth) for x, y in zip(parts, self._sides, strict=True)
+        ]
+        self._known = [multiply(chunk.keys[h], split(afters[h], depth), depth) for h in heads]
+        self._to_sides = []
+        for h in heads:
+            pairs = split(chunk.get_pairs(h)[0], depth)
+            moved = multiply(pairs, split(self._grads[h], depth), depth, left=0)
+            moved = moved + chunk.column(5, h) * self._known[h]
+            self._to_sides.append(multiply(parts[h], split(moved, depth), depth, left=0))
+        self._links = [self._pull_pairs(h) for h in heads]
+        self._erased: list[Any] = [jnp.float32(0)] * len(states)
+
+    def find_state(self, head: int) -> Any:
+        """Of the state before the chunk."""
+        chunk, depth = self._chunk, self._depth
+        into = chunk.column(4, head)
+        read = into * self._grads[head].astype(into.dtype)
+        erased = chunk.column(2, head) * into * self._to_sides[head]
+        found = chunk.decay(head, self._afters[head])
+        found = found + multiply(chunk.queries[head], split(read, depth), depth, left=0)
+        return found - multiply(chunk.keys[head], split(erased, depth), depth, left=0)
+
+    def find_keys(self, head: int) -> tuple[Any, Any]:
+        """Of queries and of keys [C, K]."""
+        chunk, depth, links = self._chunk, self._depth, self._links[head]
+        into, erase = chunk.column(4, head), chunk.column(2, head)
+        state, after = (split(x[head], depth) for x in (self._states, self._afters))
+        grad, side, moved = (
+            split(x[head], depth) for x in (self._grads, self._to_sides, self._moved)
+        )
+        pairs, system = (split(x, depth) for x in links[:2])
+        to_q = into * multiply(grad, state, depth, right=1)
+        to_q = to_q + multiply(pairs, chunk.keys[head], depth)
+        erased = multiply(system, chunk.keys[head], depth)
+        erased = erased - into * multiply(side, state, depth, right=1)
+        self._erased[head] = erased
+        to_k = chunk.column(5, head) * multiply(moved, after, depth, right=1) + erase * erased
+        to_k = to_k + multiply(pairs, chunk.queries[head], depth, left=0)
+        scaled = split(erase * links[1], depth)
+        return to_q, to_k + multiply(scaled, chunk.keys[head], depth, left=0)
+
+    def find_values(self, head: int) -> Any:
+        """Of values [C, V]."""
+        return self._chunk.column(3, head) * self._to_sides[head]
+
+    def find_gates(self) -> Any:
+        """Of g, erase and write [3 ROWS, C], behind `find_keys` of all heads."""
+        import jax
+        from jax import numpy as jnp
+
+        size, lanes = self._chunk.size, 128
+        lane = jax.lax.broadcasted_iota(jnp.int32, (size, lanes), 1)
+        columns = jnp.zeros((size, lanes), jnp.float32)
+        for head in range(len(self._states)):
+            for kind, one in enumerate(self._sum_rows(head)):
+                columns = jnp.where(lane == kind * ROWS + head, one, columns)
+        rows = columns.T
+        of_rows, of_columns, between, *rest = (rows[n : n + ROWS] for n in range(0, 5 * ROWS, ROWS))
+        place, other = self._chunk.place, self._chunk.other
+        to_end, so_far = (
+            [x.astype(jnp.float32).astype(jnp.bfloat16)] for x in (place >= other, place < other)
+        )
+        to_g = multiply(split(of_rows, 3), to_end, 3) + multiply(split(of_columns, 3), so_far, 3)
+        return jnp.concatenate([to_g + between, *rest])
+
+    def _pull_pairs(self, head: int) -> tuple[Any, Any, Any]:
+        """Of products of pairs, decayed: of queries; of keys, without erase; both with the pairs.
+
+        The third is what stands between two tokens, of which each gate between them has a part.
+        """
+        from jax import numpy as jnp
+
+        chunk, depth = self._chunk, self._depth
+        moved = split(self._moved[head], depth)
+        decay, products = chunk.decays[head], chunk.get_products(head)
+        pairs = decay * multiply(split(self._grads[head], depth), moved, depth, right=1)
+        system = decay * multiply(split(self._to_sides[head], depth), moved, depth, right=1)
+        system = jnp.where(chunk.place > chunk.other, -system, 0.0)
+        both = pairs * products[chunk.size :]
+        return pairs, system, both + chunk.column(2, head) * system * products[: chunk.size]
+
+    def _sum_rows(self, head: int) -> list[Any]:
+        """[C, 1] of: what decays up to a row, from a row on, between two; of erase, of write."""
+        from jax import numpy as jnp
+
+        chunk, sides = self._chunk, self._to_sides[head]
+        _, seen = chunk.get_pairs(head)
+        values = chunk.get_values(head)
+        erased = chunk.column(3, head) * values - self._sides[head]
+        whole = chunk.decay(head, self._afters[head]) * self._states[head]
+        of_rows = self._grads[head].astype(jnp.float32) * seen - sides * erased
+        is_last = _list_rows(of_rows) == chunk.size - 1
+        of_rows = of_rows + jnp.where(is_last, jnp.sum(whole, axis=0, keepdims=True), 0.0)
+        of_columns = self._moved[head] * self._known[head]
+        upper = [(chunk.place <= chunk.other).astype(jnp.float32).astype(jnp.bfloat16)]
+        between = multiply(upper, split(self._links[head][2], self._depth), self._depth)
+        between = jnp.where(chunk.place > chunk.other, between, 0.0)
+        keys = chunk.get_keys(head) * self._erased[head]
+        sums = [
+            jnp.sum(x, axis=1, keepdims=True)
+            for x in (of_rows, of_columns, between, keys, sides * values)
+        ]
+        sums[1] = chunk.column(5, head) * sums[1]
+        return sums
+
+
+def _list_rows(x: Any) -> Any:
+    import jax
+    from jax import numpy as jnp
+
+    return jax.lax.broadcasted_iota(jnp.int32, x.shape, 0)

@@ -1,0 +1,163 @@
+"""A step of decoding as one Pallas kernel, which reads and writes each state once.
+
+All rules are S <- diag(d) S + k u^T + b (S^T a)^T and an output S^T q: a delta rule has
+a = d erase k and b = -k. What stands beside a state is a few rows of a head, made before. XLA's
+form reads a state twice, because what it knows of a key comes before what is written to it.
+Written against jax 0.7.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from models.delta.kernels.bridge import Heads, deal, run_kernel
+from models.delta.rules.inputs import DeltaInputs, DplrInputs, create_state
+
+if TYPE_CHECKING:
+    from jax import Array
+
+# Heads of a program, of which each kind has a row: whole tiles.
+_ROWS = 8
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What a program is compiled for, beside the shapes of its arguments.
+
+    Attributes:
+      group: heads of a program.
+      updates: of the token.
+      is_delta: b is -k, and is not given.
+      interpret: run as plain XLA, for devices that are no TPU.
+    """
+
+    group: int
+    updates: int = 1
+    is_delta: bool = True
+    interpret: bool = False
+
+
+def step_rule(inputs: DeltaInputs | DplrInputs, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Outputs [B, 1, H, V] of one token and the state behind it; there is no way back."""
+    state, is_delta = create_state(inputs, state), isinstance(inputs, DeltaInputs)
+    if is_delta:
+        parts, values = _list_delta(inputs)
+    else:
+        values = inputs.v
+        parts = [inputs.q, inputs.g.float().exp(), inputs.k, inputs.a, inputs.b]
+    # [B, H, kinds, K] and [B, H, updates, V].
+    rows = torch.stack([x.float().squeeze(1) for x in parts], dim=2)
+    values = values.float().transpose(1, 2)
+    output, state = kernel_step(rows, values, state, is_delta)
+    return output.unsqueeze(1).to(inputs.v.dtype), state
+
+
+def _list_delta(inputs: DeltaInputs) -> tuple[list[Tensor], Tensor]:
+    """Queries, decays and, of each update, keys and what is read by; and what is written."""
+    wide = inputs.widen()
+    decay = wide.g.float().exp().expand_as(wide.q)
+    parts, key = [wide.q, decay], wide.k.float()
+    reads = wide.erase * key
+    for place in range(inputs.steps):
+        one = slice(place, place + 1)
+        parts += [key[:, one], reads[:, one] if place else decay * reads[:, one]]
+    return parts, wide.write * wide.v.float()
+
+
+@torch.library.custom_op("delta::kernel_step", mutates_args=())
+def kernel_step(
+    rows: Tensor, values: Tensor, state: Tensor, is_delta: bool
+) -> tuple[Tensor, Tensor]:
+    """Outputs [B, H, V] and the next state.
+
+    Args:
+      rows: [B, H, kinds, K]: q and d, then of each update k and a, or k, a and b.
+      values: u [B, H, updates, V].
+      state: [B, H, K, V].
+    """
+    run = partial(_run, is_delta)
+    heads = Heads(state.shape[1], [1] * 3, [1, 1])
+    output, moved = deal(run, [state, rows, values], [0] * 3, [0, 0], heads)
+    return output, moved
+
+
+@kernel_step.register_fake
+def _(rows: Tensor, values: Tensor, state: Tensor, is_delta: bool) -> tuple[Tensor, Tensor]:
+    return values.new_empty((*values.shape[:2], values.shape[-1])), torch.empty_like(state)
+
+
+def _run(is_delta: bool, state: Tensor, rows: Tensor, values: Tensor) -> list[Tensor]:
+    flat, batch = state.flatten(0, 1), state.shape[:2]
+    count, _, width = flat.shape
+    group = next(n for n in (_ROWS, 4, 2, 1) if count % n == 0)
+    plan = StepPlan(group, values.shape[2], is_delta)
+    given = [flat, *(_arrange(x.flatten(0, 1), group) for x in (rows, values))]
+    results = [((count // group, _ROWS, width), values.dtype), (flat.shape, flat.dtype)]
+    output, moved = run_kernel(step_forward, plan, given, results)
+    output = output[:, :group].flatten(0, 1)
+    return [x.unflatten(0, batch) for x in (output, moved)]
+
+
+def _arrange(rows: Tensor, group: int) -> Tensor:
+    """[G, kinds, D] -> [G / group, kinds ROWS, D]: of each kind a row of each head."""
+    heads = rows.unflatten(0, (-1, group)).transpose(1, 2)
+    return functional.pad(heads, [0, 0, 0, _ROWS - group]).flatten(1, 2)
+
+
+def step_forward(plan: StepPlan, state: Array, rows: Array, values: Array) -> Sequence[Array]:
+    """Outputs [G / group, ROWS, V] and the next state.
+
+    Args:
+      state: [G, K, V].
+      rows: [G / group, kinds ROWS, K].
+      values: [G / group, updates ROWS, V].
+    """
+    import jax
+    from jax import numpy as jnp
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import tpu as pltpu
+
+    def of_group(*sizes: int) -> pl.BlockSpec:
+        return pl.BlockSpec(sizes, lambda place: (place, 0, 0))
+
+    programs, width = values.shape[0], values.shape[2]
+    whole = of_group(plan.group, *state.shape[1:])
+    shapes = [(programs, _ROWS, width), state.shape]
+    return pl.pallas_call(
+        partial(_step, plan),
+        grid=(programs,),
+        in_specs=[whole, of_group(1, *rows.shape[1:]), of_group(1, *values.shape[1:])],
+        out_specs=[of_group(1, _ROWS, width), whole],
+        out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",)),
+        interpret=plan.interpret,
+    )(state, rows, values)
+
+
+def _step(plan: StepPlan, state: Any, rows: Any, values: Any, output: Any, moved: Any) -> None:
+    """A group of heads; products are sums of elementwise ones, in float32."""
+    from jax import numpy as jnp
+
+    columns, kinds = rows[0].T, 2 if plan.is_delta else 3
+    for head in range(plan.group):
+        places = range(head, columns.shape[1], _ROWS)
+        query, decay, *rest = [columns[:, one : one + 1] for one in places]
+        now = state[head]
+        for place in range(plan.updates):
+            key, read, *low = rest[kinds * place : kinds * (place + 1)]
+            known = jnp.sum(now * read, axis=0, keepdims=True)
+            now = now if place else decay * now
+            row = place * _ROWS + head
+            written = values[0, row : row + 1]
+            now = now + (key * written + low[0] * known if low else key * (written - known))
+        moved[head] = now
+        output[0, head : head + 1] = jnp.sum(now * query, axis=0, keepdims=True)
+    if plan.group < _ROWS:
+        output[0, plan.group :] = jnp.zeros((_ROWS - plan.group, output.shape[2]), jnp.float32)

@@ -1,0 +1,216 @@
+"""Causal attention by the flash kernels that come with jax, as PyTorch/XLA's own wrapper has them.
+
+`torch_xla.experimental.custom_kernel.flash_attention` hands the same kernels to a TPU, and to
+nothing else. Here they go over the project's bridge, so that XLA on the CPU runs them interpreted,
+a mesh deals them out by examples, and a loop over layers meets one opaque operation. Scores never
+leave the chip; softmax and sums are float32, products those of the inputs' type.
+
+Source: Dao 2023, arXiv:2307.08691; `jax.experimental.pallas.ops.tpu.flash_attention` of jax 0.7.1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from models.delta.kernels.bridge import Heads, deal, run_kernel
+
+if TYPE_CHECKING:
+    from jax import Array
+
+# Numbers that stand in a row of lanes, and tokens of a block: PyTorch/XLA's choice.
+_LANES, _BLOCK = 128, 512
+
+
+@dataclass(frozen=True)
+class FlashPlan:
+    """What a program is compiled for, beside the shapes of its arguments.
+
+    Attributes:
+      scale: of scores.
+      keep: largest scores and sums of rows are wanted.
+      interpret: run as plain XLA, for devices that are no TPU.
+    """
+
+    scale: float
+    keep: bool = False
+    interpret: bool = False
+
+
+def fits_flash(head_width: int) -> bool:
+    """Whether the kernels take heads of so many channels."""
+    return head_width <= _LANES or head_width % _LANES == 0
+
+
+def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[B, H, T, D] of queries [B, H, T, D]; heads of k and v divide those of queries."""
+    count, share = q.shape[2], q.shape[1] // k.shape[1]
+    # Keys behind the last token are seen by none of them.
+    missing = -count % (_LANES if count <= _BLOCK else _BLOCK)
+    k, v = (x if share == 1 else x.repeat_interleave(share, dim=1) for x in (k, v))
+    q, k, v = (functional.pad(x.to(v.dtype), [0, 0, 0, missing]) for x in (q, k, v))
+    keep = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    return _Flash.apply(FlashPlan(q.shape[-1] ** -0.5, keep), q, k, v)[:, :, :count]
+
+
+class _Flash(torch.autograd.Function):
+    """Queries, keys and values [B, H, T, D] of whole blocks -> values mixed."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: FlashPlan, *given: Tensor) -> Tensor:
+        output, sums, largest = kernel_flash(*given, plan.scale, plan.keep)
+        ctx.plan = plan
+        if plan.keep:
+            ctx.save_for_backward(*given, output, sums, largest)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *given, output, sums, largest = ctx.saved_tensors
+        rest = (output.float() * grad.float()).sum(dim=-1)
+        return None, *kernel_flash_back([*given, sums, largest, grad, rest], ctx.plan.scale)
+
+
+@torch.library.custom_op("delta::kernel_flash", mutates_args=())
+def kernel_flash(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs [B, H, T, D], and of rows the sum of exponentials and the largest score [B, H, T].
+
+    Args:
+      keep: the last two are wanted; else they come as [0].
+    """
+    run = partial(_run, FlashPlan(scale, keep))
+    count = 3 if keep else 1
+    heads = Heads(q.shape[1], [1] * 3, [1] * count)
+    output, *kept = deal(run, [q, k, v], [0] * 3, [0] * count, heads)
+    return (output, *kept) if keep else (output, *(q.new_empty(0) for _ in range(2)))
+
+
+@kernel_flash.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, scale: float, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    rows = [q.new_empty(q.shape[:3] if keep else 0, dtype=torch.float32) for _ in range(2)]
+    return torch.empty_like(q, memory_format=torch.contiguous_format), *rows
+
+
+@torch.library.custom_op("delta::kernel_flash_back", mutates_args=())
+def kernel_flash_back(given: list[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v.
+
+    Args:
+      given: q, k, v, sums and largest scores of rows, the gradient of outputs, and its products
+        with outputs summed over channels [B, H, T].
+    """
+    run = partial(_run_back, FlashPlan(scale))
+    heads = Heads(given[0].shape[1], [1] * len(given), [1] * 3)
+    to_q, to_k, to_v = deal(run, given, [0] * len(given), [0] * 3, heads)
+    return to_q, to_k, to_v
+
+
+@kernel_flash_back.register_fake
+def _(given: list[Tensor], scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in given[:3])
+    return q, k, v
+
+
+def _run(plan: FlashPlan, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
+    rows = [((*q.shape[:3], _LANES), torch.float32)] * (2 if plan.keep else 0)
+    output, *kept = run_kernel(flash_forward, plan, [q, k, v], [(q.shape, q.dtype), *rows])
+    return [output, *(x[..., 0] for x in kept)]
+
+
+def _run_back(plan: FlashPlan, *given: Tensor) -> list[Tensor]:
+    q, k, v, sums, largest, grad, rest = given
+    rows = [x.unsqueeze(-1).expand(*x.shape, _LANES) for x in (sums, largest)]
+    given = [q, k, v, *rows, grad]
+
+    def spread(width: int) -> Tensor:
+        return rest.unsqueeze(-1).expand(*rest.shape, width)
+
+    of_rows = run_kernel(
+        flash_back_rows, plan, [*given, spread(_get_block(q.shape[2]))], [(q.shape, q.dtype)]
+    )
+    shapes = [(x.shape, x.dtype) for x in (k, v)]
+    return [*of_rows, *run_kernel(flash_back_columns, plan, [*given, spread(_LANES)], shapes)]
+
+
+def flash_forward(plan: FlashPlan, q: Array, k: Array, v: Array) -> tuple[Array, ...]:
+    """Outputs and, where kept, sums and largest scores of rows in all lanes."""
+    from jax.experimental.pallas.ops.tpu.flash_attention import _flash_attention_impl
+
+    block, batch = _get_block(q.shape[2]), 1 if q.shape[0] % 2 else 2
+    sizes = (batch, block, block, block)
+    with _interpret(plan):
+        found = _flash_attention_impl(
+            q, k, v, None, None, plan.keep, True, plan.scale, *sizes, False
+        )
+    return (found[0], *(_spread(x) for x in found[1:])) if plan.keep else (found,)
+
+
+def flash_back_rows(plan: FlashPlan, *given: Array) -> tuple[Array]:
+    """The gradient of queries; rows' numbers come in all lanes."""
+    from jax.experimental.pallas.ops.tpu.flash_attention import (
+        DEFAULT_MASK_VALUE,
+        _flash_attention_bwd_dq,
+    )
+
+    q, k, v, sums, largest, grad, rest = given
+    block = _get_block(q.shape[2])
+    with _interpret(plan):
+        found, _ = _flash_attention_bwd_dq(
+            q, k, v, None, None, sums[..., 0], largest[..., 0], grad, rest[..., 0],
+            block_q_major=block, block_k_major=block,
+            block_k=_LANES if block % (2 * _LANES) else 2 * _LANES, sm_scale=plan.scale,
+            causal=True, mask_value=DEFAULT_MASK_VALUE, debug=False,
+        )  # fmt: skip
+    return (found,)
+
+
+def flash_back_columns(plan: FlashPlan, *given: Array) -> tuple[Array, Array]:
+    """The gradients of keys and of values."""
+    from jax.experimental.pallas.ops.tpu.flash_attention import _flash_attention_bwd_dkv
+
+    q, k, v, sums, largest, grad, rest = given
+    block = _get_block(q.shape[2])
+    with _interpret(plan):
+        return _flash_attention_bwd_dkv(
+            q, k, v, None, None, sums[..., 0], largest[..., 0], grad, rest[..., 0],
+            block_q_major=block, block_q=block, block_k_major=block, block_k=block,
+            sm_scale=plan.scale, causal=True,
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _interpret(plan: FlashPlan) -> Iterator[None]:
+    """jax's functions have no argument that says so; its own context for tests does."""
+    from jax._src import config
+
+    if not plan.interpret:
+        yield
+        return
+    state = config.pallas_tpu_interpret_mode_context_manager
+    before = state.swap_local(True)
+    try:
+        yield
+    finally:
+        state.set_local(before)
+
+
+def _get_block(tokens: int) -> int:
+    """Tokens of a block: all of a short sequence."""
+    return min(tokens, _BLOCK)
+
+
+def _spread(x: Array) -> Array:
+    from jax import numpy as jnp
+
+    return jnp.broadcast_to(x[..., None], (*x.shape, _LANES))

@@ -1,0 +1,1 @@
+"""The delta rules: token by token, and a chunk at a time."""

@@ -1,0 +1,26 @@
+"""The own models by name; all others are timm's."""
+
+from __future__ import annotations
+
+from utils.registry import Registry
+
+MODELS = Registry(
+    "model",
+    {
+        "cifar_resnet32x4": "models.cifar_resnet:create_resnet32x4",
+        "cifar_resnet8x4": "models.cifar_resnet:create_resnet8x4",
+        "delta_rules": "models.delta.layers.decoder:create_rules",
+        "kimi_linear": "models.delta.layers.kimi:create_kimi",
+        "qwen3_5": "models.delta.layers.qwen:create_hybrid",
+        "qwen3": "models.delta.layers.qwen:create_qwen3",
+        "qwen3_5_moe": "models.delta.layers.qwen_next:create_hybrid_of_experts",
+        "qwen3_next": "models.delta.layers.qwen_next:create_next",
+        "rwkv7": "models.delta.layers.rwkv:create_rwkv",
+        "linear": "models.mlp:LinearRegression",
+        "mlp": "models.mlp:MLP",
+        "mnist_cnn": "models.mnist_cnn:MnistCnn",
+        "simkd": "models.reused_head:ReusedClassifier",
+        "vit_s16_sincos2d": "models.sincos_vit:create_vit_s16",
+        "transformer": "models.transformer:Transformer",
+    },
+)

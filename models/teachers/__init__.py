@@ -1,0 +1,1 @@
+"""Teachers: frozen models, their classes, features and tokens."""

@@ -1,0 +1,1 @@
+"""Programs that prove a claim about this project to those who change it."""

@@ -1,0 +1,270 @@
+"""How fast a run trains, measured through the engine's own loop; compares with earlier reports.
+
+    python -m tools.benchmark --config configs/x.yaml --steps 20 --repeats 5 --json now.json
+    python -m tools.benchmark --config configs/x.yaml --input synthetic --processes 1,2,4
+    python -m tools.benchmark --config configs/x.yaml --json now.json --compare base.json
+    python -m tools.benchmark --config configs/x.yaml --compare base.json --gate img_per_s:3:-:major
+
+Takes every flag of main.py. Warms up until nothing compiles, then times blocks of steps by the
+wall clock, input included. Nothing is evaluated or saved.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from proofs.benchmark.report import (
+    SCHEMA_VERSION,
+    get_rate_name,
+    print_report,
+    write_csv,
+    write_json,
+)
+from store.quality.report_comparison import (
+    add_report_flags,
+    check_report_flags,
+    judge_report,
+    read_base,
+)
+from store.quality.report_gates import check_settings
+from store.quality.reports import read_report
+from store.record.environment import read_environment
+from utils.config.load import RunConfig, load_config
+from utils.errors import EXIT_FAILED, UserError
+from utils.json_types import JsonObject
+from utils.log import setup_logging
+from utils.programs import run_program
+from utils.runtime.choice import choose_device, is_silent_rank, prepare_environment
+from utils.runtime.launcher import launch
+
+# A figure may be worse by so much where nothing else is said.
+_SHARE = 0.05
+_PROCESS_KEY = "--runtime.num_processes"
+
+
+class _BenchmarkParser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"command line: {message}; see python -m tools.benchmark --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, measure, report; gives the exit code."""
+    setup_logging()
+    return run_program(
+        lambda: benchmark(*parse_arguments(argv)), is_silent=is_silent_rank(),
+        interrupted="interrupted; nothing was written",
+    )  # fmt: skip
+
+
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's own flags, and the rest, which are flags of main.py.
+
+    Raises:
+      UserError: a value that nothing can be measured with.
+    """
+    parser = _BenchmarkParser(
+        prog="python -m tools.benchmark", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="All other flags are keys of the run's configuration, as for main.py.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--config", help="YAML of the run, as for main.py")
+    add("--input", choices=("real", "synthetic"), help="real: the run's own (default); synthetic: "
+        "made-up batches of its shape, ready in memory (default with --bare)")  # fmt: skip
+    add("--steps", type=int, default=20, help="steps of a block (default %(default)s)")
+    add("--repeats", type=int, default=5, help="blocks; medians count (default %(default)s)")
+    add("--warmup-steps", type=int, default=5, help="at least so many; more until nothing compiles")
+    add("--processes", metavar="N,N,...", help="measure with these numbers of processes in turn, "
+        "at the same global batch, and their scaling efficiency")  # fmt: skip
+    add("--bare", action="store_true", help="also a bare loop of the same model and optimizer, "
+        "in turns with the engine")  # fmt: skip
+    add("--random-teachers", action="store_true", help="random weights for teachers without any")
+    add("--json", type=Path, metavar="FILE", help="write the report here")
+    add("--csv", type=Path, metavar="FILE", help="write it here, a line for each measurement")
+    add("--tolerance", type=float, help="share by which a figure may be worse than in --compare, "
+        "where no --gate says more (default 0.05)")  # fmt: skip
+    add_report_flags(parser)
+    add("--cores", type=int, help=argparse.SUPPRESS)
+    options, rest = parser.parse_known_args(argv)
+    _check_options(options, rest)
+    return options, rest
+
+
+def _check_options(options: argparse.Namespace, rest: Sequence[str]) -> None:
+    for name, least in (("steps", 1), ("repeats", 1), ("warmup_steps", 0)):
+        value = getattr(options, name)
+        if value < least:
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} ({value}) must be at least {least}; raise it")
+    if options.tolerance is not None and not 0 <= options.tolerance < 1:
+        raise UserError(f"--tolerance ({options.tolerance}) must lie in [0, 1), such as 0.05")
+    check_report_flags(options, tolerance="--tolerance")
+    if options.bare and options.input == "real":
+        raise UserError("--bare has no input pipeline; use --input synthetic")
+    options.input = options.input or ("synthetic" if options.bare else "real")
+    if options.processes is not None:
+        options.processes = _parse_processes(options.processes)
+        if any(token.partition("=")[0] == _PROCESS_KEY for token in rest):
+            raise UserError(f"--processes and {_PROCESS_KEY} say the same; drop one of them")
+        if options.bare and max(options.processes) > 1:
+            raise UserError("--bare is a loop of one process; drop --processes")
+    for path in (options.json, options.csv):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise UserError(f"{path}: there is no directory {path.parent}; make it first")
+
+
+def _parse_processes(text: str) -> list[int]:
+    words = text.split(",")
+    if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
+        raise UserError(f"--processes ({text!r}) must be numbers above 0, such as 1,2,4")
+    return sorted({int(word) for word in words})
+
+
+def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
+    """Measure what is asked for, write and compare it; gives the exit code."""
+    base = read_base(options)
+    flags = [*(["--config", options.config] if options.config else []), *rest]
+    if options.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: options.cores])
+    config = load_config(flags)
+    if base is not None:
+        told = config.model_dump(mode="json")
+        check_settings(base, told, options.input, options.processes or ())
+    if options.processes:
+        code, report = measure_scaling(options, config, flags)
+    else:
+        code, report = measure_once(options, config)
+    if report is None:
+        return code
+    if options.json:
+        write_json(report, options.json)
+    if options.csv:
+        write_csv(report, options.csv)
+    print_report(report)
+    share = _SHARE if options.tolerance is None else options.tolerance
+    code, comparison = judge_report(options, base, report, max_pct=100 * share)
+    if options.json and comparison:
+        write_json({**report, "comparison": comparison}, options.json)
+    return code
+
+
+def measure_once(options: argparse.Namespace, config: RunConfig) -> tuple[int, JsonObject | None]:
+    """Exit code and report of one measurement; no report on ranks above zero."""
+    import json
+
+    choose_device(config.runtime)
+    from engine import NonFiniteError
+    from job.check import check
+    from proofs.benchmark.configuration import create_measured_config
+    from proofs.benchmark.loop import Pace, UnstableGraphsError, measure
+    from utils.metrics import GraphBudgetError
+    from utils.runtime.processes.children import GroupError
+    from utils.runtime.processes.ranks import ReplicaError
+
+    with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
+        is_synthetic = options.input == "synthetic"
+        measured = create_measured_config(
+            config, Path(folder), synthetic=is_synthetic, random_teachers=options.random_teachers
+        )
+        if options.bare:
+            from proofs.benchmark.bare import check_bare
+
+            check_bare(measured)
+        job = check(measured)
+        logging.captureWarnings(True)
+        path = Path(folder) / "result.json"
+        pace = Pace(
+            options.steps, options.repeats, options.warmup_steps, is_synthetic, options.bare
+        )
+        try:
+            code = launch(measured.runtime, measure, job, pace, str(path))
+        except (
+            GraphBudgetError, NonFiniteError, ReplicaError, GroupError, UnstableGraphsError
+        ) as error:  # fmt: skip
+            sys.stderr.write(f"the measurement was stopped: {error}\n")
+            return EXIT_FAILED, None
+        if code or not path.is_file():
+            return code, None
+        found = json.loads(path.read_text(encoding="utf-8"))
+    return 0, create_report(options, config, [found["result"]], found["environment"])
+
+
+def measure_scaling(
+    options: argparse.Namespace, config: RunConfig, flags: Sequence[str]
+) -> tuple[int, JsonObject | None]:
+    """One measurement for each number of processes, each in a fresh process of its own.
+
+    On the host's cores every process gets the same share, whatever their number, so that two
+    processes have twice the cores of one.
+    """
+    cores = len(os.sched_getaffinity(0))
+    share = max(1, cores // max(options.processes)) if _computes_on_host(config) else 0
+    results, environment = [], {}
+    with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
+        path = Path(folder) / "report.json"
+        for count in options.processes:
+            command = [sys.executable, "-m", "tools.benchmark", *flags]
+            command += [f"{_PROCESS_KEY}={count}", f"--json={path}", f"--input={options.input}"]
+            command += [f"--steps={options.steps}", f"--repeats={options.repeats}"]
+            command += [f"--warmup-steps={options.warmup_steps}"]
+            command += ["--random-teachers"] if options.random_teachers else []
+            command += [f"--cores={min(cores, share * count)}"] if share else []
+            threads = {"OMP_NUM_THREADS": str(share)} if share else {}
+            done = subprocess.run(command, env={**threads, **os.environ}, stdout=subprocess.DEVNULL)
+            if done.returncode:
+                return done.returncode, None
+            report = read_report(path, "--processes")
+            results += report["results"]
+            environment = report["environment"]
+    first, rate = results[0], get_rate_name(results[0])
+    for result in results:
+        per_process = result[rate] / result["processes"]
+        result["scaling_efficiency"] = per_process / (first[rate] / first["processes"])
+        result["cores_per_process"] = share or None
+    return 0, create_report(options, config, results, environment)
+
+
+def _computes_on_host(config: RunConfig) -> bool:
+    name = choose_device(config.runtime)
+    prepare_environment(name)
+    return name == "cpu" or (name == "xla" and os.environ.get("PJRT_DEVICE") == "CPU")
+
+
+def create_report(
+    options: argparse.Namespace,
+    config: RunConfig,
+    results: list[JsonObject],
+    runtime_facts: JsonObject,
+) -> JsonObject:
+    """Everything that a reader needs to believe the figures, or to measure them again."""
+    settings = {
+        "input": options.input,
+        "warmup_steps_min": options.warmup_steps,
+        "random_teachers": options.random_teachers,
+        "load_average": list(os.getloadavg()),
+        "command": shlex.join(sys.argv),
+    }
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "environment": {**read_environment(), **runtime_facts},
+        "settings": settings,
+        "config": config.model_dump(mode="json"),
+        "results": results,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

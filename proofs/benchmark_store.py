@@ -1,0 +1,191 @@
+"""What the run store's spans and sketches cost the loop.
+
+    python -m proofs.benchmark_store --config configs/x.yaml [flags of main.py]
+
+Times windows of real training steps with log points, in turn with and without the recorder of
+spans and quantiles, in one run. Beside it counts the recorder's own processor time a step, without
+any training, and what writing `sketches.json` of a million values takes. Exit code 1: the median
+of the paired ratios of processor time is above 1.01, or both together take more than 1 % of a step
+of 10 ms. Ratios of the clock are told, too; they need a machine that does nothing else. Further
+flags go to main.py's configuration. Nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proofs.timed_run import open_run
+from store.record.environment import read_environment
+from utils.config.load import load_config
+from utils.json_types import JsonObject
+from utils.log import setup_logging
+from utils.programs import create_program_parser, run_program
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engine import StepResult
+    from job.callbacks import RunCallbacks
+    from utils.config.load import RunConfig
+
+_WARM_UP = 30
+_LOG_EVERY = 10
+# The step that the cost is held against.
+_STEP_S = 0.010
+_DRY_STEPS = 100_000
+_VALUES = 1_000_000
+
+
+class _Nobody:
+    """Stands where recorder and keeper stand, and does nothing."""
+
+    def __init__(self, done: int) -> None:
+        self.done = done
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure and print; gives the exit code."""
+    setup_logging()
+    return run_program(run, *parse_arguments(argv))
+
+
+def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's flags, and those for main.py."""
+    parser = create_program_parser(
+        __doc__, prog="python -m proofs.benchmark_store", allow_abbrev=False
+    )
+    parser.add_argument("--config", required=True, help="YAML file of the run")
+    parser.add_argument("--pairs", type=int, default=200, help="windows with and without to time")
+    parser.add_argument("--steps", type=int, default=20, help="of a window")
+    parser.add_argument("--out", type=Path, help="write the figures as JSON")
+    return parser.parse_known_args(argv)
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> int:
+    """Measure in a folder that goes afterwards, and report; gives the exit code."""
+    with tempfile.TemporaryDirectory(prefix="store-cost-") as folder:
+        places = [f"--run.output_dir={folder}", "--run.run_id=cost", "--run.tensorboard=false"]
+        places += ["--train.steps=100000000"]  # more than will be timed
+        facts = measure(load_config(["--config", options.config, *flags, *places]), options)
+    facts["environment"] = read_environment()
+    if options.out:
+        options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    print(
+        f"{1000 * facts['step_s']:.2f} ms a step on {facts['device']}, a log line every "
+        f"{_LOG_EVERY} steps; {options.pairs} pairs of windows of {options.steps} steps\n"
+        f"with / without, medians and middle halves: processor {_tell(facts['processor'])}, "
+        f"clock {_tell(facts['clock'])}\n"
+        f"recorder alone: {facts['recorder_us']:.2f} us of processor time a step; sketches.json "
+        f"of {_VALUES:,} values: {facts['write_ms']:.1f} ms, once in {facts['every_s']:.1f} s\n"
+        f"together {100 * facts['share']:.2f} % of a step of {1000 * _STEP_S:.0f} ms"
+    )
+    return int(facts["processor"][1] > 1.01 or facts["share"] > 0.01)
+
+
+def _tell(quartiles: list[float]) -> str:
+    low, middle, high = quartiles
+    return f"{middle:.4f} ({low:.4f} to {high:.4f})"
+
+
+def measure(config: RunConfig, options: argparse.Namespace) -> JsonObject:
+    """Ratios, and the recorder's own cost."""
+    with open_run(config) as callbacks:
+        from engine import run_steps
+
+        runtime, parts = callbacks.runtime, callbacks.parts
+        steps = run_steps(
+            parts.state, callbacks.get_batches(0), parts.task, runtime, parts.plan,
+            callbacks.begin_step,
+        )  # fmt: skip
+        with contextlib.closing(steps):
+            time_steps(callbacks, steps, _WARM_UP)
+            facts = _time_pairs(callbacks, steps, options)
+        facts |= _time_recorder(callbacks)
+    return {**facts, "device": str(runtime.device), "config": config.model_dump(mode="json")}
+
+
+def time_steps(
+    callbacks: RunCallbacks, steps: Iterator[StepResult], count: int
+) -> tuple[float, float]:
+    """Seconds of that many steps with their log lines: by the processor, and by the clock."""
+    runtime = callbacks.runtime
+    began, began_s = time.process_time(), time.perf_counter()
+    for number in range(1, count + 1):
+        result = next(steps)
+        if number % _LOG_EVERY == 0:
+            values = runtime.fetch(result.values).tolist()
+            callbacks.write(result.step, "train", dict(zip(result.names, values, strict=False)))
+    return time.process_time() - began, time.perf_counter() - began_s
+
+
+def _time_pairs(
+    callbacks: RunCallbacks, steps: Iterator[StepResult], options: argparse.Namespace
+) -> JsonObject:
+    """Windows with and without the recorder, each pair in the other order than the one before."""
+    runtime, recorder, keeper = callbacks.runtime, callbacks.recorder, callbacks.keeper
+    plain: list[float] = []
+    ratios: list[tuple[float, float]] = []
+    for pair in range(options.pairs):
+        seconds = {}
+        for is_on in (True, False) if pair % 2 else (False, True):
+            nobody: Any = _Nobody(recorder.done)
+            callbacks.recorder, callbacks.keeper = (recorder, keeper) if is_on else (nobody, nobody)
+            runtime.instruments.watcher = recorder if is_on else None
+            seconds[is_on] = time_steps(callbacks, steps, options.steps)
+            recorder.end_steps()
+        plain.append(seconds[False][1] / options.steps)
+        ratios.append((seconds[True][0] / seconds[False][0], seconds[True][1] / seconds[False][1]))
+    callbacks.recorder, callbacks.keeper, runtime.instruments.watcher = recorder, keeper, recorder
+    processor, clock = (statistics.quantiles(side, n=4) for side in zip(*ratios, strict=True))
+    return {"step_s": statistics.median(plain), "processor": processor, "clock": clock}
+
+
+def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
+    """What a step costs where nothing is trained, and what a file of many values costs."""
+    import numpy as np
+
+    with_s, without_s = (_time_dry_steps(callbacks, is_on=is_on) for is_on in (True, False))
+    keeper = callbacks.keeper
+    values = np.random.default_rng(3).lognormal(-4, 0.5, _VALUES)
+    for name in ("step_s", "input_wait_s", "grad_norm"):
+        keeper.sketches.add(name, values)
+    began = time.perf_counter()
+    keeper.write(callbacks.recorder.done)
+    write_s = time.perf_counter() - began
+    every_s = keeper.get_wait_s(write_s)
+    step_s = (with_s - without_s) / _DRY_STEPS
+    return {"recorder_us": 1e6 * step_s, "write_ms": 1e3 * write_s, "every_s": every_s,
+            "share": step_s / _STEP_S + write_s / every_s}  # fmt: skip
+
+
+def _time_dry_steps(callbacks: RunCallbacks, *, is_on: bool) -> float:
+    """Seconds of processor time of steps in which nothing happens."""
+    runtime, recorder, keeper = callbacks.runtime, callbacks.recorder, callbacks.keeper
+    runtime.instruments.watcher = recorder if is_on else None
+    first, began = recorder.done, time.process_time()
+    for step in range(first, first + _DRY_STEPS):
+        if is_on:
+            recorder.begin_step(step)
+        with runtime.span("input"):
+            pass
+        with runtime.span("step"):
+            pass
+        if is_on and step % _LOG_EVERY == 0:
+            recorder.end_window(step)
+            keeper.add("grad_norm", 1.0)
+    return time.process_time() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())

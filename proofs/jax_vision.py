@@ -1,0 +1,206 @@
+"""Holds a step of a vision transformer or a Mixer against the same step in plain JAX, by the TPU compiler.
+
+    python -m proofs.jax_vision --config configs/tpu_step.yaml --batch 128 --num-classes 1000
+
+Both are compiled by the same libtpu for one device: ours as the engine traces it, in the
+micro-batches that cost least (`--split` leaves the search out), JAX's as `bill/children/vision_child.py`
+writes it, as one batch: AdamW, labels or one teacher's softened answers, neither clipping nor
+mixing. Exit code 1: ours costs more by the estimate or by bundles.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bill import compile_for_tpu
+from bill.targets import parse_target
+from utils.config.load import load_config
+from utils.errors import UserError
+from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from bill.compile_for_tpu import Compilation
+    from bill.schema import Report
+    from utils.config.distill import TeacherSection
+    from utils.config.load import RunConfig
+    from utils.json_types import JsonObject
+
+_CHILD = Path(__file__).resolve().parents[1] / "bill" / "children" / "vision_child.py"
+_KINDS = {
+    "VisionTransformer": "vit", "VisionTransformerDistilled": "vit", "MlpMixer": "mixer",
+}  # fmt: skip
+_FIGURES = ("estimated_mcycles", "bundles_mcycles", "peak_gib", "tflop")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Parse flags, compile both, print; gives the exit code."""
+    return run_program(run, *parse_arguments(argv))
+
+
+def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The tool's own flags, and those of main.py that change the run."""
+    parser = create_program_parser(__doc__, prog="python -m proofs.jax_vision", allow_abbrev=False)
+    add = parser.add_argument
+    add("--config", type=Path, required=True, help="the run's YAML")
+    add("--target", default="v5e:1x1", help="generation and slice (default %(default)s)")
+    add("--batch", type=int, required=True, help="images on the device")
+    add("--num-classes", type=int, default=1000, help="classes (default %(default)s)")
+    add("--split", type=int, help="micro-batches of ours; none: those that cost least")
+    add("--estimate-only", action="store_true",
+        help="with --jax-only: count no bundles, which is quicker")  # fmt: skip
+    add("--jax-only", action="store_true", help="compile JAX's step alone")
+    add("--jax-split", type=int, default=1, help="micro-batches of JAX's (default %(default)s)")
+    add("--attention-block", type=int, default=0,
+        help="images whose attention JAX computes at once, in a loop; 0: all")  # fmt: skip
+    add("--json", type=Path, help="write the figures here")
+    add("--time-limit", type=float, default=3600.0, help="seconds that a compilation may take")
+    return parser.parse_known_args(argv)
+
+
+def run(options: argparse.Namespace, flags: list[str]) -> int:
+    """Compile both steps and compare them."""
+    from bill.compiler import require_compiler
+
+    require_at_least(1, options, "time_limit")
+    config = load_config(["--config", str(options.config), *flags])
+    prepare_file(options.json, "--json")
+    if options.estimate_only and not options.jax_only:
+        raise UserError("--estimate-only would leave kernels of ours out; give --jax-only, too")
+    require_compiler()
+    target = parse_target(options.target, 1)
+    compilation = compile_for_tpu.Compilation(config, target, 1, options.batch)
+    request = describe_vision(config, options)
+    figures = {"jax": measure_jax(request, compilation, options)}
+    if not options.jax_only:
+        figures["ours"] = measure_ours(compilation, options, flags)
+    told = [name for name in _FIGURES if name in figures["jax"]]
+    for name in told:
+        print(f"{name:<18}", *(f"{kind} {row[name]:10.3f}  " for kind, row in figures.items()))
+    if options.json:
+        content = {**figures, "request": request}
+        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    if options.jax_only:
+        return 0
+    ratios = {name: figures["ours"][name] / figures["jax"][name] for name in told}
+    print(f"{'ratio':<18}", *(f"{name} {ratio:.3f}x" for name, ratio in ratios.items()))
+    return int(any(ratios.get(name, 0.0) > 1.0 for name in _FIGURES[:2]))
+
+
+def describe_vision(config: RunConfig, options: argparse.Namespace) -> JsonObject:
+    """The sizes of the run's step, as the child takes them.
+
+    Raises:
+      UserError: the run is none that the JAX program knows.
+    """
+    from models.factory import create_model
+    from models.teachers.teacher import get_teacher_sections
+
+    classes = options.num_classes
+    student = create_model(config.model, device="meta", num_classes=classes)
+    taught = get_teacher_sections(config.distill)
+    others = {
+        "train.task": (config.train.task, "classify"),
+        "optim.name": (config.optim.name, "adamw"),
+        "optim.max_grad_norm": (config.optim.max_grad_norm, None),
+        "runtime.precision": (config.runtime.precision, "bf16"),
+        "train.ema": (config.train.ema, False),
+        "distill.loss": (config.distill.loss, "kd" if taught else ""),
+        "distill.losses": (config.distill.losses, ()),
+        "distill.teachers": (len(taught), min(len(taught), 1)),
+    }
+    for key, (value, only) in others.items():
+        if value != only:
+            raise UserError(f"{key} ({value!r}) is not in the JAX program; give {only!r}")
+    return {
+        "batch": options.batch, "classes": classes, "parts": options.jax_split,
+        "attention_block": options.attention_block,
+        "alpha": config.distill.alpha if taught else 0.0,
+        "teacher": _describe_teacher(taught[0], classes) if taught else None,
+        "temperature": config.distill.temperature,
+        "student": _describe_model(student, config.model.name, "model.name"),
+    }  # fmt: skip
+
+
+def _describe_teacher(section: TeacherSection, classes: int) -> JsonObject:
+    """Sizes of a teacher."""
+    from models.factory import build_model
+
+    arguments = {"num_classes": classes, **section.args}
+    built = build_model(section.model, arguments, key="distill.teacher", device="meta")
+    return _describe_model(built, section.model, "distill.teacher")
+
+
+def _describe_model(model: nn.Module, name: str, key: str) -> JsonObject:
+    """Sizes of timm's model, which is on the meta device."""
+    kind = _KINDS.get(type(model).__name__)
+    if kind is None:
+        raise UserError(f"{key} ({name}) is not in the JAX program; it has ViTs and Mixers")
+    first, patches = model.blocks[0], model.stem if kind == "mixer" else model.patch_embed
+    found = {
+        "kind": kind, "image": patches.img_size[0], "patch": patches.patch_size[0],
+        "depth": len(model.blocks), "width": patches.proj.out_channels,
+        "prefix": getattr(model, "num_prefix_tokens", 0), "mixing": 0, "heads": 0,
+    }  # fmt: skip
+    if kind == "mixer":
+        mixing, hidden = first.mlp_tokens.fc1.out_features, first.mlp_channels.fc1.out_features
+        return {**found, "hidden": hidden, "mixing": mixing}
+    return {**found, "hidden": first.mlp.fc1.out_features, "heads": first.attn.num_heads}
+
+
+def measure_jax(
+    request: JsonObject, compilation: Compilation, options: argparse.Namespace
+) -> dict[str, float]:
+    """Figures of JAX's step.
+
+    Raises:
+      UserError: it does not fit, so it has no cost.
+    """
+    from bill.yardstick import compile_jax
+
+    found = compile_jax(
+        _CHILD, request, compilation, time_limit_s=options.time_limit,
+        with_bundles=not options.estimate_only,
+    )  # fmt: skip
+    return _read(compile_for_tpu.describe(compilation, *found, "JAX", []), compilation)
+
+
+def measure_ours(
+    compilation: Compilation, options: argparse.Namespace, flags: list[str]
+) -> dict[str, float]:
+    """Figures of the run's own step, split as asked or as it costs least."""
+    options.assume, options.hlo, options.cache_dir, options.write = [], None, None, False
+    options.bundles = options.micro_batches = True
+    if options.split is None:
+        report = compile_for_tpu.find_micro_batches(compilation, options, flags)
+    else:
+        one = compile_for_tpu.split(compilation, options.split)
+        report = compile_for_tpu.create_report(one, options, flags)
+    return _read(report, compilation)
+
+
+def _read(report: Report, compilation: Compilation) -> dict[str, float]:
+    if not report.fits:
+        raise UserError(
+            f"--batch ({compilation.batch}) does not fit {compilation.target.name}; lower it"
+        )
+    lonely = report.bundles.unestimated_mcycles if report.bundles else 0.0
+    found = {
+        "estimated_mcycles": report.estimated_mcycles + lonely, "tflop": report.flops / 1e12,
+        "peak_gib": report.memory.peak_bytes / 2**30, "compile_s": report.compile_s,
+    }  # fmt: skip
+    if report.bundles:
+        found["bundles_mcycles"] = report.bundles_mcycles
+        found["matrix_mcycles"] = report.bundles.matrix_mcycles
+        found["dma_gb"] = (report.bundles.dma_bytes + report.bundles.async_bytes) / 1e9
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""What the finished runs say: the weight that was chosen, the rows, and how stable their order is.
+
+Nothing here prints or trains.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from proofs.kd_table.entries import Entry
+from proofs.kd_table.phases import read_multiple
+from service.sweeps.report import TrialState
+from store.compare.statistics import (
+    Delta,
+    MeanInterval,
+    adjust,
+    compute_delta,
+    compute_interval,
+    compute_joint_delta,
+)
+
+BASE = "kd"
+Scores = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class WeightChoice:
+    """The weight of a method, found on the validation split.
+
+    Args:
+      multiple: of the entry's own weight.
+      validation: mean top-1 of each multiple that was tried, over the seeds of the search.
+      is_edge: the best one is the least or the largest that was tried: the true best may lie
+        outside.
+    """
+
+    weight: float
+    multiple: float
+    validation: Mapping[float, float]
+    is_edge: bool
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A method on a set.
+
+    Args:
+      scores: seed -> top-1 on the test split, of the seeds whose runs are complete.
+      gain: over the student alone, paired by seeds.
+      p_alone, p_base: of no difference to the student alone and to `kd`, after Holm's correction
+        over all methods of the set; none: too few runs to say.
+      failures: what went wrong, one for each reason.
+    """
+
+    name: str
+    choice: WeightChoice | None
+    scores: Scores
+    interval: MeanInterval | None = None
+    gain: Delta | None = None
+    p_alone: float | None = None
+    p_base: float | None = None
+    failures: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JointRow:
+    """A method over all sets.
+
+    Args:
+      gain: over the student alone: the mean of its mean gains on the sets.
+      p_alone, p_base: as of `TableRow`, after Holm's correction over all methods of this list.
+    """
+
+    name: str
+    gain: Delta
+    p_alone: float
+    p_base: float | None
+
+
+@dataclass(frozen=True)
+class Stability:
+    """How alike rankings of methods are: Kendall's tau-b of each pair of them.
+
+    Args:
+      mean, low, high: over the pairs.
+    """
+
+    mean: float
+    low: float
+    high: float
+    pairs: int
+    methods: int
+
+
+def choose_weight(entry: Entry, states: Sequence[TrialState]) -> WeightChoice | None:
+    """The multiple with the best mean on the validation split, of equals the smallest.
+
+    None where no multiple has all of its seeds.
+    """
+    tried: dict[float, list[float | None]] = {}
+    for one in states:
+        tried.setdefault(round(read_multiple(one, entry), 9), []).append(read_score(one))
+    whole = {
+        multiple: math.fsum(scores) / len(scores)
+        for multiple, scores in sorted(tried.items())
+        if None not in scores
+    }
+    if not whole:
+        return None
+    best = max(whole, key=lambda multiple: (whole[multiple], -multiple))
+    is_edge = len(whole) > 1 and best in (min(whole), max(whole))
+    return WeightChoice(entry.term["weight"] * best, best, whole, is_edge)
+
+
+def find_further(entry: Entry, states: Sequence[TrialState]) -> float | None:
+    """The multiple to try beyond the best one, as far from it as its neighbour; none: no edge.
+
+    None, too, where that one was tried and is not whole: its runs have failed.
+    """
+    choice = choose_weight(entry, states)
+    if choice is None or not choice.is_edge:
+        return None
+    tried = sorted(choice.validation)
+    neighbour = tried[1] if choice.multiple == tried[0] else tried[-2]
+    further = float(f"{choice.multiple * choice.multiple / neighbour:.6g}")
+    return None if further in {round(read_multiple(one, entry), 9) for one in states} else further
+
+
+def read_score(state: TrialState) -> float | None:
+    """A trial's metric; none: it is not complete, or the metric is no number."""
+    is_good = state.state == "complete" and state.value is not None
+    return state.value if is_good and math.isfinite(state.value) else None
+
+
+def make_row(name: str, choice: WeightChoice | None, states: Sequence[TrialState]) -> TableRow:
+    """A row without its comparisons."""
+    found = {one.trial.seed: read_score(one) for one in states}
+    scores = {seed: score for seed, score in sorted(found.items()) if score is not None}
+    reasons = [one.reason or one.state for one in states if read_score(one) is None]
+    interval = compute_interval(list(scores.values())) if scores else None
+    return TableRow(name, choice, scores, interval, failures=tuple(dict.fromkeys(reasons)))
+
+
+def compare_rows(alone: TableRow, rows: Sequence[TableRow]) -> list[TableRow]:
+    """The rows with their gains and corrected p values, the best first."""
+    base = next((row for row in rows if row.name == BASE), None)
+    rows = [replace(row, gain=_compare(alone, row)) for row in rows]
+    against = [None if base is None or row.name == BASE else _compare(base, row) for row in rows]
+    p_alone, p_base = _correct([row.gain for row in rows]), _correct(against)
+    rows = [
+        replace(row, p_alone=first, p_base=second)
+        for row, first, second in zip(rows, p_alone, p_base, strict=True)
+    ]
+    return sorted(rows, key=lambda row: -row.interval.mean if row.interval else math.inf)
+
+
+def join_sets(alone: Sequence[TableRow], rows: Sequence[Sequence[TableRow]]) -> list[JointRow]:
+    """What all sets say of each method together, the best first; empty: of one set alone.
+
+    Seeds are paired within a set, sets have the same weight, and only methods with a row on each
+    set are there. Five seeds have 4 degrees of freedom on a set and up to 8 on two.
+
+    Args:
+      alone: the student alone, of each set.
+    """
+    known = [{row.name: row.scores for row in some} for some in rows]
+    names = sorted(set.intersection(*map(set, known))) if len(known) > 1 else []
+    bases = [one.scores for one in alone]
+    gains = {name: _join(bases, known, name) for name in names}
+    against = {}
+    if BASE in names:
+        bases = [one[BASE] for one in known]
+        against = {name: _join(bases, known, name) for name in names if name != BASE}
+    names = [name for name in names if gains[name] is not None]
+    p_alone = _correct([gains[name] for name in names])
+    p_base = _correct([against.get(name) for name in names])
+    found = map(JointRow, names, [gains[name] for name in names], p_alone, p_base)
+    return sorted(found, key=lambda row: -row.gain.value)
+
+
+def compare_seeds(rows: Sequence[TableRow]) -> Stability | None:
+    """Kendall's tau between the rankings that the seeds of one set give."""
+    seeds = sorted({seed for row in rows for seed in row.scores})
+    return _rank([{row.name: row.scores[s] for row in rows if s in row.scores} for s in seeds])
+
+
+def compare_sets(tables: Mapping[str, Sequence[TableRow]]) -> Stability | None:
+    """The same between the rankings of the sets, each by its means."""
+    means = [{r.name: r.interval.mean for r in rows if r.interval} for rows in tables.values()]
+    return _rank(means)
+
+
+def _compare(base: TableRow, row: TableRow) -> Delta | None:
+    return compute_delta(base.scores, row.scores) if base.scores and row.scores else None
+
+
+def _join(
+    bases: Sequence[Scores], known: Sequence[Mapping[str, Scores]], name: str
+) -> Delta | None:
+    return compute_joint_delta([(base, one[name]) for base, one in zip(bases, known, strict=True)])
+
+
+def _correct(deltas: Sequence[Delta | None]) -> list[float | None]:
+    asked = [one.p for one in deltas if one is not None and one.p is not None]
+    corrected = iter(adjust(asked))
+    return [None if one is None or one.p is None else next(corrected) for one in deltas]
+
+
+def _rank(rankings: Sequence[Mapping[str, float]]) -> Stability | None:
+    """Tau over all pairs, on the methods that every ranking has."""
+    from scipy.stats import kendalltau
+
+    names = sorted(set.intersection(*map(set, rankings))) if rankings else []
+    pairs = [
+        float(kendalltau([one[n] for n in names], [other[n] for n in names]).statistic)
+        for one, other in itertools.combinations(rankings, 2)
+        if len(names) > 1
+    ]
+    pairs = [tau for tau in pairs if math.isfinite(tau)]  # none where all methods are equal
+    if not pairs:
+        return None
+    return Stability(math.fsum(pairs) / len(pairs), min(pairs), max(pairs), len(pairs), len(names))

@@ -1,0 +1,134 @@
+"""Write docs/results.md from the section `source` of the recipes: published figures, differences.
+
+    python -m proofs.recipe_table
+
+`tests/test_recipe_sources.py` compares each value with the run that the YAML builds, and the page
+with what this program writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from utils.config.layers import merge_layers, read_layers
+from utils.config.source import SourceSection
+from utils.programs import run_program
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+DOCUMENT = "docs/results.md"
+FOLDERS = ("imagenet", "kd")
+SINGLE = ("augreg_b32_cifar10.yaml",)
+_HEAD = """\
+# Recipes, their published figures, and what differs
+
+Each file below `configs/imagenet/` and `configs/kd/` holds in its section `source` what its
+publication states. A test builds the run and compares: keys of the configuration, learning rates,
+decay, stochastic depth block by block, the law of the crops, and the view of evaluation. What
+differs is listed here with its reason, and nothing else differs among what is stated. This page is
+written by `python -m proofs.recipe_table`.
+
+The figures are the publications' own. None of these recipes was run here. Names are keys of the
+configuration or properties of the built run ([recipes.md](recipes.md#recipes-as-data)).
+"""
+_EVERYWHERE = """\
+## What holds for all of them
+
+- Mixup and cutmix mix an example with its neighbour in the global batch; timm takes the mirrored
+  place in a rank's batch, big_vision the place before. Batches are shuffled: pairs are as random.
+- `mix_mode: batch` draws once for the global batch; timm draws once for each rank's batch.
+- Incomplete last batches of an epoch are dropped, and a run is whole epochs of whole batches.
+- Adam's and LAMB's moments and the weights are float32; matrix products are bfloat16 on a TPU.
+"""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the page; gives the exit code."""
+    program = "python -m proofs.recipe_table"
+    argparse.ArgumentParser(prog=program, description=__doc__.partition("\n")[0]).parse_args(argv)
+    return run_program(write_page)
+
+
+def write_page() -> None:
+    (ROOT / DOCUMENT).write_text(format_page(), encoding="utf-8")
+
+
+def list_recipes() -> list[Path]:
+    """The files that carry a source, in the page's order."""
+    found = [path for folder in FOLDERS for path in sorted((CONFIGS / folder).glob("*.yaml"))]
+    return [*found, *(CONFIGS / name for name in SINGLE)]
+
+
+def read_source(path: Path) -> SourceSection:
+    """Read the section `source` of a file and of what it extends."""
+    return SourceSection.model_validate(
+        merge_layers(read_layers(str(path), None)).get("source", {})
+    )
+
+
+def format_page() -> str:
+    """Format the whole page."""
+    sources = {
+        path.relative_to(CONFIGS).with_suffix("").as_posix(): read_source(path)
+        for path in list_recipes()
+    }
+    published = {name: source for name, source in sources.items() if source.published}
+    others = {name: source for name, source in sources.items() if not source.published}
+    parts = [_HEAD, "## Published figures\n", *_format_table(published, "published, not run here")]
+    parts += ["\n## Without a published figure\n", *_format_table(others, "after")]
+    parts += ["", _EVERYWHERE, "## What differs from the source\n"]
+    for name, source in sources.items():
+        parts += _format_differences(name, source)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _format_table(sources: dict[str, SourceSection], title: str) -> Iterator[str]:
+    yield f"| recipe | {title} | source | differs in |"
+    yield "|---|---|---|---|"
+    for name, source in sources.items():
+        count = len(source.differs)
+        differs = f"[{count} of {len(source.values)}](#{_anchor(name)})" if count else "nothing"
+        figure = source.published or f"{len(source.values)} stated values"
+        yield f"| `{name}` | {figure} | {_format_source(source)} | {differs} |"
+
+
+def _format_source(source: SourceSection) -> str:
+    """The publication, and a link to the repository at its commit with the names of its files."""
+    if not source.code:
+        return source.paper
+    repository, _, files = source.code.partition(": ")
+    names = ", ".join(file.rpartition("/")[2] for file in files.split(", "))
+    url = f"https://github.com/{repository}/tree/{source.commit}"
+    return f"{source.paper}, [{repository}]({url}): {names}"
+
+
+def _format_differences(name: str, source: SourceSection) -> Iterator[str]:
+    if not source.differs:
+        return
+    yield f"### `{name}`\n"
+    yield "| name | source | reason |"
+    yield "|---|---|---|"
+    for key, reason in source.differs.items():
+        yield f"| `{key}` | {_format_value(source.values[key])} | {reason} |"
+    yield ""
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    text = yaml.safe_dump(value, default_flow_style=True, width=float("inf"), sort_keys=False)
+    return text.removesuffix("\n").removesuffix("...").removesuffix("\n")
+
+
+def _anchor(name: str) -> str:
+    return name.replace("/", "").lower()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""`/api/v1/compare` and `/api/v1/trends`: runs against each other, benchmarks over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel, Field
+
+from service.web.answers import (
+    CompareAnswer,
+    ComparisonRow,
+    GateAnswer,
+    GateRow,
+    TrendList,
+    TrendRow,
+)
+from service.web.catalogue import RunCatalogue
+from service.web.problems import list_problems
+from service.web.serving import Parts
+from store.compare.report import (
+    choose_metrics,
+    compare_all,
+    create_report,
+    should_be_equal,
+    tell_divergence,
+)
+from store.compare.sides import Comparison, Side
+from store.quality.gates import (
+    check_finished,
+    check_known,
+    check_sides,
+    get_code,
+    parse_gate,
+    settle_direction,
+)
+from store.quality.trends import find_trends, read_reports
+from utils.config.keys import get_neutral_keys
+from utils.errors import UserError
+from utils.json_types import JsonObject, make_finite
+from utils.storage.places import is_remote, to_path
+
+router = APIRouter(prefix="/api/v1", tags=["compare"])
+# A side may be a filter of many runs; all of them are read.
+_MOST_RUNS = 500
+Sides = Annotated[
+    list[str],
+    Query(min_length=2, max_length=16, description="RUN, several with commas, or NAME:FILTER"),
+]
+
+
+@router.get("/compare", responses=list_problems())
+def compare_runs(
+    parts: Parts,
+    run: Sides,
+    metrics: Annotated[str, Query(max_length=4096, description="numbers, with commas")] = "",
+    exact: Annotated[bool, Query(description="look where two runs part that differ, too")] = False,
+) -> CompareAnswer:
+    """The first side is the base; each further one is held against it."""
+    sides = read_sides(parts.runs, run)
+    return CompareAnswer(**make_finite(report_sides(sides, metrics, exact=exact)))
+
+
+class GateQuery(BaseModel):
+    """Two sides, and what the new one may lose."""
+
+    base: str = Field(max_length=4096, description="a side, as in compare")
+    new: str = Field(max_length=4096)
+    gate: list[Annotated[str, Field(max_length=512)]] = Field(
+        min_length=1, max_length=64, description="metric[@aggregate]:max_pct:max_abs:severity[?]"
+    )
+    undecided: Literal["", "fail", "pass"] = ""
+    unfinished: bool = Field(False, description="judge runs that are not complete, too")
+
+
+@router.get("/gates", responses=list_problems())
+def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> GateAnswer:
+    """Whether new runs are worse than others by more than is allowed."""
+    gates = [parse_gate(text) for text in query.gate]
+    base, new = read_sides(parts.runs, [query.base, query.new])
+    if not query.unfinished:
+        check_finished((base, new))
+    check_known(gates, (base, new))
+    findings = [check_sides(settle_direction(gate), base, new) for gate in gates]
+    rows = [GateRow(**make_finite({**asdict(one), "gate": str(one.gate)})) for one in findings]
+    code = get_code(findings, query.undecided)
+    return GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
+
+
+@router.get("/trends", responses=list_problems())
+def list_trends(parts: Parts) -> TrendList:
+    """Each figure of the benchmark reports that the store keeps."""
+    if is_remote(parts.store):
+        return TrendList(trends=[])
+    series = read_reports(to_path(parts.store))
+    found = [trend for name, reports in series.items() for trend in find_trends(name, reports)]
+    return TrendList(trends=[TrendRow(**make_finite(asdict(one))) for one in found])
+
+
+def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
+    """The sides that are named.
+
+    Raises:
+      UserError: no such run, a filter that none fits, or too many of them.
+    """
+    selector = runs.create_selector()
+    sides = [selector.read_side(text[:4096]) for text in texts]
+    count = sum(len(side.records) for side in sides)
+    if count > _MOST_RUNS:
+        raise UserError(f"{count} runs are too many to compare at once; {_MOST_RUNS} is the most")
+    return sides
+
+
+def report_sides(sides: Sequence[Side], metrics: str, *, exact: bool) -> JsonObject:
+    """The fields of a `CompareAnswer`; tensors of checkpoints are not read for it.
+
+    Raises:
+      UserError: no run has one of the numbers, or `exact` of other sides than two single runs.
+    """
+    ignored = get_neutral_keys()
+    compared = compare_all(sides, choose_metrics(metrics, sides, "metrics"))
+    divergence = None
+    if exact or should_be_equal(sides, ignored):
+        divergence = tell_divergence(sides, with_tensors=False)
+    report = create_report(sides, compared, ignored, divergence)
+    report["metrics"] = [[_describe(one) for one in found] for found in compared]
+    return report
+
+
+def _describe(row: Comparison) -> JsonObject:
+    values = asdict(row)
+    entry = values.pop("entry")
+    values["unit"], values["direction"] = ("", "none")
+    if entry is not None:
+        values |= {"unit": entry["unit"], "direction": entry["direction"]}
+    return {name: value for name, value in values.items() if name in ComparisonRow.model_fields}

@@ -1,0 +1,244 @@
+"""The pages of the queue, of sweeps and of submissions, and their forms."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import ValidationError
+from starlette.responses import RedirectResponse, Response
+
+from service.jobs.files import ROOT
+from service.jobs.state import JobView
+from service.sweeps.plan import list_sweeps, read_sweep, resolve_base
+from service.sweeps.report import list_trials, tabulate_sweep
+from service.sweeps.spec import SweepSpec
+from service.web.again import describe_submission
+from service.web.answers import SubmitRequest
+from service.web.forms import Fields
+from service.web.gate import ESTIMATE, SUBMIT
+from service.web.problems import ServiceProblem
+from service.web.rendering import render_page
+from service.web.routes.jobs import JobId, find_job, reopen, stop
+from service.web.routes.runs import Name
+from service.web.serving import Asker, Parts, Service
+from service.web.submitting import read_request, submit
+from service.web.text import strip_controls
+from service.web.views.jobs import make_sweep_line, make_sweep_view, show_job
+from service.web.views.submit import CONFIG, DEED, SLOTS, TARGET, make_groups, read_overrides
+from service.web.views.verdict import show_bills, show_report
+from utils.config.load import combine_config
+from utils.errors import UserError
+
+router = APIRouter(include_in_schema=False)
+_MOST_JOBS = 200
+_LOG_BYTES = 64 << 10
+_TARGET = "v5e:2x2"
+
+
+@router.get("/queue")
+def show_queue(
+    request: Request, parts: Parts, state: Annotated[str, Query(max_length=40)] = ""
+) -> Response:
+    """All jobs of this machine."""
+    return _render_queue(request, parts, state)
+
+
+@router.get("/queue/{job_id}")
+def show_one(request: Request, parts: Parts, job_id: JobId) -> Response:
+    """One job with its log."""
+    return _render_job(request, parts, find_job(parts, job_id))
+
+
+@router.post("/queue/{job_id}/stop")
+def stop_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
+    """Ask a job to end, and show it."""
+    try:
+        return RedirectResponse(f"/queue/{stop(parts, asker, job_id).id}", 303)
+    except ServiceProblem as error:
+        return _refuse(request, parts, job_id, error)
+
+
+@router.post("/queue/{job_id}/reopen")
+def reopen_one(request: Request, parts: Parts, asker: Asker, job_id: JobId) -> Response:
+    """Let a job go on, and show it."""
+    try:
+        return RedirectResponse(f"/queue/{reopen(parts, asker, job_id).id}", 303)
+    except ServiceProblem as error:
+        return _refuse(request, parts, job_id, error)
+
+
+@router.get("/sweeps")
+def show_sweeps(request: Request, parts: Parts) -> Response:
+    """All sweeps of the store."""
+    lines, faults = [], []
+    for name in list_sweeps(parts.store):
+        try:
+            spec = read_sweep(parts.store, name)
+            states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
+            lines.append(make_sweep_line(spec, states, tabulate_sweep(spec, states)))
+        except UserError as error:
+            faults.append(str(error))
+    return render_page(request, "sweeps.html", "Sweeps", lines=lines, faults=faults)
+
+
+@router.get("/sweeps/{name}")
+def show_sweep(
+    request: Request, parts: Parts, name: Annotated[str, Path(min_length=1, max_length=128)]
+) -> Response:
+    """One sweep: its table and its trials."""
+    try:
+        spec: SweepSpec = read_sweep(parts.store, name)
+        states = list_trials(parts.queue, spec, resolve_base(spec).run.experiment)
+    except UserError as error:
+        raise ServiceProblem(404, str(error)) from error
+    view = make_sweep_view(spec, states, tabulate_sweep(spec, states))
+    return render_page(request, "sweep.html", "Sweeps", view=view)
+
+
+@router.post("/runs/{experiment}/{name}/again")
+def run_again(parts: Parts, asker: Asker, experiment: Name, name: Name) -> Response:
+    """Submit a run's own configuration as a new run, after the checks of any submission."""
+    wanted = describe_submission(parts, parts.runs.open_run(experiment, name))
+    job, _ = submit(parts, asker, wanted)
+    assert job is not None  # it was no dry run
+    return RedirectResponse(f"/queue/{job.id}", 303)
+
+
+@router.get(SUBMIT)
+def show_form(
+    request: Request, parts: Parts, config: Annotated[str, Query(max_length=1024)] = "",
+) -> Response:  # fmt: skip
+    """The form of a submission; what stands in the address stands in its fields."""
+    typed = {key: value for key, value in request.query_params.items() if key != ESTIMATE}
+    return _render_form(request, parts, config, typed, is_asked=ESTIMATE in request.query_params)
+
+
+@router.post(SUBMIT)
+def take_form(request: Request, parts: Parts, asker: Asker, fields: Fields) -> Response:
+    """Check, ask the compiler, or start."""
+    config, deed = fields.get(CONFIG, ""), fields.get(DEED, "check")
+    try:
+        wanted = _read_wish(fields, dry_run=deed != "start")
+        if deed == "compile":
+            parts.estimator.start(read_request(parts, wanted), fields.get(TARGET) or _TARGET)
+            kept = {key: value for key, value in fields.items() if value and key != DEED}
+            where = request.url_for("show_form").include_query_params(**kept, **{ESTIMATE: "1"})
+            return RedirectResponse(f"{where.path}?{where.query}", 303)
+        job, _ = submit(parts, asker, wanted)
+        if job is not None:
+            return RedirectResponse(f"/queue/{job.id}", 303)
+        return _render_form(request, parts, config, fields, is_asked=True)
+    except UserError as error:
+        return _render_form(request, parts, config, fields, error=error)
+
+
+def _read_wish(fields: Mapping[str, str], *, dry_run: bool = True) -> SubmitRequest:
+    slots = fields.get(SLOTS, "1").strip() or "1"
+    if not slots.isdecimal() or not 1 <= int(slots[:4]) <= 64:
+        raise UserError(f"slots ({slots[:20]!r}) is no number of devices; give 1 to 64")
+    try:
+        return SubmitRequest(
+            config=fields.get(CONFIG, ""), overrides=read_overrides(fields), slots=int(slots),
+            dry_run=dry_run,
+        )  # fmt: skip
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise UserError(
+            f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}; use the page's own form"
+        ) from error
+
+
+def _render_form(
+    request: Request, parts: Service, config: str, typed: Mapping[str, str], *,
+    is_asked: bool = False, error: UserError | None = None,
+) -> Response:  # fmt: skip
+    """The page of a submission.
+
+    Args:
+      is_asked: show what the checks and the compiler say, as far as they have been asked.
+    """
+    context: dict[str, object] = {
+        "configs": parts.list_configs(), "config": config, "about": [], "groups": (),
+        "verdict": None, "estimate": None, "begun": None, "told": (), "fits": None, "bills": (),
+        "bill_note": "", "slots": typed.get(SLOTS) or "1", "target": typed.get(TARGET) or _TARGET,
+    }  # fmt: skip
+    try:
+        if config:
+            _fill(parts, config, typed, context)
+        if config and is_asked and error is None:
+            _ask(parts, typed, context)
+    except UserError as refused:
+        error = error or refused
+    status = 200 if error is None else getattr(error, "status", 422)
+    return render_page(
+        request, "submit.html", "Submit", status=status, error=str(error or ""), **context
+    )
+
+
+def _fill(
+    parts: Service, config: str, typed: Mapping[str, str], context: dict[str, object]
+) -> None:
+    """The fields, and what the configuration's own header says."""
+    if config not in parts.list_configs():
+        raise ServiceProblem(404, f"config ({config[:200]!r}) is none of the list; choose one")
+    path = ROOT / config
+    head = path.read_text(encoding="utf-8").splitlines()
+    lines = [line.removeprefix("#").strip() for line in head if line.startswith("#")]
+    context["about"] = lines[:6]
+    context["groups"] = make_groups(combine_config(str(path), {}, "the form"), typed)
+
+
+def _ask(parts: Service, typed: Mapping[str, str], context: dict[str, object]) -> None:
+    """What the checks say, the compiler's verdict where there is one, and the bill."""
+    submission = read_request(parts, _read_wish(typed))
+    verdict = parts.checker.check(submission, parts.store)
+    if verdict.error:
+        raise UserError(verdict.error)
+    estimate = parts.estimator.find(submission, str(context["target"]))
+    context["verdict"] = replace(verdict, lines=tuple(map(strip_controls, verdict.lines)))
+    context |= show_report(estimate, now=time.time())
+    config = combine_config(submission.config, submission.overrides, "the form")
+    context |= show_bills(parts, config, verdict, estimate)
+
+
+def _render_queue(request: Request, parts: Service, state: str, error: str = "") -> Response:
+    jobs, now = list(reversed(parts.queue.list())), time.time()
+    words = [job.state for job in jobs]
+    chips = [("all", len(jobs), "/queue", not state)]
+    chips += [(w, words.count(w), f"/queue?state={w}", w == state) for w in dict.fromkeys(words)]
+    found = [job for job in jobs if state in ("", job.state)]
+    return render_page(
+        request, "queue.html", "Queue", jobs=[show_job(j, now=now) for j in found[:_MOST_JOBS]],
+        matched=len(found), chips=chips, filtered=bool(state), error=error,
+    )  # fmt: skip
+
+
+def _render_job(
+    request: Request, parts: Service, job: JobView, error: UserError | None = None
+) -> Response:
+    overrides = [(k, json.dumps(v)) for k, v in parts.queue.read_overrides(job.id).items()]
+    status = 200 if error is None else getattr(error, "status", 422)
+    return render_page(
+        request, "job.html", "Queue", status=status, own_run=job.run,
+        job=show_job(job, now=time.time()), log=read_log(parts, job.id),
+        overrides=overrides, error=str(error or ""),
+    )  # fmt: skip
+
+
+def read_log(parts: Service, job_id: str) -> str:
+    """The end of a job's log, without what moves a cursor."""
+    return strip_controls(parts.queue.read_log(job_id, _LOG_BYTES))
+
+
+def _refuse(request: Request, parts: Service, job_id: str, error: ServiceProblem) -> Response:
+    """The page of a job that cannot be changed, with the reason; of none, the refusal itself."""
+    try:
+        job = parts.queue.get(job_id)
+    except UserError:
+        raise error from None
+    return _render_job(request, parts, job, error)

@@ -1,0 +1,176 @@
+"""The pages of the dashboard: each is whole without script, and says what holds at that moment."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from service.web.forms import Fields, Pairs
+from service.web.rendering import render_page
+from service.web.routes.compare import read_sides, report_sides
+from service.web.routes.job_pages import read_log
+from service.web.routes.runs import Name
+from service.web.serving import Asker, Parts, Service
+from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view, name_trials
+from service.web.views.frame import link_page, link_run
+from service.web.views.jobs import group_trends, show_job
+from service.web.views.lineage import make_lineage
+from service.web.views.run import StepRange, make_run_view
+from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
+from service.web.views.trials import TrialNames
+from service.web.views.verdict import make_verdict, read_verdicts
+from store.quality.trends import find_trends, read_reports
+from store.query.listing import is_alive
+from store.query.tags import ARCHIVED, TAG, change_note, change_tags
+from utils.config.keys import get_neutral_keys
+from utils.errors import UserError
+from utils.storage.places import is_remote, to_path
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/static/{path}")
+def send_asset(request: Request, path: str) -> Response:
+    """A script, style or picture."""
+    return request.app.state.assets.answer(request, path)
+
+
+@router.get("/")
+def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query()]) -> Response:
+    """All runs of the store."""
+    index, found, error = parts.runs.get_index(), ListedRuns(), ""
+    states, archived = index.count_states(without=ARCHIVED), len(index.list_tagged(ARCHIVED))
+    try:
+        found = read_page(parts.runs, query)
+    except UserError as refused:
+        error = str(refused)
+    view = make_view(query, found, states, now=time.time(), archived=archived, error=error)
+    return render_page(
+        request, "runs.html", "Runs", status=422 if error else 200, view=view,
+        known_keys=parts.runs.list_keys(), all_columns=",".join([*found.keys, *found.more_keys]),
+    )  # fmt: skip
+
+
+@router.get("/runs/{experiment}/{name}")
+def show_run(
+    request: Request, parts: Parts, experiment: Name, name: Name,
+    shown: Annotated[StepRange, Query()], whole: str = "",
+) -> Response:  # fmt: skip
+    """One run."""
+    record = parts.runs.open_run(experiment, name)
+    alive = is_alive(parts.runs.store, record.path, record.facts.get("status"))
+    shown = StepRange() if whole else shown
+    jobs = [one for one in parts.queue.list() if one.run == record.path]
+    job = show_job(jobs[-1], now=time.time()) if jobs else None
+    view = make_run_view(
+        record, parts.series, alive, shown=shown, now=time.time(),
+        name=TrialNames(parts.runs.store).describe(record.path, record.config),
+    )  # fmt: skip
+    return render_page(
+        request, "run.html", "Runs", own_run=record.path, view=view, shown=shown, job=job,
+        log=read_log(parts, job.id) if job else "",
+        verdict=make_verdict(record, read_verdicts(parts.store)),
+        lineage=make_lineage(parts.runs.get_index(), record),
+    )  # fmt: skip
+
+
+@router.get("/compare")
+def show_comparison(
+    request: Request, parts: Parts, run: Annotated[list[str], Query(max_length=64)] = (),
+    seeds: Annotated[str, Query(max_length=8)] = "", exact: Annotated[str, Query()] = "",
+) -> Response:  # fmt: skip
+    """Runs against each other; single ones of one configuration are one side, unless told apart."""
+    texts = [text.strip() for text in run if text.strip()]
+    context: dict[str, object] = {"view": None, "toggle": None, "exact_url": "", "error": ""}
+    status = 200
+    try:
+        if len(texts) > 1:
+            context |= _compare(parts, texts, seeds=seeds, exact=bool(exact))
+        elif texts:
+            raise UserError("one side alone cannot be compared; give a second one")
+    except UserError as error:
+        context["error"], status = str(error), 422
+    sides = (*texts, *("" for _ in range(2 - len(texts)))) if len(texts) < 9 else texts[:8]
+    return render_page(request, "compare.html", "Compare", status=status, sides=sides, **context)
+
+
+def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> dict[str, object]:
+    """What the page of a comparison shows beside its form."""
+    given = read_sides(parts.runs, texts)
+    grouped = group_seeds(given, get_neutral_keys())
+    is_grouped = seeds != "apart" and len(grouped) < len(given)
+    sides = name_trials(grouped if is_grouped else given, TrialNames(parts.runs.store))
+    if len(sides) > MOST_SIDES:
+        raise UserError(
+            f"{len(sides)} sides are too many for one page; choose {MOST_SIDES} at most, or "
+            "give runs with commas between as one side"
+        )
+    report = report_sides(sides, "", exact=exact)
+    found: dict[str, object] = {"view": make_compare_view(sides, report, parts.series)}
+    here = [("run", text) for text in texts]
+    if len(grouped) < len(given):
+        apart = [*here, ("seeds", "apart")]
+        found["toggle"] = {
+            "url": f"/compare?{urlencode(apart if is_grouped else here)}",
+            "text": "Each run by itself" if is_grouped else "Seeds together",
+        }
+    if len(sides) == 2 and all(len(side.records) == 1 for side in sides):
+        found["exact_url"] = f"/compare?{urlencode([*here, ('exact', '1')])}"
+    return found
+
+
+@router.post("/runs/{experiment}/{name}/tags")
+def tag_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
+    """Give a run a tag, or take it off."""
+    record = parts.runs.open_run(experiment, name)
+    words = fields.get("tag", "").replace(",", " ").split()
+    is_old = fields.get("change") == "remove"
+    change_tags(record.folder, () if is_old else words, words if is_old else ())
+    parts.runs.expire()
+    return RedirectResponse(link_run(record.path), 303)
+
+
+@router.post("/runs/{experiment}/{name}/note")
+def note_run(parts: Parts, experiment: Name, name: Name, fields: Fields) -> Response:
+    """Write a note on a run in place of the one before."""
+    record = parts.runs.open_run(experiment, name)
+    change_note(record.folder, fields.get("note", ""))
+    parts.runs.expire()
+    return RedirectResponse(link_run(record.path), 303)
+
+
+@router.post("/archive")
+def archive_runs(parts: Parts, asker: Asker, fields: Pairs) -> Response:
+    """Leave runs out of the lists, or bring them back; nothing is deleted."""
+    paths = [value for name, value in fields if name == "run"]
+    is_back = ("change", "remove") in fields
+    if not paths:
+        raise UserError("run: none is chosen; tick the runs to archive in the list")
+    for path in paths:
+        record = parts.runs.open_run(*path.partition("/")[::2])
+        parts.audit.add(asker.who, "bring back" if is_back else "archive", run=record.path)
+        if is_back and ARCHIVED in record.tags:
+            change_tags(record.folder, (), [ARCHIVED])
+        elif not is_back:
+            change_tags(record.folder, [ARCHIVED], ())
+    parts.runs.expire()
+    condition = f"{TAG}={ARCHIVED}"
+    return RedirectResponse(link_page("/", {"filter": "" if is_back else condition}), 303)
+
+
+@router.get("/trends")
+def show_trends(request: Request, parts: Parts) -> Response:
+    """Benchmarks and verdicts of the compiler over time."""
+    groups, error = (), ""
+    try:
+        if not is_remote(parts.store):
+            series = read_reports(to_path(parts.store))
+            trends = [one for name, found in series.items() for one in find_trends(name, found)]
+            groups = group_trends(trends)
+    except UserError as refused:
+        error = str(refused)
+    return render_page(request, "trends.html", "Trends", groups=groups, error=error)

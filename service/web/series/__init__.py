@@ -1,0 +1,1 @@
+"""Curves: a run's numbers as columns, in as many points as a chart shows."""

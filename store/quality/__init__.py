@@ -1,0 +1,1 @@
+"""Gates, reports, trends, costs and the validation of runs."""

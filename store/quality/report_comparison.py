@@ -1,0 +1,92 @@
+"""What programs that measure or compile have in common: an earlier report, gates, and a store."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from store.quality.findings import print_findings, publish_findings, read_gates
+from store.quality.gate_flags import add_gate_flags
+from store.quality.gates import get_code
+from store.quality.report_gates import (
+    check_comparable,
+    check_reports,
+    make_default_gates,
+    settle_gates,
+)
+from store.quality.reports import read_figures, read_report
+from store.quality.trends import FOLDER, keep_report
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.programs import prepare_folder
+from utils.storage.places import to_path
+
+
+def add_report_flags(parser: argparse.ArgumentParser) -> None:
+    """`--compare`, the gates that it is judged by, and `--store`."""
+    parser.add_argument(
+        "--compare", type=Path, metavar="BASE.json",
+        help="hold it against this report: exit code 1 if worse, 3 if undecided",
+    )  # fmt: skip
+    add_gate_flags(parser)
+    parser.add_argument(
+        "--store", metavar="DIR", help="keep it below this run.output_dir, for `runs trend`"
+    )
+
+
+def check_report_flags(options: argparse.Namespace, *, tolerance: str = "") -> None:
+    """Refuse flags that would be ignored, and gates with a fault, before time is spent.
+
+    Args:
+      tolerance: name of a flag that says how much worse figures may be where no gate does.
+
+    Raises:
+      UserError: names the flag.
+    """
+    gates, _ = read_gates(options)
+    given = [f"--{name}" for name in ("gate", "gates", "direction", "undecided")
+             if getattr(options, name)]  # fmt: skip
+    if options.compare is None and given:
+        raise UserError(f"{given[0]} judges against an earlier report; give one by --compare")
+    if gates and tolerance and getattr(options, tolerance.strip("-")) is not None:
+        raise UserError(f"{tolerance} is for runs without a --gate; drop it or the gates")
+    if options.store is not None:
+        prepare_folder(to_path(options.store, "--store") / FOLDER, "--store")
+
+
+def read_base(options: argparse.Namespace) -> JsonObject | None:
+    """The earlier report, before time is spent on another one; none: it is not asked for.
+
+    Raises:
+      UserError: it is no report, or a gate asks for what no report has.
+    """
+    if options.compare is None:
+        return None
+    base = read_report(options.compare, "--compare")
+    settle_gates(read_gates(options)[0], read_figures(base))
+    return base
+
+
+def judge_report(
+    options: argparse.Namespace, base: JsonObject | None, report: JsonObject, *, max_pct: float
+) -> tuple[int, JsonObject | None]:
+    """Keep a report where that is asked for, and print how it stands against an earlier one.
+
+    Args:
+      max_pct: by how many percent a figure may be worse where no gate is given.
+
+    Returns:
+      The exit code, and what the gates say, for programs; none: there is no earlier report.
+    """
+    if options.store is not None:
+        print(f"\nkept: {keep_report(to_path(options.store), report)}")
+    if base is None:
+        return 0, None
+    check_comparable(base, report)
+    gates, undecided = read_gates(options)
+    findings = check_reports(gates or make_default_gates((base, report), max_pct), base, report)
+    code = get_code(findings, undecided)
+    print()
+    print_findings(findings, ("base", "now"), code, of="blocks")
+    rows = publish_findings(findings)
+    return code, {"base": str(options.compare), "findings": rows, "exit_code": code}

@@ -1,0 +1,1 @@
+"""Reads runs: records, filters, lists, timelines and what may change between attempts."""

@@ -1,0 +1,300 @@
+"""`RunRecord`: what a run directory says, of version 1 or 2, on a disk or a bucket.
+
+Reading never waits for the run's program and changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import cached_property
+from pathlib import Path
+
+from store.quality.field_types import (
+    find_wrong_fact,
+    fit_artifacts,
+    fit_environment,
+    fit_line,
+    is_number,
+)
+from store.query.config_text import flatten_run_config, parse_config
+from store.query.tags import TAGS_FILE, parse_note, parse_tags
+from store.record.artifacts import ARTIFACTS_FILE
+from store.record.attempts import ATTEMPTS_FILE, merge_attempts
+from store.record.catalogue import EVAL, TRAIN
+from store.record.environment import ENVIRONMENT_FILE
+from store.record.history import (
+    METRICS_FILE,
+    Line,
+    get_learnt,
+    get_numbers,
+    modernise,
+    parse_lines,
+)
+from store.record.hits import HITS_FILE, Hits, parse_hits
+from store.record.mirror import CONFIG_FILE, RUN_FILE, read_segments
+from store.record.source import DIFF_FILE, unpack_diff
+from store.record.spans import SPANS_FILE, Span, parse_spans
+from store.record.windows import SKETCHES_FILE, RunSketches, parse_sketches
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue, load_json, make_plain, mend_text
+from utils.storage.folder import Folder
+from utils.storage.places import join_place, open_folder
+
+# Newer run directories are for newer programs.
+NEWEST_SCHEMA = 2
+TEST = "test"
+# How the last numbers of a run's end were named: `eval_top1` is `eval.top1`.
+_SPLITS = (EVAL, TEST)
+# How far from its end a history is searched for its newest lines.
+_TAIL_BYTES = 1 << 13
+_TAIL_MOST = 1 << 20
+# What `run.json` says of a run itself, as a filter names it.
+FACTS = (
+    "path", "experiment", "name", "id", "status", "started", "ended", "attempts",
+    "final_up_to_step", "schema_version", "host", "device", "git_commit",
+)  # fmt: skip
+_NUMBERS = ("started", "ended", "attempts", "final_up_to_step")
+Values = dict[str, float]
+
+
+class RunRecord:
+    """One run directory; each file is read when it is first asked for.
+
+    Attributes:
+      folder: where it lies.
+      facts: `run.json`.
+
+    Raises:
+      UserError: no run is there, or its `run.json` is damaged or of a newer program.
+    """
+
+    def __init__(self, place: str | Path | Folder) -> None:
+        self.folder = open_folder(place)
+        text = self.folder.read_texts([RUN_FILE]).get(RUN_FILE)
+        if text is None:
+            raise UserError(f"{self.folder} holds no {RUN_FILE}; give the directory of a run")
+        self.facts = parse_facts(text, f"{self.folder}/{RUN_FILE}")
+
+    @property
+    def path(self) -> str:
+        """`experiment/name`: how a person names it."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has come to its end."""
+        return self.facts.get("status") == "complete"
+
+    @cached_property
+    def config(self) -> JsonObject:
+        """Dotted key -> value of the resolved configuration; empty without one."""
+        try:
+            told = make_plain(parse_config(self._read(CONFIG_FILE)))
+        except RecursionError:  # a table that holds itself
+            return {}
+        return flatten_run_config(mend_text(told))
+
+    @property
+    def checkpoints(self) -> Folder:
+        """Where its checkpoints lie, whether or not any are there."""
+        root = self.config.get("run.checkpoint_root")
+        if isinstance(root, str) and root:
+            return open_folder(join_place(root, self.folder.parent.name, self.folder.name))
+        return self.folder.child("checkpoints")
+
+    @cached_property
+    def attempts(self) -> list[JsonObject]:
+        """Each program that has worked on it, with how it ended."""
+        return merge_attempts(self._read(ATTEMPTS_FILE))
+
+    @cached_property
+    def artifacts(self) -> list[JsonObject]:
+        """Files that it has left behind, with their checksums; none before its end."""
+        return fit_artifacts(self._read_json(ARTIFACTS_FILE))
+
+    @cached_property
+    def spans(self) -> list[Span]:
+        """Where its time went; none of runs of earlier programs."""
+        return parse_spans(self._read(SPANS_FILE))
+
+    @cached_property
+    def sketches(self) -> RunSketches | None:
+        """Quantiles that it has kept; none of runs of earlier programs."""
+        return parse_sketches(self._read(SKETCHES_FILE))
+
+    @cached_property
+    def hits(self) -> dict[str, Hits]:
+        """Which examples its evaluations named rightly; empty: not kept, or torn."""
+        return parse_hits(self._read_bytes(HITS_FILE)) or {}
+
+    @cached_property
+    def environment(self) -> JsonObject:
+        """Where it has worked, at length; empty of runs of earlier programs."""
+        return fit_environment(self._read_json(ENVIRONMENT_FILE))
+
+    @cached_property
+    def patch(self) -> str:
+        """What its source had beside the commit; empty: nothing, or it is not kept, or torn."""
+        content = self._read_bytes(DIFF_FILE)
+        with contextlib.suppress(UserError):
+            return unpack_diff(content) if content else ""
+        return ""
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """Words that people have given it."""
+        return parse_tags(self._read(TAGS_FILE))
+
+    @cached_property
+    def note(self) -> str:
+        """What a person has written of it; empty if nobody has."""
+        return parse_note(self._read(TAGS_FILE))
+
+    @cached_property
+    def lines(self) -> list[Line]:
+        """Its metrics in today's form; those of a bucket come from its segments."""
+        text = self._read(METRICS_FILE)
+        if text or not self.folder.child("metrics").is_there():
+            return read_history(text)
+        lines = (fit_line(line) for line in read_segments(self.folder))
+        return [line for line in lines if line is not None]
+
+    @cached_property
+    def values(self) -> Values:
+        """Its newest numbers by name, as filters know them: `eval.top1`, `train.loss/total`."""
+        return {**get_last_values(self.lines), **get_final_values(self.facts)}
+
+    def _read_bytes(self, name: str) -> bytes:
+        with contextlib.suppress(OSError), self.folder.open_local(name) as path:
+            return path.read_bytes()
+        return b""
+
+    def _read_json(self, name: str) -> JsonValue:
+        with contextlib.suppress(ValueError):
+            return load_json(self._read(name))
+        return None
+
+    def _read(self, name: str) -> str:
+        return self.folder.read_texts([name]).get(name, "")
+
+
+def parse_facts(text: str, file: str) -> JsonObject:
+    """What a `run.json` says.
+
+    Raises:
+      UserError: it is torn, of a newer program, or a fact has another kind than it should; names
+        the file and the reason.
+    """
+    try:
+        facts = load_json(text)
+    except ValueError:
+        facts = None
+    if not isinstance(facts, dict):
+        raise UserError(f"{file} is damaged; mend it, or move the run away")
+    version = facts.get("schema_version", 1)
+    if type(version) is not int or version > NEWEST_SCHEMA:
+        raise UserError(
+            f"{file} has schema_version {version!r}, this program reads up to {NEWEST_SCHEMA}; "
+            "use a newer one"
+        )
+    if wrong := find_wrong_fact(facts):
+        raise UserError(f"{file} is damaged: {wrong}; mend it, or move the run away")
+    return facts
+
+
+def read_history(text: str) -> list[Line]:
+    """The whole lines of a metrics file in today's form."""
+    found = (
+        fit_line(modernise(line)) for line in parse_lines(text) if type(line.get("step")) is int
+    )
+    return [line for line in found if line is not None]
+
+
+def describe(facts: JsonObject, path: str) -> dict[str, JsonValue]:
+    """The facts of a run by the names of `FACTS`, without its path; those unknown are none.
+
+    Args:
+      path: `experiment/name` of its directory, by which it is found: `run.json` keeps the names
+        that it was begun under, which a run that was moved or renamed has no more.
+    """
+    environment = facts.get("environment")
+    environment = environment if isinstance(environment, dict) else {}
+    found = {name: _fit(name, facts.get(name)) for name in FACTS[1:]}
+    found["experiment"], _, found["name"] = path.rpartition("/")
+    found["schema_version"] = facts.get("schema_version", 1)
+    for name in ("host", "device", "git_commit"):
+        found[name] = _fit(name, environment.get(name))
+    return found
+
+
+def get_final_values(facts: JsonObject) -> Values:
+    """The numbers of a run's end: `eval.top1`, `test.top1`, `parameters`."""
+    final, told = facts.get("final"), facts.get("nonfinite")
+    told = told if isinstance(told, dict) else {}
+    found: Values = {}
+    for name, value in (final if isinstance(final, dict) else {}).items():
+        split, _, rest = name.partition("_")
+        key = f"{split}.{rest}" if split in _SPLITS and rest else name
+        number = _to_number(value, told.get(f"final.{name}"))
+        if number is not None:
+            found[key] = number
+    return found
+
+
+def get_last_values(lines: list[Line]) -> Values:
+    """The numbers of the newest line of each kind: `train.lr`, `eval.top1`; and the last `step`."""
+    found: Values = {}
+    for kind in (TRAIN, EVAL):
+        line = next((one for one in reversed(lines) if one["kind"] == kind), None)
+        if line is not None:
+            # An evaluation's line repeats numbers of the loop.
+            told = get_finite_or_told(line)
+            wanted = told if kind == TRAIN else told.keys() & get_learnt(line).keys()
+            found |= {f"{kind}.{name}": told[name] for name in wanted}
+    if lines:
+        found["step"] = float(lines[-1]["step"])
+    return found
+
+
+def get_finite_or_told(line: Line) -> Values:
+    """A line's numbers; those that were not finite as what they were."""
+    told = line.get("nonfinite")
+    told = told if isinstance(told, dict) else {}
+    pairs = ((name, _to_number(v, told.get(name))) for name, v in get_numbers(line).items())
+    return {name: number for name, number in pairs if number is not None}
+
+
+def read_tail(path: Path) -> list[Line]:
+    """The newest lines of a metrics file, one of each kind among them if there is one."""
+    try:
+        with path.open("rb") as file:
+            size, count = file.seek(0, 2), _TAIL_BYTES
+            while True:
+                file.seek(max(0, size - count))
+                text = file.read(count).decode("utf-8", errors="replace")
+                if size > count:
+                    text = text.partition("\n")[2]  # the first line began before
+                lines = read_history(text)
+                if count >= min(size, _TAIL_MOST) or len({one["kind"] for one in lines}) == 2:
+                    return lines
+                count *= 8
+    except OSError:
+        return []
+
+
+def _fit(name: str, value: JsonValue) -> JsonValue:
+    """A fact as everybody reads it; one of another kind counts as unknown."""
+    if name in _NUMBERS:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if is_number and math.isfinite(value) else None
+    return value if isinstance(value, str) else None
+
+
+def _to_number(value: object, told: object) -> float | None:
+    """A number of a line: null with its word is nan or an infinity, null alone is nan."""
+    if value is not None and not is_number(value):
+        return None
+    if value is not None:
+        return float(value)
+    return float(told) if told in ("nan", "inf", "-inf") else math.nan

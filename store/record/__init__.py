@@ -1,0 +1,1 @@
+"""What a run writes: its directory, lock, metrics, spans, hits and summary."""

@@ -1,0 +1,67 @@
+"""Sends, checks and lists what a run leaves behind beside checkpoints and metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path, PurePath
+
+from store.query.tags import TAGS_FILE
+from store.record.attempts import ATTEMPTS_FILE
+from store.record.lock import LOCK_FILE
+from store.record.mirror import RUN_FILE
+from utils.json_types import JsonObject
+from utils.storage.local import compute_crc32c, write_atomically
+from utils.storage.places import open_folder
+
+ARTIFACTS_FILE = "artifacts.json"
+# They still change, or have a way of their own.
+_OTHERS = {LOCK_FILE, RUN_FILE, ATTEMPTS_FILE, ARTIFACTS_FILE, TAGS_FILE, "checkpoints"}
+_KINDS = {".safetensors": "weights", ".png": "picture", ".jsonl": "metrics", ".yaml": "config",
+          ".json": "facts", ".zst": "source", ".bin": "answers"}  # fmt: skip
+
+
+def publish_artifacts(folder: Path, remote: str = "") -> list[JsonObject]:
+    """List a run's files with their checksums in `artifacts.json`, on its bucket too.
+
+    Args:
+      remote: the run's place on a bucket; empty: it has none.
+
+    Returns:
+      `path`, `kind`, `bytes`, `sha256` and `crc32c` of each; the latter is what the store itself
+      keeps of the object.
+
+    Raises:
+      OSError: the store refuses, or keeps other bytes than were sent.
+    """
+    target = open_folder(remote) if remote else None
+    found = []
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if not path.is_file() or name.parts[0] in _OTHERS or name.name.endswith(".tmp"):
+            continue
+        checksum = compute_crc32c(path) if target is None else target.put_file(path, str(name))
+        found.append({
+            "path": name.as_posix(),
+            "kind": _name_kind(name),
+            "bytes": path.stat().st_size,
+            "sha256": _hash_file(path),
+            "crc32c": f"{checksum:08x}",
+        })  # fmt: skip
+    text = json.dumps({"schema_version": 2, "artifacts": found}, indent=1) + "\n"
+    write_atomically(folder / ARTIFACTS_FILE, text)
+    if target is not None:
+        target.write_text(ARTIFACTS_FILE, text)
+    return found
+
+
+def _name_kind(name: PurePath) -> str:
+    """Return what kind of file a name tells of."""
+    if ".tfevents." in name.name:
+        return "events"
+    return "trace" if name.parts[0] == "profile" else _KINDS.get(name.suffix, "file")
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,201 @@
+"""A run beyond its machine: what is written on the disk, carried to a bucket beside the loop.
+
+An object store does not append, so new metrics travel as segments `metrics/a003-000017.jsonl`
+(attempt, sequence) that are never changed; a rewind is a line in them. Small files are sent whole
+when they have changed. What a bucket knows is enough to go on with the run elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+
+from store.record.attempts import ATTEMPTS_FILE
+from store.record.history import REWIND, Line, parse_lines, replay, write_lines
+from store.record.hits import HITS_FILE
+from store.record.spans import SPANS_FILE
+from store.record.windows import SKETCHES_FILE
+from utils.log import get_logger
+from utils.storage.folder import Folder, StorageError
+from utils.storage.local import write_atomically
+from utils.storage.places import open_folder
+
+RUN_FILE = "run.json"
+CONFIG_FILE = "config_resolved.yaml"
+SEGMENTS = "metrics"
+# Sent whole, as often as they change; the rest of a run goes at its end.
+_SMALL = (CONFIG_FILE, ATTEMPTS_FILE, SKETCHES_FILE, RUN_FILE)
+# Sent whole at checkpoints alone: it grows, and what is missing of it is no result.
+_AT_CHECKPOINTS = (SPANS_FILE,)
+_SEGMENT = re.compile(r"a(\d{3,})-(\d{6,})\.jsonl")
+_EVERY_S = 30.0
+_SENDING = threading.Lock()
+_SEGMENT_BYTES = 1 << 20
+
+
+class Mirror:
+    """Sends a run's metrics and facts to its bucket in a thread.
+
+    A store that fails for a while costs nothing: what could not be sent goes with the next try.
+
+    Args:
+      folder: the run's local directory.
+      remote: its place on the bucket.
+      attempt: number of this program's attempt.
+      from_step: that the attempt goes on from: later lines of earlier attempts are taken back.
+    """
+
+    def __init__(
+        self, folder: Path, remote: str, attempt: int, *, from_step: int, every_s: float = _EVERY_S
+    ) -> None:
+        self._folder, self._remote = folder, open_folder(remote)
+        self._attempt, self._sequence = attempt, 0
+        self._pending = [json.dumps({REWIND: from_step}) + "\n"]
+        self._bytes = 0
+        self._sent: dict[str, str] = {}
+        self._every_s = every_s
+        self._lock, self._sending = threading.Lock(), threading.Lock()
+        self._wake, self._done = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="run-mirror", daemon=True)
+        self._thread.start()
+
+    def add_line(self, text: str) -> None:
+        """Take a line of metrics along."""
+        with self._lock:
+            self._pending.append(text)
+            self._bytes += len(text)
+            is_full = self._bytes >= _SEGMENT_BYTES
+        if is_full:
+            self._wake.set()
+
+    def rewind(self, step: int) -> None:
+        """Say that what came after a step is done again."""
+        self.add_line(json.dumps({REWIND: step}) + "\n")
+
+    def flush(self) -> None:
+        """Have everything so far on the bucket: before a checkpoint that counts on it.
+
+        Raises:
+          StorageError: the store refuses, after all tries.
+        """
+        self._send(_AT_CHECKPOINTS + _SMALL)
+        with self._sending:
+            _send_hits(self._folder, self._remote, self._sent)
+
+    def _send(self, names: tuple[str, ...]) -> None:
+        with self._sending:
+            self._send_segment()
+            send_small(self._folder, self._remote, self._sent, names)
+
+    def close(self) -> None:
+        """Send the rest and end the thread; what cannot be sent is said, not raised."""
+        self._done.set()
+        self._wake.set()
+        self._thread.join()
+        try:
+            self.flush()
+        except OSError as error:
+            get_logger().error("the run's last lines could not be sent: %s", error)
+
+    def _run(self) -> None:
+        while not self._done.is_set():
+            self._wake.wait(self._every_s)
+            self._wake.clear()
+            if self._done.is_set():
+                return
+            try:
+                self._send(_SMALL)
+            except OSError as error:
+                get_logger().warning("the run's metrics could not be sent yet: %s", error)
+
+    def _send_segment(self) -> None:
+        with self._lock:
+            count, text = len(self._pending), "".join(self._pending)
+        if not count:
+            return
+        name = f"a{self._attempt:03d}-{self._sequence:06d}.jsonl"
+        self._remote.child(SEGMENTS).write_text(name, text)
+        self._sequence += 1
+        with self._lock:
+            del self._pending[:count]
+            self._bytes -= min(self._bytes, len(text))
+
+
+def send_small(
+    folder: Path, remote: Folder, sent: dict[str, str] | None = None,
+    names: tuple[str, ...] = _SMALL,
+) -> None:  # fmt: skip
+    """Send small files, run.json among them, where they differ from what was sent last.
+
+    Args:
+      sent: texts by name as they were sent last, kept up to date.
+
+    Raises:
+      StorageError: the store refuses.
+    """
+    sent = {} if sent is None else sent
+    for name in names:
+        path = folder / name
+        with _SENDING:  # an older text must not arrive after a newer one
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+            if text and sent.get(name) != text:
+                remote.write_text(name, text)
+                sent[name] = text
+
+
+def pull(folder: Path, remote: str) -> None:
+    """Bring a run from its bucket to a local directory: facts, attempts and the whole history.
+
+    Raises:
+      StorageError: the bucket cannot be read.
+    """
+    source = open_folder(remote)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in source.read_texts(_SMALL + _AT_CHECKPOINTS).items():
+        write_atomically(folder / name, text)
+    if HITS_FILE in source.list_names():
+        with source.open_local(HITS_FILE) as path:
+            shutil.copyfile(path, folder / HITS_FILE)
+    write_lines(folder, read_segments(source))
+
+
+def _send_hits(folder: Path, remote: Folder, sent: dict[str, str]) -> None:
+    """Send which examples were answered rightly, if that has changed."""
+    path = folder / HITS_FILE
+    digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+    if digest and sent.get(HITS_FILE) != digest:
+        remote.put_file(path, HITS_FILE)
+        sent[HITS_FILE] = digest
+
+
+def read_segments(remote: Folder) -> list[Line]:
+    """The history that a run's segments tell, each step once, by attempt and sequence."""
+    parent = remote.child(SEGMENTS)
+    found = {
+        (int(match[1]), int(match[2])): match[0]
+        for match in map(_SEGMENT.fullmatch, parent.list_names())
+        if match
+    }
+    _check_sequence(parent, sorted(found))
+    texts = parent.read_texts(found.values())
+    lines: list[Line] = []
+    for key in sorted(found):
+        if found[key] not in texts:
+            raise StorageError(f"{parent}/{found[key]}: was listed but is not there")
+        lines += parse_lines(texts[found[key]])
+    return replay(lines)
+
+
+def _check_sequence(parent: Folder, found: list[tuple[int, int]]) -> None:
+    """Each attempt's segments count from 0: one that is missing was deleted by somebody."""
+    for attempt in {attempt for attempt, _ in found}:
+        numbers = [number for one, number in found if one == attempt]
+        if numbers != list(range(len(numbers))):
+            get_logger().warning(
+                "%s: segments of attempt %d are missing; the run's metrics have a gap",
+                parent, attempt,
+            )  # fmt: skip

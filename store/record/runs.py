@@ -1,0 +1,304 @@
+"""Run directories: `<output_dir>/<experiment>/<run_id>/`, on a disk or on a bucket.
+
+A run on a bucket is written to a directory of the user's cache and carried over by
+`store.record.mirror`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from store.record.attempts import format_utc
+from store.record.ids import check_name, create_id, create_run_name, is_id
+from store.record.lock import LOCK_FILE
+from store.record.mirror import CONFIG_FILE, RUN_FILE, send_small
+from utils.errors import UserError
+from utils.json_types import JsonObject, JsonValue
+from utils.log import get_logger
+from utils.storage.folder import ASIDE, Folder, choose_aside_name
+from utils.storage.local import write_atomically
+from utils.storage.places import is_remote, join_place, open_folder, to_path
+
+CHECKPOINTS = "checkpoints"
+SCHEMA_VERSION = 2
+# The loop, the checkpoint writer and the stall watch all note facts.
+_UPDATING = threading.Lock()
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run.
+
+    Args:
+      path: its directory on this machine.
+      remote: its place on a bucket, or below `checkpoint_root`; empty: it lives here alone.
+      checkpoint_root: directory or URL below which the checkpoints lie, as
+        `<experiment>/<run_id>`; empty: in the run itself.
+    """
+
+    path: Path
+    remote: str = ""
+    checkpoint_root: str = ""
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether the run lives on a bucket, and its directory here is a copy."""
+        return is_remote(self.remote) and not self.checkpoint_root
+
+    @property
+    def place(self) -> str | Path:
+        """Where a person finds it."""
+        return self.remote if self.is_cached else self.path
+
+    @property
+    def checkpoints(self) -> str | Path:
+        """Where its checkpoints lie."""
+        if self.checkpoint_root:
+            return join_place(self.checkpoint_root, self.path.parent.name, self.path.name)
+        return join_place(self.remote or self.path, CHECKPOINTS)
+
+    def read(self) -> JsonObject:
+        """What run.json says here; empty before the run has begun, or if it is damaged."""
+        file = self.path / RUN_FILE
+        try:
+            return _parse(file.read_text(encoding="utf-8", errors="replace"), file)
+        except FileNotFoundError:
+            return {}
+
+    def update(self, **facts: JsonValue) -> None:
+        """Merge facts into run.json, atomically; a new status goes to the bucket at once.
+
+        Raises:
+          OSError: the disk or the store refuses.
+        """
+        with _UPDATING:
+            known = self.read()
+            told = known.pop("nonfinite", {})
+            merged, nonfinite = _split_nonfinite({**known, **facts})
+            kept = {k: v for k, v in told.items() if k.partition(".")[0] not in facts}
+            if kept | nonfinite:
+                merged["nonfinite"] = kept | nonfinite
+            text = json.dumps(merged, indent=2, allow_nan=False) + "\n"
+            write_atomically(self.path / RUN_FILE, text)
+        if self.remote and "status" in facts:
+            send_small(self.path, open_folder(self.remote))
+
+    def write_config(self, text: str) -> None:
+        """Keep the resolved configuration."""
+        write_atomically(self.path / CONFIG_FILE, text)
+
+
+class RunStore:
+    """All runs of one experiment.
+
+    Args:
+      output_dir: root of the store, a directory or a URL.
+      experiment: directory below it.
+      checkpoint_root: of its runs.
+      cache_dir: where runs on a bucket are written first; empty: the user's cache.
+
+    Raises:
+      UserError: no name for a directory, or a protocol that nobody knows.
+    """
+
+    def __init__(
+        self, output_dir: str, experiment: str, checkpoint_root: str = "", cache_dir: str = ""
+    ) -> None:
+        check_name("run.experiment", experiment)
+        self.place = join_place(output_dir, experiment)
+        self.checkpoint_root = checkpoint_root
+        if checkpoint_root:
+            open_folder(checkpoint_root)
+        self._is_remote = is_remote(output_dir)
+        self._local = to_path(self.place) if not self._is_remote else (
+            get_cache_folder(output_dir, cache_dir) / experiment
+        )  # fmt: skip
+
+    @property
+    def folder(self) -> Folder:
+        """Where the runs lie."""
+        return open_folder(self.place)
+
+    def get(self, run_id: str) -> Run:
+        """The run of that name, begun or not.
+
+        Raises:
+          UserError: no name for a directory.
+        """
+        check_name("run.run_id", run_id)
+        remote = ""
+        if self._is_remote:
+            remote = str(join_place(self.place, run_id))
+        elif self.checkpoint_root:
+            remote = str(join_place(self.checkpoint_root, self._local.name, run_id))
+        return Run(self._local / run_id, remote, self.checkpoint_root)
+
+    def choose(self, run_id: str, seed: int) -> Run:
+        """The directory of a new run, not yet made; a name of its own if `run_id` is empty."""
+        return self.get(run_id or create_run_name(seed))
+
+    def find_newest(self) -> Run | None:
+        """The run that was begun last; none if there is none.
+
+        On a new machine only what lies below checkpoint_root is left.
+        """
+        found = _read_runs(self.folder)
+        if not found and self.checkpoint_root:
+            folder = open_folder(join_place(self.checkpoint_root, self._local.name))
+            found = _read_runs(folder)
+            if not found:
+                return next(map(self.get, reversed(folder.list_names())), None)
+        name = max(found, key=lambda name: _get_age(found[name]), default=None)
+        return None if name is None else self.get(name)
+
+    def find_newest_id(self) -> str:
+        """The id of the run that was begun last; empty if none has one."""
+        ids = [facts.get("id") for facts in _read_runs(self.folder).values()]
+        return max((one for one in ids if is_id(one)), default="")
+
+
+def check_free(run: Run, *, overwrite: bool) -> None:
+    """Refuse a run directory that is taken, unless it is a run that may be replaced.
+
+    Raises:
+      UserError: says what stands there.
+    """
+    taken = [place for place in _list_places(run) if _holds_more_than_lock(place)]
+    if not taken:
+        return
+    if not overwrite:
+        raise UserError(
+            f"run.run_id: {taken[0]} exists; choose another run.run_id, --resume auto to continue "
+            "it, or --run.overwrite to replace it"
+        )
+    if not any(_is_run(place) for place in taken):
+        raise UserError(
+            f"run.overwrite: {taken[0]} holds no {RUN_FILE} of this program, so it is no run and "
+            "is left alone; choose another run.run_id, or move it away yourself"
+        )
+
+
+def find_leftovers(run: Run) -> list[Folder]:
+    """What stands in a new run's place: a run to be replaced, a bucket's copy in the cache."""
+    places = {str(folder): folder for folder in (open_folder(run.path), *_list_places(run))}
+    return [folder for folder in places.values() if _holds_more_than_lock(folder)]
+
+
+def set_aside(folder: Folder) -> Folder:
+    """Rename a run's folder; gives it under its new name."""
+    name = choose_aside_name(folder.name, folder.parent.list_names())
+    get_logger().warning("%s is set aside as %s", folder, name)
+    return folder.rename(name)
+
+
+def begin(run: Run, config_text: str, facts: JsonObject, *, newest_id: str = "") -> None:
+    """Make a run's directory and write its configuration and facts; its id stays if it has one.
+
+    Args:
+      newest_id: of the experiment's runs: the new one sorts behind it.
+    """
+    run.path.mkdir(parents=True, exist_ok=True)
+    run.write_config(config_text)
+    known = run.read()
+    head = {
+        "schema_version": SCHEMA_VERSION,
+        "id": known["id"] if is_id(known.get("id")) else create_id(newest_id),
+        "experiment": run.path.parent.name,
+        "name": run.path.name,
+    }
+    started = known.get("started", time.time())
+    # From its first text on run.json says how the run stands: a kill may come right behind it.
+    head |= {"started": started, "started_utc": format_utc(started), "status": "running"}
+    run.update(**head, **facts)
+
+
+def has_facts(folder: Folder) -> bool:
+    """Whether a run has told anything of itself there."""
+    return bool(_read_facts(folder))
+
+
+def get_cache_folder(output_dir: str, cache_dir: str = "") -> Path:
+    """Where the runs of a bucket are written first: a folder for each output_dir."""
+    root = to_path(cache_dir) if cache_dir else (
+        to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "trainer" / "runs"
+    )  # fmt: skip
+    text = output_dir.rstrip("/")
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return root / f"{text.partition('://')[2].replace('/', '_')}-{digest}"
+
+
+def _list_places(run: Run) -> list[Folder]:
+    """Every folder that a run of this name would write to."""
+    local = [] if run.is_cached else [open_folder(run.path)]
+    return [*local, *([open_folder(run.remote)] if run.remote else [])]
+
+
+def _holds_more_than_lock(folder: Folder) -> bool:
+    return any(name != LOCK_FILE for name in folder.list_names())
+
+
+def _is_run(folder: Folder) -> bool:
+    """Whether a run.json of this program stands there, of this version or an earlier one."""
+    facts = _read_facts(folder)
+    return "status" in facts and (is_id(facts.get("id")) or "number" in facts or "started" in facts)
+
+
+def _read_facts(folder: Folder) -> JsonObject:
+    text = folder.read_texts([RUN_FILE]).get(RUN_FILE, "")
+    return _parse(text, f"{folder}/{RUN_FILE}") if text else {}
+
+
+def _read_runs(folder: Folder) -> dict[str, JsonObject]:
+    """run.json of every run of an experiment, by name."""
+    files = {
+        f"{name}/{RUN_FILE}": name
+        for name in folder.list_names()
+        if not name.startswith((".", ASIDE))
+    }
+    texts = folder.read_texts(files)
+    return {files[file]: _parse(text, f"{folder}/{file}") for file, text in texts.items()}
+
+
+def _parse(text: str, file: str | Path) -> JsonObject:
+    try:
+        facts = json.loads(text)
+    except ValueError as error:
+        get_logger().warning("%s is damaged and counts as empty: %s", file, error)
+        return {}
+    return facts if isinstance(facts, dict) else {}
+
+
+def _get_age(facts: JsonObject) -> tuple[str, int, float]:
+    """Orders runs by their beginning; those of version 1 have a number, or their clock alone."""
+    number, started = facts.get("number", 0), facts.get("started", 0.0)
+    return (
+        facts["id"] if is_id(facts.get("id")) else "",
+        number if isinstance(number, int) else 0,
+        started if isinstance(started, int | float) else 0.0,
+    )
+
+
+def _split_nonfinite(value: JsonValue, name: str = "") -> tuple[JsonValue, dict[str, str]]:
+    """A value as JSON can hold it, and which numbers of it were not finite: `final.loss` -> nan."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None, {name: str(value)}
+    found: dict[str, str] = {}
+    if isinstance(value, dict):
+        clean = {}
+        for key, inner in value.items():
+            clean[key], more = _split_nonfinite(inner, f"{name}.{key}" if name else str(key))
+            found |= more
+        return clean, found
+    if isinstance(value, list | tuple):
+        pairs = [_split_nonfinite(inner, f"{name}.{i}") for i, inner in enumerate(value)]
+        for _, more in pairs:
+            found |= more
+        return [inner for inner, _ in pairs], found
+    return value, found

@@ -1,0 +1,152 @@
+"""Students that are built for their teacher: model and loss of SimKD and of NORM stand together.
+
+SimKD's student gets its classifier from its teacher before the first step.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from models.features import FeatureTap
+from models.reused_head import PROJECTED, SIMKD, ReusedClassifier
+from models.teachers.teacher import Teacher, create_teachers
+from utils.errors import UserError
+from utils.log import get_logger
+
+if TYPE_CHECKING:
+    from losses.base import Loss
+    from losses.weighted import WeightedLoss
+    from models.transforms import InputTransform
+    from utils.config.load import RunConfig
+
+# How far a teacher's own answers may lie from its classifier on averaged maps, in its own scale.
+_TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
+
+
+def check_reused(config: RunConfig, losses: WeightedLoss) -> None:
+    """Refuse a student that is built for a teacher, or its loss, where one lacks the other.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+    _check_widened(config, losses)
+    term = _find_term(losses)
+    is_reused = config.model.name == SIMKD
+    if is_reused and config.run.eval_only:
+        return
+    if is_reused and term is None:
+        raise UserError(
+            "model.name 'simkd' answers by its teacher's classifier, which no term of "
+            "distill.losses names; add {name: simkd, layers: {projector: layer4}, args: "
+            "{teacher_head: fc}}"
+        )
+    if term is not None and not is_reused:
+        raise UserError(
+            f"distill.losses: simkd teaches a student that answers by the teacher's classifier, "
+            f"and model.name is {config.model.name!r}; set model.name=simkd and model.args to "
+            "{student: NAME, width: N}, or use fitnet"
+        )
+    if term is not None and PROJECTED not in term.layers:
+        raise UserError(
+            f"distill.losses: simkd compares layer {PROJECTED!r} of its student and args.layers "
+            f"names {next(iter(term.layers))!r}; write {{{PROJECTED}: TEACHER_LAYER}}"
+        )
+    if is_reused and config.model.pretrained:
+        raise UserError(
+            "model.pretrained has no weights for model.name 'simkd', whose backbone starts anew; "
+            "leave it out"
+        )
+    for key in ("head_init_scale", "head_init_bias"):
+        if is_reused and getattr(config.model, key) is not None:
+            raise UserError(
+                f"model.{key} ({getattr(config.model, key):g}) changes a classifier that simkd "
+                "takes from its teacher; leave it out"
+            )
+
+
+def _check_widened(config: RunConfig, losses: WeightedLoss) -> None:
+    width, has_term = config.model.norm_width, _find_term(losses, "norm") is not None
+    if width is not None and not has_term and not config.run.eval_only:
+        raise UserError(
+            f"model.norm_width ({width}) widens maps that no term of distill.losses looks at; add "
+            "{name: norm, layers: {global_pool.norm_to_fc.expand: layer4}}, or leave it out"
+        )
+    if has_term and width is None:
+        raise UserError(
+            "distill.losses: norm compares widened maps, which the student does not have; set "
+            "model.norm_width to the channels of the teacher's layer, or use fitnet"
+        )
+
+
+def reuse_classifier(
+    config: RunConfig,
+    student: nn.Module,
+    losses: WeightedLoss,
+    transform: InputTransform,
+    image_shape: tuple[int, int, int],
+    class_names: tuple[str, ...] | None,
+) -> None:
+    """Give a student of SimKD the classifier of the first teacher; nothing to do for others.
+
+    Args:
+      transform: of the student.
+      image_shape: (H, W, C) of the training images.
+      class_names: of the student, or None if unknown.
+
+    Raises:
+      UserError: the teacher's answers are not those of its classifier on the averages of the maps
+        that the loss names, so that the student would be taught something else.
+    """
+    term = _find_term(losses)
+    if term is None or not isinstance(student, ReusedClassifier):
+        return
+    state = torch.random.get_rng_state()
+    teacher = create_teachers(
+        config.distill,
+        num_classes=student.num_classes,
+        class_names=class_names,
+        student_transform=transform,
+    )[0]
+    torch.random.set_rng_state(state)
+    weight = teacher.model.get_parameter(f"{term.teacher_head}.weight").detach()
+    bias = getattr(teacher.model.get_submodule(term.teacher_head), "bias", None)
+    _require_averages(teacher, term, (weight, bias), image_shape)
+    if teacher.classes is not None:
+        weight = weight[teacher.classes]
+        bias = bias if bias is None else bias[teacher.classes]
+    student.adopt(weight, bias)
+    get_logger().info("simkd: the student answers by the teacher's %s", term.teacher_head)
+
+
+@torch.no_grad()
+def _require_averages(
+    teacher: Teacher,
+    term: Loss,
+    head: tuple[Tensor, Tensor | None],
+    image_shape: tuple[int, int, int],
+) -> None:
+    height, width, channels = image_shape
+    (path,) = term.layers.values()
+    tap = FeatureTap(teacher.model, (path,), "teacher")
+    numbers = torch.Generator().manual_seed(0)
+    pixels = 255 * torch.rand((2, channels, height, width), generator=numbers)
+    logits = teacher.model(teacher.transform(pixels).to(teacher.dtype)).float()
+    vectors = tap.take()[path].float().mean(dim=(2, 3))
+    weight, bias = head
+    found = vectors @ weight.float().T + (0 if bias is None else bias.float())
+    gap, scale = (found - logits).abs().max(), logits.abs().max().clamp(min=1e-6)
+    if not gap <= _TOLERANCES.get(teacher.dtype, 1e-3) * scale:
+        raise UserError(
+            f"distill.losses: simkd.teacher_head ({term.teacher_head}) on the averages of {path!r} "
+            f"does not give the teacher's answers (they differ by {float(gap / scale):.2g} of "
+            "their largest); name the last maps before the pooling, of a teacher with nothing "
+            "but that and a linear layer behind them"
+        )
+
+
+def _find_term(losses: WeightedLoss, wanted: str = SIMKD) -> Loss | None:
+    named = zip(losses.names, losses.losses, strict=True)
+    return next((one for name, one in named if name == wanted), None)

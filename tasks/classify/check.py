@@ -1,0 +1,273 @@
+"""What can be found wrong with a classification before a device is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from datasets import DatasetFacts, describe_dataset, require_images
+from losses.tasks.classes import create_class_loss
+from losses.weighted import WeightedLoss, create_weighted_loss
+from models.teachers.classes import check_teacher_names
+from models.teachers.teacher import (
+    SELVES,
+    Teacher,
+    create_teachers,
+    get_teacher_sections,
+    open_teacher,
+)
+from models.transforms import InputTransform
+from tasks.classify.built_students import check_reused
+from tasks.classify.mutual import check_peer, create_peer
+from tasks.classify.rotations import check_rotations
+from tasks.classify.teacher_patches import check_kept
+from tasks.classify.views import check_strong_view
+from tasks.dry_run import (
+    FeatureShapes,
+    ImageShapes,
+    check_images,
+    create_student_transform,
+    dry_run_layers,
+    dry_run_losses,
+    find_feature_shapes,
+    get_image_shapes,
+)
+from tasks.evaluation.judge import check_sets
+from tasks.evaluation.sets import JudgedSet, ModelClasses
+from tasks.facts import TaskFacts
+from tasks.images.pixels import check_pairs, check_strings, describe_student
+from tasks.images.resizing import check_begins, check_sizes, get_only_side
+from tasks.protocol import TaskCheck
+from tasks.teachers.cache.manifest import read_manifest
+from tasks.teachers.cache.reader import open_cache
+from tasks.teachers.cache.rows import CLASSES, AnswerForm
+from tasks.teachers.teaching import check_groups, check_layers, describe_teaching, list_hashes
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.log import get_logger
+from utils.weights.class_names import ClassSide, require_same_classes
+
+if TYPE_CHECKING:
+    from utils.config.load import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifyFacts(TaskFacts):
+    """What is known of a classification of images.
+
+    Args:
+      num_classes: of student, teachers and dataset.
+      image_shapes: (H, W, C) of the images by role, as the strings tell; None: only a run can.
+      feature_shapes: of the layers that losses look at; none: only a run can tell.
+      sets: to judge on beside the evaluation split.
+    """
+
+    num_classes: int
+    image_shapes: ImageShapes
+    feature_shapes: FeatureShapes | None
+    sets: tuple[JudgedSet, ...] = ()
+
+    @property
+    def answers(self) -> tuple[AnswerForm, ...]:
+        """Classes, and one answer to an image."""
+        return (AnswerForm(CLASSES, self.num_classes),)
+
+
+class ClassifyCheck(TaskCheck):
+    """Looks at a configuration, then at the student on the meta device.
+
+    Attributes:
+      dataset: sizes and classes of the splits.
+      model_arguments: what the student must be created with.
+      losses: what is trained beside the student, and what its blocks are asked for.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+
+    create_loss = staticmethod(create_class_loss)
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        check_strings(config)
+        if not config.data.label_key:
+            raise UserError(
+                f"data.label_key is empty, but train.task={config.train.task} learns from labels; "
+                "name their feature, or set train.task=distil"
+            )
+        self.dataset = describe_dataset(config.data, config.model.known_sizes)
+        self.num_classes = self._choose_classes()
+        self.class_names = _find_class_names(self.dataset, self.num_classes)
+        self.model_arguments = {"num_classes": self.num_classes}
+        if self.class_names is not None:
+            self.model_arguments["class_names"] = self.class_names
+        self.losses = create_weighted_loss(
+            config.distill, self.create_loss(config.train, self.num_classes)
+        )
+        self._shapes: ImageShapes = {}
+        self._feature_shapes: FeatureShapes | None = None
+        self._sets: tuple[JudgedSet, ...] = ()
+
+    @property
+    def stream(self) -> JsonObject:
+        """What beside keys decides which answers a teacher gives."""
+        return {"num_classes": self.num_classes}
+
+    @cached_property
+    def teachers(self) -> list[str]:
+        """Hashes of the teachers, whose weights are read for them, and how several become one."""
+        return list_hashes(self.config.distill)
+
+    def _choose_classes(self) -> int:
+        """Classes of the student, from what the labels are."""
+        return _choose_classes(self.config, self.dataset)
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples that pairs or groups do not divide; see the function."""
+        check_micro_batch(self.config, self.losses, examples, devices)
+
+    def dry_run(self, student: nn.Module) -> None:
+        """Try images, teachers, losses and projections on a student on the meta device."""
+        config = self.config
+        self._shapes = get_image_shapes(self.dataset)
+        transform = create_student_transform(config, self._shapes)
+        check_reused(config, self.losses)
+        check_rotations(config, self.losses, self._shapes)
+        teachers = self._create_teachers(student, transform)
+        has_token = hasattr(student, "set_distilled_training")
+        dry_run_losses(config.distill, self.losses, self.num_classes, has_token=has_token)
+        live = [] if config.distill.teacher_cache else teachers
+        check_images(config, student, live, self._shapes)
+        check_sizes(config, student, self.losses, self._shapes["train"], live)
+        check_strong_view(config, self.losses, self._shapes)
+        if config.distill.peer:
+            peer = create_peer(config, self.num_classes, "meta")
+            check_peer(config, self.losses, peer, transform, self._shapes)
+            self.losses.peer = peer
+        classes = ModelClasses(self.num_classes, self.class_names)
+        self._sets = check_sets(config.data, classes, student)
+        if self._shapes["train"] is not None and not config.distill.teacher_cache:
+            side = get_only_side(config.train.image_sizes)
+            shapes = find_feature_shapes(
+                student, teachers, self.losses, self._shapes["train"], side
+            )
+            with torch.device("meta"):
+                self.losses.build(*shapes)
+            dry_run_layers(config.distill, self.losses, self.num_classes, shapes)
+            self._feature_shapes = shapes
+
+    def find_facts(self) -> ClassifyFacts:
+        """All that was found, once the student has been tried."""
+        return ClassifyFacts(
+            dataset=self.dataset,
+            model_arguments=self.model_arguments,
+            export=self._describe_export(),
+            stream=self.stream,
+            teachers=self.teachers,
+            description=self._describe(),
+            num_classes=self.num_classes,
+            class_names=self.class_names,
+            image_shapes=self._shapes,
+            feature_shapes=self._feature_shapes,
+            sets=self._sets,
+        )
+
+    def check_stream(self, stream: JsonObject, total_steps: int) -> None:
+        """Refuse sides without a step, and stored answers to others or of others."""
+        steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
+        check_begins(self.config.train, steps, total_steps)
+        place = self.config.distill.teacher_cache
+        if not place:
+            return
+        open_cache(self.config.distill, stream, self.teachers, (0, 1), total_steps)
+        require_same_classes(
+            ClassSide("the student", self.class_names),
+            ClassSide(f"distill.teacher_cache {place!r}", read_manifest(place).get("class_names")),
+            way="make the cache again with this run's data",
+        )
+
+    def _create_teachers(self, student: nn.Module, transform: InputTransform) -> list[Teacher]:
+        """The teachers on the meta device, their names, weights, classes and layers looked at."""
+        config = self.config
+        for section in get_teacher_sections(config.distill):
+            if section.model not in SELVES:
+                check_teacher_names(open_teacher(section), self.num_classes, self.class_names)
+        teachers = create_teachers(
+            config.distill,
+            num_classes=self.num_classes,
+            class_names=self.class_names,
+            student_transform=transform,
+            device="meta",
+        )
+        check_layers(config, self.losses, student, teachers)
+        check_kept(config, self.losses, student, teachers, self._shapes["train"])
+        return teachers
+
+    def _describe_export(self) -> JsonObject:
+        """How to create the student again, what its input and its answers mean."""
+        train, names = self.config.train, self.class_names
+        # Whether a sigmoid says how likely each class is by itself, or a softmax over all of them.
+        is_each = train.task == "multilabel" or train.task_loss not in ("", "softmax")
+        return {
+            **describe_student(self.config, self.num_classes),
+            **({"scores": "each"} if is_each else {}),
+            **({"classes": list(names)} if names else {}),
+        }
+
+    def _describe(self) -> str:
+        text = f"{self.num_classes} classes"
+        if self._shapes["train"] is not None:
+            text += f", images of {' x '.join(map(str, self._shapes['train']))}"
+        return text + describe_teaching(self.config.distill)
+
+
+def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, devices: int) -> None:
+    """Refuse a device's micro-batch that does not hold whole pairs and whole groups.
+
+    Mixing mixes pairs, and some losses compare the examples of a group.
+
+    Args:
+      examples: of one device's micro-batch.
+      devices: that the global batch is dealt to.
+    """
+    check_pairs(config, examples, devices)
+    check_groups(losses, examples, devices)
+
+
+def _choose_classes(config: RunConfig, dataset: DatasetFacts) -> int:
+    images = require_images(dataset.examples["train"], config.data.source)
+    if images.several_labels or dataset.examples["eval"].several_labels:
+        raise UserError(
+            f"data.label_key ({config.data.label_key}) holds a list of labels, but train.task="
+            "classify learns one; name another, set train.task=multilabel, or judge by such lists "
+            "in data.evals or python -m tools.evaluate"
+        )
+    dataset_classes = images.num_classes
+    classes = config.model.num_classes or dataset_classes
+    if classes < dataset_classes:
+        raise UserError(
+            f"model.num_classes ({classes}) is less than the {dataset_classes} classes of "
+            f"{config.data.name or config.data.source}; raise it or leave it out"
+        )
+    if classes == 1:
+        name = f" ({images.class_names[0]!r})" if images.class_names else ""
+        raise UserError(
+            f"data.train_split ({config.data.train_split}) has one class only{name}, so that every "
+            "answer is right; name a set of two classes or more, or set train.task=distil"
+        )
+    if classes > dataset_classes:
+        get_logger().warning(
+            "model.num_classes (%d) is more than the %d classes of %s: %d outputs have no example",
+            classes, dataset_classes, config.data.name or config.data.source,
+            classes - dataset_classes,
+        )  # fmt: skip
+    return classes
+
+
+def _find_class_names(dataset: DatasetFacts, classes: int) -> tuple[str, ...] | None:
+    names = dataset.examples["eval"].class_names
+    return names if names and len(names) == classes else None

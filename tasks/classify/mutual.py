@@ -1,0 +1,108 @@
+"""Two students that teach each other: a peer beside the student, or the student by other draws.
+
+The peer is a module of the losses: it is trained by the same optimizer, lies in the checkpoint and
+is left out of the export. Both answer the same mixed images in one step, each learns from the
+targets and from the other's answer, and neither sees a gradient through the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs, LossOutput
+from losses.weighted import WeightedLoss
+from models.factory import create_model
+from models.transforms import InputTransform
+from tasks.dry_run import find_fault
+from utils.config.sections import ModelSection
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from tasks.dry_run import ImageShapes
+    from utils.config.load import RunConfig
+
+SELF = "self"
+
+
+def create_peer(config: RunConfig, num_classes: int, device: str = "cpu") -> nn.Module | None:
+    """A model with weights of its own; none where nobody or the student itself is the peer."""
+    if config.distill.peer in ("", SELF):
+        return None
+    section = ModelSection(name=config.distill.peer, args=config.distill.peer_args)
+    with torch.random.fork_rng(devices=[]):
+        # Other weights than the student's, which may be of the same model.
+        torch.manual_seed(config.train.seed + 1)
+        return create_model(section, num_classes=num_classes, device=device)
+
+
+def learn_together(losses: WeightedLoss, inputs: LossInputs, peer_logits: Tensor) -> LossOutput:
+    """The sum of both students' losses, or their mean where both are one model.
+
+    Args:
+      inputs: of the student, without a teacher.
+      peer_logits: [B, K] of the peer, with its gradient.
+
+    Returns:
+      The student's terms, and the peer's total as `peer`.
+
+    Source: Zhang et al. 2018 (DML), arXiv:1706.00384, equations 4 to 7; Touvron et al. 2022
+    (cosub), arXiv:2212.04884, equation 2, for one model.
+    """
+    mine = losses(replace(inputs, teacher_logits=(peer_logits.detach(),)))
+    logits = inputs.student_logits.detach()
+    theirs = losses(replace(inputs, student_logits=peer_logits, teacher_logits=(logits,)))
+    total = mine.total + theirs.total
+    if losses.peer is None:
+        total = total / 2
+    return LossOutput(total, {**mine.terms, "peer": theirs.total.detach()})
+
+
+def check_peer(
+    config: RunConfig,
+    losses: WeightedLoss,
+    peer: nn.Module | None,
+    transform: InputTransform,
+    shapes: ImageShapes,
+) -> None:
+    """Refuse losses that two students cannot share, and a peer that does not take the images.
+
+    Args:
+      peer: on the meta device.
+      transform: of the student.
+      shapes: (H, W, C) of the images of each role; none: only a run can tell.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+    for name, loss in zip(losses.names, losses.losses, strict=True):
+        if loss.state_dict() or loss.needs_distill_token():
+            raise UserError(
+                f"distill.peer: {name} keeps parameters, memory or a head of one student; two "
+                "students share losses of logits alone, such as kd"
+            )
+    for shape in _list_seen(config, shapes) if peer is not None else ():
+        reason = find_fault(peer.eval(), transform.to("meta"), shape)
+        if reason:
+            sides = " x ".join(map(str, shape))
+            raise UserError(
+                f"distill.peer {config.distill.peer!r} does not take images of {sides}, as the "
+                f"student sees them: {reason}; set img_size, in_chans or dynamic_img_size in "
+                "distill.peer_args, or name another model"
+            )
+
+
+def _list_seen(config: RunConfig, shapes: ImageShapes) -> list[tuple[int, int, int]]:
+    """Shapes of the images that both students see, in training and where they are judged."""
+    if config.run.eval_only:  # the peer is not asked
+        return []
+    found, sizes = [], config.train.image_sizes
+    if shapes["train"] is not None:
+        # Before the first epoch that is named images are as they come.
+        found += [] if 0 in sizes else [shapes["train"]]
+        found += [(side, side, shapes["train"][2]) for side in sizes.values()]
+    found += [shapes["eval"]] if shapes["eval"] is not None else []
+    return list(dict.fromkeys(found))

@@ -1,0 +1,100 @@
+"""Each image turned by 90, 180 and 270 degrees beside itself, in one batch of four times the size.
+
+The copies of an image follow it, so that a device's part of the batch stays its part. Student and
+teachers answer all four in one pass, with one set of statistics of BatchNorm; targets, taps and all
+terms but those that ask for the copies see the images as they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from losses.base import LossInputs, Turned
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from losses.weighted import WeightedLoss
+    from tasks.dry_run import ImageShapes
+    from utils.config.load import RunConfig
+
+TURNS = 4  # with the image itself
+
+
+def turn_pixels(pixels: Tensor) -> Tensor:
+    """[4 B, C, S, S] of [B, C, S, S]: each image and its copies, turned counter-clockwise."""
+    across = pixels.transpose(-1, -2)
+    turned = (pixels, across.flip(-2), pixels.flip((-2, -1)), across.flip(-1))
+    return torch.stack(turned, dim=1).flatten(0, 1)
+
+
+def split_turned(inputs: LossInputs) -> LossInputs:
+    """What a step's losses see, of answers and activations of 4 B images.
+
+    Args:
+      inputs: targets, mask and indices are of the B images already.
+    """
+    features = inputs.student_features, inputs.teacher_features
+    (student, student_turned), (teacher, teacher_turned) = map(_split_features, features)
+    logits, turned = _split(inputs.student_logits)
+    answers = [_split(one) for one in inputs.teacher_logits]
+    token = inputs.student_distill_logits
+    return replace(
+        inputs,
+        student_logits=logits,
+        teacher_logits=tuple(plain for plain, _ in answers),
+        student_distill_logits=None if token is None else _split(token)[0],
+        student_features=student,
+        teacher_features=teacher,
+        turned=Turned(turned, tuple(own for _, own in answers), student_turned, teacher_turned),
+    )
+
+
+def _split(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[B, ...] of the images and [B, 3, ...] of their copies."""
+    rows = rows.unflatten(0, (-1, TURNS))
+    return rows[:, 0], rows[:, 1:]
+
+
+def _split_features(features: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The same of activations; parameters have no rows and stay with the images."""
+    plain, turned = {}, {}
+    for path, value in features.items():
+        if isinstance(value, nn.Parameter):
+            plain[path] = value
+        else:
+            plain[path], turned[path] = _split(value)
+    return plain, turned
+
+
+def check_rotations(config: RunConfig, losses: WeightedLoss, shapes: ImageShapes) -> None:
+    """Refuse copies that nothing looks at or that no batch can hold, and a loss without its copies.
+
+    Args:
+      shapes: of the training images, as far as metadata tells.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+    if config.distill.views != "rotations":
+        if losses.needs_turned():
+            raise UserError(
+                f"distill.views {config.distill.views!r} gives sskd no turned copies of its "
+                "images; set distill.views=rotations"
+            )
+        return
+    if not losses.needs_turned():
+        raise UserError(
+            "distill.views 'rotations' turns each image three times and none of distill.losses "
+            "looks at that; add sskd, or leave it out"
+        )
+    shape = shapes["train"]
+    if shape is not None and shape[0] != shape[1]:
+        raise UserError(
+            f"distill.views 'rotations' turns images by 90 degrees, and data.train_pp gives "
+            f"{shape[0]} x {shape[1]}; end it with a resize or crop to a square"
+        )

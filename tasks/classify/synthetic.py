@@ -1,0 +1,311 @@
+"""The twin of a classification: made-up images, random teachers and random answers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from big_vision.input.synthetic import parse_synthetic_name
+from big_vision.input.tfds_features import read_tfds_features
+from big_vision.pp import shapes
+from big_vision.pp.builder import get_preprocess_fn
+from big_vision.pp.device_ops import Normalisation, split_device_ops
+from datasets import describe_dataset, require_images
+from models.factory import build_model
+from models.teachers.teacher import SELVES, get_teacher_sections
+from tasks.classify.check import ClassifyCheck
+from tasks.protocol import StreamOf, Twin
+from tasks.teachers.cache.manifest import read_manifest, read_shape, write_manifest
+from tasks.teachers.cache.rows import CLASSES, AnswerForm, CacheShape, condense_answers, pack_rows
+from tasks.teachers.cache.writer import CacheWriter
+from tasks.teachers.teaching import create_columns
+from utils.config.load import change
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.storage.places import is_there
+from utils.weights.files import EXPORT_FILE, write_weights
+from utils.weights.hub import is_shared
+from utils.weights.opening import open_weights
+
+if TYPE_CHECKING:
+    from utils.config.distill import TeacherSection
+    from utils.config.load import RunConfig
+
+_DEFAULT_TOP_K = 16
+# Height, width and channels of a made-up example of a dataset that nobody knows here.
+_PHOTO_SHAPE = (400, 500, 3)
+
+
+class ClassifyTwin(Twin):
+    """A classification of made-up images of the same shape and classes."""
+
+    usual = MappingProxyType({"num_classes": 1000})
+
+    def __init__(self, config: RunConfig, given: Mapping[str, int]) -> None:
+        self._config = config
+        self._classes = config.model.num_classes or given.get("num_classes") or find_classes(config)
+        self._image: tuple[int, int] | None = None
+
+    def replace_data(self, examples: int, folder: Path, *, by_trial: bool = False) -> RunConfig:
+        """Made-up images; the size may be found by running data.train_pp on a photograph."""
+        config = self._config
+        self._image = find_image_shape(config)
+        if self._image is None and by_trial:
+            self._image = _try_preprocessing(config)
+        if self._image is None:
+            raise UserError(
+                f"made-up images need one size, and data.train_pp ({config.data.train_pp!r}) tells "
+                "none; end it with a resize or crop to one side, or set data.source=synthetic with "
+                "data.name=image_size=N"
+            )
+        data = describe_twin_data(config, self._image, max(self._classes, 2), examples)
+        return change(config, data=data)
+
+    def replace_teachers(
+        self, config: RunConfig, folder: Path, *, only_missing: bool = False
+    ) -> RunConfig:
+        """Random weights; a teacher whose answers are stored need not take the images."""
+        image = None if config.distill.teacher_cache else self._image
+        teachers = [
+            one
+            if one.model in SELVES or (only_missing and one.weights)
+            else create_random_teacher(one, self._classes, folder / f"teacher{number}", image=image)
+            for number, one in enumerate(get_teacher_sections(config.distill))
+        ]
+        given = [one.model_dump() for one in teachers]
+        return change(config, distill={"teacher": "", "teacher_weights": "", "teachers": given})
+
+    def replace_answers(
+        self, config: RunConfig, folder: Path, steps: int, describe: StreamOf
+    ) -> RunConfig:
+        """Random answers, as many for each example as the run's own cache holds."""
+        live = change(config, distill={"teacher_cache": "", "cache_end": "cycle"})
+        top_k = _read_top_k(config.distill.teacher_cache)
+        write_random_answers(live, top_k, folder / "answers", steps=steps, describe=describe)
+        return change(live, distill={"teacher_cache": str(folder / "answers")})
+
+
+def find_image_shape(config: RunConfig) -> tuple[int, int] | None:
+    """Side and channels of a training image, as the configuration tells; None: only a run can.
+
+    Raises:
+      UserError: the images are not square, or the string is none of images.
+    """
+    data = config.data
+    if data.source == "synthetic":
+        size = {"image_size": config.model.image_size} if config.model.image_size else {}
+        made = parse_synthetic_name(data.name, **size)
+        return made.image_size, made.channels
+    shape = shapes.find_image_shape(data.train_pp, "data.train_pp", data.image_key)
+    return None if shape is None else require_square(shape)
+
+
+def find_classes(config: RunConfig) -> int:
+    """Classes of the run's dataset: from its files, or as TFDS knows it by name.
+
+    Raises:
+      UserError: nobody here knows it.
+    """
+    data = config.data
+    try:
+        facts = describe_dataset(data, config.model.known_sizes)
+        return require_images(facts.examples["train"], data.source).num_classes
+    except UserError:
+        if data.source != "tfds":
+            raise
+    try:
+        return int(read_tfds_features(data.name, data.root)[data.label_key].num_classes)
+    except Exception as error:
+        raise UserError(
+            f"the classes of data.name {data.name!r} are not known here; give --num-classes"
+        ) from error
+
+
+def _try_preprocessing(config: RunConfig) -> tuple[int, int]:
+    """Side and channels of what data.train_pp makes of a made-up image.
+
+    Raises:
+      UserError: the string fails on it, or gives images that are not square.
+    """
+    data = config.data
+    spec, _ = split_device_ops(data.train_pp)
+    source = _find_source_shape(config) or _PHOTO_SHAPE
+    example = {data.image_key: _encode_image(source), data.label_key: 0}
+    try:
+        image = get_preprocess_fn(spec)(example)[data.image_key]
+    except Exception as error:
+        height, width, _ = source
+        raise UserError(
+            f"data.train_pp ({data.train_pp!r}) fails on a made-up image of {height} x {width}: "
+            f"{error}; correct it"
+        ) from error
+    return require_square(tuple(int(side) for side in image.shape))
+
+
+def _find_source_shape(config: RunConfig) -> tuple[int, int, int] | None:
+    """(H, W, C) of the dataset's own images, where all have one shape and it is known here."""
+    data = config.data
+    if data.source != "tfds":
+        return None
+    try:
+        shape = read_tfds_features(data.name, data.root)[data.image_key].shape
+    except Exception:
+        return None
+    return shape if len(shape) == len(_PHOTO_SHAPE) and None not in shape else None
+
+
+def _encode_image(shape: tuple[int, int, int]) -> bytes:
+    """A JPEG of one colour."""
+    from PIL import Image
+
+    height, width, channels = shape
+    mode, colour = ("L", 90) if channels == 1 else ("RGB", (90, 120, 150))
+    buffer = io.BytesIO()
+    Image.new(mode, (width, height), colour).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def _read_top_k(cache: str) -> int:
+    """Answers stored for each example: as the manifest says, or the tool's default."""
+    try:
+        columns = read_shape(read_manifest(cache)).columns
+        return max(column.top_k for column in columns)
+    except UserError:
+        return _DEFAULT_TOP_K
+
+
+def require_square(shape: tuple[int, int, int]) -> tuple[int, int]:
+    """Side and channels of images of (H, W, C), which a synthetic source makes square.
+
+    Raises:
+      UserError: they are not square.
+    """
+    height, width, channels = shape
+    if height != width:
+        raise UserError(
+            f"data.train_pp gives images of {height} x {width}; made-up ones are square: end it "
+            "with a resize or crop to one side"
+        )
+    return height, channels
+
+
+def name_examples(side: int, channels: int, classes: int, examples: int) -> str:
+    """The data.name of made-up images."""
+    return f"image_size={side},channels={channels},num_classes={classes},num_examples={examples}"
+
+
+def describe_twin_data(
+    config: RunConfig, image: tuple[int, int], classes: int, examples: int
+) -> JsonObject:
+    """What keys of `data` become, so that the same uint8 images reach the device.
+
+    Args:
+      image: side and channels.
+    """
+    return {
+        "source": "synthetic",
+        "name": name_examples(*image, classes, examples),
+        "root": "",
+        "train_pp": _keep_device_op(config.data.train_pp),
+        "eval_pp": _keep_device_op(config.data.eval_pp),
+        "train_split": "train",
+        "eval_split": "validation",
+        "test_split": "",
+        "evals": (),
+        "order": "auto",
+    }
+
+
+def create_random_teacher(
+    section: TeacherSection, classes: int, target: Path, *, image: tuple[int, int] | None = None
+) -> TeacherSection:
+    """The same teacher with random weights in a file; its transform as the run would choose it.
+
+    Args:
+      classes: of the student; 0: student and teacher give features alone.
+      target: a directory to make.
+      image: side and channels of what the student sees, which the teacher is tried on; none: the
+        step does not ask the teacher, or has been tried already.
+
+    Raises:
+      UserError: its weights are not here and it has no name, or it does not take the images.
+    """
+    is_here = is_shared(section.weights) or (bool(section.weights) and is_there(section.weights))
+    facts = open_weights(section.weights, "distill.teacher_weights").facts if is_here else {}
+    name = section.model or facts.get("model", "")
+    if not name:
+        raise UserError(
+            f"distill.teacher_weights ({section.weights!r}) is not here and does not say its "
+            "model; name it by distill.teacher"
+        )
+    own = (section.num_classes or facts.get("num_classes") or classes) if classes else 0
+    arguments = {**facts.get("args", {}), **section.args}
+    built = {**arguments, "num_classes": own}
+    if image is not None:
+        shadow = build_model(name, built, key="distill.teacher", device="meta")
+        _try_teacher(shadow, name, section.size or image[0], channels=image[1])
+    torch.manual_seed(0)
+    model = build_model(name, built, key="distill.teacher")
+    target.mkdir(parents=True)
+    write_weights(target / EXPORT_FILE, model.state_dict(), {"model": name})
+    given = {"model": name, "weights": str(target / EXPORT_FILE), "num_classes": own or None}
+    return type(section)(**{**section.model_dump(), **given, "args": arguments})
+
+
+def write_random_answers(
+    config: RunConfig, top_k: int, target: Path, *, steps: int, describe: StreamOf
+) -> None:
+    """A cache of random answers in the form in which a run's teachers would have given them.
+
+    Args:
+      config: of the run with its teachers in the step.
+      steps: of an epoch of the cache.
+      describe: the stream of examples that the answers are to.
+    """
+    found = ClassifyCheck(config)
+    stream = describe(config, found.dataset, found.stream)
+    classes, size = found.num_classes, config.data.global_batch_size
+    columns = create_columns(config.distill, [AnswerForm(CLASSES, classes)], top_k)
+    shape = CacheShape(columns, 1, steps, size)
+    target.mkdir(parents=True, exist_ok=True)
+    write_manifest(target, stream, shape, 1)
+    writer = CacheWriter(target, shape, 0)
+    for _ in range(shape.steps_per_epoch):
+        answers = [torch.randn(size, classes) for _ in columns]
+        kept = [condense_answers(one, columns[0].top_k) for one in answers]
+        writer.append(pack_rows(kept, shape))
+
+
+def _keep_device_op(spec: str) -> str:
+    """The string's value range, written out: all of it that happens on the device."""
+    _, normalisation = split_device_ops(spec)
+    if normalisation == Normalisation():
+        return "value_range(0, 255)"
+    mean, std = (list(values) for values in normalisation)
+    return f"vgg_value_range({mean}, {std})"
+
+
+def _try_teacher(shadow: nn.Module, name: str, side: int, channels: int) -> None:
+    """Refuse a teacher that cannot see the images: its arguments are in a file that is not here.
+
+    Args:
+      shadow: the teacher on the meta device.
+
+    Raises:
+      UserError: with the model's own reason.
+    """
+    try:
+        with torch.no_grad():
+            shadow.eval()(torch.zeros((1, channels, side, side), device="meta"))
+    except Exception as error:
+        raise UserError(
+            f"distill.teacher ({name!r}) without its weights does not take images of {side} x "
+            f"{side} x {channels}: {error}; give its run by --teacher_path, or its args in "
+            "distill.teachers"
+        ) from error

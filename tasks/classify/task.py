@@ -1,0 +1,437 @@
+"""Classification of images, with or without teachers.
+
+Models give outputs and losses turn outputs into one number; they meet here, so that the engine
+knows of neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from datasets import ImageBatch, Loader
+from losses.base import LossInputs, LossOutput
+from losses.logits.ensembles import combine_answers
+from losses.tasks.classes import create_class_loss
+from losses.weighted import create_weighted_loss
+from models.factory import create_model
+from models.teachers.kept_tokens import ClassTokenScores
+from models.teachers.teacher import (
+    SELVES,
+    SeenByStudent,
+    Teacher,
+    create_teachers,
+    get_teacher_sections,
+)
+from models.transforms import to_pixels
+from tasks.classify.built_students import reuse_classifier
+from tasks.classify.check import ClassifyCheck, ClassifyFacts, check_micro_batch
+from tasks.classify.counting import compute_ece, count_agreement, count_batch, count_marked
+from tasks.classify.mutual import SELF, create_peer, learn_together
+from tasks.classify.rotations import TURNS, check_rotations, split_turned, turn_pixels
+from tasks.classify.synthetic import ClassifyTwin
+from tasks.classify.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name, list_streams
+from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
+from tasks.evaluation.judge import Judge
+from tasks.images.pixels import ImageTask
+from tasks.images.resizing import check_sizes, get_only_side, resize_pixels
+from tasks.protocol import SumBatches, SumOver
+from tasks.teachers.cache.reader import (
+    TeacherCache,
+    combine_stored,
+    get_stored_answers,
+    open_cache,
+)
+from tasks.teachers.cache.rows import Column, condense_answers
+from tasks.teachers.teaching import Teaching
+from utils.errors import UserError
+from utils.json_types import JsonMapping
+from utils.log import get_logger
+from utils.metrics import Evaluation
+
+if TYPE_CHECKING:
+    from engine import Plan, TrainState
+    from utils.config.load import RunConfig
+    from utils.runtime.base import Runtime
+
+
+class Classify(ImageTask):
+    """A micro-batch on the device -> mixed images -> student and teachers -> one loss.
+
+    Args:
+      loaders: by role; `train` is missing where nothing is trained.
+
+    Attributes:
+      losses: what is trained beside the student.
+      teaching: who teaches, and what is seen of it.
+    """
+
+    score_name = "top-1"
+    check = ClassifyCheck
+    twin = ClassifyTwin
+    create_loss = staticmethod(create_class_loss)
+    reads = ImageTask.reads | {
+        "distill", "data.strong_pp", "data.evals", "model.num_classes", "train.label_smoothing",
+        "train.task_loss", "train.task_loss_args",
+        "train.bce_threshold", "train.bce_sum", "train.bce_positive_weight", "train.class_weights",
+        "model.head_init_scale", "model.head_init_bias", "model.norm_width", "model.norm_copies",
+    }  # fmt: skip
+
+    def __init__(
+        self, config: RunConfig, facts: ClassifyFacts, loaders: Mapping[str, Loader]
+    ) -> None:
+        super().__init__(config, facts, loaders)
+        self.losses = create_weighted_loss(
+            config.distill, self.create_loss(config.train, facts.num_classes)
+        )
+        self.teaching = Teaching(config, self.losses)
+        self._attention: ClassTokenScores | None = None
+        self._cache: TeacherCache | None = None
+        self._judge: Judge | None = None
+
+    @property
+    def teachers(self) -> list[Teacher]:
+        """Those that run in the step; the student's average may be among them."""
+        return self.teaching.teachers
+
+    @property
+    def own_teachers(self) -> list[Teacher]:
+        """Those that have weights of their own."""
+        return self.teaching.own
+
+    list_streams = staticmethod(list_streams)
+
+    # The engine's protocol.
+
+    def loss(self, model: nn.Module, batch: ImageBatch) -> LossOutput:
+        """The weighted loss of student and teachers on mixed images."""
+        strong = self._see_strong(model, batch)  # before the view whose layers the taps keep
+        pixels = self.augment(batch.images, batch.draws)
+        is_turned = self.config.distill.views == "rotations"
+        pixels = turn_pixels(pixels) if is_turned else pixels
+        logits, distill_logits = self._ask_student(model, pixels, batch)
+        stored, only_stored = combine_stored(
+            get_stored_answers(batch), self.facts.num_classes, *self.teaching.get_ensemble()
+        )
+        inputs = LossInputs(
+            student_logits=logits,
+            targets=self.mixing.mix_targets(
+                self.get_labels(batch), self.facts.num_classes, batch.draws
+            ),
+            labels=batch.labels,
+            mask=batch.mask,
+            teacher_logits=stored or self.ask_teachers(pixels, batch),
+            sparse_teacher=only_stored,
+            student_distill_logits=distill_logits,
+            example_indices=batch.indices,
+            **strong,
+            **self.teaching.take_seen(batch),
+        )
+        if is_turned:
+            inputs = split_turned(inputs)
+        if self.config.distill.peer:
+            peer = model if self.losses.peer is None else self.losses.peer
+            return learn_together(self.losses, inputs, self._ask_student(peer, pixels, batch)[0])
+        return self.losses(inputs)
+
+    def get_labels(self, batch: ImageBatch) -> Tensor:
+        """[B] classes, or [B, K] with a 1 for each of several."""
+        return batch.labels
+
+    def count(self, model: nn.Module, batch: ImageBatch) -> Tensor:
+        """What `count_batch` sums of a model's answers to normalised images."""
+        return self.count_marked(model, batch)[0]
+
+    def count_marked(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, Tensor]:
+        """The same, and which examples the model names rightly."""
+        return count_marked(self.predict(model, batch), batch)
+
+    def summarise(self, sums: Tensor) -> Evaluation:
+        """`top1` and `top5` in percent, `loss` in nats, `ece` (0 to 1), `examples` counted.
+
+        The score is top-1.
+        """
+        top1, top5, loss, examples = sums[:4].tolist()
+        share = 1.0 / max(examples, 1.0)
+        metrics = {
+            "top1": 100.0 * top1 * share,
+            "top5": 100.0 * top5 * share,
+            "loss": loss * share,
+            "ece": compute_ece(sums[4:]),
+            "examples": examples,
+        }
+        return Evaluation(metrics, metrics["top1"])
+
+    # Before the first step.
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples that pairs or groups do not divide; see the function."""
+        check_micro_batch(self.config, self.losses, examples, devices)
+
+    def prepare(self, student: nn.Module) -> None:
+        """Make what is trained beside the student, which learns whether it has a second head."""
+        self.losses.build(*self._find_feature_shapes())
+        shape = self._images["train"].image_shape
+        check_rotations(self.config, self.losses, {"train": shape})
+        names = self.facts.class_names
+        reuse_classifier(self.config, student, self.losses, self.transform, shape, names)
+        self.losses.peer = create_peer(self.config, self.facts.num_classes)
+        if hasattr(student, "set_distilled_training"):
+            student.set_distilled_training(self.losses.needs_distill_token())
+
+    def to_device(self, runtime: Runtime) -> None:
+        """Put what turns pixels into the student's input on the device; sets are read for it."""
+        self.transform.to(runtime.device)
+        facts = self.facts
+        self._judge = Judge(runtime, facts.sets, facts.num_classes, self.config.train.seed)
+
+    def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
+        """Put the live teachers on the device, or open their stored answers; set the taps."""
+        config = self.config
+        self.teaching.attach(state, plan)
+        if any(one.keep_tokens for one in get_teacher_sections(config.distill)):
+            self._attention = ClassTokenScores(state.model, config.model.name)
+        if config.distill.teacher_cache:
+            shard = (runtime.ranks.index, runtime.ranks.size)
+            self._cache = open_cache(
+                config.distill, stream, self.facts.teachers, shard, plan.total_steps
+            )
+            self.teaching.stored = self._cache.columns
+        else:
+            teachers = create_teachers(
+                config.distill, num_classes=self.facts.num_classes,
+                class_names=self.facts.class_names, student_transform=self.transform,
+            )  # fmt: skip
+            # A student that never sees the whole crop does not as its own teacher.
+            follows = get_only_side(config.train.image_sizes) is not None
+            self.teaching.bring(
+                runtime, teachers, state.ema,
+                lambda model, weight: Teacher(
+                    model, self.transform, weight=weight, follows=follows
+                ),
+            )  # fmt: skip
+
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Logits of all heads, for each time that a model answers in a step."""
+        distill = self.config.distill
+        is_twice = distill.views == "weak_strong" or distill.peer == SELF
+        if distill.views == "rotations":
+            inputs = inputs.repeat_interleave(TURNS, dim=0)
+        answers = [model(inputs) for _ in range(1 + is_twice)]
+        heads = [one if isinstance(one, tuple) else (one,) for one in answers]
+        return tuple(head for one in heads for head in one)
+
+    # For tools.
+
+    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """Teachers like those in the step, each with images of its own size."""
+        config, inputs = self.config, self.create_inputs(examples).to("meta")
+        if config.distill.teacher_cache:
+            return []
+        found = []
+        for one in self._create_shadows():
+            size = one.transform.size
+            if one.kept is not None:
+                one.kept.choose_first(examples, "meta")
+            crop = inputs.shape[2:] if one.follows else self._images["train"].image_shape[:2]
+            own = inputs.new_empty(*inputs.shape[:2], *(crop if size is None else (size, size)))
+            found.append((one.model.float(), own))
+        sections = get_teacher_sections(config.distill)
+        for _ in [one for one in sections if one.model in SELVES]:
+            student = create_model(config.model, **self.facts.model_arguments, device="meta")
+            found.append((student.eval(), inputs))
+        return found
+
+    def list_peers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """The peer on the meta device."""
+        peer = create_peer(self.config, self.facts.num_classes, "meta")
+        inputs = self.create_inputs(examples).to("meta")
+        return [] if peer is None else [(peer.train(), inputs)]
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """Teachers with weights of their own, and what makes pixels the student's input."""
+        teachers = {f"teacher{n or ''}": one for n, one in enumerate(self.own_teachers)}
+        return {**teachers, "transform": self.transform}
+
+    def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
+        """Cross-entropy of images that are normalised already."""
+        with torch.no_grad():
+            inputs, labels = self.transform(to_pixels(batch.images)), batch.labels.long()
+        return lambda model: nn.functional.cross_entropy(model(inputs), labels)
+
+    # What travels with a batch.
+
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs after which the stream starts over; none: it never does."""
+        return None if self._cache is None else self._cache.epochs
+
+    def draw(self, step: int, batch: ImageBatch, *others: ImageBatch) -> ImageBatch:
+        """A host batch with this rank's share of what is drawn and stored for its examples.
+
+        Args:
+          step: of the stream, which a cache may start over.
+          others: the same examples, augmented otherwise.
+        """
+        drawn = self.sample(step)
+        if self._cache is not None:
+            drawn |= self._cache.read(step, batch.indices)
+        for other in others:
+            drawn[get_view_name(self.config)] = other.images
+        return replace(batch, draws={**batch.draws, **drawn})
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole."""
+        return self.teaching.get_values(step) | self.resizing.get_values(step)
+
+    def close(self) -> None:
+        """Let the stored answers and the sets go."""
+        for opened in (self._cache, self._judge):
+            if opened is not None:
+                opened.close()
+
+    # In the step.
+
+    def ask_teachers(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
+        """Answers of the teachers to mixed pixels, or to their own crop of the same examples."""
+        if TEACHER_IMAGES in batch.draws:
+            pixels = self.augment(batch.draws[TEACHER_IMAGES], batch.draws)
+        return self._ask_live(pixels, batch)
+
+    def ask_to_store(self, batch: ImageBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """The k best classes of each teacher."""
+        answers = self.teaching.ask(self.augment(batch.images, batch.draws))
+        pairs = zip(answers, columns, strict=True)
+        return tuple(condense_answers(answer, column.top_k) for answer, column in pairs)
+
+    def predict(self, model: nn.Module, batch: ImageBatch) -> Tensor:
+        """Logits [B, K] of a device batch of evaluation."""
+        return model(self.transform(to_pixels(batch.images)))
+
+    # Around the run.
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        """An evaluation's numbers, for a person."""
+        sets = "".join(
+            f"; {name.removesuffix('/top1')} {value:.2f}"
+            for name, value in metrics.items()
+            if name.endswith("/top1")
+        )
+        return (
+            f"top-1 {metrics['top1']:.2f}, top-5 {metrics['top5']:.2f}, loss "
+            f"{metrics['loss']:.4f}, ECE {metrics['ece']:.4f}, {metrics['examples']:.0f} examples"
+            f"{sets}"
+        )
+
+    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+        """Metrics of the teachers on the evaluation split, before the run begins.
+
+        Raises:
+          UserError: a teacher knows nothing, or answers what is no number.
+        """
+        found = []
+        for name, teacher in self.teaching.iterate_own():
+            evaluation = self.summarise(sum_over(partial(_count_teacher, teacher)))
+            self._refuse_weak(evaluation, name)
+            found.append(evaluation.metrics)
+        return found
+
+    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+        """As `Judge.judge`, on the sets of data.evals."""
+        return self._judge.judge(self.predict, model, sum_over, number)
+
+    def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
+        """Percent of the evaluation split on which the model names each teacher's class."""
+        found = {}
+        for number, teacher in enumerate(self.own_teachers):
+            name = "agreement" if number == 0 else f"agreement_{number + 1}"
+            same, examples = sum_over(partial(self._count_agreement, model, teacher)).tolist()
+            found[name] = 100.0 * same / max(examples, 1.0)
+        if self.losses.peer is not None:
+            peer = Teacher(self.losses.peer, self.transform)  # which nobody trains any more
+            found["peer_top1"] = self.summarise(sum_over(partial(_count_teacher, peer))).score
+        return found
+
+    def _ask_student(
+        self, model: nn.Module, pixels: Tensor, batch: ImageBatch
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits of mixed pixels, and those of a distillation token where there is one."""
+        outputs = model(self.transform(resize_pixels(pixels, batch.values)))
+        return outputs if isinstance(outputs, tuple) else (outputs, None)
+
+    def _ask_live(self, pixels: Tensor, batch: ImageBatch) -> tuple[Tensor, ...]:
+        """Answers of the live teachers, which may look at what the student has just looked at."""
+        scores = None if self._attention is None else self._attention.take()
+        seen = SeenByStudent(resize_pixels(pixels, batch.values), scores)
+        answers = self.teaching.ask(pixels, seen)
+        return combine_answers(answers, *self.teaching.get_ensemble())
+
+    def _see_strong(self, model: nn.Module, batch: ImageBatch) -> dict[str, Any]:
+        """Fields of `LossInputs` of the strong views, mixed and erased as the weak ones are."""
+        if STRONG_IMAGES not in batch.draws:
+            return {}
+        pixels = self.augment(batch.draws[STRONG_IMAGES], batch.draws)
+        return {
+            "strong_student_logits": self._ask_student(model, pixels, batch)[0],
+            "strong_teacher_logits": self._ask_live(pixels, batch),
+        }
+
+    def _count_agreement(self, model: nn.Module, teacher: Teacher, batch: ImageBatch) -> Tensor:
+        answers = teacher(to_pixels(batch.images))
+        return count_agreement(self.predict(model, batch), answers, batch.mask)
+
+    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
+        split, top1 = self.config.data.eval_split, evaluation.metrics["top1"]
+        if not evaluation.is_finite:
+            raise UserError(
+                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
+                "check its weights, its mean and std, and its dtype"
+            )
+        get_logger().info("teacher top-1 %.2f on %s", top1, split)
+        chance = 1.0 / self.facts.num_classes
+        spread = (chance * (1 - chance) / max(evaluation.metrics["examples"], 1)) ** 0.5
+        limit = 100 * (chance + 3 * spread)
+        if top1 <= limit and not self.config.distill.allow_weak_teacher:
+            raise UserError(
+                f"distill.teacher has top-1 {top1:.2f} on data.eval_split, no better than chance "
+                f"({limit:.2f}); check its weights and the preprocessing, or set "
+                "distill.allow_weak_teacher"
+            )
+
+    def _create_shadows(self) -> list[Teacher]:
+        """The teachers on the meta device."""
+        return create_teachers(
+            self.config.distill,
+            num_classes=self.facts.num_classes,
+            class_names=self.facts.class_names,
+            student_transform=self.transform,
+            device="meta",
+        )
+
+    def _find_feature_shapes(self) -> FeatureShapes:
+        """Of the layers that losses look at; tries what only the run's own images could tell."""
+        shapes = {role: images.image_shape for role, images in self._images.items()}
+        is_known = shapes == dict(self.facts.image_shapes)
+        if is_known and self.facts.feature_shapes is not None:
+            return self.facts.feature_shapes
+        if is_known and not self.losses.student_layers() and not self.losses.teacher_layers():
+            return {}, {}
+        config = self.config
+        student = create_model(config.model, **self.facts.model_arguments, device="meta")
+        teachers = self._create_shadows()
+        if not is_known:
+            live: Sequence[Teacher] = [] if config.distill.teacher_cache else teachers
+            check_images(config, student, list(live), shapes)
+            check_sizes(config, student, self.losses, shapes["train"])
+        side = get_only_side(config.train.image_sizes)
+        return find_feature_shapes(student, teachers, self.losses, shapes["train"], side)
+
+
+def _count_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:
+    """What `count_batch` sums of a teacher, which sees the images in its own way."""
+    return count_batch(teacher(to_pixels(batch.images)), batch)

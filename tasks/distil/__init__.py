@@ -1,0 +1,1 @@
+"""Learning the features of other models without labels."""

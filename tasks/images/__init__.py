@@ -1,0 +1,1 @@
+"""What tasks of images share: pixels on the device, mixing, erasing, resizing."""

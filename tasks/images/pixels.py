@@ -1,0 +1,147 @@
+"""What tasks of images share: how the uint8 images of a batch become what models see."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from big_vision.pp.checks import require_valid_spec
+from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
+from datasets import ImageBatch, Loader, require_images
+from models.transforms import create_input_transform, to_pixels
+from tasks.flops import count_flops
+from tasks.images.erasing import Erasing
+from tasks.images.mixing import Mixing
+from tasks.images.resizing import Resizing, get_only_side
+from tasks.protocol import RunTask
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from tasks.facts import TaskFacts
+    from utils.config.load import RunConfig
+    from utils.json_types import JsonObject
+
+
+class ImageTask(RunTask):
+    """Erases, mixes, resizes and normalises images, as keys and draws say.
+
+    Args:
+      loaders: by role; `train` is missing where nothing is trained.
+
+    Attributes:
+      transform: pixels -> the student's input.
+    """
+
+    unit = ("img", 1)
+    reads = frozenset({
+        "data.train_pp", "data.eval_pp", "data.image_key", "data.label_key",
+        "data.random_erasing", "data.erasing_mode", "data.repeats", "model.image_size",
+        "train.mixup_alpha", "train.cutmix_alpha", "train.mix_prob", "train.cutmix_prob",
+        "train.mix_mode", "train.mix_off_epoch", "train.image_sizes",
+    })  # fmt: skip
+
+    def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
+        self.config, self.facts, self._loaders = config, facts, loaders
+        self._images = {
+            role: require_images(loader.facts, config.data.source)
+            for role, loader in loaders.items()
+        }
+        seen = self._images.get("train", self._images["eval"])
+        self.transform = create_input_transform(*seen.normalisation, channels=seen.image_shape[2])
+        steps_per_epoch = loaders["train"].batches_per_epoch if "train" in loaders else 0
+        self.mixing = Mixing(config.train, steps_per_epoch)
+        self.resizing = Resizing(config.train, seen.image_shape[0], steps_per_epoch)
+        self.erasing = Erasing(
+            config.data.random_erasing, config.train.seed, config.data.erasing_mode
+        )
+
+    @staticmethod
+    def count_graphs(config: RunConfig) -> int:
+        """One for each side of the training images."""
+        return max(1, len(set(config.train.image_sizes.values())))
+
+    def create_inputs(self, examples: int) -> Tensor:
+        """Host inputs of the student, for a trace."""
+        height, width, channels = self._images["train"].image_shape
+        side = get_only_side(self.config.train.image_sizes)
+        return torch.zeros(examples, channels, side or height, side or width)
+
+    def count_flops(self, model: nn.Module) -> float | None:
+        """As they are counted op by op, without the device; none where steps are of many sizes."""
+        if self.count_graphs(self.config) > 1:
+            return None
+        counted = count_flops(self.config, self.facts, self)
+        return None if counted is None else counted["total"]
+
+    def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
+        """The batch for each other side that is still to come."""
+        return self.resizing.list_later_forms(step, total_steps, batch)
+
+    def augment(self, images: Tensor, draws: Mapping[str, Tensor]) -> Tensor:
+        """uint8 [B, H, W, C] -> pixels [B, C, H, W] of 0..255, erased and then mixed."""
+        mean, std = self.transform.mean, self.transform.std
+        pixels = self.erasing.erase_pixels(to_pixels(images), draws, mean, std)
+        return self.mixing.mix_pixels(pixels, draws)
+
+    def sample(self, step: int) -> dict[str, Tensor]:
+        """This rank's share of what is drawn on the host for a step."""
+        loader = self._loaders["train"]
+        size, image_size = loader.global_batch_size, self._images["train"].image_shape[:2]
+        drawn: dict[str, Tensor] = {}
+        for kind in (self.mixing, self.erasing):
+            if kind.active:
+                drawn |= kind.sample(step, size, image_size)
+        start = loader.shard[0] * loader.rank_batch_size
+        block = slice(start, start + loader.rank_batch_size)
+        return {name: value[block] for name, value in drawn.items()}
+
+
+def check_strings(config: RunConfig) -> None:
+    """Refuse strings that are none, or that give training and evaluation other scales of pixels."""
+    require_valid_spec(config.data.train_pp, "data.train_pp")
+    require_valid_spec(config.data.eval_pp, "data.eval_pp")
+    if config.run.eval_only:
+        require_range(config.data.eval_pp, "data.eval_pp")
+    else:
+        require_equal_ranges(config.data.train_pp, config.data.eval_pp)
+
+
+def check_pairs(config: RunConfig, examples: int, devices: int) -> None:
+    """Refuse a device's micro-batch that does not hold whole pairs, where pairs are mixed.
+
+    Args:
+      examples: of one device's micro-batch.
+      devices: that the global batch is dealt to.
+    """
+    batch, parts = config.data.global_batch_size, config.train.known_parts
+    if examples % 2 and (config.train.mixup_alpha > 0 or config.train.cutmix_alpha > 0):
+        raise UserError(
+            f"data.global_batch_size ({batch}) leaves {examples} examples for the micro-batch of "
+            f"each of {devices} devices, but mixup and cutmix mix pairs; make it a multiple of "
+            f"{2 * parts * devices} or switch mixing off"
+        )
+
+
+def describe_student(config: RunConfig, classes: int) -> JsonObject:
+    """How to create the student again, and what its input looks like.
+
+    Args:
+      classes: that it answers; 0: it gives features.
+    """
+    arguments = dict(config.model.args)
+    if config.model.image_size is not None:
+        arguments["img_size"] = config.model.image_size
+    mean, std = split_device_ops(config.data.eval_pp)[1]
+    return {
+        "model": config.model.name,
+        "args": arguments,
+        "num_classes": classes,
+        "mean": list(mean),
+        "std": list(std),
+        "eval_pp": config.data.eval_pp,
+    }

@@ -1,0 +1,172 @@
+"""Progressive resizing: from which epoch on the student sees its images at which side.
+
+The input makes every image at its largest side, whatever the epoch: examples, crops and draws stay
+what they are. The step resamples on the device, by a matrix that travels with the batch, whose
+shape is what picks one of the declared graphs. So the side is a function of the step alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from datasets import ImageBatch
+from models.transforms import create_resampler, resample
+from tasks.dry_run import create_student_transform, find_fault
+from utils.errors import UserError
+
+if TYPE_CHECKING:
+    from losses.weighted import WeightedLoss
+    from models.teachers.teacher import Teacher
+    from utils.config.load import RunConfig
+    from utils.config.sections import TrainSection
+
+# Travels with the numbers of a step: [side, H] weights; missing where images stay as they come.
+RESAMPLER = "image_resampler"
+
+
+class Resizing:
+    """Knows the side of each step.
+
+    Args:
+      section: its image_sizes.
+      largest: side of the images as they come.
+      steps_per_epoch: that image_sizes counts in.
+    """
+
+    def __init__(self, section: TrainSection, largest: int, steps_per_epoch: int) -> None:
+        self._largest = largest
+        self._sides = {
+            round(epoch * steps_per_epoch): side
+            for epoch, side in sorted(section.image_sizes.items())
+        }
+        smaller = {side for side in self._sides.values() if side != largest}
+        self._resamplers = {side: create_resampler(largest, side) for side in smaller}
+
+    def get_side(self, step: int) -> int:
+        """Of the images at a step."""
+        begun = [first for first in self._sides if first <= step]
+        return self._sides[begun[-1]] if begun else self._largest
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """What travels with the batch of a step."""
+        return self._get_values_of(self.get_side(step))
+
+    def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
+        """A step's batch for each other side that begins later, in that order, each once."""
+        later = [side for first, side in self._sides.items() if step < first < total_steps]
+        plain = {name: value for name, value in batch.values.items() if name != RESAMPLER}
+        return [
+            replace(batch, values={**plain, **self._get_values_of(side)})
+            for side in dict.fromkeys(later)
+            if side != self.get_side(step)
+        ]
+
+    def _get_values_of(self, side: int) -> dict[str, Tensor]:
+        return {} if side == self._largest else {RESAMPLER: self._resamplers[side]}
+
+
+def check_begins(section: TrainSection, steps_per_epoch: int, total_steps: int) -> None:
+    """Refuse a side that no step would see.
+
+    Raises:
+      UserError: it begins at the same step as another one, or beyond the run's last step.
+    """
+    begun: dict[int, float] = {}
+    for epoch in sorted(section.image_sizes):
+        step = round(epoch * steps_per_epoch)
+        given = f"train.image_sizes (epoch {epoch:g}, which is step {step})"
+        if step in begun:
+            raise UserError(
+                f"{given} begins at the same step as epoch {begun[step]:g}; set them further "
+                f"apart, an epoch has {steps_per_epoch} steps"
+            )
+        if step >= total_steps:
+            raise UserError(
+                f"{given} lies beyond the run's {total_steps} steps; lower it, or leave it out"
+            )
+        begun[step] = epoch
+
+
+def get_only_side(sizes: Mapping[float, int]) -> int | None:
+    """The side of all steps; none: there are several, or images stay as they come."""
+    sides = set(sizes.values())
+    return sides.pop() if len(sides) == 1 else None
+
+
+def resize_pixels(pixels: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+    """Pixels [B, C, H, W] at the side of their step."""
+    weights = values.get(RESAMPLER)
+    return pixels if weights is None else resample(pixels, weights, weights)
+
+
+def check_sizes(
+    config: RunConfig,
+    student: nn.Module,
+    losses: WeightedLoss,
+    shape: tuple[int, int, int] | None,
+    teachers: Sequence[Teacher] = (),
+) -> None:
+    """Try each declared side on a student on the meta device, which comes back in eval mode.
+
+    Args:
+      teachers: on the meta device; those that follow the student are tried, too.
+      shape: (H, W, C) of the training images; none: only a run can tell.
+
+    Raises:
+      UserError: a side is larger than the images, or the student does not take it.
+    """
+    if not config.train.image_sizes or config.run.eval_only:
+        return
+    has_layers = losses.student_layers() or losses.teacher_layers()
+    if has_layers and get_only_side(config.train.image_sizes) is None:
+        raise UserError(
+            "train.image_sizes changes the shapes of layers that distill.losses compare; leave one "
+            "of them out"
+        )
+    check_sides(config, student, shape, teachers)
+
+
+def check_sides(
+    config: RunConfig,
+    student: nn.Module,
+    shape: tuple[int, int, int] | None,
+    teachers: Sequence[Teacher] = (),
+) -> None:
+    """As `check_sizes`, whatever the losses look at."""
+    sizes = config.train.image_sizes
+    if not sizes or config.run.eval_only or shape is None:
+        return
+    height, width, channels = shape
+    if height != width:
+        raise UserError(
+            f"train.image_sizes gives sides of squares, but training images are {height} x "
+            f"{width}; crop or resize them to squares, or leave it out"
+        )
+    transform = create_student_transform(config, {"train": shape}).to("meta")
+    for epoch, side in sizes.items():
+        given = f"train.image_sizes ({side} from epoch {epoch:g})"
+        if side > height:
+            raise UserError(
+                f"{given} exceeds the {height} pixels that training images have; lower it, or make "
+                "them larger"
+            )
+        reason = find_fault(student.eval(), transform, (side, side, channels))
+        if reason:
+            raise UserError(
+                f"{given}: model.name {config.model.name!r} does not take that side: {reason}; "
+                "choose another, and let a vision transformer see any by "
+                "model.args.dynamic_img_size=true"
+            )
+        for teacher in teachers:
+            own = teacher.transform.to("meta")
+            reason = teacher.follows and find_fault(teacher.model, own, (side, side, channels))
+            if reason:
+                raise UserError(
+                    f"{given}: a teacher of distill.teachers with size=student does not take that "
+                    f"side: {reason}; name another size for it, or let a vision transformer see "
+                    "any by args dynamic_img_size"
+                )

@@ -1,0 +1,322 @@
+"""Language modelling: the next token of windows of text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from datasets import Loader, TokenBatch, require_tokens
+from losses.base import LossOutput
+from losses.tasks.chunked import (
+    Score,
+    choose_chunk,
+    count_next_tokens,
+    find_right_tokens,
+    score_in_chunks,
+)
+from losses.weighted import create_weighted_loss
+from models.factory import create_model
+from models.teachers.teacher import EMA, get_teacher_sections
+from models.teachers.tokens import TokenTeacher, create_token_teachers
+from tasks.language.check import LanguageCheck, LanguageFacts
+from tasks.language.synthetic import LanguageTwin
+from tasks.language.teaching import TokenTeaching, count_answers, create_place_weights
+from tasks.protocol import RunTask, SumOver
+from utils.errors import UserError
+from utils.json_types import JsonMapping
+from utils.log import get_logger
+from utils.metrics import Evaluation
+from utils.runtime.processes.sequence import count_sequence_parts
+
+if TYPE_CHECKING:
+    from engine import Plan, TrainState
+    from tasks.teachers.cache.rows import Column
+    from utils.config.load import RunConfig
+    from utils.runtime.base import Runtime
+
+# e to more than this is no float.
+_LARGEST_EXPONENT = 700.0
+
+
+class Language(RunTask):
+    """Windows of tokens -> hidden states -> a loss over all places, chunk by chunk.
+
+    Args:
+      loaders: by role; `train` is missing where nothing is trained.
+    """
+
+    score_name = "-loss"
+    check = LanguageCheck
+    twin = LanguageTwin
+    reads = frozenset({
+        "distill.teacher", "distill.teacher_weights", "distill.teachers", "distill.ensemble",
+        "distill.teacher_cache", "distill.cache_end", "distill.loss", "distill.losses",
+        "distill.temperature", "distill.alpha", "distill.allow_weak_teacher",
+        "data.sequence_length", "train.z_loss", "train.logits_mib",
+    })  # fmt: skip
+
+    def __init__(
+        self, config: RunConfig, facts: LanguageFacts, loaders: Mapping[str, Loader]
+    ) -> None:
+        self.config = config
+        self.tokens = require_tokens(loaders["eval"].facts, config.data.source)
+        self.unit = ("tokens", self.tokens.sequence_length)
+        self.facts = facts
+        self.losses = create_weighted_loss(config.distill)
+        self.teaching = TokenTeaching(config, self.losses, self.tokens)
+        self._devices = 1
+        self._token_bytes = torch.tensor(self.tokens.token_bytes, dtype=torch.float32)
+        self._places = len(self.tokens.judged) or self.tokens.sequence_length
+        self._judged = create_place_weights(self.tokens)
+
+    @property
+    def teachers(self) -> list[TokenTeacher]:
+        """Those that run in the step; the student's average may be among them."""
+        return self.teaching.teachers
+
+    def to_device(self, runtime: Runtime) -> None:
+        """Learn how many devices share the examples that this process sees."""
+        self._devices = runtime.local_devices
+        self._token_bytes = runtime.upload(self.tokens.token_bytes)
+        if self._judged is not None:
+            self._judged = runtime.upload(self._judged.tolist())
+
+    def prepare(self, student: nn.Module) -> None:
+        """Make what is trained beside the student."""
+        self.losses.build(*self.facts.feature_shapes)
+
+    def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
+        """Put the live teachers on the device, or open their stored answers."""
+        self.teaching.open(runtime, state, plan, stream, self.facts.teachers)
+
+    def loss(self, model: nn.Module, batch: TokenBatch) -> LossOutput:
+        """Mean nats of the next token with the z-loss, and what the teachers say of it."""
+        z_weight = self.config.train.z_loss
+        targets = batch.tokens[:, 1:]
+        states = model(batch.tokens[:, :-1])
+        lesson = self.teaching.begin(batch, self._judged)
+        valid, names = batch.mask.float()[:, None], []
+
+        def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+            nats, normaliser = count_next_tokens(logits, targets[:, places])
+            kept = self._judge(valid, places)
+            nats, squares = (nats * kept).sum(), (normaliser * normaliser * kept).sum()
+            task = nats + z_weight * squares
+            terms = self.teaching.score(lesson, logits, targets[:, places], places)
+            names[:] = ["task", "z_loss", *terms]
+            total = self.losses.weigh({"task": task, **terms}, lesson.term_scales)
+            return total, torch.stack([nats, squares, *terms.values()])
+
+        total, sums = self.score_states(model, states, score, count_answers(self.config))
+        count = valid.sum().clamp(min=1) * self._places
+        total, terms = total / count, dict(zip(names, sums / count, strict=True))
+        of_layers = self.teaching.score_layers(batch, states)
+        if of_layers:
+            total = total + self.losses.weigh(of_layers, lesson.term_scales)
+            terms |= {name: value.detach() for name, value in of_layers.items()}
+        if (balance := getattr(model, "balance_loss", None)) is not None:
+            terms["balance"] = (balance * valid[:, 0]).sum() / valid.sum().clamp(min=1)
+            total, terms["balance"] = total + terms["balance"], terms["balance"].detach()
+        if not z_weight:
+            del terms["z_loss"]
+        return LossOutput(total, {**terms, "total": total.detach()})
+
+    def count(self, model: nn.Module, batch: TokenBatch) -> Tensor:
+        """Sums over valid windows of mean nats, share of right tokens, mean bytes, and one.
+
+        Float32 counts windows exactly up to 2^24, of which there are fewer than tokens.
+        """
+        targets = batch.tokens[:, 1:]
+        valid = batch.mask.float()
+
+        def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+            nats, _ = count_next_tokens(logits, targets[:, places])
+            is_right = find_right_tokens(logits, targets[:, places])
+            judged = (self._judge(values, places) for values in (nats, is_right))
+            sums = [(values.sum(dim=1) * valid).sum() for values in judged]
+            return sums[0], torch.stack(sums)
+
+        _, sums = self.score(model, batch, score)
+        sums = [*sums.unbind(), self._count_bytes(targets, valid)]
+        return torch.stack([*(one / self._places for one in sums), valid.sum()])
+
+    def summarise(self, sums: Tensor) -> Evaluation:
+        """`loss` in nats a token, `perplexity`, `accuracy` in percent; the score is -loss.
+
+        Of text also `bits_per_byte`: of the very bytes that the predicted tokens stand for.
+        """
+        nats, right, size, windows = sums.tolist()
+        share = 1.0 / max(windows, 1.0)
+        loss = nats * share
+        metrics = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, _LARGEST_EXPONENT)),
+            "accuracy": 100.0 * right * share,
+            "examples": windows,
+        }
+        if size:
+            metrics["bits_per_byte"] = nats / size / math.log(2)
+        return Evaluation(metrics, -loss)
+
+    # What travels with a batch.
+
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs after which the stream starts over; none: it never does."""
+        return self.teaching.stream_epochs
+
+    def draw(self, step: int, batch: TokenBatch, *others: TokenBatch) -> TokenBatch:
+        """A host batch with what is stored for its windows."""
+        return self.teaching.draw(step, batch)
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole."""
+        return self.teaching.get_values(step)
+
+    def ask_to_store(self, batch: TokenBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """[B, T, 2 k + 1] of each teacher, an answer at each place, chunk by chunk."""
+        limit, answers = self.config.train.logits_mib, count_answers(self.config)
+        examples, (form,) = -(-len(batch) // self._devices), self.facts.answers
+        chunk = choose_chunk(examples * answers, form.places, form.width, limit)
+        return self.teaching.condense(batch, [column.top_k for column in columns], chunk)
+
+    def close(self) -> None:
+        """Let the stored answers go."""
+        self.teaching.close()
+
+    # Around the run.
+
+    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
+        """Metrics of the teachers on the evaluation split, before the run begins.
+
+        Raises:
+          UserError: a teacher knows nothing, or answers what is no number.
+        """
+        found = []
+        for name, teacher in self.teaching.iterate_own():
+            evaluation = self.summarise(sum_over(partial(self.count, teacher)))
+            self._refuse_weak(evaluation, name)
+            found.append(evaluation.metrics)
+        return found
+
+    def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
+        """Percent of the evaluation's tokens for which the model names each teacher's likeliest."""
+        found = {}
+        for number, teacher in enumerate(self.teaching.own):
+            name = "agreement" if number == 0 else f"agreement_{number + 1}"
+            same, windows = sum_over(partial(self._count_agreement, model, teacher)).tolist()
+            found[name] = 100.0 * same / max(windows, 1.0)
+        return found
+
+    def create_inputs(self, examples: int) -> Tensor:
+        """Host inputs of the student, for a trace."""
+        return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
+
+    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+        """Teachers like those in the step, with the student's tokens."""
+        distill, inputs = self.config.distill, self.create_inputs(examples).to("meta")
+        if distill.teacher_cache:
+            return []
+        shadows = create_token_teachers(distill, self.tokens, device="meta")
+        averages = [one for one in get_teacher_sections(distill) if one.model == EMA]
+        models = [one.model.float() for one in shadows]
+        models += [
+            create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
+            for _ in averages
+        ]
+        return [(model, inputs) for model in models]
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """Teachers with weights of their own."""
+        return {f"teacher{n or ''}": one for n, one in enumerate(self.teaching.own)}
+
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The logits of all tokens at once, which a step makes chunk by chunk."""
+        return model.compute_logits(model(inputs))
+
+    def count_flops(self, model: nn.Module) -> float | None:
+        """Three times a forward pass of the student, and one of each live teacher."""
+        length, models = (
+            self.tokens.sequence_length,
+            [model, *(one.model for one in self.teaching.teachers)],
+        )
+        if not all(hasattr(one, "count_flops") for one in models):
+            return None
+        student, *teachers = (one.count_flops(length) for one in models)
+        return 3.0 * student + sum(teachers)
+
+    def describe(self, metrics: Mapping[str, float]) -> str:
+        """An evaluation's numbers, for a person."""
+        bits = metrics.get("bits_per_byte")
+        return (
+            f"loss {metrics['loss']:.4f} nats a token, perplexity {metrics['perplexity']:.4g}, "
+            f"{'' if bits is None else f'{bits:.4f} bits a byte, '}"
+            f"accuracy {metrics['accuracy']:.2f}, {metrics['examples']:.0f} windows"
+        )
+
+    def _count_agreement(
+        self, model: nn.Module, teacher: TokenTeacher, batch: TokenBatch
+    ) -> Tensor:
+        """Shares of tokens, and windows, summed over valid windows."""
+        states, valid = teacher(batch.tokens[:, :-1]), batch.mask.float()
+
+        def score(logits: Tensor, places: slice) -> tuple[Tensor, Tensor]:
+            answers = teacher.compute_logits(states[:, places])
+            same = (logits.argmax(dim=-1) == answers.argmax(dim=-1)).float()
+            count = (self._judge(same, places).sum(dim=1) * valid).sum()
+            return count, count.reshape(1)
+
+        hidden = model(batch.tokens[:, :-1])
+        _, sums = self.score_states(model, hidden, score, answers=2)
+        return torch.cat([sums / self._places, valid.sum().reshape(1)])
+
+    def _judge(self, values: Tensor, places: slice) -> Tensor:
+        """Values [B, n or 1] of some places, zeros where nothing is judged."""
+        return values if self._judged is None else values * self._judged[places]
+
+    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
+        loss, limit = evaluation.metrics["loss"], math.log(self.tokens.vocab_size)
+        if not evaluation.is_finite:
+            raise UserError(
+                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
+                "check its weights and its dtype"
+            )
+        get_logger().info("teacher loss %.4f on %s", loss, self.config.data.eval_split)
+        if loss >= limit and not self.config.distill.allow_weak_teacher:
+            raise UserError(
+                f"distill.teacher has loss {loss:.4f} on data.eval_split, no better than chance "
+                f"({limit:.4f} nats a token); check its weights and its tokenizer, or set "
+                "distill.allow_weak_teacher"
+            )
+
+    def score(self, model: nn.Module, batch: TokenBatch, score: Score) -> tuple[Tensor, Tensor]:
+        """Sums of a score of logits [B, n, V] and their places over the chunks of a batch."""
+        return self.score_states(model, model(batch.tokens[:, :-1]), score)
+
+    def score_states(
+        self, model: nn.Module, hidden: Tensor, score: Score, answers: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """The same of the hidden states [B, T, C] that the model has given.
+
+        Args:
+          answers: logits of a token that the score holds at once, the student's among them.
+        """
+        examples, length = hidden.shape[:2]
+        weight = model.head_weight
+        limit, parts = self.config.train.logits_mib / answers, count_sequence_parts()
+        own = choose_chunk(-(-examples // self._devices), length // parts, len(weight), limit)
+        return score_in_chunks(
+            hidden, weight, score, own * parts, devices=self._devices, parts=parts
+        )
+
+    def _count_bytes(self, targets: Tensor, valid: Tensor) -> Tensor:
+        """Bytes of text that the targets of valid windows stand for; 0 where nobody knows."""
+        if not len(self._token_bytes):
+            return torch.zeros_like(valid.sum())
+        size = self._judge(self._token_bytes[targets.long()], slice(None))
+        return (size.sum(dim=1) * valid).sum()

@@ -1,0 +1,241 @@
+"""What teaches a language model: teachers that run in the step, or their stored answers.
+
+All logits are made a chunk of the places at a time, the teachers' as the student's. A loss of a
+teacher's answers is then a mean over the rows of a chunk, and its sum over chunks is that of all
+tokens, whatever the chunk's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from datasets import TokenBatch, TokenFacts
+from losses.base import LossInputs
+from losses.logits.ensembles import combine_answers
+from losses.sparse import SparseTeacher
+from losses.tasks.chunked import iterate_chunks
+from losses.weighted import WeightedLoss
+from models.features import get_feature_shapes
+from models.teachers.teacher import get_teacher_sections
+from models.teachers.tokens import TokenTeacher, create_token_teachers
+from tasks.dry_run import FeatureShapes
+from tasks.teachers.cache.reader import (
+    TeacherCache,
+    combine_stored,
+    get_stored_answers,
+    open_cache,
+)
+from tasks.teachers.cache.rows import condense_answers
+from tasks.teachers.teaching import TERM_SCALES, Teaching
+
+if TYPE_CHECKING:
+    from engine import Plan, TrainState
+    from utils.config.load import RunConfig
+    from utils.json_types import JsonMapping
+    from utils.runtime.base import Runtime
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What the teachers say to one micro-batch.
+
+    Attributes:
+      hidden: states [B, T, C] of each live teacher.
+      stored: answers [B, T, k] of a cache, of each teacher.
+      mask: bool [B], valid windows.
+      term_scales: float [terms], scheduled factors on the weights of the terms.
+      judged: float [T], 1 at the places that are learnt; none: all are.
+    """
+
+    hidden: tuple[Tensor, ...]
+    stored: tuple[SparseTeacher, ...]
+    mask: Tensor
+    term_scales: Tensor | None
+    judged: Tensor | None = None
+
+
+class TokenTeaching(Teaching):
+    """Teachers of tokens, or their stored answers, and the terms that look at logits."""
+
+    def __init__(self, config: RunConfig, losses: WeightedLoss, tokens: TokenFacts) -> None:
+        super().__init__(config, losses)
+        self.config, self.losses, self.tokens = config, losses, tokens
+        self.cache: TeacherCache | None = None
+
+    def open(
+        self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping, known: list[str]
+    ) -> None:
+        """Put the live teachers on the device, or open their stored answers; set the taps.
+
+        Args:
+          known: hashes of the teachers that the run names.
+        """
+        distill = self.config.distill
+        self.attach(state, plan)
+        if distill.teacher_cache:
+            shard = (runtime.ranks.index, runtime.ranks.size)
+            self.cache = open_cache(distill, stream, known, shard, plan.total_steps)
+            self.stored = self.cache.columns
+            return
+        teachers = create_token_teachers(distill, self.tokens)
+        self.bring(
+            runtime, teachers, state.ema,
+            lambda model, weight: TokenTeacher(model, weight=weight),
+        )  # fmt: skip
+
+    @property
+    def stream_epochs(self) -> int | None:
+        """Epochs of answers that are stored; none: the teachers are asked."""
+        return None if self.cache is None else self.cache.epochs
+
+    def draw(self, step: int, batch: TokenBatch) -> TokenBatch:
+        """A host batch with this rank's stored answers to its windows.
+
+        Args:
+          step: of the stream, which a cache may start over.
+        """
+        if self.cache is None:
+            return batch
+        answers = self.cache.read(step, batch.indices)
+        return replace(batch, draws={**batch.draws, **answers})
+
+    def begin(self, batch: TokenBatch, judged: Tensor | None = None) -> Lesson:
+        """Ask the teachers about the tokens of a micro-batch.
+
+        Args:
+          judged: float [T], 1 at the places that are learnt; none: all are.
+        """
+        return Lesson(
+            hidden=tuple(self.ask(batch.tokens[:, :-1])),
+            stored=get_stored_answers(batch),
+            mask=batch.mask,
+            term_scales=batch.values.get(TERM_SCALES),
+            judged=judged,
+        )
+
+    def score(
+        self, lesson: Lesson, logits: Tensor, targets: Tensor, places: slice
+    ) -> dict[str, Tensor]:
+        """Sum over valid tokens of each term that looks at logits, by its name.
+
+        Args:
+          logits: float32 [B, n, V] of a chunk of the places.
+          targets: int [B, n].
+        """
+        terms = [
+            (name, loss)
+            for name, loss in zip(self.losses.names, self.losses.losses, strict=True)
+            if not loss.student_layers()
+        ]
+        if not terms:
+            return {}
+        stored, only_stored = combine_stored(
+            [_cut_stored(one, places) for one in lesson.stored],
+            logits.shape[-1],
+            *self.get_ensemble(),
+        )
+        mask = lesson.mask[:, None].expand_as(targets)
+        rows = lesson.mask.float().sum() * targets.shape[1]
+        if lesson.judged is not None:
+            mask = mask & (lesson.judged[places] > 0)
+            rows = mask.float().sum()
+        inputs = LossInputs(
+            student_logits=logits.flatten(0, 1),
+            targets=None,
+            labels=targets.flatten(),
+            mask=mask.flatten(),
+            teacher_logits=stored or self.answer(lesson.hidden, places),
+            sparse_teacher=only_stored,
+        )
+        return {name: loss(inputs) * rows for name, loss in terms}
+
+    def score_layers(self, batch: TokenBatch, states: Tensor) -> dict[str, Tensor]:
+        """Mean over valid windows of each term that looks at layers, by its name.
+
+        Args:
+          states: hidden states of the student, which has just seen the batch, as its teachers have.
+        """
+        seen = self.take_seen(batch)
+        inputs = LossInputs(student_logits=states, targets=None, mask=batch.mask, **seen)
+        return {
+            name: loss(inputs)
+            for name, loss in zip(self.losses.names, self.losses.losses, strict=True)
+            if loss.student_layers()
+        }
+
+    def condense(self, batch: TokenBatch, top_k: Sequence[int], chunk: int) -> tuple[Tensor, ...]:
+        """What a cache keeps [B, T, 2 k + 1] of each teacher's answers.
+
+        Args:
+          top_k: of each teacher.
+          chunk: places whose logits may exist at once.
+        """
+        hidden, length = self.ask(batch.tokens[:, :-1]), self.tokens.sequence_length
+        parts: list[list[Tensor]] = [[] for _ in hidden]
+        for places in iterate_chunks(length, chunk):
+            answers = self.answer_each(hidden, places)
+            for own, answer, k in zip(parts, answers, top_k, strict=True):
+                own.append(condense_answers(answer, k).unflatten(0, (len(batch), -1)))
+        return tuple(torch.cat(own, dim=1) for own in parts)
+
+    def answer(self, hidden: Sequence[Tensor], places: slice) -> tuple[Tensor, ...]:
+        """Logits [B * n, V] of the teachers at some places, as the losses want them."""
+        return combine_answers(self.answer_each(hidden, places), *self.get_ensemble())
+
+    def answer_each(self, hidden: Sequence[Tensor], places: slice) -> list[Tensor]:
+        """Logits [B * n, V] of each teacher at some places."""
+        return [
+            teacher.compute_logits(states[:, places]).flatten(0, 1)
+            for teacher, states in zip(self.teachers, hidden, strict=True)
+        ]
+
+    def close(self) -> None:
+        """Let the stored answers go."""
+        if self.cache is not None:
+            self.cache.close()
+
+
+def create_place_weights(tokens: TokenFacts) -> Tensor | None:
+    """Float [T], 1 at the places that are learnt and judged; none: all are."""
+    if not tokens.judged:
+        return None
+    weights = torch.zeros(tokens.sequence_length)
+    weights[list(tokens.judged)] = 1.0
+    return weights
+
+
+def find_token_shapes(
+    student: nn.Module, teachers: Sequence[TokenTeacher], losses: WeightedLoss, tokens: TokenFacts
+) -> FeatureShapes:
+    """Shapes of the layers that losses look at: what their projections are made from.
+
+    Args:
+      student: on the meta device, as the teachers.
+    """
+    window, layers = (tokens.sequence_length,), losses.teacher_layers()
+    asked = teachers[0].model if layers else student
+    return (
+        get_feature_shapes(student, losses.student_layers(), window, "student", torch.int32),
+        get_feature_shapes(asked, layers, window, "teacher", torch.int32),
+    )
+
+
+def count_answers(config: RunConfig) -> int:
+    """Logits of one token that a step holds at once: the student's and each teacher's."""
+    if config.distill.teacher_cache:
+        return 1 + max(1, len(get_teacher_sections(config.distill)))
+    return 1 + len(get_teacher_sections(config.distill))
+
+
+def _cut_stored(stored: SparseTeacher, places: slice) -> SparseTeacher:
+    """The answers of some places, as rows."""
+    return SparseTeacher(
+        stored.log_probs[:, places].flatten(0, 1),
+        stored.indices[:, places].flatten(0, 1),
+        stored.residual[:, places].flatten(),
+    )

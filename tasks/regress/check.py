@@ -1,0 +1,170 @@
+"""What can be found wrong with a regression before a device is touched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from datasets import VectorFacts, describe_dataset, require_vectors
+from losses.tasks.regression import GAUSSIAN, get_regression_loss
+from losses.weighted import WeightedLoss, create_weighted_loss
+from tasks.dry_run import FeatureShapes, dry_run_layers
+from tasks.facts import TaskFacts
+from tasks.protocol import TaskCheck
+from tasks.regress.teachers import (
+    check_columns,
+    check_model_name,
+    check_terms,
+    create_row_teachers,
+    find_row_shapes,
+    warn_of_other_split,
+)
+from tasks.teachers.teaching import check_groups, check_layers, describe_teaching, list_hashes
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.weights.opening import open_weights
+
+if TYPE_CHECKING:
+    from utils.config.load import RunConfig
+
+# A spread below this share of the mean is none that float32 could see.
+_RESOLUTION = 1e-6
+# What float64's rounding leaves of a spread of nothing.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegressFacts(TaskFacts):
+    """What is known of a regression.
+
+    Args:
+      rows: columns and statistics of the training split.
+      feature_shapes: of the layers that losses look at.
+    """
+
+    rows: VectorFacts
+    feature_shapes: FeatureShapes
+
+
+class RegressCheck(TaskCheck):
+    """Looks at a configuration, then at the student on the meta device.
+
+    Raises:
+      UserError: the first thing that is wrong.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
+        self._shapes: FeatureShapes = ({}, {})
+        self.losses = create_regression_loss(config)
+        check_model_name(config.model.name, "model.name")
+        self.dataset = describe_dataset(config.data)
+        self.rows = require_vectors(self.dataset.examples["train"], config.data.source)
+        self._check_alike()
+        self.model_arguments: dict[str, Any] = {
+            "in_features": len(self.rows.input_names),
+            "out_features": len(self.rows.target_names),
+            "variance": config.train.task_loss == GAUSSIAN,
+            "statistics": _choose_statistics(config, self.rows),
+        }
+        if config.model.weights:
+            facts = open_weights(config.model.weights, "model.weights").facts
+            owner = f"model.weights ({config.model.weights!r})"
+            check_columns(facts, self.rows, owner)
+            warn_of_other_split(facts, config.data, owner)
+
+    def check_micro_batch(self, examples: int, devices: int) -> None:
+        """Refuse a number of examples that groups do not divide."""
+        check_groups(self.losses, examples, devices)
+
+    def dry_run(self, student: nn.Module) -> None:
+        """Try rows, teachers, losses and projections on a student on the meta device."""
+        config, rows = self.config, self.rows
+        with torch.no_grad():
+            student.eval()(torch.empty((2, len(rows.input_names)), device="meta"))
+        check_terms(config, self.losses, len(rows.target_names))
+        teachers = create_row_teachers(config.distill, rows, device="meta")
+        check_layers(config, self.losses, student, teachers)
+        self._shapes = find_row_shapes(student, teachers, self.losses, len(rows.input_names))
+        with torch.device("meta"):
+            self.losses.build(*self._shapes)
+        dry_run_layers(config.distill, self.losses, len(rows.target_names), self._shapes)
+
+    def find_facts(self) -> RegressFacts:
+        """All that was found, once the student has been tried."""
+        return RegressFacts(
+            dataset=self.dataset,
+            model_arguments=self.model_arguments,
+            export=self._describe_export(),
+            stream=self._describe_stream(),
+            teachers=list_hashes(self.config.distill),
+            description=self._describe(),
+            rows=self.rows,
+            feature_shapes=self._shapes,
+        )
+
+    def _check_alike(self) -> None:
+        for role, facts in self.dataset.examples.items():
+            other = require_vectors(facts, self.config.data.source)
+            assert other.input_names == self.rows.input_names, role
+
+    def _describe_stream(self) -> JsonObject:
+        data = self.config.data
+        return {
+            "input_columns": list(self.rows.input_names),
+            "target_columns": list(self.rows.target_names),
+            "split_seed": data.split_seed,
+        }
+
+    def _describe_export(self) -> JsonObject:
+        """How to create the student again; its statistics stand among its weights, too."""
+        arguments = {k: v for k, v in self.model_arguments.items() if k != "statistics"}
+        return {
+            "model": self.config.model.name,
+            "args": dict(self.config.model.args),
+            **arguments,
+            "input_columns": list(self.rows.input_names),
+            "target_columns": list(self.rows.target_names),
+            "split_seed": self.config.data.split_seed,
+            "standardise": self.config.data.standardise,
+            "statistics": self.rows.statistics.as_arguments(),
+        }
+
+    def _describe(self) -> str:
+        inputs, targets = self.rows.input_names, self.rows.target_names
+        text = f"{len(inputs)} inputs -> {', '.join(targets)}"
+        return text + describe_teaching(self.config.distill)
+
+
+def create_regression_loss(config: RunConfig) -> WeightedLoss:
+    """The loss of train.task_loss and of the terms of distillation."""
+    return create_weighted_loss(config.distill, get_regression_loss(config.train.task_loss))
+
+
+def _choose_statistics(config: RunConfig, rows: VectorFacts) -> dict[str, list[float]]:
+    """The statistics that data.standardise asks the model to use; refuses a constant column."""
+    wanted, key = config.data.standardise, "data.standardise"
+    sides = {"both": ("input", "target"), "inputs": ("input",), "targets": ("target",), "none": ()}
+    given = rows.statistics.as_arguments()
+    for side in sides[wanted]:
+        names = rows.input_names if side == "input" else rows.target_names
+        columns = zip(names, given[f"{side}_mean"], given[f"{side}_std"], strict=True)
+        for name, mean, std in columns:
+            if std <= _RESOLUTION * abs(mean):
+                raise UserError(
+                    f"{key} ({wanted}): the {side} column {name!r} {_explain_spread(mean, std)} on "
+                    f"data.train_split ({config.data.train_split}); leave it out of "
+                    f"data.{side}_columns, or set {key}"
+                )
+    return {f"{side}_{kind}": given[f"{side}_{kind}"] for side in sides[wanted]
+            for kind in ("mean", "std")}  # fmt: skip
+
+
+def _explain_spread(mean: float, std: float) -> str:
+    """Why a column cannot be divided by its spread."""
+    if std <= _ROUNDING * abs(mean):
+        return f"is constant ({mean:g})"
+    return f"has a spread of {std:g} about {mean:g}, which float32 hardly sees: subtract its mean"

@@ -1,0 +1,172 @@
+"""Who may teach a regression: models of the same columns, whatever their own statistics."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from datasets import VectorFacts
+from losses.base import Loss, LossInputs
+from losses.logits.ensembles import combine_answers
+from losses.weighted import WeightedLoss
+from models.features import get_feature_shapes
+from models.mlp import RowTeacher
+from models.table import MODELS
+from models.teachers.teacher import EMA, get_teacher_sections, open_teacher, refuse_image_keys
+from tasks.dry_run import FeatureShapes
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.log import get_logger
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from utils.config.data import DataSection
+    from utils.config.distill import DistillSection, TeacherSection
+    from utils.config.load import RunConfig
+
+
+def create_row_teachers(
+    distill: DistillSection, rows: VectorFacts, *, device: str = "cpu"
+) -> list[RowTeacher]:
+    """The teachers that have weights of their own.
+
+    Args:
+      device: "cpu", or "meta" to check names, columns and weights at no cost.
+
+    Raises:
+      UserError: no model of rows, weights of other columns, or a key that rows have no use for.
+    """
+    sections = [one for one in get_teacher_sections(distill) if one.model != EMA]
+    return [_create_teacher(one, rows, device) for one in sections]
+
+
+def _create_teacher(section: TeacherSection, rows: VectorFacts, device: str) -> RowTeacher:
+    _refuse_keys(section)
+    source = open_teacher(section)
+    check_model_name(source.name, "distill.teacher")
+    if not section.weights:
+        raise UserError(
+            f"distill.teacher ({source.name!r}) has no weights, and no hub has any for it; give "
+            "distill.teacher_weights, a run of train.task=regress"
+        )
+    check_columns(source.facts, rows, f"distill.teacher ({section.weights or source.name!r})")
+    model = source.build(
+        {
+            "in_features": len(rows.input_names),
+            "out_features": len(rows.target_names),
+            "variance": source.facts.get("variance", False),
+        },
+        device=device,
+    )
+    return RowTeacher(model, weight=section.weight)
+
+
+def _refuse_keys(section: TeacherSection) -> None:
+    refuse_image_keys(section, "regress")
+    if section.dtype != "fp32":
+        raise UserError(
+            f"distill.teachers dtype ({section.dtype}) would round the statistics that "
+            "a teacher of rows holds; leave it out"
+        )
+
+
+def check_model_name(name: str, key: str) -> None:
+    """Refuse a model that takes images, say: its arguments tell."""
+    own = {one: inspect.signature(MODELS.get(one)).parameters for one in MODELS}
+    fitting = [one for one, parameters in own.items() if "in_features" in parameters]
+    if name not in fitting:
+        raise UserError(
+            f"{key} ({name!r}) takes no rows of numbers, which train.task=regress learns from; "
+            f"choose one of {', '.join(fitting)}"
+        )
+
+
+def check_columns(facts: JsonObject, rows: VectorFacts, owner: str) -> None:
+    """Refuse weights that were trained on other columns, or on the same in another order.
+
+    Args:
+      facts: of the weights; those that tell no columns pass.
+      owner: the key and its value, the beginning of the sentence.
+    """
+    for kind, names in (("input", rows.input_names), ("target", rows.target_names)):
+        known = facts.get(f"{kind}_columns")
+        if known is not None and tuple(known) != names:
+            raise UserError(
+                f"{owner} was trained with {len(known)} {kind} columns ({', '.join(known)}), "
+                f"data.{kind}_columns gives {len(names)} ({', '.join(names)}); name the same in "
+                "the same order"
+            )
+
+
+def warn_of_other_split(facts: JsonObject, data: DataSection, owner: str) -> None:
+    """Tell that weights may know the rows which their score is taken on.
+
+    Args:
+      facts: of the weights; those that tell no seed of their split pass.
+      owner: the key and its value, the beginning of the sentence.
+    """
+    known = facts.get("split_seed")
+    cut = [split for split in (data.eval_split, data.test_split) if "[" in split]
+    if known is not None and known != data.split_seed and cut:
+        get_logger().warning(
+            "%s was trained with data.split_seed=%d, this run has %d: of the same table it has "
+            "learnt other rows, and its score on %s tells what was learnt by heart; set "
+            "data.split_seed=%d",
+            owner, known, data.split_seed, " and ".join(cut), known,
+        )  # fmt: skip
+
+
+def check_terms(config: RunConfig, losses: WeightedLoss, targets: int) -> None:
+    """Refuse terms that compare classes, or that cannot use what they are given.
+
+    Args:
+      targets: columns that are predicted.
+    """
+    distill = config.distill
+    names = [distill.loss] if distill.loss else [term.name for term in distill.losses]
+    sections = get_teacher_sections(distill)
+    answers = [torch.empty((2, targets), device="meta")] * len(sections)
+    combined = average_predictions(answers, [one.weight for one in sections], distill.ensemble)
+    for name, loss in zip(names, losses.losses, strict=True):
+        if loss.student_layers():
+            continue
+        _refuse_classes(name, loss)
+        loss.compute(LossInputs(answers[0], answers[0], teacher_logits=combined))
+
+
+def _refuse_classes(name: str, loss: Loss) -> None:
+    if not loss.takes_numbers:
+        raise UserError(
+            f"distill.losses: {name} compares classes, of which train.task=regress has none; use "
+            "prediction_mse, prediction_mae, prediction_huber, bv_l2, bv_euclidean, or a loss "
+            "with layers"
+        )
+
+
+def average_predictions(
+    answers: Sequence[Tensor], weights: Sequence[float], ensemble: str
+) -> tuple[Tensor, ...]:
+    """The teachers' predictions as terms want them: their mean, or one by one if `separate`."""
+    return combine_answers(answers, weights, "separate" if ensemble == "separate" else "logits")
+
+
+def find_row_shapes(
+    student: nn.Module, teachers: Sequence[RowTeacher], losses: WeightedLoss, inputs: int
+) -> FeatureShapes:
+    """Shapes of the layers that losses look at, of models on the meta device.
+
+    Args:
+      inputs: columns of a row.
+    """
+    if not losses.student_layers():
+        return {}, {}
+    theirs = teachers[0].model if teachers else student
+    return (
+        get_feature_shapes(student, losses.student_layers(), (inputs,), "student"),
+        get_feature_shapes(theirs, losses.teacher_layers(), (inputs,), "teacher"),
+    )

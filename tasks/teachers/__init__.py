@@ -1,0 +1,1 @@
+"""Teachers of a step, live or stored."""

@@ -1,0 +1,203 @@
+"""`manifest.json`: what a cache holds, of whom, to which stream of examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tasks.teachers.cache.rows import CLASSES, CacheShape, Column
+from utils.errors import UserError
+from utils.json_types import JsonMapping, JsonObject
+from utils.storage.folder import Folder
+from utils.storage.local import LocalFolder
+from utils.storage.places import open_folder
+
+MANIFEST = "manifest.json"
+FORMAT_VERSION = 3
+# One column, of one teacher or of several as one; its rows are those of today.
+_ONE_COLUMN_VERSION = 2
+# Of a cache whose rows lie in the order of the examples: rows that are written at a time, of which
+# the last lot has more than there are examples. And what its dataset calls its classes.
+_FURTHER = ("layout", "examples", "rows_per_step", "class_names")
+
+
+def write_manifest(
+    folder: Path,
+    stream: JsonMapping,
+    shape: CacheShape,
+    writers: int,
+    *,
+    is_reused: bool = False,
+    further: JsonMapping | None = None,
+) -> None:
+    """Say what a cache holds; one that is there already must say the same, but for more steps.
+
+    Args:
+      is_reused: a longer run starts over with the first epoch without being told to.
+      further: of `read_further`: `class_names`, and the layout of rows that lie in another order
+        than a run's global batches.
+    """
+    manifest: JsonObject = {
+        "format_version": FORMAT_VERSION,
+        "stream": dict(stream),
+        "columns": [asdict(column) for column in shape.columns],
+        "steps_per_epoch": shape.steps_per_epoch,
+        "epochs": shape.epochs,
+        "writers": writers,
+        "bytes_per_example": shape.row_dtype.itemsize,
+        "is_reused": is_reused,
+        **(further or {}),
+    }
+    if (folder / MANIFEST).is_file():
+        old = read_manifest(folder)
+        manifest["is_reused"] = is_reused or old["is_reused"]
+        wanted = {**manifest, "epochs": old["epochs"], "is_reused": old["is_reused"]}
+        if "class_names" not in old:  # they came later
+            wanted.pop("class_names", None)
+        refuse_difference(folder, old, wanted, "--out")
+        shape = max(read_shape(old), shape, key=lambda one: one.total_steps)
+    manifest["epochs"] = shape.epochs
+    if shape.total_steps < shape.epochs * shape.steps_per_epoch:
+        manifest["steps"] = shape.total_steps
+    LocalFolder(folder).write_text(MANIFEST, json.dumps(manifest, indent=2) + "\n")
+
+
+def read_manifest(place: str | Path | Folder) -> JsonObject:
+    """The manifest of a cache, one of format 2 as it would be written today.
+
+    Raises:
+      UserError: none there, or of another format.
+    """
+    folder = open_folder(place)
+    try:
+        manifest = json.loads(folder.read_text(MANIFEST))
+        version = manifest.get("format_version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"distill.teacher_cache ({str(folder)!r}): no readable {MANIFEST} ({error}); make the "
+            "cache by python -m tools.cache write"
+        ) from error
+    if version not in (_ONE_COLUMN_VERSION, FORMAT_VERSION):
+        raise UserError(
+            f"distill.teacher_cache ({str(folder)!r}) has format {version}, this program reads "
+            f"{_ONE_COLUMN_VERSION} and {FORMAT_VERSION}; make it again"
+        )
+    try:
+        return _raise_version(manifest) if version == _ONE_COLUMN_VERSION else _check(manifest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"distill.teacher_cache ({str(folder)!r}): {MANIFEST} says nothing of {error}; make "
+            "the cache again by python -m tools.cache write"
+        ) from error
+
+
+def read_shape(manifest: JsonMapping) -> CacheShape:
+    """Sizes, as a manifest tells them."""
+    return CacheShape(
+        tuple(Column(**one) for one in manifest["columns"]),
+        manifest["epochs"],
+        manifest["steps_per_epoch"],
+        manifest.get("rows_per_step") or manifest["stream"]["global_batch_size"],
+        manifest.get("steps"),
+    )
+
+
+def read_further(manifest: JsonMapping) -> JsonObject:
+    """Read what only some manifests have: names of classes, and another order of the rows."""
+    return {name: manifest[name] for name in _FURTHER if name in manifest}
+
+
+def describe_classes(class_names: Sequence[str] | None) -> JsonObject:
+    """Return a manifest's entry of the names of its dataset's classes; empty if unknown."""
+    return {} if class_names is None else {"class_names": list(class_names)}
+
+
+def choose_columns(
+    columns: Sequence[Column], teachers: Sequence[str], place: Folder | Path
+) -> list[int]:
+    """Numbers of the columns of a run's teachers, in the run's order.
+
+    Args:
+      teachers: as `list_hashes` gives them; empty: all columns.
+
+    Raises:
+      UserError: a teacher has none.
+    """
+    names = [column.teacher for column in columns]
+    if not teachers:
+        return list(range(len(columns)))
+    if "+".join(teachers) in names:  # as one answer
+        teachers = ["+".join(teachers)]
+    elif len(teachers) > 1:
+        teachers = teachers[:-1]
+    found = []
+    for teacher in teachers:
+        own = [number for number, name in enumerate(names) if name == teacher]
+        if not own:
+            raise UserError(
+                f"distill.teacher_cache ({str(place)!r}) was made with teachers "
+                f"{list(dict.fromkeys(names))}, here it is {list(teachers)}; make the cache again "
+                "or go back to those teachers"
+            )
+        found += own
+    return found
+
+
+def count_stored(place: str, named: int) -> int:
+    """Answers to an example that a run reads of a cache.
+
+    Args:
+      named: teachers that the run names; 0: it takes all.
+    """
+    columns = read_shape(read_manifest(place)).columns
+    return len(columns) if len(columns) == 1 or not named else named
+
+
+def refuse_difference(
+    folder: Path | Folder, found: JsonMapping, wanted: JsonMapping, key: str
+) -> None:
+    """Name the first thing in which a cache is not what is wanted."""
+    for name, value in wanted.items():
+        if name == "stream":
+            refuse_difference(folder, found["stream"], value, key)
+        elif found.get(name) != value:
+            raise UserError(
+                f"{key} ({str(folder)!r}) was made with {name} {found.get(name)!r}, here it is "
+                f"{value!r}; make the cache again or go back to that {name}"
+            )
+
+
+def get_file_name(epoch: int, writer: int, writers: int) -> str:
+    """The file of one process's rows of one epoch."""
+    return f"epoch_{epoch:05d}.{writer:05d}-of-{writers:05d}.bin"
+
+
+def _raise_version(old: JsonMapping) -> JsonObject:
+    """A manifest of format 2: one column of classes in float16, whose rows have not changed."""
+    stream = old["stream"]
+    column = Column(
+        teacher="+".join(old["teachers"]),
+        kind=CLASSES,
+        width=stream["vocab_size"] if "vocab_size" in stream else stream["num_classes"],
+        top_k=old["top_k"],
+        places=old.get("places", 0),
+    )
+    kept = {
+        name: old[name]
+        for name in ("stream", "steps_per_epoch", "epochs", "writers", "bytes_per_example", "steps")
+        if name in old
+    }
+    columns = [asdict(column)]
+    return _check({"format_version": FORMAT_VERSION, **kept, "columns": columns})
+
+
+def _check(manifest: JsonObject) -> JsonObject:
+    """Look at what is needed, and only that; later programs may add."""
+    shape, writers = read_shape(manifest), int(manifest["writers"])
+    sizes = shape.epochs, shape.steps_per_epoch, shape.global_batch_size, writers
+    if not shape.columns or min(sizes) < 1 or shape.global_batch_size % writers:
+        raise ValueError("sizes above 0")
+    shape.row_dtype  # noqa: B018 (its types are known)
+    return {"is_reused": False, **manifest}

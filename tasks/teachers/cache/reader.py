@@ -1,0 +1,268 @@
+"""`TeacherCache`: stored answers replayed to a rank, and what a batch carries of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datasets import Batch
+from losses.logits.ensembles import combine_answers
+from losses.sparse import SparseTeacher, compute_dense_log_probs
+from tasks.teachers.cache.by_example import describe_images, is_by_example
+from tasks.teachers.cache.manifest import (
+    choose_columns,
+    get_file_name,
+    read_manifest,
+    read_shape,
+    refuse_difference,
+)
+from tasks.teachers.cache.rows import CLASSES, CacheShape, Column, compute_marks, unpack_values
+from utils.errors import UserError
+from utils.json_types import JsonMapping
+from utils.storage.folder import Folder
+from utils.storage.local import compute_crc32c
+from utils.storage.places import open_folder
+
+if TYPE_CHECKING:
+    from utils.config.distill import DistillSection
+
+# What travels with a batch, for each of the columns that are read: `cache_log_probs0` and so on.
+LOG_PROBS, INDICES, RESIDUAL = "cache_log_probs", "cache_indices", "cache_residual"
+STORED_FEATURES = "cache_features"
+# An epoch's file up to this size is held against its checksum before it is replayed: a second or
+# less, once an epoch.
+_CHECKED_BYTES = 2**30
+
+
+class TeacherCache:
+    """Replays a cache to one rank, an epoch's files at a time.
+
+    Args:
+      shard: (index, count) of the rank; any number of ranks that divides the global batch.
+      teachers: as `list_hashes` gives them, whose columns are read; empty: all.
+      batch: the run's global batch, where rows lie in the order of the examples; none: they are
+        read one after the other.
+
+    Attributes:
+      epochs: stored, after which a stream of answers starts over.
+      columns: that are read, in the order of the teachers.
+      numbers: of these columns in a row.
+    """
+
+    def __init__(
+        self,
+        place: str | Path | Folder,
+        shard: tuple[int, int] = (0, 1),
+        teachers: Sequence[str] = (),
+        batch: int | None = None,
+    ) -> None:
+        self._folder = open_folder(place)
+        manifest = read_manifest(self._folder)
+        self._steps: int | None = None
+        if is_by_example(manifest):
+            self._steps = manifest["examples"] // batch if batch else None
+            shard = (0, 1)  # any rank may meet any example
+        self.epochs: int = manifest["epochs"]
+        self._shape = read_shape(manifest)
+        self.numbers = choose_columns(self._shape.columns, teachers, self._folder)
+        self.columns: list[Column] = [self._shape.columns[number] for number in self.numbers]
+        self._writers: int = manifest["writers"]
+        rows = self._shape.global_batch_size // shard[1]
+        self._block = range(shard[0] * rows, (shard[0] + 1) * rows)
+        self._check_sizes()
+        self._files = contextlib.ExitStack()
+        self._epoch = -1
+        self._rows: dict[int, np.memmap] = {}
+
+    def read(self, step: int, examples: Tensor | None = None) -> dict[str, Tensor]:
+        """This rank's answers of a step, by the names in which a batch carries them.
+
+        Args:
+          examples: int [B], the indices of this rank's examples; none: whatever is stored.
+
+        Raises:
+          UserError: the answers are those to other examples.
+        """
+        found = self.read_rows(step) if self._steps is None else self._pick(step, examples)
+        if examples is not None:
+            self._check_examples(found["example"], compute_marks(examples), step)
+        answers: dict[str, Tensor] = {}
+        for place, (number, column) in enumerate(zip(self.numbers, self.columns, strict=True)):
+            values = torch.from_numpy(unpack_values(found, number, column))
+            if column.kind != CLASSES:
+                answers[f"{STORED_FEATURES}{place}"] = values
+                continue
+            indices, rest = found[f"indices{number}"], found[f"rest{number}"]
+            answers[f"{LOG_PROBS}{place}"] = values
+            answers[f"{INDICES}{place}"] = torch.from_numpy(indices.astype(np.int32))
+            answers[f"{RESIDUAL}{place}"] = torch.from_numpy(np.exp(rest.astype(np.float32)))
+        return answers
+
+    def read_rows(self, step: int) -> np.ndarray:
+        """This rank's rows [B] of a step, as they are stored."""
+        epoch, step_in_epoch = divmod(step, self._shape.steps_per_epoch)
+        self._open_epoch(epoch % self.epochs)
+        size = self._shape.global_batch_size // self._writers
+        pieces = []
+        for writer, rows in self._rows.items():
+            first = writer * size
+            start, stop = max(self._block.start, first), min(self._block.stop, first + size)
+            offset = step_in_epoch * size - first
+            pieces.append(rows[offset + start : offset + stop])
+        return np.concatenate(pieces)
+
+    def _pick(self, step: int, examples: Tensor) -> np.ndarray:
+        """The rows of these examples, in the epoch of a run's step."""
+        self._open_epoch(step // self._steps % self.epochs)
+        return self._rows[0][examples.cpu().numpy()]
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._rows = {}
+        self._files.close()
+        self._epoch = -1
+
+    def _open_epoch(self, epoch: int) -> None:
+        """Have this rank's files of an epoch at hand: on the disk, or fetched from a URL."""
+        if epoch == self._epoch:
+            return
+        self.close()
+        size = self._shape.global_batch_size // self._writers
+        for writer in range(self._block.start // size, -(-self._block.stop // size)):
+            name = get_file_name(epoch, writer, self._writers)
+            path = self._files.enter_context(self._folder.open_local(name))
+            self._check_bytes(path, name)
+            self._rows[writer] = np.memmap(path, self._shape.row_dtype, mode="r")
+        self._epoch = epoch
+
+    def _check_bytes(self, path: Path, name: str) -> None:
+        """Refuse a file that is not what was written; larger ones are `verify`'s to hold."""
+        if path.stat().st_size > _CHECKED_BYTES:
+            return
+        facts = self._folder.read_texts([f"{name[:-4]}.json"])
+        wanted = json.loads(next(iter(facts.values()), "{}")).get("crc32c")
+        if wanted is not None and compute_crc32c(path) != wanted:
+            raise UserError(
+                f"distill.teacher_cache: {self._folder}/{name} is not what was written (its CRC32C "
+                "differs); delete it and store it again by the command that made the cache"
+            )
+
+    def _check_examples(self, stored: np.ndarray, seen: np.ndarray, step: int) -> None:
+        wrong = int(((stored != seen) & (stored > 0)).sum())
+        if wrong:
+            raise UserError(
+                f"distill.teacher_cache ({str(self._folder)!r}) holds answers to other examples: "
+                f"{wrong} of {len(seen)} differ at step {step}; make the cache again with this "
+                "run's configuration and dataset"
+            )
+
+    def _check_sizes(self) -> None:
+        size = self._shape.row_dtype.itemsize * (self._shape.global_batch_size // self._writers)
+        for epoch in range(self.epochs):
+            wanted = self._shape.count_steps(epoch) * size
+            for writer in range(self._writers):
+                name = get_file_name(epoch, writer, self._writers)
+                found = self._measure(name)
+                if found != f"{wanted} bytes":
+                    raise UserError(
+                        f"distill.teacher_cache: {self._folder}/{name} is {found} instead of "
+                        f"{wanted} bytes; finish it by python -m tools.cache write"
+                    )
+
+    def _measure(self, name: str) -> str:
+        try:
+            return f"{self._folder.get_size(name)} bytes"
+        except FileNotFoundError:
+            return "missing"
+
+
+def get_stored_answers(batch: Batch) -> tuple[SparseTeacher, ...]:
+    """What a cache has given to a batch's examples, of each teacher; empty without a cache."""
+    names = LOG_PROBS, INDICES, RESIDUAL
+    return tuple(
+        SparseTeacher(*(batch.draws[f"{name}{number}"] for name in names))
+        for number in _list_numbers(batch, LOG_PROBS)
+    )
+
+
+def get_stored_features(batch: Batch) -> tuple[Tensor, ...]:
+    """Float32 [B, D] or [B, places, D] of each column of features, in the teachers' order."""
+    numbers = _list_numbers(batch, STORED_FEATURES)
+    return tuple(batch.draws[f"{STORED_FEATURES}{number}"] for number in numbers)
+
+
+def combine_stored(
+    answers: Sequence[SparseTeacher], num_classes: int, weights: Sequence[float], ensemble: str
+) -> tuple[tuple[Tensor, ...], SparseTeacher | None]:
+    """Stored answers as the losses want them: logits of several teachers, or the only answer.
+
+    Args:
+      weights: one for each teacher.
+      ensemble: as `combine_answers` has it.
+    """
+    if len(answers) < 2:
+        return (), answers[0] if answers else None
+    dense = [compute_dense_log_probs(one, num_classes) for one in answers]
+    return combine_answers(dense, weights, ensemble), None
+
+
+def open_cache(
+    section: DistillSection,
+    stream: JsonMapping,
+    teachers: list[str],
+    shard: tuple[int, int],
+    total_steps: int,
+) -> TeacherCache:
+    """The cache of a run, checked against it.
+
+    Args:
+      stream: of `describe_stream` for this run.
+      teachers: hashes of the teachers that the run names; empty: whatever the cache holds.
+      total_steps: of the run.
+
+    Raises:
+      UserError: the cache belongs to another stream or teacher (the difference is named), is not
+        whole, or holds fewer epochs than the run needs.
+    """
+    folder = open_folder(section.teacher_cache)
+    manifest = read_manifest(folder)
+    known = {name: value for name, value in stream.items() if value is not None}
+    shape, batch = read_shape(manifest), None
+    if is_by_example(manifest):
+        batch, known = stream["global_batch_size"], describe_images(stream, folder)
+        shape = replace(shape, steps_per_epoch=manifest["examples"] // batch, steps=None)
+    refuse_difference(folder, manifest, {"stream": known}, "distill.teacher_cache")
+    end = "cycle" if manifest["is_reused"] else section.cache_end
+    _check_length(shape, total_steps, end, str(folder))
+    return TeacherCache(folder, shard, teachers, batch)
+
+
+def _list_numbers(batch: Batch, name: str) -> list[int]:
+    """Numbers of the columns of one kind that a batch carries."""
+    found = [key.removeprefix(name) for key in batch.draws if key.startswith(name)]
+    return sorted(int(number) for number in found)
+
+
+def _check_length(shape: CacheShape, total_steps: int, end: str, folder: str) -> None:
+    """Refuse a run that is longer than its cache, if that may not start over."""
+    is_whole = shape.total_steps == shape.epochs * shape.steps_per_epoch
+    if total_steps <= shape.total_steps or (is_whole and end == "cycle"):
+        return
+    if not is_whole:
+        raise UserError(
+            f"distill.teacher_cache ({folder!r}) holds {shape.total_steps} steps, the run needs "
+            f"{total_steps}, and only whole epochs can start over; store more, or lower train.steps"
+        )
+    needed = total_steps / shape.steps_per_epoch
+    raise UserError(
+        f"distill.teacher_cache ({folder!r}) holds {shape.epochs} epochs, the run needs "
+        f"{needed:g}; store more, lower train.epochs, or set distill.cache_end=cycle"
+    )

@@ -1,0 +1,103 @@
+"""Child processes of the compiler's tool: whom they outlive, and that a step has one of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bill import compile_for_tpu as tool
+from bill import compiler
+from bill.step import tracing
+from tests.support.tiny_parts import create_config
+from utils.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+# Says that it is there, and ends itself where nobody ends it.
+ENDLESS = """
+import signal, sys
+signal.signal(signal.SIGALRM, lambda *_: print("outlived its parent"))
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.alarm(20)
+print("ready", sys.argv[1], flush=True)
+signal.pause()
+"""
+# Tests that run in the background of a shell have passed on that SIGINT is ignored.
+PARENT = """
+import signal, sys
+from pathlib import Path
+from bill.children.processes import run_child
+signal.signal(signal.SIGINT, signal.default_int_handler)
+run_child(Path(sys.argv[1]), Path("request"))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_child_ends_with_the_process_that_started_it(number, tmp_path):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(script)], cwd=ROOT, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # fmt: skip
+    with parent:
+        assert parent.stdout.readline() == "ready request\n"
+        parent.send_signal(number)
+        # The pipe is the child's, too: it ends when both are gone.
+        assert parent.stdout.read() == ""
+    assert parent.returncode == -number
+
+
+TRACE_CHILD = """
+import os, pickle, sys
+sys.path[0] = {root!r}
+from pathlib import Path
+request = pickle.loads(Path(sys.argv[1]).read_bytes())
+seed = os.environ["PYTHONHASHSEED"]
+answer = (os.getpid(), seed, request.config.train.accumulate_steps, request.batch, request.given,
+          request.chip, request.is_automatic)
+if request.devices > 1:
+    answer = "no such mesh"
+request.answer.write_bytes(pickle.dumps(answer))
+"""
+
+
+def test_every_step_is_traced_in_a_process_of_its_own(tmp_path, monkeypatch):
+    child = tmp_path / "child.py"
+    child.write_text(TRACE_CHILD.format(root=str(ROOT)))
+    monkeypatch.setattr(tracing, "CHILD", child)
+    config = create_config(tmp_path, "--train.accumulate_steps=2")
+    first, second = (
+        tracing.trace_alone(
+            config, batch=8, devices=1, given={"a": 3}, chip="v5e", is_automatic=True
+        )
+        for _ in "ab"
+    )
+    assert first[0] != second[0]
+    assert first[1:] == second[1:] == ("0", 2, 8, {"a": 3}, "v5e", True)
+    with pytest.raises(UserError, match="no such mesh"):
+        tracing.trace_alone(config, batch=8, devices=2, given={})
+
+
+@pytest.mark.slow
+@pytest.mark.xla
+def test_a_search_finds_what_was_compiled_alone(tmp_path, monkeypatch, capsys):
+    """The step of one half is the second that the search traces."""
+    child, store = tmp_path / "child.py", tmp_path / "store"
+    child.write_text("raise SystemExit('Ran out of memory: Used 20.50G of 15.75G hbm')")
+    monkeypatch.setattr(compiler, "CHILD", child)
+    monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
+    command = ["--config", "configs/tpu_step.yaml", '--model.args={"depth": 1}', "--target",
+               "v5e:1x1", "--cache-dir", str(store)]  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    tool.main([*command, "--batch", "8"])
+    assert get_outcomes(capsys.readouterr().err) == ["compiled"]
+    tool.main([*command, "--batch", "16", "--micro-batches"])
+    assert get_outcomes(capsys.readouterr().err) == ["compiled", "found in the store"]
+    assert len(list(store.iterdir())) == 2
+
+
+def get_outcomes(log: str) -> list[str]:
+    """What became of each program that the tool has asked for."""
+    return [line for line in log.splitlines() if line in ("compiled", "found in the store")]

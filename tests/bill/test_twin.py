@@ -1,0 +1,45 @@
+"""A tool asks the run's task for its twin; what nobody can tell is refused in one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from bill import compile_for_tpu
+from bill.step.twin import create_twin, get_usual_sizes
+from tasks import TASKS
+from tasks.protocol import RunTask
+from tests.support.tiny_parts import create_config
+from utils.errors import UserError
+from utils.registry import Registry
+
+
+def test_sizes_of_a_dataset_that_is_not_here_are_given_by_name(tmp_path):
+    pp = "--data.train_pp=decode|resize(8)|value_range(-1, 1)"
+    config = create_config(tmp_path, "--data.source=folder", f"--data.root={tmp_path}", pp)
+    made = create_twin(config, {"num_classes": 7}).replace_data(9, tmp_path)
+    assert "num_classes=7" in made.data.name
+    with pytest.raises(UserError, match=r"--assume vocab_size means nothing .*: num_classes"):
+        create_twin(config, {"vocab_size": 7})
+
+
+def test_a_task_without_a_twin_is_measured_with_its_own_data(tmp_path, monkeypatch):
+    config = create_config(tmp_path)
+    tasks = Registry("train.task")
+    tasks.register("classify")(type("Plain", (RunTask,), {}))
+    monkeypatch.setattr("tasks.TASKS", tasks)
+    assert dict(get_usual_sizes(config)) == {}
+    with pytest.raises(UserError, match=r"train.task=classify makes up no data; .*--input real"):
+        create_twin(config, {})
+
+
+@pytest.mark.parametrize("name", list(TASKS))
+def test_every_task_of_the_house_has_a_twin(name):
+    assert TASKS.get(name).twin is not None
+
+
+@pytest.mark.parametrize("text", ["num_classes", "num_classes=0", "num_classes=x"])
+def test_what_is_assumed_is_a_name_and_a_number(text):
+    argv = ["--config", "configs/tpu_step.yaml", "--assume", text]
+    options, _ = compile_for_tpu.parse_arguments(argv)
+    with pytest.raises(UserError, match="must be NAME=NUMBER"):
+        compile_for_tpu._read_sizes(options)

@@ -1,0 +1,48 @@
+"""Documents that tables go into: looked at before the tables are made."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from lab.marked_tables import check_document, get_marks, write_between
+from utils.errors import UserError
+
+BEGIN, END = get_marks("one")
+
+
+def test_a_document_with_all_marks_is_left_as_it_is(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(f"{BEGIN}\n{END}\n")
+    check_document(path, "one")
+    check_document(None, "one")
+    assert path.read_text() == f"{BEGIN}\n{END}\n"
+    with pytest.raises(UserError, match="lacks the lines <!-- two: begin"):
+        check_document(path, "one", "two")
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff", f"{END}\n{BEGIN}".encode(), BEGIN.encode()]
+)
+def test_a_document_that_has_no_place_for_a_table_is_refused(tmp_path, content):
+    path = tmp_path / "page.md"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=r"--docs \('.*page.md'\)"):
+        check_document(path, "one")
+    if content is not None:
+        with pytest.raises(UserError, match=r"--docs \('.*page.md'\)"):
+            write_between(path, "one", "table")
+        assert path.read_bytes() == content
+    with pytest.raises(UserError, match="Is a directory"):
+        check_document(tmp_path, "one")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_document_that_may_not_be_written_is_refused(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text(f"{BEGIN}\n{END}\n")
+    path.chmod(0o400)
+    with pytest.raises(UserError, match="Permission denied"):
+        check_document(path, "one")

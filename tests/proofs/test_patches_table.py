@@ -1,0 +1,54 @@
+"""The table of patches: which rows it has, what they train, and how they are compared."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from proofs import patches_table
+from proofs.patches_table import create_config, format_table, list_rows
+from utils.config.load import load_config
+
+SMOKE = str(Path(__file__).resolve().parents[2] / "configs/smoke.yaml")
+SMALL = (
+    "--config", SMOKE, "--data.name=image_size=32,num_classes=10,num_examples=16",
+    '--model.args={"depth":1,"embed_dim":32,"num_heads":2,"img_size":32}', "--runtime.device=xla",
+)  # fmt: skip
+
+
+def test_a_row_for_each_patch_that_changes_the_model():
+    base = load_config(list(SMALL))
+    rows = list_rows(base)
+    assert rows[:2] == ["all", "none"]
+    # No BatchNorm and no convolution but the patches', which are a product.
+    assert [row for row in rows[2:] if row != "attention_kernel"] == [
+        "linear", "layer_norm", "gelu", "attention", "embedding", "residual_stream", "head_tokens",
+    ]  # fmt: skip
+    assert ("attention_kernel" in rows) == (importlib.util.find_spec("jax") is not None)
+    found = {row: create_config(base, row, 3).model for row in ("all", "none", "gelu")}
+    patched = {row: (one.xla_patches, list(one.skip_patches)) for row, one in found.items()}
+    assert patched == {"all": (True, []), "none": (False, []), "gelu": (True, ["gelu"])}
+    assert {one.attention_kernel for one in found.values()} == {"auto"}
+    assert create_config(base, "attention_kernel", 3).model.attention_kernel == "on"
+    assert create_config(base, "gelu", 3).train.seed == 3
+
+
+def test_groups_side_by_side_are_a_row_though_they_change_no_class():
+    args = '{"layers":[1,1,1,1],"channels":[16,16,16,16],"cardinality":4}'
+    flags = ["--model.name=resnet26", f"--model.args={args}"]
+    rows = list_rows(load_config([*SMALL[:3], *flags, "--runtime.device=xla"]))
+    assert rows == ["all", "none", "linear", "batch_norm", "convolution", "grouped_convolution"]
+
+
+def test_differences_are_of_the_same_seed():
+    table = format_table({"all": [90.0, 92.0], "none": [91.0, 90.0], "gelu": [90.0, 92.0]}, [0, 1])
+    assert table.splitlines()[2:] == [
+        "| all | 90.00 | 92.00 | 91.00 |  |  |",
+        "| none | 91.00 | 90.00 | 90.50 | -1.00, +2.00 | +0.50 |",
+        "| all but `gelu` | 90.00 | 92.00 | 91.00 | +0.00, +0.00 | +0.00 |",
+    ]
+
+
+def test_a_run_without_patches_is_refused(capsys):
+    assert patches_table.main(["--config", SMOKE, "--runtime.device=cpu"]) == 2
+    assert "must be a run of runtime.device=xla" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""The proof that a refactoring changed nothing: what it calls equal, and what it does not."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from proofs.refactoring import compare, hash_tensors, main, normalise
+
+LINE = {"step": 4, "task": 1.5, "total": 2.0, "img_per_s": 9.0, "graphs": 3, "attempt": 1}
+
+
+def test_lines_of_old_and_new_runs_are_compared_by_what_they_say():
+    new = {"step": 4, "kind": "train", "loss/task": 1.5, "loss/total": 2.0, "img_per_s": 7.0}
+    assert normalise(LINE) == normalise({**new, "graphs": 3, "attempt": 2})
+    assert normalise(LINE) == {
+        "step": 4, "kind": "train", "loss/task": 1.5, "loss/total": 2.0, "graphs": 3,
+    }  # fmt: skip
+    old = {"step": 8, "eval_top1": 50.0, "eval_loss": 1.0, "graphs_eval": 2}
+    assert normalise(old) == normalise(
+        {"step": 8, "kind": "eval", "top1": 50.0, "loss": 1.0, "graphs_eval": 2}
+    )
+
+
+@pytest.mark.parametrize("planted", ["bit", "line", "graph", "tensor"])
+def test_one_bit_of_difference_is_found(tmp_path, planted):
+    found = {}
+    for tree in ("before", "now"):
+        value = np.ones(3, np.float32)
+        line = dict(LINE)
+        if tree == "now" and planted == "tensor":
+            value[1] = np.nextafter(value[1], 2)
+        if tree == "now" and planted == "bit":
+            line["task"] = float(np.nextafter(1.5, 2))
+        if tree == "now" and planted == "graph":
+            line["graphs"] = 4
+        folder = tmp_path / tree / "checkpoints"
+        folder.mkdir(parents=True)
+        save_file({"a": value}, folder / "model.safetensors")
+        lines = [normalise(json.loads(json.dumps(line)))]
+        found[tree] = {"lines": lines, "tensors": hash_tensors(tmp_path / tree)}
+    if planted == "line":
+        found["now"]["lines"] = []
+    assert compare(found["before"], found["before"]) == []
+    assert len(compare(found["before"], found["now"])) == 1
+
+
+def test_an_unknown_revision_is_said_in_one_line(capsys):
+    assert main(["--before", "no-such-revision"]) == 2
+    assert "--before ('no-such-revision')" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""The table of rules: trained here for a few steps, equal in size, and formatted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.marked_tables import get_marks
+from proofs import rules_table
+from proofs.rules_table import (
+    ATTENTION,
+    ROWS,
+    RuleOutcome,
+    count_parameters,
+    create_config,
+    format_table,
+    read_base,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+RECALL = str(ROOT / "configs/delta_recall.yaml")
+FLAGS = (
+    "--train.steps=2", "--runtime.device=cpu", "--runtime.num_threads=1", "--optim.warmup_steps=1",
+    "--data.name=recall,symbols=4,answers=1,num_examples=64,num_held_out=16",
+    "--data.global_batch_size=4", "--data.eval_batch_size=8", "--data.sequence_length=16",
+    "--run.tensorboard=false",
+)  # fmt: skip
+
+
+def test_all_rows_have_as_many_parameters():
+    base = read_base(RECALL, [])
+    wanted = count_parameters(base)
+    for row in ROWS:
+        config = create_config(base, row, 0)
+        assert count_parameters(config) == pytest.approx(wanted, rel=0.01), row
+        own = {**base.model_dump(), "model": {}, "train": {}, "run": {}}
+        assert own == {**config.model_dump(), "model": {}, "train": {}, "run": {}}
+
+
+def test_rows_are_trained_once_and_stand_in_the_document(tmp_path, capsys):
+    docs = tmp_path / "docs.md"
+    begin, end = get_marks("delta_recall")
+    docs.write_text(f"before\n{begin}\nold\n{end}\nafter\n")
+    argv = [
+        "--config", RECALL, "--rows", "linear", "delta_net", "--seeds", "0", "1",
+        "--docs", str(docs), f"--run.output_dir={tmp_path}", *FLAGS,
+    ]  # fmt: skip
+    assert rules_table.main(argv) == 0
+    text = docs.read_text()
+    assert text.startswith("before") and text.endswith("after\n") and "old" not in text
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    assert [row[1].strip() for row in rows] == ["`linear`", "`delta_net`"]
+    times = [path.stat().st_mtime_ns for path in tmp_path.rglob("student.safetensors")]
+    assert len(times) == 4
+    assert rules_table.main(argv) == 0
+    assert [path.stat().st_mtime_ns for path in tmp_path.rglob("student.safetensors")] == times
+    capsys.readouterr()
+    assert rules_table.main(["--config", str(ROOT / "configs/smoke.yaml")]) == 2
+    assert "must be a run of model.name=delta_rules" in capsys.readouterr().err
+
+
+def test_text_is_compared_in_bits_a_byte():
+    outcomes = [
+        RuleOutcome(ATTENTION, 0, 1000, {"bits_per_byte": 2.5, "accuracy": 50, "loss": 1.7}, 9.0),
+        RuleOutcome(ATTENTION, 1, 1000, {"bits_per_byte": 2.7, "accuracy": 51, "loss": 1.9}, 9.0),
+        RuleOutcome(
+            "gated_delta_net", 0, 1001, {"bits_per_byte": 2.6, "accuracy": 51, "loss": 1.8}, 11.0
+        ),
+    ]
+    *_, full, hybrid = format_table(outcomes, [0, 1]).splitlines()
+    assert full == "| `attention` | 1,000 | 2.5000 | 2.7000 | 2.6000 | 0.1414 | 1.8000 | 9 |"
+    assert hybrid == "| `gated_delta_net` | 1,001 | 2.6000 | 2.6000 |  | 1.8000 | 11 |"

@@ -1,1 +1,0 @@
-"""The rules of delta attention side by side: `python -m tools.lab.delta`."""

@@ -1,0 +1,1 @@
+"""PyTorch/XLA: runtime, ranks, mesh, kernels and optimizer rules."""

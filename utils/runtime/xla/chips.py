@@ -1,0 +1,65 @@
+"""A process for each chip of this host, started by torch_xla."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from utils.runtime.processes.children import (
+    RECORDS,
+    pass_on_sigterm,
+    raise_cause,
+    read_failures,
+    record_failure,
+    run_on,
+    watch_records,
+)
+from utils.runtime.xla.runtime import XlaRuntime
+
+if TYPE_CHECKING:
+    from utils.config.execution import RuntimeSection
+
+
+def launch_on_chips(
+    section: RuntimeSection, worker: Callable[..., int | None], args: tuple[object, ...]
+) -> int:
+    """Run a worker on each chip; a failed one ends the others and is named."""
+    import torch_xla
+
+    with tempfile.TemporaryDirectory(prefix="run-group-") as name:
+        folder = Path(name)
+        os.environ[RECORDS] = name
+        try:
+            with watch_records(folder), pass_on_sigterm():
+                torch_xla.launch(_run_on_chip, args=(section, worker, args))
+        except Exception as error:
+            failures = read_failures(folder)
+            if not failures:
+                raise
+            try:
+                raise_cause(failures)
+            except RuntimeError as cause:
+                raise cause from error
+        finally:
+            del os.environ[RECORDS]
+        codes = [int(path.read_text()) for path in folder.glob("code_*")]
+        return max(codes, default=0)
+
+
+def _run_on_chip(
+    rank: int,
+    section: RuntimeSection,
+    worker: Callable[..., int | None],
+    args: tuple[object, ...],
+) -> None:
+    """In a chip's process, which can give no exit code: leave it, or the cause, as a file."""
+    try:
+        code = run_on(XlaRuntime, section, worker, args)
+        if code and RECORDS in os.environ:
+            Path(os.environ[RECORDS], f"code_{rank}").write_text(str(code))
+    except BaseException as error:
+        record_failure(rank, error)
+        raise

@@ -1,0 +1,140 @@
+"""The processes of a PyTorch/XLA run: chips, one mesh over all of them, or CPU processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from utils.errors import UserError
+from utils.runtime.mesh_gradients import join_gradients
+from utils.runtime.processes.group import ProcessGroup, flatten, unflatten
+from utils.runtime.processes.ranks import Alone, Device, ProcessRanks, list_owners
+
+if TYPE_CHECKING:
+    from utils.config.execution import RuntimeSection
+
+T = TypeVar("T")
+
+
+class ChipRanks(ProcessRanks):
+    """One process for each chip: tensors travel by XLA's collectives, host objects by gloo."""
+
+    # A TPU has no float64; its worlds are powers of two, whose means are exact all the same.
+    _mean_dtype = torch.float32
+
+    def __init__(self, device: Device, group: ProcessGroup, reduce_dtype: torch.dtype) -> None:
+        import torch_xla.core.xla_model as xm
+
+        super().__init__(device, group, reduce_dtype)
+        self._xm = xm
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        return self._xm.all_reduce(self._xm.REDUCE_SUM, tensor)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        self._xm.collective_broadcast(list(tensors))
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._reduce_dtype == torch.float32:
+            self._xm.reduce_gradients(optimizer)
+            return
+        owners = list_owners(optimizer)
+        sums = [owner.grad.to(self._reduce_dtype) for owner in owners]
+        self._xm.all_reduce(self._xm.REDUCE_SUM, sums)  # in place
+        for owner, total in zip(owners, sums, strict=True):
+            owner.grad = total.float() / self.size
+
+
+class GlooRanks(ProcessRanks):
+    """Several XLA processes on one CPU, whose sums gloo makes: how ranks are tested without chips.
+
+    XLA's own collectives do not reach across CPU processes (each rank would get back its own
+    value), so sums leave the device, are made by gloo and come back. That costs a host read a step,
+    and the step is two graphs: it shows what ranks do, and measures no TPU's speed or graphs.
+    """
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        # Dispatch all that is pending first: a fetch alone would compute its inputs a second time.
+        self._device.finish_step()
+        host = self._group.all_reduce_sum(self._device.fetch(tensor).contiguous())
+        return self._device.tensor_to_device(host)
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        self._device.finish_step()
+        for tensor in tensors:
+            host = self._device.fetch(tensor)
+            self._group.broadcast_from_first([host])
+            with torch.no_grad():
+                tensor.copy_(host)
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        owners = list_owners(optimizer)
+        gradients = [owner.grad for owner in owners]
+        mean = self.sum(flatten(gradients).to(self._reduce_dtype)).float() / self.size
+        for owner, piece in zip(owners, unflatten(mean, gradients), strict=True):
+            owner.grad = piece
+
+
+class MeshRanks(Alone):
+    """One process for each host of a mesh.
+
+    A global array holds the whole run's value on every host, so there is nothing to sum or to
+    copy; host objects travel by the group.
+
+    Args:
+      group: none where one host has all devices.
+      reduce_dtype: in which the gradients that devices kept apart are summed; none: their own.
+    """
+
+    def __init__(
+        self, device: Device, group: ProcessGroup | None, reduce_dtype: torch.dtype | None
+    ) -> None:
+        super().__init__()
+        self._device, self._group, self._reduce_dtype = device, group, reduce_dtype
+        if group is not None:
+            self.index, self.size = group.rank, group.size
+
+    def gather(self, value: T) -> list[T]:
+        return [value] if self._group is None else self._group.gather(value)
+
+    def barrier(self, name: str) -> None:
+        if self._group is not None:
+            self._group.barrier()
+
+    def reduce_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Sum what devices kept apart; the partitioner has done so with the rest."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        join_gradients(parameters, self._reduce_dtype)
+
+    def leave(self) -> None:
+        if self._group is not None:
+            self._group.leave()
+
+
+def join_hosts(section: RuntimeSection) -> ProcessGroup:
+    """The group in which the processes of chips or hosts speak, found by way of XLA's runtime."""
+    import torch_xla.distributed.xla_backend  # noqa: F401  it registers xla://
+
+    return ProcessGroup(section, "gloo", init_method="xla://")
+
+
+def check_collectives(world_size: int) -> None:
+    """Refuse a torch.distributed group of backend `xla` that XLA itself knows nothing of.
+
+    Across CPU processes each rank would silently get back its own value for a sum.
+
+    Args:
+      world_size: ranks that XLA knows of.
+    """
+    if not torch.distributed.is_initialized() or torch.distributed.get_backend() != "xla":
+        return
+    told = torch.distributed.get_world_size()
+    if told != world_size:
+        raise UserError(
+            f"torch.distributed's backend 'xla' was told of {told} ranks, but XLA knows of "
+            f"{world_size}: sums would stay on their rank; leave the group to runtime.num_processes"
+        )

@@ -1,0 +1,285 @@
+"""PyTorch/XLA through PJRT: TPU chips, or the CPU where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from utils.device_use import read_tpu
+from utils.errors import UserError
+from utils.json_types import JsonObject
+from utils.log import get_logger
+from utils.programs import pause_collection
+from utils.runtime.base import DTYPES, Runtime, T, derive_seed
+from utils.runtime.choice import get_planned_size
+from utils.runtime.compile_cache import prepare_cache
+from utils.runtime.instruments import Instruments, ReadUse
+from utils.runtime.peaks import name_hardware
+from utils.runtime.processes.children import get_core_share
+from utils.runtime.processes.group import ProcessGroup
+from utils.runtime.processes.ranks import Alone, Ranks
+from utils.runtime.updates import Updates
+from utils.runtime.xla.decay import LEAST_PRODUCT, raise_decays
+from utils.runtime.xla.muon import lower_muon
+from utils.runtime.xla.ranks import ChipRanks, GlooRanks, check_collectives, join_hosts
+
+if TYPE_CHECKING:
+    from utils.config.execution import RuntimeSection
+
+_MUONS = ("muon", "nmuon", "adamuon", "nadamuon")
+# Optimizers whose maths take a learning rate that lives on the device: any value, 0 and 1
+# included, is then data of one graph. The others take Python floats.
+_DEVICE_LR = (
+    "adamw", "adam", "nadam", "adamax", "nadamw", "cadamw", "cnadamw", "adamc", "nadamc",
+    *_MUONS,
+)  # fmt: skip
+_ONE_BY_ONE = {"foreach": False}
+
+
+class XlaUpdates(Updates):
+    """Hyperparameters are data of the graph, never constants."""
+
+    _has_raised = False
+
+    def get_arguments(self, optimizer_name: str) -> dict[str, bool]:
+        if optimizer_name not in _DEVICE_LR:
+            return {}
+        return {"capturable": True} | ({} if optimizer_name in _MUONS else _ONE_BY_ONE)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        with lower_muon(optimizer):
+            super()._step(optimizer)
+
+    def set_hyperparameters(
+        self, optimizer: torch.optim.Optimizer, lrs: Sequence[float], decays: Sequence[float]
+    ) -> None:
+        raised = raise_decays(optimizer, lrs, decays)
+        if raised != list(decays) and not self._has_raised:
+            self._has_raised = True
+            self._tell_raised(optimizer, lrs, decays, raised)
+        super().set_hyperparameters(optimizer, lrs, raised)
+        if not optimizer.defaults.get("capturable"):
+            return
+        # A zero-dimensional host tensor of 0 or 1 would be baked into the graph; a slice of an
+        # uploaded vector is always data.
+        values = self._device.upload(lrs)
+        for position, group in enumerate(optimizer.param_groups):
+            group["lr"] = values[position]
+
+    @staticmethod
+    def _tell_raised(
+        optimizer: torch.optim.Optimizer,
+        lrs: Sequence[float],
+        decays: Sequence[float],
+        raised: Sequence[float],
+    ) -> None:
+        """Warn of the first group whose decay is raised; once, for the schedule goes on."""
+        rows = zip(lrs, decays, raised, strict=True)
+        lr, asked, decay = next(row for row in rows if row[1] != row[2])
+        get_logger().warning(
+            "optim.weight_decay: %s's %g is raised to %.3g where the learning rate is %.3g, so "
+            "that a step still takes %g of a weight: less is nothing in float32, and XLA would "
+            "compile another graph; learning rates stay as they are",
+            type(optimizer).__name__, asked, decay, lr, LEAST_PRODUCT,
+        )  # fmt: skip
+
+
+class XlaInstruments(Instruments):
+    """XLA times its compilation; a TPU tells of its memory, and of its use by tpu-info."""
+
+    def __init__(self, runtime: XlaRuntime) -> None:
+        super().__init__(runtime)
+        self._compiled_before_s = _sum_compiling()
+
+    def get_compile_s(self) -> float:
+        return _sum_compiling() - self._compiled_before_s
+
+    def get_peak_gib(self) -> float | None:
+        if _get_hardware() == "CPU":
+            return None
+        import torch_xla.core.xla_model as xm
+
+        peak = xm.get_memory_info(self._runtime.device).get("peak_bytes_used")
+        return None if peak is None else peak / 2**30
+
+    def _find_reader(self) -> ReadUse | None:
+        return None if _get_hardware() == "CPU" else read_tpu
+
+
+class XlaRuntime(Runtime):
+    """One process for each chip; on the CPU one process, or some that gloo connects."""
+
+    name = "xla"
+
+    def __init__(self, section: RuntimeSection) -> None:
+        super().__init__(section)
+        with pause_collection():
+            import torch_xla
+            import torch_xla.core.xla_model as xm
+            import torch_xla.debug.metrics as metrics
+            import torch_xla.debug.profiler as profiler
+            import torch_xla.runtime as xr
+
+        self._xla, self._xm, self._xr = torch_xla, xm, xr
+        self._metrics, self._profiler = metrics, profiler
+        self._hardware = _get_hardware()
+        self._start_backend()
+        self.device = torch_xla.device()
+        self.ranks = self._create_ranks()
+        self._counted_before = self._count()
+
+    def _create_updates(self) -> Updates:
+        return XlaUpdates(self)
+
+    def _create_instruments(self) -> XlaInstruments:
+        return XlaInstruments(self)
+
+    @property
+    def wants_patches(self) -> bool:
+        # torch.compile cannot trace their own backward passes.
+        return not self.section.compile
+
+    def _start_backend(self) -> None:
+        """What must be set before the first computation."""
+        from torch_xla import backends
+
+        # Setting it a second time warns, also where nothing changes.
+        if backends.get_mat_mul_precision() != self.section.matmul_precision:
+            backends.set_mat_mul_precision(self.section.matmul_precision)
+        rank = self._xr.global_ordinal()
+        folder = prepare_cache(self.section, self._hardware, rank)
+        if folder is not None:
+            self._xr.initialize_cache(str(folder), readonly=False)
+
+    def _create_ranks(self) -> Ranks:
+        """Find the other ranks: chips by XLA, processes on one CPU by gloo."""
+        reduce_dtype = DTYPES[self.section.reduce_dtype]
+        if self._hardware == "CPU" and get_planned_size() > 1:
+            return GlooRanks(self, ProcessGroup(self.section, "gloo"), reduce_dtype)
+        check_collectives(self._xr.world_size())
+        processes = self._xr.local_process_count()
+        if processes > 1 and not self.section.num_threads:
+            torch.set_num_threads(get_core_share(processes))
+        if self._xr.world_size() == 1:
+            return Alone()
+        return ChipRanks(self, join_hosts(self.section), reduce_dtype)
+
+    def prepare(self, module: nn.Module) -> nn.Module:
+        super().prepare(module)
+        self.finish_step()
+        return module
+
+    def _seed(self, seed: int, step: int) -> None:
+        # Every sync advances the device's generator, so it is set just before the step.
+        self._xm.set_rng_state(derive_seed(seed, step, self.ranks.index), device=str(self.device))
+        torch.default_generator.manual_seed(derive_seed(seed, step, self.ranks.index))
+
+    def finish_step(self) -> None:
+        self._xla.sync()
+
+    def tensor_to_device(self, tensor: Tensor) -> Tensor:
+        # Not `tensor.to`: it makes an empty device tensor first and copies into it. A sync of the
+        # main thread between the two would take that half-made tensor for an output of the step and
+        # compile another graph.
+        return self._xm.send_cpu_data_to_device([tensor], self.device)[0]
+
+    def checkpoint_block(self, function: Callable[..., T], *args: object, **kwargs: object) -> T:
+        # Its optimisation barrier keeps the compiler from sharing the two computations again.
+        from torch_xla.utils.checkpoint import checkpoint
+
+        # The non-reentrant form is not there on XLA, and the reentrant one takes no keywords. It
+        # gives no gradient at all, to weights either, where no input has one.
+        if not any(isinstance(arg, Tensor) and arg.requires_grad for arg in args):
+            return function(*args, **kwargs)
+        return checkpoint(functools.partial(function, **kwargs), *args, use_reentrant=True)
+
+    def scan_blocks(self, blocks: Sequence[nn.Module], inputs: Tensor) -> Tensor:
+        from torch_xla.experimental.scan_layers import scan_layers
+
+        # Pure (no dropout, no statistics): the block is traced once, not in every step.
+        return scan_layers(blocks, inputs, is_layer_pure=True)
+
+    def trace_once(self, model: nn.Module, *inputs: Tensor) -> None:
+        with self.autocast():
+            outputs = model.train()(*(self.tensor_to_device(tensor) for tensor in inputs))
+        logits = outputs[0] if isinstance(outputs, tuple) else outputs
+        logits.float().sum().backward()
+        model.zero_grad(set_to_none=True)
+        del outputs, logits  # nothing alive, so nothing of it is compiled
+        self.finish_step()
+
+    def _annotate(self, name: str) -> contextlib.AbstractContextManager[object]:
+        # Not `Trace`: its scope must not stand open across a sync.
+        return self._xla._XLAC.profiler.TraceMe(name)
+
+    @contextlib.contextmanager
+    def trace(self, folder: Path, name: str) -> Iterator[None]:
+        del name  # the profiler names its files by the time and the host
+        self._profiler.start_trace(str(folder))
+        yield
+        self._xm.wait_device_ops()
+        self._profiler.stop_trace()
+
+    def fetch_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        names = list(tensors)
+        on_device = [n for n in names if tensors[n].device.type == "xla"]
+        host = dict(tensors)
+        if on_device:
+            self._declared_reads += 1
+            values = self._xla._XLAC._xla_get_cpu_tensors([tensors[n].detach() for n in on_device])
+            host.update(zip(on_device, values, strict=True))
+        return {name: host[name].detach().clone() for name in names}
+
+    def counters(self) -> dict[str, int]:
+        now = self._count()
+        gained = {name: now[name] - self._counted_before[name] for name in now}
+        gained["host_reads"] -= self._declared_reads
+        return gained
+
+    def _count(self) -> dict[str, int]:
+        """What torch_xla has counted in this process, earlier runtimes included."""
+        transfers = self._metrics.metric_data("TransferFromDeviceTime")
+        fallbacks = [n for n in self._metrics.counter_names() if n.startswith("aten::")]
+        return {
+            "graphs": self._metrics.counter_value("UncachedCompile") or 0,
+            "host_reads": transfers[0] if transfers else 0,
+            "host_ops": sum(self._metrics.counter_value(name) or 0 for name in fallbacks),
+        }
+
+    def describe(self) -> JsonObject:
+        chip = name_hardware(self._hardware)
+        return {**super().describe(), "hardware": self._hardware, "chip": chip}
+
+
+def _sum_compiling() -> float:
+    """Seconds in which torch_xla has compiled in this process, earlier runtimes included."""
+    import torch_xla.debug.metrics as metrics
+
+    compiled = metrics.metric_data("CompileTime")
+    return compiled[1] / 1e9 if compiled else 0.0
+
+
+def _get_hardware() -> str:
+    """The kind of device behind PJRT.
+
+    Raises:
+      UserError: it cannot be opened.
+    """
+    import torch_xla.runtime as xr
+
+    try:
+        return xr.device_type()
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        pjrt = os.environ.get("PJRT_DEVICE", "unset")
+        raise UserError(
+            f"runtime.device 'xla' with PJRT_DEVICE={pjrt} cannot open its device "
+            f"({reason}); set PJRT_DEVICE=CPU, or see which process holds the TPU"
+        ) from error
