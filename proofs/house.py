@@ -14,6 +14,7 @@ import argparse
 import ast
 import functools
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -43,6 +44,7 @@ ENTRIES = {
     "tasks.protocol": 60,
     "service.web.app": 120,
 }
+_RUNS = re.compile(r"^if __name__ == ", re.MULTILINE)
 _PROTOCOL = ("tasks/protocol.py", "RunTask")
 BOUNDS = {
     "product lines": 80_000,
@@ -199,9 +201,7 @@ def count_lines(house: House) -> Counter[str]:
 def list_programs(root: Path) -> list[str]:
     """Names below tools/ that `python -m tools.NAME` runs as programs of their own."""
     folder = root / "tools"
-    files = [
-        path.stem for path in folder.glob("*.py") if '__name__ == "__main__"' in path.read_text()
-    ]
+    files = [p.stem for p in folder.glob("*.py") if _RUNS.search(p.read_text(encoding="utf-8"))]
     return sorted([*files, *(path.parent.name for path in folder.glob("*/__main__.py"))])
 
 
