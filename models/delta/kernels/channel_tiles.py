@@ -1,7 +1,7 @@
 """What a fused kernel knows of one chunk of a group of heads whose decays are of channels.
 
 Such a decay stands inside the products of keys. Rows and columns decay towards the boundary of two
-halves of a chunk (`kernels_halves.py`), and one product of each width of halves has all its pairs:
+halves of a chunk (`channel_decays.py`), and one product of each width of halves has all its pairs:
 below the diagonal queries with keys before them, above it keys with the erased ones behind them.
 Attributes and methods are those of `HeadChunk`. Written against jax 0.7.1.
 """

@@ -1,7 +1,7 @@
 """What a fused kernel knows of one chunk of a group of heads: decays, and products with them.
 
 Two kinds of decays have one interface. Of a head a decay is a number of two tokens, multiplied
-behind the products of keys; of channels it stands inside of them (`kernels_channels.py`). No
+behind the products of keys; of channels it stands inside of them (`channel_tiles.py`). No
 exponent is above 0, whatever the gates are.
 """
 
