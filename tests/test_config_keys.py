@@ -302,7 +302,8 @@ import main
 from store.query.changes import check_changes, check_stream, hash_config
 from datasets import DatasetFacts
 from job.spec import describe_stream
-from utils.config import get_resume_rules, load_config
+from utils.config.keys import get_resume_rules
+from utils.config.load import load_config
 from utils.config.load import create_parser
 from utils.errors import UserError
 

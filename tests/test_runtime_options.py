@@ -270,7 +270,7 @@ def test_code_of_one_vector_width_is_not_taken_from_the_cache_for_another(tmp_pa
     code = (
         "import torch\n"
         "from utils.config.execution import RuntimeSection\n"
-        "from utils.runtime import create_runtime\n"
+        "from utils.runtime.launcher import create_runtime\n"
         "runtime = create_runtime(RuntimeSection(device='cpu', compile=True))\n"
         "class Pool(torch.nn.Module):\n"
         "    def forward(self, images): return images.mean((2, 3))\n"

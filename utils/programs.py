@@ -121,7 +121,7 @@ def pause_collection() -> Iterator[None]:
 
 def _is_of_storage(error: OSError) -> bool:
     """Whether a store has refused; only who has loaded its room can have met that."""
-    room = sys.modules.get("utils.storage")
+    room = sys.modules.get("utils.storage.folder")
     return room is not None and isinstance(error, room.StorageError)
 
 

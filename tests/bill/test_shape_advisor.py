@@ -92,8 +92,8 @@ cycles = [1000 * batch * rows for batch, rows, inner, columns in products]
 
 
 def test_the_table_tells_what_the_compiler_said(tmp_path, monkeypatch, capsys):
-    (tmp_path / "tpu").mkdir()
-    (tmp_path / "tpu" / "matmul_child.py").write_text(CHILD)
+    (tmp_path / "children").mkdir()
+    (tmp_path / "children" / "matmul_child.py").write_text(CHILD)
     monkeypatch.setattr(tool, "__file__", str(tmp_path / "shape_advisor.py"))
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     target = tmp_path / "table.json"

@@ -300,7 +300,8 @@ def test_a_dispatcher_starts_stops_adopts_and_ends(queue: JobQueue, starter: Col
 def test_a_dispatcher_behind_an_ampersand_answers_to_sigint(tmp_path: Path) -> None:
     """The shell of a script starts it with SIGINT ignored; the signal arrives at its first look."""
     program = (
-        "import os, signal, sys; from service.jobs import JobQueue; from tools.queue import main;"
+        "import os, signal, sys; from service.jobs.files import JobQueue;"
+        "from tools.queue import main;"
         "look = JobQueue.list;"
         "JobQueue.list = lambda own: os.kill(os.getpid(), signal.SIGINT) or look(own);"
         f"sys.exit(main(['run', '--until-empty', '--store', {str(tmp_path)!r}]))"

@@ -23,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 _PLACES = ("data", "/data")
 _FENCE = re.compile(r"(?P<indent>\s*)(?P<mark>`{3,}|~{3,})\s*(?P<kind>[\w+-]*)")
 _SHELLS = ("bash", "sh", "shell", "zsh", "console", "shell-session", "bash-session", "terminal")
-_TYPED = re.compile(r"\s*(\$ |>? ?python3? (main\.py|-m (tools|train)\.|tools/)|bash run_commands)")
+_TYPED = re.compile(
+    r"\s*(\$ |>? ?python3? (main\.py|-m (tools|proofs|lab|bill|train)\.|tools/)|bash run_commands)"
+)
 
 
 @dataclass(frozen=True)
@@ -203,7 +205,7 @@ def _check_run(flags: Sequence[str], places: Places) -> str:
 
 
 def _is_tool(words: Sequence[str]) -> bool:
-    return split_program(words)[0].startswith("tools.")
+    return split_program(words)[0].startswith(("tools.", "proofs.", "lab.", "bill."))
 
 
 def _parse_tool(words: Sequence[str], places: Places) -> str:

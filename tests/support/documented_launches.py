@@ -8,6 +8,7 @@ import importlib.util
 import io
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 
@@ -49,7 +50,9 @@ def import_program(name: str) -> ModuleType:
         spec = None
     assert spec is not None, f"{name} is not there"
     is_package = spec.submodule_search_locations is not None
-    return importlib.import_module(f"{name}.__main__" if is_package else name)
+    module = importlib.import_module(f"{name}.__main__" if is_package else name)
+    # An old name of a program holds the main of another module.
+    return sys.modules[module.main.__module__]
 
 
 def show_dry(command: str) -> list[str]:

@@ -10,6 +10,7 @@ import pytest
 
 import main
 from tests.tasks.test_regress import create_flags
+from tests.tasks.test_regress import root as root
 
 BAD = {
     "nan.csv": "age,rent\n1,2\n2,\n3,4\n",

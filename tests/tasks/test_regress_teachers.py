@@ -15,6 +15,7 @@ from job.stream import iterate_batches
 from losses.tasks.regression import compute_absolute_error, compute_huber, compute_squared_error
 from tasks.regress.synthetic import RegressTwin
 from tests.tasks.test_regress import create_flags, load, read_all
+from tests.tasks.test_regress import root as root
 from utils.errors import UserError
 from utils.runtime.launcher import create_runtime
 

@@ -334,7 +334,8 @@ _SAVE_ON_A_FULL_DISK = """
 import os, resource, sys
 sys.path.insert(0, os.getcwd())
 import torch
-from utils.checkpoint import CheckpointError, CheckpointManager
+from utils.checkpoint.files import CheckpointError
+from utils.checkpoint.manager import CheckpointManager
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 manager = CheckpointManager(sys.argv[1])
 parts = {"model": {"weight": torch.zeros(100, 100)}}

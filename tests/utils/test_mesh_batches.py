@@ -16,7 +16,7 @@ import torch
 
 from tests.support.tiny_parts import create_batch
 from utils.config.execution import RuntimeSection
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 
 runtime = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_fsdp=2))
 values = {"scales": torch.tensor([0.5, 2.0, 3.0])}

@@ -53,9 +53,9 @@ def test_ranks_that_end_well_or_were_stopped_are_no_failures():
 WATCH = """
 import subprocess, sys
 from pathlib import Path
-from utils.runtime import processes
-processes._GRACE_S = 0.0
-with processes.watch_records(Path(sys.argv[1])):
+from utils.runtime.processes import children
+children._GRACE_S = 0.0
+with children.watch_records(Path(sys.argv[1])):
     child = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
     print(int(child.stdout.readline()))
     child.wait()
@@ -75,8 +75,8 @@ def test_a_failed_chip_ends_the_children_of_children_too(tmp_path):
 
 PASS_ON = """
 import os, psutil, signal, subprocess
-from utils.runtime import processes
-with processes.pass_on_sigterm():
+from utils.runtime.processes import children
+with children.pass_on_sigterm():
     words = ["sh", "-c", "sleep 600 & echo $!; wait"]
     child = subprocess.Popen(words, stdout=subprocess.PIPE)
     sleeper = psutil.Process(int(child.stdout.readline()))

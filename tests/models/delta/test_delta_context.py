@@ -101,10 +101,13 @@ def test_what_cannot_be_dealt_out_is_refused_in_one_line(flags, words, tmp_path,
 
 _PROGRAM = """
 import json, sys
-from models.delta import CoreOptions, chunk_delta_rule, chunk_dplr, recur_delta_rule, recur_dplr
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.dplr import chunk_dplr
+from models.delta.rules.recurrence import recur_delta_rule, recur_dplr
 from tests.models.delta import variants
 from utils.config.execution import RuntimeSection
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 from utils.runtime.processes.sequence import deal_sequence
 
 runtime, found = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_context=2)), {}

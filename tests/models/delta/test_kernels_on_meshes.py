@@ -16,7 +16,9 @@ from tests.support.child_runs import ROOT, get_environment
 _PROGRAM = """
 import json
 import torch, torch_xla
-from models.delta import CoreOptions, chunk_delta_rule, recur_delta_rule
+from models.delta.rules.layout import CoreOptions
+from models.delta.rules.chunked import chunk_delta_rule
+from models.delta.rules.recurrence import recur_delta_rule
 from models.delta import kernels, kernels_flash, kernels_rule
 from models.delta.kernels.flash import attend_causally
 from tests.models.delta import variants
@@ -24,7 +26,7 @@ from tests.models.delta.test_delta_flash import find_all
 from tests.models.delta.test_delta_kernels import create_wide
 from torch.nn.functional import scaled_dot_product_attention
 from utils.config.execution import RuntimeSection
-from utils.runtime import create_runtime
+from utils.runtime.launcher import create_runtime
 
 runtime, seen = create_runtime(RuntimeSection(device="xla", parallel="spmd", mesh_fsdp=2)), []
 for module in (kernels, kernels_flash, kernels_rule):
