@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -36,12 +35,13 @@ from utils.config.load import change, load_config
 from utils.errors import EXIT_FAILED, UserError
 from utils.generations import LAUNCHED
 from utils.programs import (
+    CommandLine,
     DefaultsHelp,
     ProgramParser,
+    get_run_flags,
     prepare_file,
     prepare_folder,
     require_at_least,
-    run_program,
 )
 
 if TYPE_CHECKING:
@@ -79,13 +79,8 @@ class Compilation:
     is_automatic: bool = False
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, trace, compile, print; gives the exit code."""
-    return run_program(run, *parse_arguments(argv))
-
-
-def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and those of main.py that change the run."""
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's own flags; all others are keys of the run's configuration."""
     parser = ProgramParser(
         prog="python -m tools.compile_for_tpu",
         description=" ".join(__doc__.split()),
@@ -112,15 +107,15 @@ def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, lis
     add("--limit", type=float, metavar="MCYC", help="fail above this many Mcycles plus 5 %%")
     add("--time-limit", type=float, default=900.0, help="seconds that a compilation may take")
     add("--cache-dir", type=Path, help="store of results; none: below the user's cache directory")
-    return parser.parse_known_args(argv)
+    return parser
 
 
-def run(options: argparse.Namespace, flags: list[str]) -> int:
+def run(options: argparse.Namespace) -> int:
     """Compile what the flags say; the exit code tells a regression."""
     from bill.compiler import require_compiler
 
     require_at_least(1, options, "time_limit", "num_classes")
-    config = load_config(["--config", str(options.config), *flags])
+    config = load_config(get_run_flags(options))
     if options.chips < 1:
         raise UserError(f"--chips ({options.chips}) must be at least 1")
     target = parse_target(options.target, options.chips)
@@ -138,9 +133,9 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         check_comparable(base, describe_step(compilation))
     require_compiler()
     if options.micro_batches:
-        report = find_micro_batches(compilation, options, flags)
+        report = find_micro_batches(compilation, options)
     else:
-        report = create_report(settle_parts(compilation), options, flags)
+        report = create_report(settle_parts(compilation), options)
     if options.max_batch:
         find_max_batch(compilation, options, report)
     from bill.printing import print_report
@@ -155,15 +150,13 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     return max(code, _check_limit(report, options.limit), key=_SEVERITY.index)
 
 
-def create_report(
-    compilation: Compilation, options: argparse.Namespace, flags: list[str]
-) -> Report:
+def create_report(compilation: Compilation, options: argparse.Namespace) -> Report:
     """Trace and compile one program and read what it costs."""
     export, compiled = trace_and_compile(compilation, options)
     if options.hlo:
         (options.hlo / "program.hlo").write_text(compiled.hlo, encoding="utf-8")
         (options.hlo / "step.stablehlo").write_bytes(export.bytecode)
-    return describe(compilation, export, compiled, str(options.config), flags)
+    return describe(compilation, export, compiled, str(options.config), options.rest)
 
 
 def trace_and_compile(
@@ -287,9 +280,7 @@ def split(compilation: Compilation, parts: int) -> Compilation:
     )
 
 
-def find_micro_batches(
-    compilation: Compilation, options: argparse.Namespace, flags: list[str]
-) -> Report:
+def find_micro_batches(compilation: Compilation, options: argparse.Namespace) -> Report:
     """The report of the cheapest split of a step, compiled as a whole; prints all tried ones.
 
     Raises:
@@ -301,12 +292,12 @@ def find_micro_batches(
     def probe(examples: int) -> Report:
         is_whole = examples == compilation.batch
         chosen = options if is_whole else _without_files(options)
-        return create_report(replace(split(compilation, 1), batch=examples), chosen, flags)
+        return create_report(replace(split(compilation, 1), batch=examples), chosen)
 
     found, place = splitting.search_micro_batches(
         compilation.batch,
         probe,
-        lambda parts: create_report(split(compilation, parts), options, flags),
+        lambda parts: create_report(split(compilation, parts), options),
     )
     if place is None:
         raise UserError(
@@ -367,7 +358,7 @@ def find_max_batch(compilation: Compilation, options: argparse.Namespace, report
 
     def measure(batch: int) -> int:
         again = Compilation(compilation.config, compilation.target, compilation.chips, batch)
-        return create_report(again, _without_files(options), []).memory.peak_bytes
+        return create_report(again, _without_files(options)).memory.peak_bytes
 
     search.run(measure)
     if search.largest_fitting is None:
@@ -440,6 +431,8 @@ def _write(report: Report, path: Path | None) -> None:
 def _log(text: object) -> None:
     sys.stderr.write(f"{text}\n")
 
+
+main = CommandLine(create_parser, run, takes_keys=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bill.targets import Target, parse_target
 from utils.errors import UserError
 from utils.json_types import JsonObject, load_json
-from utils.programs import DefaultsHelp, ProgramParser, prepare_file, require_at_least, run_program
+from utils.programs import CommandLine, DefaultsHelp, ProgramParser, prepare_file, require_at_least
 
 if TYPE_CHECKING:
     from torch import nn
@@ -59,11 +59,6 @@ class Product:
     def work(self) -> float:
         """Useful multiplications of all its uses."""
         return float(math.prod(self.sizes) * len(self.paths))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Parse flags, compile, print; gives the exit code."""
-    return run_program(run, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -314,6 +309,8 @@ def print_table(
             meaning = name_axis(product, neighbour[0], options.num_classes)
             print(f"       {describe_neighbour(product, *neighbour)}, {meaning}")
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

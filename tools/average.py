@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING
 
 from utils.errors import UserError
 from utils.json_types import JsonValue, make_finite
-from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_folder, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_folder
 from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
@@ -37,12 +36,6 @@ REPORT = "average.json"
 # What weights tell of their model; numbers of heads, say, show in no tensor's shape.
 _ALIKE = ("model", "args", "num_classes", "classes", "mean", "std", "scores")
 Tensors = Mapping[str, "Tensor"]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the mean; gives the exit code."""
-    setup_logging()
-    return run_program(average, *create_parser().parse_known_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -73,7 +66,7 @@ class Member:
         return self.weights.location
 
 
-def average(options: argparse.Namespace, flags: Sequence[str]) -> int:
+def average(options: argparse.Namespace) -> int:
     """Average, and write an export that every program takes as WEIGHTS.
 
     Raises:
@@ -81,14 +74,14 @@ def average(options: argparse.Namespace, flags: Sequence[str]) -> int:
     """
     from models.factory import export_model
 
-    decay = _check_flags(options, flags)
+    decay = _check_flags(options, options.rest)
     members = open_members(options.runs)
     prepare_folder(options.out, "--out")
     score = None
     if options.method == "greedy":
         from tools.judgement import RunJudge
 
-        with RunJudge(members[0].place, flags) as judge:
+        with RunJudge(members[0].place, options.rest) as judge:
             tensors, score = pick_greedily(members, judge.score)
     else:
         shares = [1.0] * len(members)
@@ -226,6 +219,8 @@ def _check_flags(options: argparse.Namespace, flags: Sequence[str]) -> float:
         raise UserError(f"--decay ({decay:g}) must lie between 0 and 1; change it")
     return decay
 
+
+main = CommandLine(create_parser, average, takes_keys=True, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained
 from utils.json_types import JsonValue
-from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_file, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file
 from utils.storage.local import write_atomically
 from utils.storage.places import is_there, join_place
 
@@ -52,12 +51,6 @@ _TAUGHT = ("teacher", "teacher_weights", "teachers", "teacher_cache", "peer")
 _NAMES = 20  # of classes that a card lists
 _NOTHING = (None, "", [], {}, (), False)
 _SPLITS = {"eval_": "data.eval_split", "test_": "data.test_split"}
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the card; gives the exit code."""
-    setup_logging()
-    return run_program(write, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -224,6 +217,8 @@ def _show(value: JsonValue) -> str:
         return f"{value:,}"
     return "" if value is None else str(value)
 
+
+main = CommandLine(create_parser, write, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

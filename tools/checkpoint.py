@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from utils.errors import UserError
-from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,31 +24,24 @@ EXIT_DIFFERENT = 1
 _MIB = 1 << 20
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Do one command; gives the exit code: 0 all well, 1 broken or different, 2 wrong use."""
-    setup_logging()
-    options = create_parser().parse_args(argv)
-    return run_program(options.command, options)
-
-
 def create_parser() -> argparse.ArgumentParser:
     """One parser for each command."""
     parser = create_program_parser(__doc__, prog="python -m tools.checkpoint")
     commands = parser.add_subparsers(required=True, metavar="{list,verify,diff,export,prune}")
     shown = commands.add_parser("list", help="steps, sizes, which is best, which are broken")
-    shown.set_defaults(command=list_checkpoints)
+    shown.set_defaults(run=list_checkpoints)
     shown.add_argument("place", metavar="PLACE")
     verify = commands.add_parser("verify", help="read every tensor of every checkpoint")
-    verify.set_defaults(command=verify_checkpoints)
+    verify.set_defaults(run=verify_checkpoints)
     verify.add_argument("place", metavar="PLACE", nargs="+")
     diff = commands.add_parser("diff", help="tensors that differ, and by how much")
-    diff.set_defaults(command=diff_checkpoints)
+    diff.set_defaults(run=diff_checkpoints)
     diff.add_argument("first", metavar="A")
     diff.add_argument("second", metavar="B")
     diff.add_argument("--parts", default="", help="only these, such as model,ema (default: all)")
     diff.add_argument("--limit", type=int, default=40, help="tensors to name")
     export = commands.add_parser("export", help="weights as timm safetensors or as one .pth")
-    export.set_defaults(command=export_weights)
+    export.set_defaults(run=export_weights)
     export.add_argument("place", metavar="PLACE")
     export.add_argument(
         "--out",
@@ -65,7 +57,7 @@ def create_parser() -> argparse.ArgumentParser:
         "the best evaluation is named by list",
     )  # fmt: skip
     prune = commands.add_parser("prune", help="delete old checkpoints")
-    prune.set_defaults(command=prune_checkpoints)
+    prune.set_defaults(run=prune_checkpoints)
     prune.add_argument("place", metavar="PLACE")
     prune.add_argument("--keep", type=int, default=2, help="newest whole ones to keep, beside best")
     prune.add_argument("--keep-every", type=int, help="keep multiples of this step too")
@@ -277,6 +269,8 @@ def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
 def _get_step(folder: Folder) -> int:
     return int(folder.name.rpartition("_")[2])
 
+
+main = CommandLine(create_parser, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

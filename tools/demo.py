@@ -21,7 +21,7 @@ from store.record.runs import Run
 from tools.runs import __main__ as runs
 from utils.curves import draw_curves
 from utils.json_types import JsonObject
-from utils.programs import ProgramParser
+from utils.programs import CommandLine, ProgramParser
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -35,9 +35,8 @@ COMPARED = ("test.top1", "eval.top1", "eval.loss")
 COLUMNS = ("model", "parameters", "test top-1 (%)", "seconds", "graphs")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Parse flags, run everything, print and write the table; gives the exit code."""
-    options = parse_arguments(argv)
+def run_demo(options: argparse.Namespace) -> int:
+    """Run everything, print and write the table; gives the exit code."""
     dataset = [sys.executable, "-m", "tools.prepare_dataset", "digits"]
     code = subprocess.call([*dataset, "--out", str(options.data_dir)])
     if code:
@@ -54,14 +53,14 @@ def main(argv: list[str] | None = None) -> int:
     return compare(options)
 
 
-def parse_arguments(argv: list[str] | None) -> argparse.Namespace:
+def create_parser() -> argparse.ArgumentParser:
     """The demo's own flags; what follows `--` goes to every run of main.py."""
     parser = ProgramParser(prog="python -m tools.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="dataset directory")
     parser.add_argument("--output-dir", type=Path, default=ROOT / "runs", help="where runs go")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="one demo for each seed")
     parser.add_argument("rest", nargs="*", metavar="-- FLAG", help="flags for every run of main.py")
-    return parser.parse_args(argv)
+    return parser
 
 
 def train(role: str, seed: int, options: argparse.Namespace) -> int:
@@ -150,6 +149,8 @@ def summarise(rows: list[JsonObject]) -> dict[str, dict[str, float]]:
         summary[role] = {"mean": statistics.fmean(values), "std": spread, "runs": len(values)}
     return summary
 
+
+main = CommandLine(create_parser, run_demo)
 
 if __name__ == "__main__":
     sys.exit(main())

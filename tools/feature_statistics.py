@@ -19,7 +19,7 @@ import numpy as np
 from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser, get_run_flags
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -33,14 +33,8 @@ if TYPE_CHECKING:
 _USUAL_IMAGES = 4096
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Parse flags, look at the images; gives the exit code."""
-    setup_logging()
-    return run_program(lambda: measure(*parse_arguments(argv)))
-
-
-def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and the rest, which are keys of the run's configuration."""
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's own flags; all others are keys of the run's configuration."""
     parser = create_program_parser(
         __doc__,
         prog="python -m tools.feature_statistics",
@@ -52,16 +46,16 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
         "--images", type=int, default=_USUAL_IMAGES,
         help=f"training images to look at, in whole batches; none: {_USUAL_IMAGES}, or an epoch",
     )  # fmt: skip
-    return parser.parse_known_args(argv)
+    return parser
 
 
-def measure(options: argparse.Namespace, rest: list[str]) -> int:
+def measure(options: argparse.Namespace) -> int:
     """Check the configuration, ask the teachers on the configured runtime, write the file."""
     from job.check import check
     from tasks.distil.feature_statistics import describe_source
     from utils.runtime.launcher import launch
 
-    config = load_config(["--config", options.config, *rest])
+    config = load_config(get_run_flags(options))
     place = options.out or config.distill.statistics
     if config.train.task != "distil":
         raise UserError(
@@ -157,6 +151,8 @@ def print_statistics(written: FeatureStatistics, place: str, seconds: float) -> 
         )
     print(f"{written.facts['images']} images in {seconds:.0f} s: {place}")
 
+
+main = CommandLine(create_parser, measure, takes_keys=True, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

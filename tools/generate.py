@@ -37,7 +37,7 @@ from models.factory import build_model
 from models.transformer import FixedCache, LayerCache
 from utils.errors import UserError
 from utils.json_types import JsonMapping
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.places import open_folder, to_path
 from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.hub import is_shared
@@ -49,12 +49,6 @@ if TYPE_CHECKING:
 
 _RUN_KEY = "RUN"
 _MAX_SEED = 2**63 - 1
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the prompt and what follows; gives the exit code."""
-    arguments = create_parser().parse_args(argv)
-    return run_program(lambda: print(show(arguments)))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -77,6 +71,11 @@ def create_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data", default="", metavar="DIR", help="directory of tokenizer.json")
     return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the prompt and what follows."""
+    print(show(arguments))
 
 
 def show(arguments: argparse.Namespace) -> str:
@@ -347,6 +346,8 @@ def _find_data(run: str) -> Path:
     data = read_run_config(folder, _RUN_KEY)["data"]
     return to_path(data["root"], f"data.root of {_RUN_KEY} ({run})") / data["name"]
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 
 from tools.weights_of import add_weights_flags, load_trained
 from utils.errors import UserError
-from utils.log import setup_logging
-from utils.programs import create_program_parser, require_at_least, run_program
+from utils.programs import CommandLine, create_program_parser, require_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,12 +34,6 @@ WHOLE = "(whole model)"  # what it does outside of its modules shows nowhere els
 _KEPT_BYTES = 1 << 29  # of a side's tensors at a time: each part is a graph of its own on XLA
 _BACKENDS = ("cpu", "cuda", "xla")
 _PRECISIONS = ("fp32", "bf16")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Compare two sides; gives the exit code."""
-    setup_logging()
-    return run_program(compare, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -309,6 +302,8 @@ def _check_flags(options: argparse.Namespace) -> None:
     if options.a == options.b:
         raise UserError(f"--a and --b are both {options.a}, which is no comparison; change one")
 
+
+main = CommandLine(create_parser, compare, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

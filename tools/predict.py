@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,8 +24,7 @@ from tqdm import tqdm
 from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, open_table
 from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained, open_images
 from utils.errors import EXIT_FAILED, UserError
-from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_file, require_at_least
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +35,6 @@ if TYPE_CHECKING:
 
 _FOLDER_KEY = "FOLDER"
 _NOT_FINITE = "the model's answer is not finite; check its weights and --precision"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the table; gives the exit code: 1 if no file has an answer."""
-    setup_logging()
-    return run_program(predict, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -174,6 +167,8 @@ def _check_flags(options: argparse.Namespace) -> None:
         raise UserError(f"--out ({str(options.out)!r}) must end with {', '.join(ENDINGS)}")
     prepare_file(options.out, "--out")
 
+
+main = CommandLine(create_parser, predict, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

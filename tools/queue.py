@@ -34,18 +34,8 @@ from store.terminal import colour_status, create_console, create_table, print_js
 from tools.runs.places import check_store
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.log import get_logger, setup_logging
-from utils.programs import create_program_parser, run_program
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line's way in; gives the exit code."""
-    setup_logging()
-    options = create_parser().parse_args(argv)
-    return run_program(
-        lambda: options.command(_open(options), options),
-        interrupted="interrupted: the runs go on; `python -m tools.queue run` finds them again",
-    )
+from utils.log import get_logger
+from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -213,6 +203,13 @@ _COMMANDS = {
     "resume": (resume, "have one that failed or was stopped go on"),
     "log": (log, "the end of what a job has printed"),
 }
+
+main = CommandLine(
+    create_parser,
+    lambda options: options.command(_open(options), options),
+    logs=True,
+    interrupted="interrupted: the runs go on; `python -m tools.queue run` finds them again",
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -23,16 +23,9 @@ from service.places import check_root
 from service.web.settings import LOOPBACK, ServiceSettings
 from tools.runs.places import check_store
 from utils.errors import UserError
-from utils.log import setup_logging
-from utils.programs import ProgramParser, create_program_parser, run_program
+from utils.programs import CommandLine, ProgramParser, create_program_parser
 from utils.storage.places import check_writable, is_remote, open_folder
 from utils.storage.retry import hurry
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Serve until Ctrl-C; gives the exit code."""
-    setup_logging()
-    return run_program(serve_runs, create_parser().parse_args(argv), interrupted="stopped")
 
 
 def create_parser() -> ProgramParser:
@@ -135,6 +128,8 @@ def add_token(options: argparse.Namespace, settings: ServiceSettings) -> None:
     print(f"{name} ({role}): {token}")
     print(f"It is told this once; {settings.tokens_path} keeps its hash.")
 
+
+main = CommandLine(create_parser, serve_runs, logs=True, interrupted="stopped")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -33,17 +33,9 @@ from store.formatting import format_value
 from store.terminal import colour_status, create_console, create_table, print_json
 from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
-from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.places import to_path
 from utils.storage.retry import hurry
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command line's way in; gives the exit code."""
-    setup_logging()
-    options = create_parser().parse_args(argv)
-    return run_program(lambda: options.command(options))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -52,7 +44,7 @@ def create_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, (function, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(command=function)
+        command.set_defaults(run=function)
         command.add_argument("spec", metavar="SPEC", help="YAML file of the sweep")
         command.add_argument("--store", help="root of the runs (run.output_dir of the config)")
         command.add_argument("--json", action="store_true", help="one object for programs")
@@ -286,6 +278,8 @@ _COMMANDS = {
     "status": (status, "how the trials stand, and what the axes tell"),
     "resume": (resume, "go on with a sweep that has begun"),
 }
+
+main = CommandLine(create_parser, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

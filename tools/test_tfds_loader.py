@@ -23,19 +23,13 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from tools.loader.arguments import add_loader_arguments, open_loader
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 if TYPE_CHECKING:
     from datasets import ImageBatch, Loader
 
 _GAP = 4
 _MIN_CELL = 104  # pixels: what a caption needs
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
-    return run_program(run, arguments)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -138,6 +132,8 @@ def save_grid(views: Sequence[ImageBatch], path: Path) -> None:
 def _format(values: Sequence[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
+
+main = CommandLine(create_parser, run)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,11 +7,14 @@ import contextlib
 import gc
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 from utils.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from utils.log import setup_logging
+from utils.registry import load_object
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -52,6 +55,54 @@ def create_program_parser(description: str | None, **options: object) -> Program
     """A parser whose help keeps the lines of a docstring; `options` are those of argparse."""
     formatter = argparse.RawDescriptionHelpFormatter
     return ProgramParser(description=description, formatter_class=formatter, **options)
+
+
+Run = Callable[[argparse.Namespace], int | None]
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """A program: `main = CommandLine(create_parser, run)`; `main(argv)` gives its exit code.
+
+    Attributes:
+      run: takes the flags; "module:function" is imported when the program runs, so that --help
+        waits for nothing. None: what the sub-command has set as `run`.
+      takes_keys: other flags are keys of a run's configuration, kept in `rest`; a sub-command may
+        set its own.
+      logs: the program's log goes to stderr.
+      interrupted: printed after Ctrl-C.
+    """
+
+    create_parser: Callable[[], argparse.ArgumentParser]
+    run: Run | str | None = None
+    takes_keys: bool = False
+    logs: bool = False
+    interrupted: str = "interrupted"
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int:
+        """Run the program with these words, None: those of its process; gives the exit code."""
+        if self.logs:
+            setup_logging()
+        return run_program(self._run, self.parse(argv), interrupted=self.interrupted)
+
+    def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
+        """Read the flags; `rest` holds those that are keys of a run's configuration."""
+        parser = self.create_parser()
+        options, rest = parser.parse_known_args(argv)
+        if rest and not getattr(options, "takes_keys", self.takes_keys):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        options.rest = getattr(options, "rest", rest)
+        return options
+
+    def _run(self, options: argparse.Namespace) -> int | None:
+        run = self.run or options.run
+        return (load_object(run) if isinstance(run, str) else run)(options)
+
+
+def get_run_flags(options: argparse.Namespace) -> list[str]:
+    """What a program was told of a run, for `load_config`: --config if given, then the keys."""
+    config = getattr(options, "config", None)
+    return [*(["--config", str(config)] if config else []), *options.rest]
 
 
 def require_at_least(least: int, options: argparse.Namespace, *names: str) -> None:

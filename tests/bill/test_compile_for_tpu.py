@@ -402,7 +402,7 @@ def test_the_largest_batch_is_found_in_a_few_compilations(
                                          "examples_per_chip": compilation.batch})  # fmt: skip
 
     monkeypatch.setattr(tool, "create_report", create)
-    options, _ = tool.parse_arguments(["--config", CONFIG])
+    options = tool.main.parse(["--config", CONFIG])
     compilation = tool.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, start)
     report = create(compilation)
     tool.find_max_batch(compilation, options, report)
@@ -424,7 +424,7 @@ def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
     memory = analysis.Memory(usable_bytes=10, peak_bytes=11)
     report = create_report(None).model_copy(update={"memory": memory, "fits": False})
     monkeypatch.setattr(tool, "create_report", lambda *_: report)
-    options, _ = tool.parse_arguments(["--config", CONFIG])
+    options = tool.main.parse(["--config", CONFIG])
     compilation = tool.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
     with pytest.raises(UserError, match="no batch"):
         tool.find_max_batch(compilation, options, report)

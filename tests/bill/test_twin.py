@@ -40,6 +40,6 @@ def test_every_task_of_the_house_has_a_twin(name):
 @pytest.mark.parametrize("text", ["num_classes", "num_classes=0", "num_classes=x"])
 def test_what_is_assumed_is_a_name_and_a_number(text):
     argv = ["--config", "configs/tpu_step.yaml", "--assume", text]
-    options, _ = compile_for_tpu.parse_arguments(argv)
+    options = compile_for_tpu.main.parse(argv)
     with pytest.raises(UserError, match="must be NAME=NUMBER"):
         compile_for_tpu._read_sizes(options)

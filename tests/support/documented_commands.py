@@ -18,6 +18,7 @@ from typing import Any
 from job.check import check
 from tests.support.documented_launches import find_launch, import_program, show_dry, split_program
 from utils.config.load import change, load_config
+from utils.programs import CommandLine, get_run_flags
 
 ROOT = Path(__file__).resolve().parents[2]
 _PLACES = ("data", "/data")
@@ -213,7 +214,9 @@ def _parse_tool(words: Sequence[str], places: Places) -> str:
     module = import_program(name)
     flags = [place_flag(flag, places) for flag in flags]
     parse: Callable[..., Any]
-    if hasattr(module, "create_parser"):
+    if isinstance(module.main, CommandLine):
+        parse = module.main.parse
+    elif hasattr(module, "create_parser"):
         parse = module.create_parser().parse_args
     else:
         parse = module.parse_arguments
@@ -222,7 +225,9 @@ def _parse_tool(words: Sequence[str], places: Places) -> str:
     except SystemExit as error:
         assert error.code == 0, f"{name} does not take {flags}"
         return "help"
-    if isinstance(parsed, tuple):
+    if isinstance(module.main, CommandLine) and (getattr(parsed, "config", "") or parsed.rest):
+        load_config([*get_run_flags(parsed), "--run.resume="])
+    elif isinstance(parsed, tuple):
         config = getattr(parsed[0], "config", None)
         named = ["--config", str(config)] if config else []
         load_config([*named, *parsed[1], "--run.resume="])

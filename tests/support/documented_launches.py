@@ -52,7 +52,7 @@ def import_program(name: str) -> ModuleType:
     is_package = spec.submodule_search_locations is not None
     module = importlib.import_module(f"{name}.__main__" if is_package else name)
     # An old name of a program holds the main of another module.
-    return sys.modules[module.main.__module__]
+    return sys.modules[getattr(module.main, "create_parser", module.main).__module__]
 
 
 def show_dry(command: str) -> list[str]:

@@ -24,10 +24,10 @@ from tasks.teachers.cache.reader import TeacherCache
 from tests.support.input_data import create_section
 from tools.cache import writing
 from tools.cache.__main__ import main as run_cache
-from tools.cache.__main__ import parse_arguments
 from tools.cache_teacher import main as main_of_tool
 from utils.config.load import load_config
 from utils.errors import UserError
+from utils.programs import get_run_flags
 from utils.runtime.cpu import CpuRuntime
 from utils.storage.local import compute_crc32c
 from utils.storage.places import open_folder
@@ -45,8 +45,8 @@ def flags(digits_root, teacher_run) -> list[str]:
     ]  # fmt: skip
 
 
-def parse(words) -> tuple[Namespace, list[str]]:
-    return parse_arguments(["write", *words])
+def parse(words) -> Namespace:
+    return run_cache.parse(["write", *words])
 
 
 def store(flags, folder, *more) -> int:
@@ -109,8 +109,8 @@ def read_rows(folder: Path) -> np.ndarray:
 def test_two_processes_store_what_one_stores(flags, tmp_path):
     """Each of two input processes writes its block of every global batch."""
     assert store(flags, tmp_path / "one", "--epochs", "1") == 0
-    options, rest = parse([*flags, "--out", str(tmp_path / "two"), "--epochs", "1"])
-    job = check(writing.without_cache(load_config(["--config", options.config, *rest])))
+    options = parse([*flags, "--out", str(tmp_path / "two"), "--epochs", "1"])
+    job = check(writing.without_cache(load_config(get_run_flags(options))))
     shape = writing.get_shape(options, job)
     for rank in range(2):
         runtime = CpuRuntime(job.config.runtime)
@@ -234,8 +234,8 @@ def test_a_cache_whose_manifest_lies_is_found_out_at_the_first_batch(
 
 def test_two_processes_replay_what_two_have_stored_under_the_sharded_order(flags, tmp_path):
     words = [*flags, *SHARDED, "--runtime.num_processes=2", "--train.epochs=1"]
-    options, rest = parse([*words, "--out", str(tmp_path / "two")])
-    job = check(writing.without_cache(load_config(["--config", options.config, *rest])))
+    options = parse([*words, "--out", str(tmp_path / "two")])
+    job = check(writing.without_cache(load_config(get_run_flags(options))))
     shape = writing.get_shape(options, job)
     for rank in range(2):
         runtime = CpuRuntime(job.config.runtime)

@@ -20,7 +20,7 @@ def test_it_ends_with_distilled_against_alone(tmp_path, capsys, monkeypatch, see
             config = make_config(**{"train.seed": seed})
             make_run(store, f"{role}-seed{seed}", experiment="demo", config=config, final=final)
     numbers = [str(seed) for seed in range(seeds)]
-    options = demo.parse_arguments(["--output-dir", str(store), "--seeds", *numbers])
+    options = demo.main.parse(["--output-dir", str(store), "--seeds", *numbers])
     assert demo.compare(options) == 0
     said = capsys.readouterr().out
     line = next(line for line in said.splitlines() if line.startswith("test.top1"))

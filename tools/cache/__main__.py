@@ -14,34 +14,23 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from tools.cache import cutting, importing, looking, writing
-from utils.log import setup_logging
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one of the commands; gives the exit code."""
-    setup_logging()
-    options, rest = parse_arguments(argv)
-    interrupted = "interrupted; the same command continues"
-    return run_program(lambda: options.run(options, rest), interrupted=interrupted)
-
-
-def parse_arguments(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and the rest, which are keys of a run's configuration."""
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's commands."""
     parser = create_program_parser(__doc__, prog="python -m tools.cache")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     writing.add_command(commands)
     looking.add_commands(commands)
     cutting.add_commands(commands)
     importing.add_command(commands)
-    options, rest = parser.parse_known_args(argv)
-    if rest and not options.takes_keys:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    return options, rest
+    return parser
 
+
+main = CommandLine(create_parser, logs=True, interrupted="interrupted; the same command continues")
 
 if __name__ == "__main__":
     sys.exit(main())

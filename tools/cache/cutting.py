@@ -66,7 +66,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=cut, takes_keys=False, config="")
 
 
-def merge(options: argparse.Namespace, rest: list[str]) -> int:
+def merge(options: argparse.Namespace) -> int:
     """Put caches together; gives the exit code."""
     folders = [open_folder(place) for place in options.caches]
     if len(folders) < 2:
@@ -91,7 +91,7 @@ def merge(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def cut(options: argparse.Namespace, rest: list[str]) -> int:
+def cut(options: argparse.Namespace) -> int:
     """Write less of a cache; gives the exit code."""
     folder = open_folder(options.cache)
     manifest = read_manifest(folder)

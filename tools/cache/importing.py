@@ -40,6 +40,7 @@ from tools.cache.reinforced import ReinforcedFiles
 from tools.cache.seeded import SeededFiles
 from tools.cache.shelf import Shelf
 from utils.errors import UserError
+from utils.programs import get_run_flags
 from utils.storage.local import LocalFolder, compute_crc32c, sync_file, write_atomically
 from utils.storage.places import open_folder, to_path
 
@@ -113,7 +114,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
     add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the stored numbers (float16)")
 
 
-def import_published(options: argparse.Namespace, rest: list[str]) -> int:
+def import_published(options: argparse.Namespace) -> int:
     """Write the cache; gives the exit code."""
     from job.check import check
     from utils.config.distill import DistillSection
@@ -123,7 +124,7 @@ def import_published(options: argparse.Namespace, rest: list[str]) -> int:
     shelf = Shelf(options.out)
     out = shelf.path
     taught = f"--distill.teacher_cache={options.out}"
-    config = load_config(["--config", options.config, *rest, taught])
+    config = load_config([*get_run_flags(options), taught])
     create_runtime(config.runtime)  # before TensorFlow
     # The student alone: what it will be taught by is not there yet.
     job = check(change(config, distill=DistillSection().model_dump()))

@@ -20,6 +20,7 @@ from tools.cache.card import format_card, make_card, read_all_facts
 from tools.cache.files import Expected, find_faults
 from utils.errors import UserError
 from utils.json_types import JsonMapping
+from utils.programs import get_run_flags
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def add_commands(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(run=verify, takes_keys=True)
 
 
-def show(options: argparse.Namespace, rest: list[str]) -> int:
+def show(options: argparse.Namespace) -> int:
     """Print the card."""
     card = make_card(options.cache)
     print(
@@ -67,10 +68,12 @@ def show(options: argparse.Namespace, rest: list[str]) -> int:
     return 0
 
 
-def verify(options: argparse.Namespace, rest: list[str]) -> int:
+def verify(options: argparse.Namespace) -> int:
     """Print each file that is not what was written; gives the exit code."""
-    if rest and not options.config:
-        raise UserError(f"{rest[0]} is a key of a run's configuration; name the run by --config")
+    if options.rest and not options.config:
+        raise UserError(
+            f"{options.rest[0]} is a key of a run's configuration; name the run by --config"
+        )
     if options.steps < 1:
         raise UserError(f"--steps ({options.steps}) must be at least 1")
     if options.workers < 1:
@@ -81,7 +84,7 @@ def verify(options: argparse.Namespace, rest: list[str]) -> int:
     if faults:
         return EXIT_DAMAGED
     print(f"{options.cache}: all files are what was written")
-    return ask_again(options, rest) if options.config else 0
+    return ask_again(options) if options.config else 0
 
 
 def find_damage(place: str, workers: int = 1) -> list[str]:
@@ -116,7 +119,7 @@ def _get_remedy(manifest: JsonMapping) -> str:
     return f"python -m tools.cache {'import' if is_by_example(manifest) else 'write'}"
 
 
-def ask_again(options: argparse.Namespace, rest: list[str]) -> int:
+def ask_again(options: argparse.Namespace) -> int:
     """Ask the run's teachers about batches spread over the cache; gives the exit code."""
     from job.check import check
     from tools.cache.writing import without_cache
@@ -128,7 +131,7 @@ def ask_again(options: argparse.Namespace, rest: list[str]) -> int:
             f"{options.cache!r} was imported, and its teachers are not here to be asked again; "
             "verify it without --config"
         )
-    config = load_config(["--config", options.config, *rest])
+    config = load_config(get_run_flags(options))
     job = check(change(config, distill={"teacher_cache": options.cache, "cache_end": "cycle"}))
     live = check(without_cache(config))
     manifest = read_manifest(options.cache)

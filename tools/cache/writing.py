@@ -35,6 +35,7 @@ from tools.cache.shelf import Shelf
 from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
+from utils.programs import get_run_flags
 from utils.storage.folder import Folder
 from utils.storage.local import LocalFolder, write_atomically
 
@@ -80,14 +81,14 @@ def add_command(commands: argparse._SubParsersAction) -> None:
     add("--plan", action="store_true", help="print sizes and stop")
 
 
-def cache(options: argparse.Namespace, rest: list[str]) -> int:
+def cache(options: argparse.Namespace) -> int:
     """Check the configuration and run the teachers on the configured runtime."""
     from job.check import check
     from utils.runtime.launcher import launch
 
     if options.augmentations and options.epochs:  # then it is the run's own flag
-        rest = [*rest, f"--epochs={options.epochs}"]
-    config = load_config(["--config", options.config, *rest])
+        options.rest.append(f"--epochs={options.epochs}")
+    config = load_config(get_run_flags(options))
     shelf = Shelf(options.out or config.distill.teacher_cache)
     _require_one_answer(config)
     config = without_cache(config)

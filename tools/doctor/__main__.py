@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.doctor import devices, host, report, software, storage
 from tools.doctor.machine import RED, YELLOW, Finding, Machine, Requirements
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     software.check_python,
@@ -47,10 +47,9 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
 _AT_ONCE = 3
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
-    return run_program(examine_workers if arguments.tpu else examine_here, arguments)
+def examine_chosen(arguments: argparse.Namespace) -> int:
+    """Examine all workers of a TPU, or this machine; the exit code."""
+    return examine_workers(arguments) if arguments.tpu else examine_here(arguments)
 
 
 def examine_here(arguments: argparse.Namespace) -> int:
@@ -178,6 +177,8 @@ def _read_config(path: str) -> dict[str, object]:
         "shuffle_gib": config.data.shuffle_gib,
     }
 
+
+main = CommandLine(create_parser, examine_chosen)
 
 if __name__ == "__main__":
     sys.exit(main())

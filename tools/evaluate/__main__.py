@@ -20,20 +20,13 @@ from pathlib import Path
 
 from tools.weights_of import add_weights_flags
 from utils.errors import UserError
-from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_folder, require_at_least, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_folder, require_at_least
 
 PROBES = ("knn", "fewshot", "linear")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Judge the weights and report; gives the exit code."""
-    setup_logging()
-    return run_program(lambda: evaluate(*parse_arguments(argv)))
-
-
-def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """The tool's own flags, and the rest, which are keys of a configuration."""
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's own flags; all others are keys of a configuration."""
     parser = create_program_parser(
         __doc__,
         prog="python -m tools.evaluate",
@@ -61,10 +54,10 @@ def parse_arguments(argv: list[str] | None) -> tuple[argparse.Namespace, list[st
     add("--probe-epochs", type=int, default=30, metavar="N", help="of linear (default 30)")
     add("--json", action="store_true", help="the report as JSON on stdout, in place of tables")
     add("--out", type=Path, metavar="DIR", help="write report.json, tables (.csv) and pictures")
-    return parser.parse_known_args(argv)
+    return parser
 
 
-def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
+def evaluate(options: argparse.Namespace) -> int:
     """Look at everything on the host, then judge on the configured runtime."""
     require_at_least(0, options, "per_class")
     require_at_least(0, options, "worst")
@@ -76,9 +69,11 @@ def evaluate(options: argparse.Namespace, rest: list[str]) -> int:
     from tools.evaluate.plan import make_plan
     from utils.runtime.launcher import launch
 
-    plan = make_plan(options, rest)
+    plan = make_plan(options)
     return launch(plan.config.runtime, judge, plan, options)
 
+
+main = CommandLine(create_parser, evaluate, takes_keys=True, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

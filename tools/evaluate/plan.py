@@ -30,6 +30,7 @@ from tools.weights_of import load_trained
 from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
+from utils.programs import get_run_flags
 from utils.weights.beside import find_run_folder
 from utils.weights.class_names import ClassSide, get_label_names, warn_if_one_sided
 
@@ -57,15 +58,15 @@ class JudgePlan:
     teacher_classes: list[int] | None = None
 
 
-def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
+def make_plan(options: argparse.Namespace) -> JudgePlan:
     """The plan that flags ask for.
 
     Raises:
       UserError: whatever of weights, sets and flags can be found wrong on the host.
     """
-    options.pp = options.pp or _find_pp(options, rest)
+    options.pp = options.pp or _find_pp(options)
     trained = load_trained(options)
-    config = _load_config(options, trained, rest)
+    config = _load_config(options, trained)
     if config.train.task == "multilabel":
         raise UserError(
             f"WEIGHTS ({options.weights}) answer for train.task=multilabel, but sets are judged by "
@@ -94,25 +95,22 @@ def make_plan(options: argparse.Namespace, rest: list[str]) -> JudgePlan:
     return JudgePlan(config=config, classes=classes, sets=sets, teacher_classes=teacher)
 
 
-def _find_pp(options: argparse.Namespace, rest: list[str]) -> str:
+def _find_pp(options: argparse.Namespace) -> str:
     """data.eval_pp where a flag or --config says it; empty: as the weights do."""
-    named = ["--config", options.config] if options.config else []
-    data = load_config([*named, *rest, *_NEUTRAL]).data
+    data = load_config([*get_run_flags(options), *_NEUTRAL]).data
     return data.eval_pp if "eval_pp" in data.model_fields_set else ""
 
 
-def _load_config(options: argparse.Namespace, trained: TrainedModel, rest: list[str]) -> RunConfig:
+def _load_config(options: argparse.Namespace, trained: TrainedModel) -> RunConfig:
     """The run's own configuration or the one that is named, the flags on top.
 
     Nobody is taught here, and nothing goes on: what the file says of that is left out.
     """
     is_name = "/" not in trained.location and timm.is_model(trained.location.partition(".")[0])
     folder = None if is_name else find_run_folder(trained.location)
-    flags = [*rest, *_NEUTRAL]
+    flags = [*get_run_flags(options), *_NEUTRAL]
     with contextlib.ExitStack() as stack:
-        if options.config:
-            flags = ["--config", options.config, *flags]
-        elif folder is not None:
+        if not options.config and folder is not None:
             path = stack.enter_context(folder.open_local(CONFIG_FILE))
             flags = ["--config", str(path), *flags]
         config = load_config(flags)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,8 +27,7 @@ from tools.card import make_card
 from tools.weights_of import add_weights_flags, load_trained
 from utils.errors import EXIT_USER_ERROR, UserError
 from utils.json_types import JsonObject
-from utils.log import setup_logging
-from utils.programs import create_program_parser, prepare_folder, require_at_least, run_program
+from utils.programs import CommandLine, create_program_parser, prepare_folder, require_at_least
 from utils.storage.local import write_atomically
 
 if TYPE_CHECKING:
@@ -43,12 +41,6 @@ REPORT, CARD = "export.json", "README.md"
 _NAMES = ("onnx", "torch_export", "timm", "stablehlo", "savedmodel", "stablehlo_any")
 # Of language models, alone.
 _LANGUAGE = "transformers"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write the forms that are asked for; gives the exit code."""
-    setup_logging()
-    return run_program(export, create_parser().parse_args(argv))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -170,6 +162,8 @@ def _describe(handover: Handover, bound: float) -> JsonObject:
         "forms": {},
     }
 
+
+main = CommandLine(create_parser, export, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

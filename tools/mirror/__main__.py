@@ -19,7 +19,6 @@ import importlib.util
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from types import FrameType
 
 from store.query.record import RunRecord
@@ -28,18 +27,12 @@ from tools.mirror.feed import Feed, Standing
 from tools.mirror.target import Tracker
 from utils.errors import EXIT_TERMINATED, UserError
 from utils.log import get_logger
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 from utils.storage.folder import Folder
 from utils.storage.places import is_remote, join_place, open_folder
 
 TARGETS = {"mlflow": "MlflowTarget", "wandb": "WandbTarget", "trackio": "TrackioTarget"}
 _LONGEST_S = 60.0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Send; gives the exit code."""
-    options = create_parser().parse_args(argv)
-    return run_program(mirror, options)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -147,6 +140,8 @@ def _find_run(name: str, store: str) -> Folder:
 def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(EXIT_TERMINATED)
 
+
+main = CommandLine(create_parser, mirror)
 
 if __name__ == "__main__":
     sys.exit(main())

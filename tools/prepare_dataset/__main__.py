@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 
 from tools.prepare_dataset import (
     california_housing,
@@ -31,18 +30,16 @@ from tools.prepare_dataset import (
     text,
     tfds,
 )
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 # Each has `add_command(commands)`, which sets `prepare(arguments)`: it gives the line to print.
 KINDS = (digits, fonts, mnist, tfds, folder, resize, text, california_housing)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
+def prepare(options: argparse.Namespace) -> None:
+    """Write the dataset and print where it lies."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # its notices of CPU instructions
-    interrupted = "interrupted; the same command continues"
-    return run_program(lambda: print(arguments.prepare(arguments)), interrupted=interrupted)
+    print(options.prepare(options))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -53,6 +50,8 @@ def create_parser() -> argparse.ArgumentParser:
         kind.add_command(commands)
     return parser
 
+
+main = CommandLine(create_parser, prepare, interrupted="interrupted; the same command continues")
 
 if __name__ == "__main__":
     sys.exit(main())
