@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from store.compare.divergence import find_divergence, read_lines
+from store.compare.rows import format_ulps
 from store.compare.sides import Side
 from store.compare.tensors import find_tensors
 from store.quality.findings import print_findings, publish_findings, read_gates
@@ -43,7 +44,6 @@ from store.query.record import RunRecord
 from store.record.catalogue import GRAD_NORM
 from store.record.history import read_metrics
 from store.terminal import make_finite
-from tools.runs.comparing import format_ulps
 from tools.runs.gating import check_known
 from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, prepare_file, run_program

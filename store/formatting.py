@@ -3,10 +3,49 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 
 from utils.json_types import JsonValue
+
+# Word of a state, verdict, outcome or fault -> its tone: good, busy, warn, bad, dim or none. The
+# colour is never the only thing that tells it.
+TONES = {
+    **dict.fromkeys(("complete", "better", "pass", "fits"), "good"),
+    "running": "busy",
+    **dict.fromkeys(
+        (
+            "stopping",
+            "waiting",
+            "preempted",
+            "interrupted",
+            "stopped",
+            "undecided",
+            "torn",
+            "missing",
+        ),
+        "warn",
+    ),
+    **dict.fromkeys(
+        (
+            "failed",
+            "killed",
+            "damaged",
+            "stalled",
+            "diverged",
+            "worse",
+            "much worse",
+            "fail",
+            "does not fit",
+            "damage",
+        ),
+        "bad",
+    ),
+    **dict.fromkeys(("too few", "skipped"), "dim"),
+    "odd": "odd",
+}
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def format_sample(mean: float, sd: float | None, n: int, runs: int) -> str:
@@ -58,3 +97,18 @@ def format_duration(seconds: float) -> str:
 def format_least(seconds: float | None, *, is_least: bool) -> str:
     """A duration that may be longer: ≥ 3.4 s; `-` where nobody knows it."""
     return "-" if seconds is None else f"{'≥ ' if is_least else ''}{format_duration(seconds)}"
+
+
+def draw_line(values: Sequence[float], width: int = 40) -> str:
+    """A curve in one line: the mean of each column; a cross where nothing was finite."""
+    if not values:
+        return ""
+    width = min(width, len(values))
+    edges = [round(i * len(values) / width) for i in range(width + 1)]
+    columns = [[v for v in values[a:b] if math.isfinite(v)] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007
+    means = [sum(column) / len(column) if column else None for column in columns]
+    known = [mean for mean in means if mean is not None]
+    low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
+    return "".join(
+        "×" if mean is None else _BARS[min(7, int(8 * (mean - low) / span))] for mean in means
+    )

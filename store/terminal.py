@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from store.formatting import TONES
 from utils.json_types import JsonValue, make_finite
 
 # Lines of a file are as long as they need to be.
 _FILE_WIDTH = 400
-_COLOURS = {"complete": "green", "running": "cyan", "failed": "red", "killed": "red",
-            "preempted": "yellow", "interrupted": "yellow", "damaged": "red"}  # fmt: skip
-_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {
+    "good": "green",
+    "busy": "cyan",
+    "warn": "yellow",
+    "bad": "bold red",
+    "dim": "dim",
+    "odd": "magenta",
+    "": "",
+}
 
 
 def create_console() -> Console:
@@ -50,21 +55,6 @@ def print_json(value: JsonValue) -> None:
     sys.stdout.write(json.dumps(make_finite(value), indent=1, sort_keys=True) + "\n")
 
 
-def colour_status(status: str) -> Text:
-    """A run's status in its colour."""
-    return Text(status, style=_COLOURS.get(status, ""))
-
-
-def draw_line(values: Sequence[float], width: int = 40) -> str:
-    """A curve in one line: the mean of each column; a cross where nothing was finite."""
-    if not values:
-        return ""
-    width = min(width, len(values))
-    edges = [round(i * len(values) / width) for i in range(width + 1)]
-    columns = [[v for v in values[a:b] if math.isfinite(v)] for a, b in zip(edges, edges[1:])]  # noqa: B905, RUF007
-    means = [sum(column) / len(column) if column else None for column in columns]
-    known = [mean for mean in means if mean is not None]
-    low, span = min(known, default=0.0), (max(known, default=0.0) - min(known, default=0.0)) or 1.0
-    return "".join(
-        "×" if mean is None else _BARS[min(7, int(8 * (mean - low) / span))] for mean in means
-    )
+def colour_word(word: str) -> Text:
+    """A status, verdict or outcome in its colour."""
+    return Text(word, style=_STYLES[TONES.get(word, "")])

@@ -30,7 +30,7 @@ from service.jobs.starters import create_starter
 from service.jobs.state import ENDS, JobView
 from service.jobs.submission import Submission
 from store.formatting import format_time
-from store.terminal import colour_status, create_console, create_table, print_json
+from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import check_store
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -101,7 +101,7 @@ def show_all(queue: JobQueue, options: argparse.Namespace) -> int:
         return 0
     table = create_table("job", "run", "state", "attempts>", "submitted", "reason")
     for job in jobs:
-        table.add_row(job.id, job.run, colour_status(job.state), str(job.attempts),
+        table.add_row(job.id, job.run, colour_word(job.state), str(job.attempts),
                       format_time(job.created), job.reason or "-")  # fmt: skip
     if jobs:
         create_console().print(table)

@@ -30,7 +30,7 @@ from service.sweeps.plan import Trial, read_sweep, resolve_base
 from service.sweeps.report import MISSING, AxisRow, SweepTable, TrialState, tabulate_sweep
 from service.sweeps.spec import SweepSpec, read_spec
 from store.formatting import format_value
-from store.terminal import colour_status, create_console, create_table, print_json
+from store.terminal import colour_word, create_console, create_table, print_json
 from train.execute import Executor
 from utils.errors import EXIT_FAILED, EXIT_INTERRUPTED, UserError
 from utils.programs import CommandLine, create_program_parser
@@ -237,7 +237,7 @@ def _tabulate_trials(spec: SweepSpec, states: Sequence[TrialState]):
     shown = create_table("trial", "values", "state", f"{spec.metric}>", title=title)
     for one in states:
         shown.add_row(
-            one.trial.id, one.trial.describe(), colour_status(one.state), format_value(one.value)
+            one.trial.id, one.trial.describe(), colour_word(one.state), format_value(one.value)
         )
     return shown
 

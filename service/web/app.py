@@ -17,7 +17,7 @@ from service.web.assets import AssetTable
 from service.web.events import EventHub
 from service.web.gate import SecurityGate
 from service.web.problems import Problem, add_handlers
-from service.web.rendering import create_environment
+from service.web.rendering import create_page_environment
 from service.web.routes import (
     compare as compare_routes,
 )
@@ -92,7 +92,7 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.service = service
     app.state.events = EventHub(service.runs, service.queue)
     app.state.assets = AssetTable()
-    app.state.templates = create_environment(app.state.assets)
+    app.state.templates = create_page_environment(app.state.assets)
     add_handlers(app)
     for router in _ROUTERS:
         app.include_router(router)

@@ -1,28 +1,19 @@
-"""Renders templates: every value is escaped, and a name that a template misspells is an error."""
+"""Answers with pages: templates in the frame that all of them share."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from service.web.assets import PLOTLY_SHEET, AssetTable
+from service.web.jinja import create_environment
 from service.web.views.frame import Frame
 
-TEMPLATES = Path(__file__).with_name("templates")
 
-
-def create_environment(assets: AssetTable) -> Environment:
-    """The environment of `templates/`."""
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def create_page_environment(assets: AssetTable) -> Environment:
+    """The templates' environment with the addresses of scripts and styles."""
+    environment = create_environment()
     environment.globals["asset"] = assets.url
     environment.globals["plotly_marks"] = assets.list_plotly_marks
     environment.globals["plotly_sheet"] = PLOTLY_SHEET

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
-from store.compare.answers import compare_answers
-from store.compare.differences import find_differences, find_environment
+from store.compare.answers import SameExamples, compare_answers
+from store.compare.differences import Difference, find_differences, find_environment
 from store.compare.divergence import find_checkpoint, find_divergence, read_lines
 from store.compare.sides import Comparison, Side, compare_sides, list_metrics
 from store.compare.sources import SourceDifference, compare_sources
@@ -34,40 +34,74 @@ def choose_metrics(text: str, sides: Sequence[Side], flag: str) -> list[str]:
     return wanted
 
 
-def compare_all(sides: Sequence[Side], metrics: Collection[str]) -> list[list[Comparison]]:
-    """Each further side against the first one."""
-    return [compare_sides(sides[0], side, metrics) for side in sides[1:]]
+@dataclass(frozen=True)
+class CompareReport:
+    """A whole comparison; the first side is the base.
 
-
-def create_report(
-    sides: Sequence[Side],
-    compared: Sequence[Sequence[Comparison]],
-    ignored: Collection[str],
-    divergence: JsonObject | None,
-) -> JsonObject:
-    """All of it, for programs.
-
-    Args:
-      ignored: keys of the configuration that cannot change what is learnt.
-      divergence: as `tell_divergence` has it.
+    Attributes:
+      config, environment: what differs.
+      metrics: numbers of each further side against the base.
+      answers, source: of each further side against the base, where runs tell of them.
+      divergence: as `tell_divergence` has it; none: it was not looked for.
     """
-    return {
-        "sides": [
+
+    sides: tuple[Side, ...]
+    config: list[Difference]
+    environment: list[Difference]
+    metrics: list[list[Comparison]]
+    answers: list[SameExamples]
+    source: list[SourceDifference]
+    divergence: JsonObject | None
+
+    def tell(self) -> JsonObject:
+        """The same for programs."""
+        names = ("config", "environment", "answers", "source")
+        told = {name: [asdict(one) for one in getattr(self, name)] for name in names}
+        sides = [
             {
                 "name": one.name,
                 "runs": [record.path for record in one.records],
                 "seeds": one.seeds,
                 "unfinished": one.unfinished,
             }
-            for one in sides
-        ],
-        "config": [asdict(one) for one in find_differences(sides, ignored)],
-        "environment": [asdict(one) for one in find_environment(sides)],
-        "metrics": [[asdict(one) for one in found] for found in compared],
-        "answers": [asdict(one) for s in sides[1:] for one in compare_answers(sides[0], s)],
-        "source": [asdict(one) for one in _compare_sources(sides)],
-        "divergence": divergence,
-    }
+            for one in self.sides
+        ]
+        metrics = [[asdict(one) for one in found] for found in self.metrics]
+        return {**told, "sides": sides, "metrics": metrics, "divergence": self.divergence}
+
+
+def create_report(
+    sides: Sequence[Side],
+    ignored: Collection[str],
+    metrics: Collection[str],
+    *,
+    exact: bool = False,
+    with_tensors: bool = False,
+) -> CompareReport:
+    """Hold each further side against the first one.
+
+    Args:
+      ignored: keys of the configuration that cannot change what is learnt.
+      metrics: numbers to compare, as `choose_metrics` gives them.
+      exact: look where two runs part that differ in what matters, too.
+      with_tensors: read the checkpoints before that place.
+
+    Raises:
+      UserError: `exact` of other sides than two single runs.
+    """
+    divergence = None
+    if exact or should_be_equal(sides, ignored):
+        divergence = tell_divergence(sides, with_tensors=with_tensors)
+    base, rest = sides[0], sides[1:]
+    return CompareReport(
+        tuple(sides),
+        find_differences(sides, ignored),
+        find_environment(sides),
+        [compare_sides(base, side, metrics) for side in rest],
+        [one for side in rest for one in compare_answers(base, side)],
+        _compare_sources(sides),
+        divergence,
+    )
 
 
 def _compare_sources(sides: Sequence[Side]) -> list[SourceDifference]:

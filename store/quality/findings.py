@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import get_args
 
 import yaml
-from rich.text import Text
 
 from store.formatting import format_value
 from store.quality.gates import EXIT_UNDECIDED, Direction, Gate, GateFinding, make_gate, parse_gate
-from store.terminal import create_console, create_table
+from store.terminal import colour_word, create_console, create_table
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject, JsonValue
 
-_STYLES = {"pass": "green", "fail": "bold red", "undecided": "yellow", "skipped": "dim"}
 _UNDECIDED = ("fail", "pass")
 
 
@@ -77,12 +75,12 @@ def print_findings(
     console = create_console()
     table = create_table("outcome", "gate", f"{sides[0]}>", f"{sides[1]}>", "why")
     for one in findings:
-        style = _STYLES[one.outcome]
         numbers = (format_value(one.base), format_value(one.new))
-        table.add_row(Text(one.outcome, style=style), str(one.gate), *numbers, one.reason)
+        table.add_row(colour_word(one.outcome), str(one.gate), *numbers, one.reason)
     console.print(table)
     words = {0: "passed", EXIT_FAILED: "failed", EXIT_UNDECIDED: f"undecided: more {of} may tell"}
-    console.print(f"\n{words[code]}", style=_STYLES[("pass", "fail", "", "undecided")[code]])
+    style = colour_word(("pass", "fail", "", "undecided")[code]).style
+    console.print(f"\n{words[code]}", style=style)
 
 
 def _make(row: JsonValue) -> Gate:

@@ -19,6 +19,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Literal
 
+from store.formatting import format_value
 from store.quality.gates import Gate, GateFinding, check_samples
 from store.quality.report_gates import settle_gates
 from store.quality.reports import (
@@ -80,6 +81,30 @@ class Trend:
     p: float
     verdict: Verdict
     versions: tuple[str, ...] = ()
+
+
+TREND_COLUMNS = ("figure", "reports>", "median>", "newest>", "worse by>", "verdict")
+
+
+def describe_trend(one: Trend) -> tuple[str, ...]:
+    """A figure in cells of `TREND_COLUMNS`, without its verdict; of too few reports no median."""
+    is_known = math.isfinite(one.median)
+    newest = format_value(one.values[-1]) if one.values else "-"
+    return (
+        one.figure,
+        str(len(one.values)),
+        format_value(one.median) if is_known else "-",
+        newest,
+        f"{one.worse:+.1%}",
+    )
+
+
+def group_trends(trends: Sequence[Trend]) -> list[list[Trend]]:
+    """Trends of one identity together."""
+    groups: dict[str, list[Trend]] = {}
+    for one in trends:
+        groups.setdefault(one.identity, []).append(one)
+    return list(groups.values())
 
 
 def place_report(store: Path, report: JsonObject) -> Path:

@@ -13,10 +13,10 @@ from service.checker import Checker, Verdict
 from service.estimates import Estimate, Estimator, bill_by_estimate, bill_by_runs, read_steps
 from service.jobs.files import ROOT, append_event, open_queue
 from service.jobs.submission import Submission
-from service.web.views.compare import tell_parting
 from service.web.views.frame import show_time
 from service.web.views.jobs import make_intervals
 from service.web.views.submit import make_groups, read_overrides
+from store.compare.rows import describe_divergence
 from store.quality.costs import DevicePrice
 from store.quality.trends import keep_report
 from store.query.record import RunRecord
@@ -94,12 +94,12 @@ def test_one_side_or_a_wrong_one_is_said_above_the_form(client):
 
 
 def test_equal_runs_and_lost_lines_are_told_in_sentences():
-    assert tell_parting({"found": None, "checkpoint": None, "tensors": []}).is_equal
+    assert len(describe_divergence({"found": None, "checkpoint": None, "tensors": []})) == 1
     found = {"step": 9, "kind": "eval", "metric": "", "base": None, "new": None, "ulps": None,
              "ulps32": None, "others": (), "lines": 8}  # fmt: skip
-    told = tell_parting({"found": found, "checkpoint": 5, "tensors": ["a"]})
-    assert told.lines[1] == "One of them has no such line."
-    assert told.lines[2].endswith("step 5.")
+    told = describe_divergence({"found": found, "checkpoint": 5, "tensors": ["a"]})
+    assert told[2] == "One of them has no such line."
+    assert told[3].endswith("step 5.")
 
 
 def test_a_job_is_listed_stopped_and_taken_up_again_by_forms(client, job):

@@ -120,10 +120,10 @@ def test_the_environment_at_length_is_compared_where_all_have_it(tmp_path):
     told["packages"]["zstandard"] = "0.1"
     path.write_text(json.dumps(told))
     sides = [Side(one.path, (one,)) for one in (records[0], RunRecord(path.parent))]
-    keys = [one["key"] for one in create_report(sides, [], (), None)["environment"]]
+    keys = [one.key for one in create_report(sides, (), []).environment]
     assert keys == ["packages.zstandard"]
     sides.append(Side("old", (RunRecord(make_run(tmp_path, "old").path),)))
-    assert create_report(sides, [], (), None)["environment"] == []
+    assert create_report(sides, (), []).environment == []
 
 
 def test_the_program_shows_both(tmp_path, capsys, monkeypatch):

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from store.compare.comparable import choose_comparable
 from store.compare.differences import Difference
-from store.compare.divergence import Divergence
-from store.compare.report import (
-    choose_metrics,
-    compare_all,
-    create_report,
-    should_be_equal,
-    tell_divergence,
+from store.compare.report import CompareReport, choose_metrics, create_report
+from store.compare.rows import (
+    ANSWER_COLUMNS,
+    COMPARISON_COLUMNS,
+    ComparedSide,
+    describe_answers,
+    describe_divergence,
+    describe_side,
+    describe_source,
 )
-from store.compare.sides import Comparison, Side, group_records
-from store.compare.statistics import Summary
-from store.formatting import count_runs, format_sample, name_few
+from store.compare.sides import Side, group_records
+from store.compare.sources import SourceDifference
+from store.formatting import count_runs, name_few
 from store.query.record import RunRecord
 from store.query.selection import RunSelector, split_side
-from store.terminal import create_console, create_table, print_json
-from tools.runs.evidence import print_answers, print_sources
+from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import find_records, open_index, warn_of_damage
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -32,8 +32,7 @@ from utils.log import get_logger
 from utils.programs import prepare_file
 from utils.storage.places import join_place
 
-_STYLES = {"better": "bold green", "worse": "bold red", "missing": "red"}
-_MOST_TENSORS = 8
+_DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def compare_runs(options: argparse.Namespace) -> int:
@@ -48,22 +47,19 @@ def compare_runs(options: argparse.Namespace) -> int:
     ignored = get_neutral_keys()
     sides = find_sides(options, ignored)
     warn_of_damage(record for side in sides for record in side.records)
-    compared = compare_all(sides, choose_metrics(options.metrics, sides, "--metrics"))
-    divergence = None
-    if options.exact or should_be_equal(sides, ignored):
-        divergence = tell_divergence(sides, with_tensors=True)
-    report = create_report(sides, compared, ignored, divergence)
+    metrics = choose_metrics(options.metrics, sides, "--metrics")
+    report = create_report(sides, ignored, metrics, exact=options.exact, with_tensors=True)
     if options.html:
-        from tools.runs.page import write_page
+        from tools.runs.page import write_comparison
 
-        write_page(options.html, sides, compared, report)
+        write_comparison(options.html, report)
     if options.json:
-        print_json(report)
+        print_json(report.tell())
     else:
-        print_report(sides, report, compared, with_diff=options.source)
+        print_report(report, with_diff=options.source)
         if options.html:
             print(f"\npage: {options.html}")
-    parted = report["divergence"] is not None and report["divergence"]["found"] is not None
+    parted = report.divergence is not None and report.divergence["found"] is not None
     return EXIT_FAILED if options.exact and parted else 0
 
 
@@ -127,43 +123,50 @@ def open_run(options: argparse.Namespace, path: str) -> RunRecord:
     return RunRecord(join_place(options.store, *path.split("/")))
 
 
-def print_report(
-    sides: Sequence[Side], report: JsonObject, compared: Sequence[Sequence[Comparison]], *,
-    with_diff: bool = False,
-) -> None:  # fmt: skip
+def print_report(report: CompareReport, *, with_diff: bool = False) -> None:
     """The whole comparison for a person.
 
     Args:
       with_diff: how the patches beside the commits differ.
     """
-    console = create_console()
-    names = [side["name"] for side in report["sides"]]
-    for side in report["sides"]:
-        count = f"{len(side['runs'])} x"
-        if side["seeds"] < len(side["runs"]):
-            count = count_runs(len(side["runs"]), side["seeds"])
-        paths = Text(" ".join(side["runs"][:6]), style="dim")
-        console.print(Text(side["name"], style="bold"), f" {count} ", paths)
-    for path in (path for side in report["sides"] for path in side["unfinished"]):
+    console, base = create_console(), report.sides[0]
+    for side in report.sides:
+        count = f"{len(side.records)} x"
+        if side.seeds < len(side.records):
+            count = count_runs(len(side.records), side.seeds)
+        paths = Text(" ".join(record.path for record in side.records[:6]), style="dim")
+        console.print(Text(side.name, style="bold"), f" {count} ", paths)
+    for path in (path for side in report.sides for path in side.unfinished):
         text = f"{path} is not complete: its numbers are those of its newest lines"
         console.print(Text(text, style="yellow"))
-    print_differences(console, "configuration", names, report["config"])
-    print_differences(console, "environment", names, report["environment"])
-    print_sources(console, report["source"], with_diff=with_diff)
-    for side, found in zip(sides[1:], compared, strict=True):
-        shared, apart = choose_comparable(sides[0], side, [row.metric for row in found])
-        rows = [row for row in found if row.metric in shared]
-        if rows or not apart:
-            print_comparison(console, (names[0], side.name), rows)
-        if apart:
-            console.print(f"{'' if rows else chr(10)}{apart}", style="yellow", markup=False)
-    print_answers(console, report["answers"])
-    if report["divergence"] is not None:
-        print_divergence(console, report["divergence"])
+    names = [side.name for side in report.sides]
+    _print_differences(console, "configuration", names, report.config)
+    _print_differences(console, "environment", names, report.environment)
+    _print_sources(console, report.source, with_diff=with_diff)
+    for side, found in zip(report.sides[1:], report.metrics, strict=True):
+        told = describe_side(base, side, found)
+        if told.is_shown:
+            _print_numbers(console, base.name, told)
+        if told.apart:
+            lead = "" if told.rows else "\n"
+            console.print(f"{lead}{told.apart}", style="yellow", markup=False)
+    if report.answers:
+        _print_table(console, ANSWER_COLUMNS, map(describe_answers, report.answers))
+    if report.divergence is not None:
+        print_divergence(console, report.divergence)
 
 
-def print_differences(
-    console: Console, title: str, names: Sequence[str], rows: Sequence[JsonObject]
+def print_divergence(console: Console, told: JsonObject) -> None:
+    """Where two runs part, and what to look at."""
+    first, *rest = describe_divergence(told)
+    console.print()
+    console.print(Text(first, style="bold red" if rest else "bold green"))
+    for line in rest:
+        console.print(Text(f"  {line}"))
+
+
+def _print_differences(
+    console: Console, title: str, names: Sequence[str], rows: Sequence[Difference]
 ) -> None:
     """Only what differs; what cannot change what is learnt is dim."""
     console.print()
@@ -171,91 +174,44 @@ def print_differences(
         console.print(f"[bold]{title}[/bold]  no difference")
         return
     table = create_table(title, *names)
-    for row in (Difference(**row) for row in rows):
+    for row in rows:
         style = "" if row.matters else "dim"
         table.add_row(row.key, *(_cut(value) for value in row.values), style=style)
     console.print(table)
 
 
-def print_comparison(console: Console, names: tuple[str, str], rows: Sequence[Comparison]) -> None:
+def _print_numbers(console: Console, base: str, told: ComparedSide) -> None:
     """Numbers of both sides with the interval of their difference and a verdict."""
-    console.print()
-    table = create_table(
-        "number", "unit", f"{names[0]}>", f"{names[1]}>", "difference>", "95 % interval>",
-        "p (Holm)>", "verdict",
-    )  # fmt: skip
+    columns = list(COMPARISON_COLUMNS)
+    columns[2:4] = f"{base}>", f"{told.name}>"
+    _print_table(console, columns, ((*row[:-1], colour_word(row[-1])) for row in told.rows))
+    for line in told.notes:
+        console.print(line, style="dim")
+    for line in told.missing:
+        console.print(line, style="yellow", markup=False)
+
+
+def _print_sources(console: Console, rows: Sequence[SourceDifference], *, with_diff: bool) -> None:
+    """Commits and patches where they are not the same."""
     for row in rows:
-        delta = row.delta
-        interval = "-"
-        if delta is not None and delta.low is not None:
-            interval = f"{format_signed(delta.low)} to {format_signed(delta.high)}"
-        table.add_row(
-            row.metric, row.entry.unit if row.entry else "", format_summary(row.base),
-            format_summary(row.new), "-" if delta is None else format_signed(delta.value), interval,
-            "-" if row.p is None else f"{row.p:.3f}",
-            Text(row.verdict, style=_STYLES.get(row.verdict, "")),
-        )  # fmt: skip
+        if lines := describe_source(row):
+            console.print()
+            where = f"of {row.base} and {row.new}"
+            console.print(Text("source", style="bold"), where, markup=False)
+        for line in lines:
+            console.print(f"  {line}", markup=False)
+        for line in row.diff.splitlines() if with_diff else ():
+            console.print(line, style=_DIFF_STYLES.get(line[:1], ""), markup=False)
+
+
+def _print_table(
+    console: Console, columns: Sequence[str], rows: Iterable[Sequence[str | Text]]
+) -> None:
+    table = create_table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    console.print()
     console.print(table)
-    methods = {row.delta.method for row in rows if row.delta is not None} - {"single"}
-    if methods:
-        pairs = next((row.delta.pairs for row in rows if row.delta and row.delta.pairs), 0)
-        how = f"paired by {pairs} seeds" if pairs else "Welch, seeds differ"
-        text = f"mean ± standard deviation (n); {how}, p over {len(rows)} numbers"
-        console.print(text, style="dim")
-    if any(one is not None and one.runs > one.n for row in rows for one in (row.base, row.new)):
-        text = "runs of one seed are averaged first: n, intervals and p count seeds"
-        console.print(text, style="dim")
-    for row in rows:
-        if row.bad:
-            paths = ", ".join(row.bad[:3]) + (", ..." if len(row.bad) > 3 else "")
-            console.print(
-                f"{row.metric}: no finite number in {paths}", style="yellow", markup=False
-            )
-
-
-def print_divergence(console: Console, told: JsonObject) -> None:
-    """Where two runs part, and what to look at."""
-    console.print()
-    if told["found"] is None:
-        console.print("[bold green]equal bit for bit[/bold green] in all deterministic numbers")
-        return
-    found = Divergence(**told["found"])
-    where = Text(f"the runs part at step {found.step}", style="bold red")
-    console.print(where, Text(f"({found.kind}), after {found.lines} equal lines"))
-    if found.metric:
-        words = f"  {found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}"
-        console.print(Text(words))
-    else:
-        console.print("  one of them has no such line")
-    if found.others:
-        console.print(f"  and {', '.join(found.others)}", markup=False)
-    if told["checkpoint"] is None:
-        console.print("  no checkpoint before it stands in both")
-        return
-    console.print(f"  last checkpoint before it in both: step {told['checkpoint']}")
-    tensors = told["tensors"]
-    if tensors is not None:
-        shown = ", ".join(tensors[:_MOST_TENSORS]) + (", ..." if len(tensors) > 8 else "")
-        console.print(f"  tensors that differ there: {len(tensors)}{': ' + shown if shown else ''}")
-
-
-def format_summary(summary: Summary | None) -> str:
-    """92.56 ± 1.39 (3)."""
-    if summary is None:
-        return "-"
-    return format_sample(summary.mean, summary.sd, summary.n, summary.runs)
-
-
-def format_signed(value: float) -> str:
-    """A difference with its sign."""
-    return f"{value:+.4g}"
-
-
-def format_ulps(found: Divergence) -> str:
-    """How far apart two numbers are, in bits."""
-    if found.ulps32 is not None:
-        return f", {found.ulps32:,} ulps of single precision apart"
-    return "" if found.ulps is None else f", {found.ulps:,} ulps apart"
 
 
 def _cut(text: str, most: int = 60) -> str:

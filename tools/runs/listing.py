@@ -18,7 +18,7 @@ from store.query.listing import (
     tell_score,
 )
 from store.record.score import SCORE, SCORE_NAME
-from store.terminal import colour_status, create_console, create_table, print_json
+from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import check_store, open_index
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -100,7 +100,7 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
         status = name_status(row)
         cells = [_format_cell(row, key) for key in keys]
         begun = format_time(row["started"])
-        table.add_row(row["path"], colour_status(status), begun, " ".join(row["tags"]), *cells)
+        table.add_row(row["path"], colour_word(status), begun, " ".join(row["tags"]), *cells)
     console.print(table)
     shown = f"{len(rows)} of " if matched > len(rows) else ""
     console.print(f"\n{shown}{matched} {'run' if matched == 1 else 'runs'}")

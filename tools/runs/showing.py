@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from store.formatting import format_least, format_time, format_value
+from store.formatting import draw_line, format_least, format_time, format_value
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.query.record import RunRecord, describe, get_finite_or_told
 from store.query.timeline import (
@@ -22,7 +22,7 @@ from store.query.timeline import (
 )
 from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.record.history import get_learnt
-from store.terminal import colour_status, create_console, create_table, draw_line, print_json
+from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import choose_records, is_alive
 from tools.runs.teaching import Lineage
 from utils.errors import UserError
@@ -114,7 +114,7 @@ def print_run(record: RunRecord, told: JsonObject) -> None:
     console = create_console()
     status = "killed" if told["alive"] is False else told["status"] or "-"
     name, number = Text(f"{record.path}  ", style="bold"), Text("  " + (told["id"] or ""))
-    console.print(name, colour_status(status), number)
+    console.print(name, colour_word(status), number)
     rows = [("begun", format_time(told["started"])), ("tags", " ".join(told["tags"]) or "-")]
     rows += [("note", told["note"])] if told["note"] else []
     worked = format_least(told["worked_s"], is_least=told["time"]["is_least"])
@@ -239,7 +239,7 @@ def _make_attempts(record: RunRecord) -> Table:
         worked = "-"
         if time is not None:
             worked = format_least(time.ended - time.began, is_least=not time.is_whole)
-        ended = colour_status(name_end(record, one))
+        ended = colour_word(name_end(record, one))
         begun = format_time(one.get("began"))
         table.add_row(str(one["attempt"]), begun, worked, steps, ended, one.get("host", "-"))
     return table

@@ -8,14 +8,16 @@ from dataclasses import asdict
 
 from rich.text import Text
 
-from store.formatting import format_value
+from store.formatting import draw_line
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gates import get_code
 from store.quality.reports import read_config
 from store.quality.trends import (
     BAD,
     FOLDER,
+    TREND_COLUMNS,
     Trend,
+    describe_trend,
     find_trends,
     gate_newest,
     keep_report,
@@ -23,16 +25,13 @@ from store.quality.trends import (
     read_reports,
 )
 from store.query.filters import check_keys, parse_filter
-from store.terminal import create_console, create_table, draw_line, print_json
+from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import check_store
-from tools.runs.trend_page import format_median, write_trend_page
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_file
 from utils.storage.places import to_path
 
-_STYLES = {"worse": "bold red", "much worse": "bold red", "missing": "bold red",
-           "better": "green", "too few": "dim"}  # fmt: skip
 # As many reports as a figure is judged by.
 _SHOWN = 23
 
@@ -63,7 +62,9 @@ def show_trends(options: argparse.Namespace) -> int:
     if gates:
         code = get_code([one for found in findings.values() for one in found], undecided)
     if options.html:
-        write_trend_page(options.html, trends)
+        from tools.runs.page import write_trends
+
+        write_trends(options.html, trends)
     if options.json:
         rows = {name: publish_findings(found) for name, found in findings.items()}
         told = [{**asdict(one), "values": one.values[-_SHOWN:]} for one in trends]
@@ -92,15 +93,11 @@ def _choose(series: dict[str, list[JsonObject]], text: str) -> dict[str, list[Js
 def print_trends(trends: list[Trend]) -> None:
     """Each figure with its line, for a person."""
     console = create_console()
-    table = create_table(
-        "identity", "figure", "reports>", "median>", "newest>", "worse by>", "", "verdict"
-    )
+    columns = ("identity", *TREND_COLUMNS[:-1], "", TREND_COLUMNS[-1])
+    table = create_table(*columns)
     for one in trends:
-        table.add_row(
-            one.identity, one.figure, str(len(one.values)), format_median(one),
-            format_value(one.values[-1]), f"{one.worse:+.1%}", draw_line(one.values[-_SHOWN:]),
-            Text(one.verdict, style=_STYLES.get(one.verdict, "")),
-        )  # fmt: skip
+        line = draw_line(one.values[-_SHOWN:])
+        table.add_row(one.identity, *describe_trend(one), line, colour_word(one.verdict))
     console.print(table)
     subjects = {one.identity: (one.subject, one.versions) for one in trends}
     console.print()

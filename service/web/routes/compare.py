@@ -20,13 +20,7 @@ from service.web.answers import (
 from service.web.catalogue import RunCatalogue
 from service.web.problems import list_problems
 from service.web.serving import Parts
-from store.compare.report import (
-    choose_metrics,
-    compare_all,
-    create_report,
-    should_be_equal,
-    tell_divergence,
-)
+from store.compare.report import CompareReport, choose_metrics, create_report
 from store.compare.sides import Comparison, Side
 from store.quality.gates import (
     check_finished,
@@ -60,7 +54,9 @@ def compare_runs(
 ) -> CompareAnswer:
     """The first side is the base; each further one is held against it."""
     sides = read_sides(parts.runs, run)
-    return CompareAnswer(**make_finite(report_sides(sides, metrics, exact=exact)))
+    report = report_sides(sides, metrics, exact=exact)
+    rows = [[_describe(one) for one in found] for found in report.metrics]
+    return CompareAnswer(**make_finite({**report.tell(), "metrics": rows}))
 
 
 class GateQuery(BaseModel):
@@ -113,20 +109,14 @@ def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:
     return sides
 
 
-def report_sides(sides: Sequence[Side], metrics: str, *, exact: bool) -> JsonObject:
-    """The fields of a `CompareAnswer`; tensors of checkpoints are not read for it.
+def report_sides(sides: Sequence[Side], metrics: str, *, exact: bool) -> CompareReport:
+    """A comparison for which no tensors of checkpoints are read.
 
     Raises:
       UserError: no run has one of the numbers, or `exact` of other sides than two single runs.
     """
-    ignored = get_neutral_keys()
-    compared = compare_all(sides, choose_metrics(metrics, sides, "metrics"))
-    divergence = None
-    if exact or should_be_equal(sides, ignored):
-        divergence = tell_divergence(sides, with_tensors=False)
-    report = create_report(sides, compared, ignored, divergence)
-    report["metrics"] = [[_describe(one) for one in found] for found in compared]
-    return report
+    wanted = choose_metrics(metrics, sides, "metrics")
+    return create_report(sides, get_neutral_keys(), wanted, exact=exact)
 
 
 def _describe(row: Comparison) -> JsonObject:

@@ -110,7 +110,7 @@ def _compare(parts: Service, texts: list[str], *, seeds: str, exact: bool) -> di
             "give runs with commas between as one side"
         )
     report = report_sides(sides, "", exact=exact)
-    found: dict[str, object] = {"view": make_compare_view(sides, report, parts.series)}
+    found: dict[str, object] = {"view": make_compare_view(report, parts.series)}
     here = [("run", text) for text in texts]
     if len(grouped) < len(given):
         apart = [*here, ("seeds", "apart")]

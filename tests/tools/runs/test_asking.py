@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from store.formatting import format_duration, format_value
+from store.formatting import draw_line, format_duration, format_value
 from store.query.schemas import MODELS
-from store.terminal import draw_line
 from tools.runs.__main__ import main
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -1,0 +1,162 @@
+"""Rows and lines of a comparison as text: terminal, dashboard and page of a file show the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from store.compare.answers import SameExamples
+from store.compare.comparable import choose_comparable
+from store.compare.divergence import Divergence
+from store.compare.sides import Comparison, Side
+from store.compare.sources import SourceDifference
+from store.compare.statistics import Summary
+from store.formatting import format_sample, name_few
+from utils.json_types import JsonObject
+
+COMPARISON_COLUMNS = (
+    "number",
+    "unit",
+    "base>",
+    "new>",
+    "difference>",
+    "95 % interval>",
+    "p (Holm)>",
+    "verdict",
+)
+ANSWER_COLUMNS = (
+    "on the same examples",
+    "examples>",
+    "only base right>",
+    "only new right>",
+    "both right>",
+    "p (McNemar)>",
+)
+_MOST_NAMES = 8
+
+
+@dataclass(frozen=True)
+class ComparedSide:
+    """The numbers of one side against the base's, those alone that can be compared.
+
+    Attributes:
+      rows: cells of `COMPARISON_COLUMNS`.
+      notes: how the rows are to be read.
+      missing: runs without a finite number, a line for each number.
+      apart: one line on the numbers that cannot be compared; empty if all can.
+    """
+
+    name: str
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+    missing: tuple[str, ...]
+    apart: str
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a table; without comparable numbers there is one line alone."""
+        return bool(self.rows) or not self.apart
+
+
+def describe_side(base: Side, side: Side, found: Sequence[Comparison]) -> ComparedSide:
+    """A side's numbers against the base's."""
+    shared, apart = choose_comparable(base, side, [row.metric for row in found])
+    rows = [row for row in found if row.metric in shared]
+    missing = (
+        f"{row.metric}: no finite number in {', '.join(row.bad[:3])}{', ...' * bool(row.bad[3:])}"
+        for row in rows
+        if row.bad
+    )
+    cells = tuple(_make_cells(row) for row in rows)
+    return ComparedSide(side.name, cells, tuple(_list_notes(rows)), tuple(missing), apart)
+
+
+def _list_notes(rows: Sequence[Comparison]) -> list[str]:
+    notes = []
+    if any(row.delta is not None and row.delta.method != "single" for row in rows):
+        pairs = max(row.delta.pairs for row in rows if row.delta is not None)
+        how = f"paired by {pairs} seeds" if pairs else "Welch, seeds differ"
+        notes.append(f"mean ± standard deviation (n); {how}, p over {len(rows)} numbers")
+    if any(one is not None and one.runs > one.n for row in rows for one in (row.base, row.new)):
+        notes.append("runs of one seed are averaged first: n, intervals and p count seeds")
+    return notes
+
+
+def _make_cells(row: Comparison) -> tuple[str, ...]:
+    delta, interval = row.delta, "-"
+    if delta is not None and delta.low is not None:
+        interval = f"{delta.low:+.4g} to {delta.high:+.4g}"
+    return (
+        row.metric,
+        row.entry.unit if row.entry else "",
+        _summarise(row.base),
+        _summarise(row.new),
+        "-" if delta is None else f"{delta.value:+.4g}",
+        interval,
+        "-" if row.p is None else f"{row.p:.3f}",
+        row.verdict,
+    )
+
+
+def _summarise(summary: Summary | None) -> str:
+    """92.56 ± 1.39 (3)."""
+    if summary is None:
+        return "-"
+    return format_sample(summary.mean, summary.sd, summary.n, summary.runs)
+
+
+def describe_answers(row: SameExamples) -> list[str]:
+    """Two runs on the same examples, in cells of `ANSWER_COLUMNS`."""
+    name = f"{row.base} and {row.new}"
+    if row.reason:
+        return [f"{name}: {row.reason}", "-", "-", "-", "-", "-"]
+    counts = (row.examples, row.base_only, row.new_only, row.both)
+    return [name, *(f"{value:,}" for value in counts), f"{row.p:.3g}"]
+
+
+def describe_source(row: SourceDifference) -> list[str]:
+    """What is not the same, or not known, in a line each; nothing: the same source."""
+    lines = []
+    if row.commits[0] != row.commits[1]:
+        short = [commit[:12] or "unknown" for commit in row.commits]
+        lines.append(f"commits {short[0]} and {short[1]}")
+    if row.files:
+        names = name_few(row.files, _MOST_NAMES)
+        lines.append(f"changed otherwise beside the commit: {names}")
+    for run, patch in zip((row.base, row.new), row.patches, strict=True):
+        if patch not in ("none", "whole"):
+            lines.append(f"{run}: its changes beside the commit are not kept ({patch})")
+    return lines
+
+
+def describe_divergence(told: JsonObject) -> list[str]:
+    """Where two runs part, a sentence a line; one line alone: they do not.
+
+    Args:
+      told: as `store.compare.report.tell_divergence` gives it.
+    """
+    if told["found"] is None:
+        return ["The runs are equal bit for bit in all deterministic numbers."]
+    found = Divergence(**told["found"])
+    lines = [f"The runs part at step {found.step:,} ({found.kind})."]
+    lines.append(f"{found.lines:,} lines before it are equal.")
+    if found.metric:
+        lines.append(f"{found.metric}: {found.base!r} and {found.new!r}{format_ulps(found)}.")
+    else:
+        lines.append("One of them has no such line.")
+    if found.others:
+        lines.append(f"Further numbers of that line: {name_few(found.others, _MOST_NAMES)}.")
+    if told["checkpoint"] is None:
+        return [*lines, "There is no checkpoint before it that both have."]
+    lines.append(f"The last checkpoint before it that both have: step {told['checkpoint']:,}.")
+    if (tensors := told["tensors"]) is not None:
+        names = f": {name_few(tensors, _MOST_NAMES)}" if tensors else ""
+        lines.append(f"{len(tensors)} tensors differ there{names}.")
+    return lines
+
+
+def format_ulps(found: Divergence) -> str:
+    """How far apart two numbers are, in bits."""
+    if found.ulps32 is not None:
+        return f", {found.ulps32:,} ulps of single precision apart"
+    return "" if found.ulps is None else f", {found.ulps:,} ulps apart"
