@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from engine import run_steps
+from tasks.protocol import ChangesShape
 from utils.checkpoint.state import collect_state, restore_state
 from utils.log import get_logger
 
@@ -44,7 +45,9 @@ class StepsAhead:
             return batches
         parts, first = self._parts, next(batches)
         total_steps = parts.plan.total_steps
-        self._forms = parts.task.list_later_forms(parts.state.step, total_steps, first)
+        is_changing = isinstance(parts.task, ChangesShape)
+        later = parts.task.list_later_forms if is_changing else lambda *_: []
+        self._forms = later(parts.state.step, total_steps, first)
         if self._forms:
             self._kept = collect_state(parts.state, self._runtime.fetch_all)
             # Done twice because copying back is a graph, too: so that it is none of the steps'.

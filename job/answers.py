@@ -16,6 +16,7 @@ import numpy as np
 
 from engine import evaluate
 from store.record.hits import Hits
+from tasks.protocol import MarksExamples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,6 +57,8 @@ class Answers:
 
     def count(self, model: nn.Module, batch: Batch) -> Tensor:
         """As the task's; the marks of the batch stay on the device."""
+        if not isinstance(self._task, MarksExamples):
+            return self._task.count(model, batch)
         sums, marks = self._task.count_marked(model, batch)
         if marks is not None:
             self._marks.append(marks)

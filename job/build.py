@@ -22,7 +22,7 @@ from models.remat import recompute_blocks, scan_blocks
 from models.teachers.teacher import PAST, get_teacher_sections
 from optim_factory import PREPARABLE, create_optimizer, create_plateau, create_schedule, scale_lr
 from tasks import TASKS
-from tasks.protocol import RunTask
+from tasks.protocol import Caches, Prepares, RunTask, Traceable
 from utils.clipping import Clipping
 from utils.config.load import change
 from utils.ema import Averaging, create_averages, create_ema
@@ -70,18 +70,19 @@ class Parts:
 
     def close(self) -> None:
         """Let the loaders and what the task has opened go."""
-        for part in (*self.train_loaders, self.eval_loader, self.task):
+        for part in (*self.train_loaders, self.eval_loader):
             part.close()
+        if isinstance(self.task, Caches):
+            self.task.close()
 
 
 def build_parts(runtime: Runtime, job: Job) -> Parts:
     """Loaders, student, task and train state of this replica, restored if asked."""
     job = settle_micro_batches(job, name_chip_of(runtime), runtime.device_count)
     config = job.config
-    kind = TASKS.get(config.train.task)
     train_loaders = [
         open_loader(runtime, change(config, data=data.model_dump()), "train", augmentation=number)
-        for number, data in enumerate(kind.list_streams(config))
+        for number, data in enumerate(job.facts.streams or (config.data,))
     ]
     eval_loader = open_loader(runtime, config, "eval")
     plan = _create_plan(job)
@@ -92,17 +93,20 @@ def build_parts(runtime: Runtime, job: Job) -> Parts:
     frozen = freeze(student, config.optim.freeze)
     if frozen:
         get_logger().info("%d of %d numbers of the student are frozen", frozen, job.num_parameters)
-    task = kind(config, job.facts, {"train": train_loaders[0], "eval": eval_loader})
+    loaders = {"train": train_loaders[0], "eval": eval_loader}
+    task: RunTask = TASKS.get(config.train.task)(config, job.facts, loaders)
     check_split(config, task, runtime.device_count)
-    task.prepare(student)
+    if isinstance(task, Prepares):
+        task.prepare(student)
     peer = getattr(task.losses, "peer", None)
     if peer is not None:
         patch_for(runtime, config.model, peer)
     state = _create_state(runtime, job, student, task.losses)
     stream = with_input_processes(job.stream, runtime.ranks.size)
-    task.to_device(runtime)
-    task.attach(runtime, state, plan, stream)
-    if find_peak_tflops(runtime) is not None:
+    if isinstance(task, Prepares):
+        task.to_device(runtime)
+        task.attach(runtime, state, plan, stream)
+    if isinstance(task, Traceable) and find_peak_tflops(runtime) is not None:
         plan = replace(plan, flops_per_example=task.count_flops(state.model))
     if config.train.scan_layers:
         part = train_loaders[0].rank_batch_size // config.train.accumulate_steps
@@ -170,16 +174,15 @@ def _has_past(config: RunConfig) -> bool:
     return PAST in (one.model for one in get_teacher_sections(config.distill))
 
 
-def _count_declared(config: RunConfig) -> int:
+def _count_declared(job: Job) -> int:
     """Graphs beyond those of a run whose steps have one shape: what is declared is no surprise.
 
     One for each further shape, and one that brings the state back after it was tried; and those
     that further sets are judged by, as far as the task knows them; and what torch.compile cuts off.
     """
-    kind = TASKS.get(config.train.task)
-    shapes = kind.count_graphs(config)
-    cut = _CUT_GRAPHS if config.runtime.compile else 0
-    return (shapes if shapes > 1 else 0) + kind.count_judging_graphs(config) + cut
+    shapes = job.facts.step_shapes
+    cut = _CUT_GRAPHS if job.config.runtime.compile else 0
+    return (shapes if shapes > 1 else 0) + job.facts.set_graphs + cut
 
 
 def _create_plan(job: Job) -> Plan:
@@ -193,7 +196,7 @@ def _create_plan(job: Job) -> Plan:
         checkpoint_every=train.checkpoint_every_steps
         or count_steps(train.checkpoint_every_epochs, steps_per_epoch),
         seed=train.seed,
-        graph_budget=config.runtime.graph_budget + _count_declared(config),
+        graph_budget=config.runtime.graph_budget + _count_declared(job),
         schedule=create_schedule(
             scale_lr(config), total_steps=job.total_steps, steps_per_epoch=steps_per_epoch
         ),

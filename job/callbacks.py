@@ -20,6 +20,7 @@ from store.record.catalogue import GRAD_NORM, TRAIN
 from store.record.hits import HitsFile
 from store.record.spans import HELD, SpanWriter
 from store.record.windows import SketchKeeper
+from tasks.protocol import HasExtraSets
 from utils.checkpoint.files import CheckpointError
 from utils.checkpoint.manager import CheckpointManager
 from utils.checkpoint.state import collect_state
@@ -170,7 +171,10 @@ class RunCallbacks(Callbacks):
         self._gather_numbers()
         plan, follow = self.parts.plan, self._watch.follow
         number = None if state.step >= plan.total_steps else state.step // plan.eval_every
-        found = self.parts.task.judge(
+        task = self.parts.task
+        if not isinstance(task, HasExtraSets):
+            return evaluation
+        found = task.judge(
             state.eval_model,
             lambda count, batches: sum_batches(count, follow(batches), self.runtime),
             number,
@@ -178,7 +182,8 @@ class RunCallbacks(Callbacks):
         strange = next((name for name, value in found.items() if not math.isfinite(value)), None)
         if strange is not None:
             get_logger().warning("step %d: %s of data.evals is not finite", state.step, strange)
-        score = self.parts.task.choose_score(evaluation, found)
+        name = task.score_metric
+        score = found.get(name, math.nan) if name else evaluation.score
         return replace(evaluation, beside=found, score=score)
 
     def _evaluate_more(self, model: nn.Module) -> Evaluation:

@@ -18,7 +18,7 @@ from models.patches.table import check_attention_kernel, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
 from optim_factory import check_unfreeze, create_optimizer, create_schedule, scale_lr
 from tasks import TASKS
-from tasks.protocol import RunTask, TaskCheck
+from tasks.protocol import ChecksMicroBatch, RunTask, TaskCheck
 from utils.config.checks import check_patience, check_profiled_steps
 from utils.config.keys import check_devices
 from utils.config.load import change
@@ -107,7 +107,8 @@ def check_split(config: RunConfig, task: TaskCheck | RunTask, devices: int) -> N
             f"(train.accumulate_steps) on {devices} devices; make it a multiple of "
             f"{parts * devices}"
         )
-    task.check_micro_batch(batch // (parts * devices), devices)
+    if isinstance(task, ChecksMicroBatch):
+        task.check_micro_batch(batch // (parts * devices), devices)
 
 
 def _refuse_unread_keys(config: RunConfig, kind: type[RunTask]) -> None:

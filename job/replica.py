@@ -20,6 +20,7 @@ from store.lineage.ancestors import LINEAGE, join_lineages, read_lineage, tell_l
 from store.record.environment import read_environment
 from store.record.session import RunSession
 from tasks import TASKS
+from tasks.protocol import Caches, Compares, Distils, HasExtraSets, Prepares
 from utils.checkpoint.files import load_checkpoint
 from utils.config.load import dump_config
 from utils.curves import draw_run
@@ -64,7 +65,8 @@ def run(runtime: Runtime, job: Job) -> int:
         job = replace(job, checkpoint=taken)
         _log_job(runtime, job)
         parts = build_parts(runtime, job)
-        parts.teacher_metrics = parts.task.judge_teachers(sum_over(runtime, parts))
+        if isinstance(parts.task, Distils):
+            parts.teacher_metrics = parts.task.judge_teachers(sum_over(runtime, parts))
         _begin_run(runtime, job, parts, session)
         return _train_with_status(runtime, job, parts, session)
     finally:
@@ -167,14 +169,15 @@ def train(runtime: Runtime, job: Job, parts: Parts, session: RunSession | None) 
     state = parts.state
     task = runtime.prepare_task(parts.task, state.model, state.loss_modules)
     began = time.perf_counter()
-    has_shapes = parts.task.count_graphs(job.config) > 1
+    has_shapes = job.facts.step_shapes > 1
     ahead = StepsAhead(runtime, parts, task) if has_shapes else None
     with RunCallbacks(runtime, job, parts, session, ahead) as callbacks:
         evaluation = fit(state, parts.plan, callbacks, task, runtime)
     outcome = {"train_s": time.perf_counter() - began, "steps": state.step}
     outcome |= {"score": evaluation.score}
     outcome |= {f"eval_{name}": value for name, value in evaluation.all_metrics.items()}
-    outcome |= parts.task.compare(state.eval_model.eval(), sum_over(runtime, parts))
+    if isinstance(parts.task, Compares):
+        outcome |= parts.task.compare(state.eval_model.eval(), sum_over(runtime, parts))
     if job.config.data.test_split:
         outcome |= _evaluate_test(runtime, job, parts)
     _finish(runtime, job, parts)
@@ -218,14 +221,18 @@ def evaluate_checkpoint(runtime: Runtime, job: Job) -> None:
         student.load_state_dict(tensors.get("ema", tensors["model"]))
         source = str(job.checkpoint)
     task: RunTask = TASKS.get(config.train.task)(config, job.facts, {"eval": loader})
-    task.to_device(runtime)
+    if isinstance(task, Prepares):
+        task.to_device(runtime)
     model = runtime.prepare(student)
     try:
         evaluation = evaluate(model, loader.batches(), task, runtime)
-        further = task.judge(model, partial(sum_batches, runtime=runtime), None)
+        further = {}
+        if isinstance(task, HasExtraSets):
+            further = task.judge(model, partial(sum_batches, runtime=runtime), None)
     finally:
         loader.close()
-        task.close()
+        if isinstance(task, Caches):
+            task.close()
     text = task.describe({**evaluation.metrics, **further})
     get_logger().info("%s on %s: %s", source, config.data.eval_split, text)
     if not evaluation.is_finite:

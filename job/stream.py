@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from datasets import Batch, Position
+from tasks.protocol import Caches, Draws, HasStepValues
 
 if TYPE_CHECKING:
     from job.build import Parts
@@ -24,7 +25,9 @@ def iterate_batches(
         as this run has.
     """
     task, loader = parts.task, parts.train_loader
-    period = task.stream_epochs and task.stream_epochs * loader.batches_per_epoch
+    epochs = task.stream_epochs if isinstance(task, Caches) else None
+    period = epochs and epochs * loader.batches_per_epoch
+    draws, has_values = isinstance(task, Draws), isinstance(task, HasStepValues)
     processes = loader.shard[1] if input_processes is None else input_processes
     step = first_step
     while True:
@@ -32,8 +35,10 @@ def iterate_batches(
         epoch, batch_in_epoch = divmod(stream_step, loader.batches_per_epoch)
         position = Position(epoch, batch_in_epoch * loader.global_batch_size, processes)
         for batches in zip(*(one.batches(position) for one in parts.train_loaders), strict=True):
-            batch = task.draw(stream_step, *batches)
-            yield replace(batch, values={**batch.values, **task.get_values(step)})
+            batch = task.draw(stream_step, *batches) if draws else batches[0]
+            if has_values:
+                batch = replace(batch, values={**batch.values, **task.get_values(step)})
+            yield batch
             step, stream_step = step + 1, stream_step + 1
             if period is not None and step % period == 0:
                 break

@@ -11,6 +11,7 @@ from utils.json_types import JsonObject
 if TYPE_CHECKING:
     from datasets import DatasetFacts
     from tasks.teachers.cache.rows import AnswerForm
+    from utils.config.data import DataSection
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,10 @@ class TaskFacts:
       teachers: hashes of the teachers that the run names, and how several become one.
       description: for a person, of the student's answers and of who teaches them.
       class_names: of the dataset, or None if it has none for each class of the student.
+      streams: how a step's examples are read where it is not once and as `data` says: in several
+        augmentations of the same ones.
+      step_shapes: on how many shapes the steps work, each of which is a graph.
+      set_graphs: that evaluations on further sets add to those of steps and evaluations, at most.
     """
 
     dataset: DatasetFacts
@@ -34,6 +39,9 @@ class TaskFacts:
     teachers: list[str]
     description: str
     class_names: tuple[str, ...] | None = None
+    streams: tuple[DataSection, ...] = ()
+    step_shapes: int = 1
+    set_graphs: int = 0
 
     @property
     def answers(self) -> tuple[AnswerForm, ...]:

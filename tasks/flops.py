@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from tasks.facts import TaskFacts
-    from tasks.protocol import RunTask
+    from tasks.protocol import Traceable
     from utils.config.load import RunConfig
 
 _EXAMPLES = 2  # BatchNorm in training mode refuses a single value
 
 
-def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str, float] | None:
+def count_flops(config: RunConfig, facts: TaskFacts, task: Traceable) -> dict[str, float] | None:
     """FLOPs per example of matrix products and convolutions, counted on the meta device.
 
     The student's forward and backward pass and the forward pass of the teachers in the step. Not
@@ -37,10 +37,9 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str,
     try:
         inputs = task.create_inputs(_EXAMPLES).to("meta")
         found = {"student": _count(task, student, inputs, backward=True), "teachers": 0.0}
-        for model, own in task.list_peers(_EXAMPLES):
-            found["student"] += _count(task, model, own, backward=True)
-        for model, own in task.list_teachers(_EXAMPLES):
-            found["teachers"] += _count(task, model, own, backward=False)
+        for model, own, is_trained in task.list_companions(_EXAMPLES):
+            role = "student" if is_trained else "teachers"
+            found[role] += _count(task, model, own, backward=is_trained)
     except UserError:
         raise
     except (RuntimeError, NotImplementedError) as error:
@@ -49,7 +48,7 @@ def count_flops(config: RunConfig, facts: TaskFacts, task: RunTask) -> dict[str,
     return {**found, "total": sum(found.values())}
 
 
-def _count(task: RunTask, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
+def _count(task: Traceable, model: nn.Module, inputs: Tensor, *, backward: bool) -> float:
     """FLOPs per example of a model's forward pass, or of forward and backward pass."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode

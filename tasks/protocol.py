@@ -1,7 +1,7 @@
 """What a run asks of a task, beside the loss, the counts and the verdict that the engine asks for.
 
-A task is a subclass of `RunTask` with a subclass of `TaskCheck` beside it. What has a body here is
-what most tasks need nothing of.
+A task is a subclass of `RunTask` with a subclass of `TaskCheck` beside it. What only some tasks do
+stands in small protocols, which a run tests by `isinstance`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from datasets import DatasetFacts, Loader
     from engine import Plan, TaskLoss, TrainState
     from tasks.teachers.cache.rows import Column
-    from utils.config.data import DataSection
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -136,15 +135,15 @@ class Twin(Protocol):
 class RunTask(Protocol):
     """A task as a run leads it: created on each replica, after the student and its loaders.
 
+    What only some tasks do are protocols of their own, below.
+
     Attributes:
       unit: what throughput counts, and how many of it one example holds.
       score_name: of an evaluation's score, for a person.
       check: the class that looks at a configuration first.
-      twin: how it is measured and compiled without its data; none: it cannot be.
+      twin: how it is measured and compiled without its data; None if it cannot be.
       reads: keys and sections that this task honours and not every task does.
       losses: modules that are trained beside the student.
-      teachers: models that run in the step beside the student.
-      stream_epochs: after which the stream of examples starts over; none: it never does.
     """
 
     unit: ClassVar[tuple[str, int]]
@@ -153,8 +152,6 @@ class RunTask(Protocol):
     twin: ClassVar[type[Twin] | None] = None
     reads: ClassVar[frozenset[str]] = frozenset()
     losses: nn.Module
-    teachers: Sequence[nn.Module] = ()
-    stream_epochs: int | None = None
 
     def __init__(self, config: RunConfig, facts: TaskFacts, loaders: Mapping[str, Loader]) -> None:
         """Make what needs no device; `train` is missing among the loaders of an evaluation."""
@@ -167,13 +164,6 @@ class RunTask(Protocol):
         """As `engine.Task`."""
         ...
 
-    def count_marked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
-        """The same sums, and bool [B] on the device: which examples were answered rightly.
-
-        None where nothing is right or wrong. It costs no pass of its own.
-        """
-        return self.count(model, batch), None
-
     def summarise(self, sums: Tensor) -> Evaluation:
         """As `engine.Task`."""
         ...
@@ -182,30 +172,21 @@ class RunTask(Protocol):
         """An evaluation's numbers, for a person."""
         return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
 
-    @staticmethod
-    def list_streams(config: RunConfig) -> list[DataSection]:
-        """How a step's examples are read: once, or in several augmentations of the same ones."""
-        return [config.data]
 
-    @staticmethod
-    def count_graphs(config: RunConfig) -> int:
-        """How many graphs the steps of a run are, one for each shape that they work on."""
-        return 1
+# Before the first step.
 
-    @staticmethod
-    def count_judging_graphs(config: RunConfig) -> int:
-        """How many graphs `judge` adds to those of steps and evaluations, at most."""
-        return 0
 
-    def count_flops(self, model: nn.Module) -> float | None:
-        """FLOPs of an example's matrix products in a step, nothing counted twice; none: unknown.
-
-        Asked once everything is attached.
-        """
-        return None
+@runtime_checkable
+class ChecksMicroBatch(Protocol):
+    """Not every number of examples can be used: pairs are mixed, groups are compared."""
 
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """As `TaskCheck`, now that the devices have been counted."""
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """Modules, teachers or tables stand beside the student."""
 
     def prepare(self, student: nn.Module) -> None:
         """Make what is trained beside the student, before either is on the device."""
@@ -220,33 +201,13 @@ class RunTask(Protocol):
           stream: the description of this run's stream, its input processes counted.
         """
 
-    def create_inputs(self, examples: int) -> Tensor:
-        """Host inputs of the student, for a trace: what `train.scan_layers` needs."""
-        raise NotImplementedError(f"{type(self).__name__} has no inputs to trace a student by")
 
-    # For tools that compile, measure and count a step.
+# What travels with a batch.
 
-    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
-        """All that the loss asks of a model, for inputs as `create_inputs` makes them."""
-        return model(inputs)
 
-    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
-        """Models on the meta device like the teachers in the step, with inputs for each."""
-        return []
-
-    def list_peers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
-        """Models on the meta device that are trained beside the student, with inputs for each."""
-        return []
-
-    def get_modules(self) -> dict[str, nn.Module]:
-        """What a step reads and never changes, by name: teachers of their own, a transform."""
-        return {}
-
-    def plan_plain_loss(self, batch: Batch) -> Callable[[nn.Module], Tensor]:
-        """A batch on the device -> the loss that one would write by hand, of a model."""
-        return lambda model: self.loss(model, batch).total
-
-    # What travels with a batch.
+@runtime_checkable
+class Draws(Protocol):
+    """Something is drawn, or stored, for each example."""
 
     def draw(self, step: int, batch: Batch, *others: Batch) -> Batch:
         """A host batch with what is drawn for its examples at a step of the stream.
@@ -254,46 +215,150 @@ class RunTask(Protocol):
         Args:
           others: the same examples, augmented otherwise.
         """
-        return batch
+        ...
+
+
+@runtime_checkable
+class HasStepValues(Protocol):
+    """Numbers of a step as a whole are data of its graph: schedules of weights, a key of draws."""
 
     def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
-        return {}
+        """Numbers of a step, by name."""
+        ...
+
+
+@runtime_checkable
+class ChangesShape(Protocol):
+    """Steps work on more than one shape (`TaskFacts.step_shapes`)."""
 
     def list_later_forms(self, step: int, total_steps: int, batch: Batch) -> list[Batch]:
         """A host batch of a step in each other shape that steps to come will work on."""
-        return []
+        ...
 
-    def ask_to_store(self, batch: Batch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
-        """What a cache wants to know of a device batch for each of its columns, on the device.
 
-        They are logits as `condense_answers` makes them shorter, or features.
-        """
-        raise NotImplementedError(f"{type(self).__name__} has no answers that are stored")
+# Teachers and evaluations.
+
+
+@runtime_checkable
+class Distils(Protocol):
+    """Teachers run in the step, or their stored answers stand for them.
+
+    Attributes:
+      teachers: models that run in the step beside the student.
+    """
+
+    teachers: Sequence[nn.Module]
 
     def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
         """Metrics of the teachers before the run begins; refuses one that knows nothing."""
-        return []
+        ...
 
-    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
-        """Metrics of a model on further sets, beside an evaluation.
 
-        Args:
-          number: of the run's evaluation, from 1; none: the last one.
-        """
-        return {}
-
-    def choose_score(self, evaluation: Evaluation, beside: Mapping[str, float]) -> float:
-        """What decides which checkpoint is the best one.
-
-        Args:
-          beside: what further sets say.
-        """
-        return evaluation.score
+@runtime_checkable
+class Compares(Protocol):
+    """Student and teachers answer the same question."""
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """What student and teachers have in common at the end."""
-        return {}
+        ...
+
+
+@runtime_checkable
+class Caches(Protocol):
+    """Answers of teachers can be stored, and read again.
+
+    Attributes:
+      stream_epochs: after which the stream of examples starts over; None if it never does.
+    """
+
+    stream_epochs: int | None
+
+    def ask_to_store(self, batch: Batch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
+        """What a cache stores of a device batch for each of its columns, on the device.
+
+        They are logits as `condense_answers` makes them shorter, or features.
+        """
+        ...
 
     def close(self) -> None:
-        """Let files go."""
+        """Close the files."""
+
+
+@runtime_checkable
+class HasExtraSets(Protocol):
+    """A model is evaluated on further sets, beside an evaluation.
+
+    Attributes:
+      score_metric: the metric of these sets that decides which checkpoint is the best one; empty:
+        the evaluation's own score does.
+    """
+
+    score_metric: str
+
+    def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
+        """Metrics of a model on further sets.
+
+        Args:
+          number: of the run's evaluation, from 1; None for the last one.
+        """
+        ...
+
+
+@runtime_checkable
+class MarksExamples(Protocol):
+    """An example is answered rightly or wrongly."""
+
+    def count_marked(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The sums of `count`, and bool [B] on the device: which examples were answered rightly.
+
+        None where no example is right or wrong as a whole. It costs no pass of its own.
+        """
+        ...
+
+
+# For tools that compile, measure and count a step.
+
+
+class Companion(NamedTuple):
+    """A model on the meta device like one that runs beside the student, with its inputs."""
+
+    model: nn.Module
+    inputs: Tensor
+    is_trained: bool = False
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A step can be traced and counted without its data."""
+
+    def create_inputs(self, examples: int) -> Tensor:
+        """Host inputs of the student, for a trace: what `train.scan_layers` needs."""
+        ...
+
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """All outputs of a model that the loss uses, for inputs as `create_inputs` makes them."""
+        ...
+
+    def list_companions(self, examples: int) -> list[Companion]:
+        """Teachers in the step, and a peer that is trained beside the student."""
+        ...
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """What a step reads and never changes, by name: teachers of their own, a transform."""
+        ...
+
+    def count_flops(self, model: nn.Module) -> float | None:
+        """FLOPs of an example's matrix products in a step, nothing counted twice; None if unknown.
+
+        Called once everything is attached.
+        """
+        ...
+
+
+@runtime_checkable
+class HasPlainLoss(Protocol):
+    """One would write another loss by hand than `loss` of an unprepared batch."""
+
+    def plan_plain_loss(self, batch: Batch) -> Callable[[nn.Module], Tensor]:
+        """A batch on the device -> the loss that one would write by hand, of a model."""
+        ...

@@ -212,9 +212,9 @@ def test_student_and_teacher_see_two_sides_of_one_crop(digits_root, teacher, tmp
     torch.testing.assert_close(seen["student"], task.transform(small), rtol=1e-4, atol=1e-4)
     wanted = task.teachers[0].transform(small if follows else pixels)
     torch.testing.assert_close(seen["teacher"], wanted, rtol=1e-4, atol=1e-4)
-    assert task.count_graphs(task.config) == 1
+    assert task.facts.step_shapes == 1
     assert task.create_inputs(2).shape == (2, 1, 8, 8)
-    (counted,) = task.list_teachers(2)
+    (counted,) = task.list_companions(2)
     assert counted[1].shape == (2, 1, *((8, 8) if follows else (12, 12)))
     parts.close()
 

@@ -11,6 +11,7 @@ from job.check import check
 from models.factory import create_model
 from store.record.mirror import CONFIG_FILE
 from tasks import TASKS
+from tasks.protocol import Prepares
 from utils.config.distill import DistillSection
 from utils.config.load import change, load_config
 from utils.errors import UserError
@@ -41,7 +42,8 @@ class RunJudge:
         self._loader = open_loader(self._runtime, config, "eval")
         kind = TASKS.get(config.train.task)
         self._task = kind(config, job.facts, {"eval": self._loader})
-        self._task.to_device(self._runtime)
+        if isinstance(self._task, Prepares):
+            self._task.to_device(self._runtime)
         student = create_model(config.model, **job.facts.model_arguments)
         self._model = self._runtime.prepare(student)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bill.step.kernels import call_kernels
 from bill.step.scopes import ScopeLabels
 from bill.step.twin import describe_example
+from tasks.protocol import Traceable
 
 if TYPE_CHECKING:
     import torch
@@ -298,7 +299,8 @@ def _collect_state(parts: Parts) -> dict[str, Tensor]:
         for key, value in values.items():
             if hasattr(value, "device") and value.device.type == "xla":
                 found[f"optimizer/{names[id(parameter)]}|{key}"] = value
-    for name, module in parts.task.get_modules().items():
+    modules = parts.task.get_modules() if isinstance(parts.task, Traceable) else {}
+    for name, module in modules.items():
         found |= dict(module.named_parameters(prefix=name))
         found |= dict(module.named_buffers(prefix=name))
     return {n: t for n, t in found.items() if t is not None and t.device.type == "xla"}

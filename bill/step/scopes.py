@@ -71,7 +71,7 @@ class ScopeLabels:
 
     def __enter__(self) -> ScopeLabels:
         self._watch(self._parts.state.model, "student")
-        for number, teacher in enumerate(self._parts.task.teachers):
+        for number, teacher in enumerate(getattr(self._parts.task, "teachers", ())):
             self._watch(getattr(teacher, "model", teacher), f"teacher{number or ''}")
         # Of all modules alike: a hook of a module's own would have it make an output that the step
         # does without.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,12 +12,16 @@ from models.factory import create_model
 from models.patches.table import patch_for
 from models.teachers.teacher import get_teacher_sections
 from optim_factory import PREPARABLE, create_optimizer, scale_lr
+from tasks.protocol import HasPlainLoss
 from utils.errors import UserError
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from datasets import Batch
     from job.build import Parts
     from job.spec import Job
+    from tasks.protocol import RunTask
     from utils.config.load import RunConfig
     from utils.runtime.base import Runtime
 
@@ -73,7 +77,7 @@ class BareLoop:
         lrs, decays = parts.plan.schedule.values(0, self._optimizer)
         runtime.updates.set_hyperparameters(self._optimizer, lrs, decays)
         placed = [runtime.to_device(batch) for batch in batches]
-        self._losses = [parts.task.plan_plain_loss(batch) for batch in placed]
+        self._losses = [_plan_loss(parts.task, batch) for batch in placed]
         runtime.finish_step()
 
     def run(self, steps: int) -> tuple[float, float]:
@@ -90,3 +94,10 @@ class BareLoop:
             runtime.finish_step()
         runtime.fetch(loss)
         return time.perf_counter() - began, time.process_time() - cpu_began
+
+
+def _plan_loss(task: RunTask, batch: Batch) -> Callable[[nn.Module], Tensor]:
+    """The loss that one would write by hand, of a model."""
+    if isinstance(task, HasPlainLoss):
+        return task.plan_plain_loss(batch)
+    return lambda model: task.loss(model, batch).total

@@ -25,7 +25,7 @@ from tasks.classify.built_students import check_reused
 from tasks.classify.mutual import check_peer, create_peer
 from tasks.classify.rotations import check_rotations
 from tasks.classify.teacher_patches import check_kept
-from tasks.classify.views import check_strong_view
+from tasks.classify.views import check_strong_view, list_streams
 from tasks.dry_run import (
     FeatureShapes,
     ImageShapes,
@@ -40,7 +40,7 @@ from tasks.evaluation.judge import check_sets
 from tasks.evaluation.sets import JudgedSet, ModelClasses
 from tasks.facts import TaskFacts
 from tasks.images.pixels import check_pairs, check_strings, describe_student
-from tasks.images.resizing import check_begins, check_sizes, get_only_side
+from tasks.images.resizing import check_begins, check_sizes, count_sides, get_only_side
 from tasks.protocol import TaskCheck
 from tasks.teachers.cache.manifest import read_manifest
 from tasks.teachers.cache.reader import open_cache
@@ -171,6 +171,8 @@ class ClassifyCheck(TaskCheck):
             description=self._describe(),
             num_classes=self.num_classes,
             class_names=self.class_names,
+            streams=tuple(list_streams(self.config)),
+            step_shapes=count_sides(self.config.train),
             image_shapes=self._shapes,
             feature_shapes=self._feature_shapes,
             sets=self._sets,

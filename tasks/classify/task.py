@@ -35,12 +35,12 @@ from tasks.classify.counting import compute_ece, count_agreement, count_batch, c
 from tasks.classify.mutual import SELF, create_peer, learn_together
 from tasks.classify.rotations import TURNS, check_rotations, split_turned, turn_pixels
 from tasks.classify.synthetic import ClassifyTwin
-from tasks.classify.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name, list_streams
+from tasks.classify.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name
 from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.evaluation.judge import Judge
 from tasks.images.pixels import ImageTask
 from tasks.images.resizing import check_sizes, get_only_side, resize_pixels
-from tasks.protocol import SumBatches, SumOver
+from tasks.protocol import Companion, SumBatches, SumOver
 from tasks.teachers.cache.reader import (
     TeacherCache,
     combine_stored,
@@ -72,6 +72,7 @@ class Classify(ImageTask):
     """
 
     score_name = "top-1"
+    score_metric = ""
     check = ClassifyCheck
     twin = ClassifyTwin
     create_loss = staticmethod(create_class_loss)
@@ -103,8 +104,6 @@ class Classify(ImageTask):
     def own_teachers(self) -> list[Teacher]:
         """Those that have weights of their own."""
         return self.teaching.own
-
-    list_streams = staticmethod(list_streams)
 
     # The engine's protocol.
 
@@ -228,30 +227,25 @@ class Classify(ImageTask):
 
     # For tools.
 
-    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
-        """Teachers like those in the step, each with images of its own size."""
+    def list_companions(self, examples: int) -> list[Companion]:
+        """The peer, and teachers like those in the step, each with images of its own size."""
         config, inputs = self.config, self.create_inputs(examples).to("meta")
+        peer = create_peer(config, self.facts.num_classes, "meta")
+        found = [] if peer is None else [Companion(peer.train(), inputs, is_trained=True)]
         if config.distill.teacher_cache:
-            return []
-        found = []
+            return found
         for one in self._create_shadows():
             size = one.transform.size
             if one.kept is not None:
                 one.kept.choose_first(examples, "meta")
             crop = inputs.shape[2:] if one.follows else self._images["train"].image_shape[:2]
             own = inputs.new_empty(*inputs.shape[:2], *(crop if size is None else (size, size)))
-            found.append((one.model.float(), own))
+            found.append(Companion(one.model.float(), own))
         sections = get_teacher_sections(config.distill)
         for _ in [one for one in sections if one.model in SELVES]:
             student = create_model(config.model, **self.facts.model_arguments, device="meta")
-            found.append((student.eval(), inputs))
+            found.append(Companion(student.eval(), inputs))
         return found
-
-    def list_peers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
-        """The peer on the meta device."""
-        peer = create_peer(self.config, self.facts.num_classes, "meta")
-        inputs = self.create_inputs(examples).to("meta")
-        return [] if peer is None else [(peer.train(), inputs)]
 
     def get_modules(self) -> dict[str, nn.Module]:
         """Teachers with weights of their own, and what makes pixels the student's input."""
@@ -334,12 +328,13 @@ class Classify(ImageTask):
         Raises:
           UserError: a teacher knows nothing, or answers what is no number.
         """
-        found = []
-        for name, teacher in self.teaching.iterate_own():
-            evaluation = self.summarise(sum_over(partial(_count_teacher, teacher)))
-            self._refuse_weak(evaluation, name)
-            found.append(evaluation.metrics)
-        return found
+        return self.teaching.judge_own(
+            sum_over,
+            _count_teacher,
+            summarise=self.summarise,
+            refuse_weak=self._refuse_weak,
+            hint="its weights, its mean and std, and its dtype",
+        )
 
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
         """As `Judge.judge`, on the sets of data.evals."""
@@ -347,11 +342,8 @@ class Classify(ImageTask):
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """Percent of the evaluation split on which the model names each teacher's class."""
-        found = {}
-        for number, teacher in enumerate(self.own_teachers):
-            name = "agreement" if number == 0 else f"agreement_{number + 1}"
-            same, examples = sum_over(partial(self._count_agreement, model, teacher)).tolist()
-            found[name] = 100.0 * same / max(examples, 1.0)
+        count = partial(self._count_agreement, model)
+        found = self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
         if self.losses.peer is not None:
             peer = Teacher(self.losses.peer, self.transform)  # which nobody trains any more
             found["peer_top1"] = self.summarise(sum_over(partial(_count_teacher, peer))).score
@@ -387,11 +379,6 @@ class Classify(ImageTask):
 
     def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
         split, top1 = self.config.data.eval_split, evaluation.metrics["top1"]
-        if not evaluation.is_finite:
-            raise UserError(
-                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
-                "check its weights, its mean and std, and its dtype"
-            )
         get_logger().info("teacher top-1 %.2f on %s", top1, split)
         chance = 1.0 / self.facts.num_classes
         spread = (chance * (1 - chance) / max(evaluation.metrics["examples"], 1)) ** 0.5

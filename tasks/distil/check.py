@@ -28,7 +28,7 @@ from tasks.dry_run import ImageShapes, check_images, create_student_transform, g
 from tasks.evaluation.probing import ProbedSet, check_probed_sets, check_score
 from tasks.facts import TaskFacts
 from tasks.images.pixels import check_pairs, check_strings, describe_student
-from tasks.images.resizing import check_begins, check_sides
+from tasks.images.resizing import check_begins, check_sides, count_sides
 from tasks.protocol import TaskCheck
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import FEATURES, AnswerForm, Column
@@ -159,6 +159,9 @@ class DistilCheck(TaskCheck):
             stream={},
             teachers=self.teachers,
             description=self._describe(),
+            step_shapes=count_sides(self.config.train),
+            # Two tables of features and the neighbours of each set.
+            set_graphs=3 * len(self.config.data.evals),
             image_shapes=self._shapes,
             sets=self._sets,
             forms=self._forms,

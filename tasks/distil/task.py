@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +43,7 @@ from tasks.distil.synthetic import DistilTwin
 from tasks.evaluation.probing import Prober
 from tasks.images.pixels import ImageTask, check_pairs
 from tasks.images.resizing import resize_pixels
-from tasks.protocol import SumBatches, SumOver
+from tasks.protocol import Companion, SumBatches, SumOver
 from tasks.teachers.cache.reader import TeacherCache, get_stored_features, open_cache
 from tasks.teachers.cache.rows import Column
 from tasks.teachers.teaching import TERM_SCALES, list_names
@@ -97,12 +96,8 @@ class Distil(ImageTask):
         self._prober: Prober | None = None
         self._cache: TeacherCache | None = None
         self._embedders: dict[nn.Module, nn.Module] = {}
+        self.score_metric = config.distill.score
         self.score_name = config.distill.score or "-loss"
-
-    @staticmethod
-    def count_judging_graphs(config: RunConfig) -> int:
-        """Two tables of features and the neighbours of each set."""
-        return 3 * len(config.data.evals)
 
     # The engine's protocol.
 
@@ -237,14 +232,14 @@ class Distil(ImageTask):
         """Pooled features and patches."""
         return tuple(embed(model, inputs))
 
-    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+    def list_companions(self, examples: int) -> list[Companion]:
         """Teachers like those in the step, each with images of its own size."""
         inputs = self.create_inputs(examples).to("meta")
         found = []
         for one in self._create_shadows():
             size = one.transform.size
             own = inputs if size is None else inputs.new_empty(*inputs.shape[:2], size, size)
-            found.append((one.model.float(), own))
+            found.append(Companion(one.model.float(), own))
         return found
 
     def get_modules(self) -> dict[str, nn.Module]:
@@ -332,11 +327,6 @@ class Distil(ImageTask):
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
         """As `Prober.judge`, on the sets of data.evals."""
         return self._prober.judge(model, sum_over, number)
-
-    def choose_score(self, evaluation: Evaluation, beside: Mapping[str, float]) -> float:
-        """The probe of distill.score where one is named, else the evaluation's own."""
-        name = self.config.distill.score
-        return beside.get(name, math.nan) if name else evaluation.score
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """An evaluation's numbers, for a person."""

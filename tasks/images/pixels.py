@@ -60,11 +60,6 @@ class ImageTask(RunTask):
             config.data.random_erasing, config.train.seed, config.data.erasing_mode
         )
 
-    @staticmethod
-    def count_graphs(config: RunConfig) -> int:
-        """One for each side of the training images."""
-        return max(1, len(set(config.train.image_sizes.values())))
-
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         height, width, channels = self._images["train"].image_shape
@@ -73,7 +68,7 @@ class ImageTask(RunTask):
 
     def count_flops(self, model: nn.Module) -> float | None:
         """As they are counted op by op, without the device; none where steps are of many sizes."""
-        if self.count_graphs(self.config) > 1:
+        if self.facts.step_shapes > 1:
             return None
         counted = count_flops(self.config, self.facts, self)
         return None if counted is None else counted["total"]

@@ -97,6 +97,11 @@ def get_only_side(sizes: Mapping[float, int]) -> int | None:
     return sides.pop() if len(sides) == 1 else None
 
 
+def count_sides(section: TrainSection) -> int:
+    """On how many sides of images the steps of a run work."""
+    return max(1, len(set(section.image_sizes.values())))
+
+
 def resize_pixels(pixels: Tensor, values: Mapping[str, Tensor]) -> Tensor:
     """Pixels [B, C, H, W] at the side of their step."""
     weights = values.get(RESAMPLER)

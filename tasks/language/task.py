@@ -26,7 +26,7 @@ from models.teachers.tokens import TokenTeacher, create_token_teachers
 from tasks.language.check import LanguageCheck, LanguageFacts
 from tasks.language.synthetic import LanguageTwin
 from tasks.language.teaching import TokenTeaching, count_answers, create_place_weights
-from tasks.protocol import RunTask, SumOver
+from tasks.protocol import Companion, RunTask, SumOver
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.log import get_logger
@@ -197,27 +197,24 @@ class Language(RunTask):
         Raises:
           UserError: a teacher knows nothing, or answers what is no number.
         """
-        found = []
-        for name, teacher in self.teaching.iterate_own():
-            evaluation = self.summarise(sum_over(partial(self.count, teacher)))
-            self._refuse_weak(evaluation, name)
-            found.append(evaluation.metrics)
-        return found
+        return self.teaching.judge_own(
+            sum_over,
+            self.count,
+            summarise=self.summarise,
+            refuse_weak=self._refuse_weak,
+            hint="its weights and its dtype",
+        )
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """Percent of the evaluation's tokens for which the model names each teacher's likeliest."""
-        found = {}
-        for number, teacher in enumerate(self.teaching.own):
-            name = "agreement" if number == 0 else f"agreement_{number + 1}"
-            same, windows = sum_over(partial(self._count_agreement, model, teacher)).tolist()
-            found[name] = 100.0 * same / max(windows, 1.0)
-        return found
+        count = partial(self._count_agreement, model)
+        return self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
 
     def create_inputs(self, examples: int) -> Tensor:
         """Host inputs of the student, for a trace."""
         return torch.zeros((examples, self.tokens.sequence_length), dtype=torch.int32)
 
-    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+    def list_companions(self, examples: int) -> list[Companion]:
         """Teachers like those in the step, with the student's tokens."""
         distill, inputs = self.config.distill, self.create_inputs(examples).to("meta")
         if distill.teacher_cache:
@@ -229,7 +226,7 @@ class Language(RunTask):
             create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
             for _ in averages
         ]
-        return [(model, inputs) for model in models]
+        return [Companion(model, inputs) for model in models]
 
     def get_modules(self) -> dict[str, nn.Module]:
         """Teachers with weights of their own."""
@@ -281,11 +278,6 @@ class Language(RunTask):
 
     def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
         loss, limit = evaluation.metrics["loss"], math.log(self.tokens.vocab_size)
-        if not evaluation.is_finite:
-            raise UserError(
-                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
-                "check its weights and its dtype"
-            )
         get_logger().info("teacher loss %.4f on %s", loss, self.config.data.eval_split)
         if loss >= limit and not self.config.distill.allow_weak_teacher:
             raise UserError(

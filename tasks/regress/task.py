@@ -21,7 +21,7 @@ from models.factory import create_model
 from models.mlp import RowTeacher, Standardise
 from models.teachers.teacher import EMA, get_teacher_sections
 from tasks.flops import count_flops
-from tasks.protocol import RunTask, SumOver
+from tasks.protocol import Companion, RunTask, SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
 from tasks.regress.synthetic import RegressTwin
 from tasks.regress.teachers import average_predictions, create_row_teachers
@@ -181,7 +181,11 @@ class Regress(RunTask):
         teachers = {f"teacher{n or ''}": one for n, one in enumerate(self.own_teachers)}
         return {**teachers, "units": self._units}
 
-    def list_teachers(self, examples: int) -> list[tuple[nn.Module, Tensor]]:
+    def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """The predictions."""
+        return model(inputs)
+
+    def list_companions(self, examples: int) -> list[Companion]:
         """Teachers like those in the step, each with rows."""
         inputs, distill = self.create_inputs(examples).to("meta"), self.config.distill
         found = create_row_teachers(distill, self.facts.rows, device="meta")
@@ -190,7 +194,7 @@ class Regress(RunTask):
             create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
             for _ in averages
         ]
-        return [(model, inputs) for model in (*(one.model for one in found), *shadows)]
+        return [Companion(model, inputs) for model in (*(one.model for one in found), *shadows)]
 
     # What travels with a batch.
 
@@ -206,21 +210,17 @@ class Regress(RunTask):
         Raises:
           UserError: a teacher is no better than the mean of the targets, or answers NaN.
         """
-        found = []
-        for name, teacher in self.teaching.iterate_own():
-            evaluation = self.summarise(sum_over(partial(self._count_teacher, teacher)))
-            self._refuse_weak(evaluation, name)
-            found.append(evaluation.metrics)
-        return found
+        return self.teaching.judge_own(
+            sum_over,
+            self._count_teacher,
+            summarise=self.summarise,
+            refuse_weak=self._refuse_weak,
+            hint="its weights",
+        )
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """`teacher_mse`: mean squared difference of the model's and each teacher's predictions."""
-        found = {}
-        for number, teacher in enumerate(self.own_teachers):
-            name = "teacher_mse" if number == 0 else f"teacher_mse_{number + 1}"
-            squares, examples = sum_over(partial(self._count_gap, model, teacher)).tolist()
-            found[name] = squares / max(examples, 1.0)
-        return found
+        return self.teaching.compare_own("teacher_mse", sum_over, partial(self._count_gap, model))
 
     def describe(self, metrics: Mapping[str, float]) -> str:
         """An evaluation's numbers, for a person."""
@@ -249,11 +249,6 @@ class Regress(RunTask):
 
     def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
         split, r2 = self.config.data.eval_split, evaluation.metrics["r2"]
-        if not evaluation.is_finite:
-            raise UserError(
-                f"distill.teacher {name!r} gives answers that are not finite on data.eval_split; "
-                "check its weights"
-            )
         get_logger().info("teacher r2 %.4f on %s", r2, split)
         if r2 <= 0 and not self.config.distill.allow_weak_teacher:
             raise UserError(

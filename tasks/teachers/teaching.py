@@ -8,7 +8,8 @@ compared by, stays with the task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +36,10 @@ from utils.runtime.processes.gathering import create_gather
 if TYPE_CHECKING:
     from datasets import Batch
     from engine import Plan, TrainState
+    from tasks.protocol import SumOver
     from utils.config.distill import DistillSection
     from utils.config.load import RunConfig
+    from utils.metrics import Evaluation
     from utils.runtime.base import Runtime
 
 # Travels with the numbers of a step: factors on the weights of the terms.
@@ -154,9 +157,51 @@ class Teaching:
 
     # Around the run.
 
-    def iterate_own(self) -> Iterator[tuple[str, FrozenModel]]:
-        """Names, for a person, and teachers with weights of their own; none with stored answers."""
-        yield from zip(list_names(self._config.distill), self.own, strict=False)
+    def judge_own(
+        self,
+        sum_over: SumOver,
+        count: Callable[[Any, Any], Tensor],
+        *,
+        summarise: Callable[[Tensor], Evaluation],
+        refuse_weak: Callable[[Evaluation, str], None],
+        hint: str,
+    ) -> list[dict[str, float]]:
+        """Metrics of the teachers with weights of their own; empty with stored answers.
+
+        Args:
+          count: sums of a teacher over a batch.
+          refuse_weak: raises where the teacher of that name knows nothing.
+          hint: what to check where a teacher's answers are not finite.
+
+        Raises:
+          UserError: a teacher's answers are not finite.
+        """
+        found = []
+        for name, teacher in zip(list_names(self._config.distill), self.own, strict=False):
+            evaluation = summarise(sum_over(partial(count, teacher)))
+            if not evaluation.is_finite:
+                raise UserError(
+                    f"distill.teacher {name!r} gives answers that are not finite on "
+                    f"data.eval_split; check {hint}"
+                )
+            refuse_weak(evaluation, name)
+            found.append(evaluation.metrics)
+        return found
+
+    def compare_own(
+        self, name: str, sum_over: SumOver, count: Callable[[Any, Any], Tensor], scale: float = 1.0
+    ) -> dict[str, float]:
+        """`name`, `name_2`, ...: a mean over the evaluation split for each teacher.
+
+        Args:
+          count: [2], a sum over a batch for a teacher, and the number of its examples.
+        """
+        found = {}
+        for number, teacher in enumerate(self.own, start=1):
+            total, examples = sum_over(partial(count, teacher)).tolist()
+            key = name if number == 1 else f"{name}_{number}"
+            found[key] = scale * total / max(examples, 1.0)
+        return found
 
 
 def create_noise_key(seed: int, step: int) -> Tensor:
