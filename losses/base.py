@@ -1,4 +1,19 @@
-"""Defines the inputs and the output of a loss, the base class of all losses, and their registry."""
+"""Defines the inputs and the output of a loss, and the base class of all losses.
+
+What holds for every `compute_*` and is not said again there:
+
+- `student_logits` and `teacher_logits` are [B, K], unnormalised; `student_features` and
+  `teacher_features` [B, C, P], C channels at P positions, of one shape.
+- The student's side receives the gradient; teachers, targets and classes are constants.
+- `classes`: int [B], the target classes; with mixed targets the heaviest.
+- `mask`: bool [B], valid examples; None if all are.
+- `temperature`: T > 0, divides the logits of both sides; the result is scaled by T^2, so that
+  gradients keep the hard-label scale.
+- `group_size`: consecutive examples that are compared with each other; 0: all of the batch.
+  Groups are [G, g, ...], their `weights` [G, g] are 1 for valid examples and 0 for the others.
+- The result is a scalar, float32 at least: summed over K, averaged over valid examples;
+  divergences in nats.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +23,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from losses.reductions import Mask
 from losses.sparse import SparseTeacher, compute_dense_log_probs
 from utils.errors import UserError, get_hint
 
@@ -64,7 +80,7 @@ class LossInputs:
     student_logits: Tensor
     targets: Tensor | None
     labels: Tensor | None = None
-    mask: Tensor | None = None
+    mask: Mask = None
     teacher_logits: tuple[Tensor, ...] = ()
     sparse_teacher: SparseTeacher | None = None
     student_distill_logits: Tensor | None = None
@@ -171,7 +187,6 @@ class LogitLoss(Loss):
         return inputs.student_logits
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value of `compare`, reduced."""
         student, teacher = self.get_student_logits(inputs), get_teacher_logits(inputs)
         check_classes(student, teacher)
         value = self.compare(student, teacher, inputs)

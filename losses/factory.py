@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor, nn
 
 from losses.base import Loss
 from losses.table import LOSSES
 from utils.errors import UserError, get_near_names
 from utils.registry import Registry
+
+GIVEN = inspect.Parameter.empty  # in place of a default: a configuration must name the argument
+_ATTRIBUTES = {"why_not_tokens", "takes_numbers"}
 
 
 def create_loss(
@@ -65,10 +71,53 @@ def create_from(
     return factory(**args)
 
 
+def define(
+    kind: type[nn.Module],
+    name: str,
+    function: Callable[..., Tensor],
+    positive: str = "",
+    **defaults: Any,
+) -> Callable[..., Any]:
+    """A factory of the losses `kind(function, **arguments)`.
+
+    Args:
+      name: of the loss, for errors.
+      positive: arguments, space between them, that must be numbers above 0.
+      defaults: all that a configuration can name. `why_not_tokens` and `takes_numbers` are none of
+        them but attributes of the loss.
+    """
+    attributes = {key: defaults.pop(key) for key in _ATTRIBUTES & defaults.keys()}
+
+    def create(**given: Any) -> nn.Module:
+        arguments = defaults | given
+        check_positive(name, **{key: arguments[key] for key in positive.split()})
+        loss = kind(function, **arguments)
+        vars(loss).update(attributes)
+        return loss
+
+    keywords = [
+        inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=value)
+        for key, value in defaults.items()
+    ]
+    create.__signature__ = inspect.Signature(keywords)
+    return create
+
+
+def is_number(value: object, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Whether it is a number, which true and false are not, within these bounds."""
+    is_real = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_real and least <= value <= most
+
+
+def is_count(value: object, least: int = 0) -> bool:
+    """Whether it is a whole number of at least so many."""
+    return isinstance(value, int) and is_number(value, least)
+
+
 def check_positive(name: str, **values: float) -> None:
     """Refuse arguments that are not numbers above 0."""
     for key, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        if not is_number(value) or value <= 0:
             raise UserError(f"distill.losses: {name}.{key} is {value!r}; give a number above 0")
 
 

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from utils.errors import UserError
 
+Mask = Tensor | None  # bool [B], valid examples; None if all are
+
 
 def upcast(values: Tensor) -> Tensor:
     """float32 of a half-precision tensor; float32 and float64 as they are."""
@@ -20,7 +22,7 @@ def as_constant(values: Tensor) -> Tensor:
     return upcast(values.detach())
 
 
-def mean_valid(per_example: Tensor, mask: Tensor | None = None) -> Tensor:
+def mean_valid(per_example: Tensor, mask: Mask = None) -> Tensor:
     """Mean of [B] values over the valid examples; 0 if there is none.
 
     The divisor is this batch's own count. Training batches are always full, so the mean over
@@ -48,7 +50,7 @@ def split_groups(values: Tensor, group_size: int) -> Tensor:
     return values.reshape(batch // size, size, *values.shape[1:])
 
 
-def get_group_weights(values: Tensor, mask: Tensor | None, group_size: int) -> Tensor:
+def get_group_weights(values: Tensor, mask: Mask, group_size: int) -> Tensor:
     """[G, g] weights, 1 for valid examples and 0 for the others, in the dtype of `values`."""
     if mask is None:
         mask = torch.ones(values.shape[0], dtype=torch.bool, device=values.device)
@@ -59,6 +61,14 @@ def mean_groups(per_group: Tensor, weights: Tensor) -> Tensor:
     """Mean of [G] values, each group counted by its valid examples, from [G, g] weights."""
     counts = weights.sum(dim=1)
     return (per_group * counts).sum() / counts.sum().clamp(min=1)
+
+
+def soften(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of the teacher, then of the student, at a temperature."""
+    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
+    return log_probs, torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
 
 
 def safe_sqrt(squares: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.reductions import Mask, as_constant, mean_valid, upcast
 
 MIN_MASS = 1e-30  # keeps the logarithm of an empty rest finite in float32
 
@@ -44,14 +44,9 @@ def compute_dense_log_probs(teacher: SparseTeacher, num_classes: int) -> Tensor:
 
 
 def compute_sparse_cross_entropy(
-    student_logits: Tensor, teacher: SparseTeacher, *, mask: Tensor | None = None
+    student_logits: Tensor, teacher: SparseTeacher, *, mask: Mask = None
 ) -> Tensor:
     """Cross-entropy with a stored teacher, without building its [B, K] distribution.
-
-    Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher: constant here.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats at temperature 1: summed over K, averaged over valid examples. It lies above

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from losses.table import LOSSES
 from tests.support.documented_commands import (
     Places,
     UnknownCommandError,
@@ -62,18 +61,6 @@ def test_the_readme_shows_the_commands_of_the_project():
     text = "\n".join(command for document, command in COMMANDS if document == "README.md")
     for needed in ("run_commands.sh demo", "run_commands.sh test", "main.py --config"):
         assert needed in text
-
-
-def test_documents_count_the_losses_alike():
-    names = list(LOSSES)
-    losses = {LOSSES.get(name) for name in names}
-    for document, words in (
-        ("README.md", f"by {len(losses)} losses ({len(names)} names)"),
-        ("docs/losses.md", f"There are {len(names)} names"),
-        ("docs/losses.md", f": {len(losses)} losses."),
-        ("docs/first_hour.md", f"has {len(losses)} losses to teach by"),
-    ):
-        assert words in (ROOT / document).read_text(encoding="utf-8"), document
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -29,12 +29,7 @@ class CrossAttentionProjector(nn.Module):
     """
 
     def __init__(
-        self,
-        student: tuple[int, ...],
-        teacher: int,
-        positions: int,
-        heads: int,
-        score_scale: float,
+        self, student: tuple[int, ...], teacher: int, positions: int, heads: int, score_scale: float
     ) -> None:
         super().__init__()
         width, *size = student
@@ -135,7 +130,6 @@ class ScaleUp(FeatureLoss):
             self.projectors[get_key(path)] = pair
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs and both views."""
         total = 0
         for path in self.layers:
             student, teacher = self.get_pair(inputs, path)

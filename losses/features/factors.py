@@ -8,28 +8,23 @@ import torch
 from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
-from losses.factory import check_positive
+from losses.factory import check_positive, is_count
 from losses.features.heads import require_one_pair
-from losses.features.hints import FeatureLoss, pool_adaptive
+from losses.features.hints import FeatureLoss, match_sizes
 from losses.reductions import mean_valid, unit_rows
 from utils.errors import UserError
 
 LEAK = 0.1  # of all its ReLUs
 
 
-def create_encoder(inward: int, outward: int) -> nn.Sequential:
-    """Three 3x3 convolutions, each before a leaky ReLU: C -> C -> F -> F channels."""
+def create_coder(kind: type[nn.Module], inward: int, outward: int) -> nn.Sequential:
+    """Three 3x3 convolutions, each before a leaky ReLU: C -> C -> F -> F channels.
+
+    An encoder's are `nn.Conv2d`; a decoder goes the way back by `nn.ConvTranspose2d`.
+    """
     layers: list[nn.Module] = []
     for pair in ((inward, inward), (inward, outward), (outward, outward)):
-        layers += [nn.Conv2d(*pair, kernel_size=3, padding=1), nn.LeakyReLU(LEAK)]
-    return nn.Sequential(*layers)
-
-
-def create_decoder(inward: int, outward: int) -> nn.Sequential:
-    """The way back, by transposed convolutions: F -> F -> C -> C channels."""
-    layers: list[nn.Module] = []
-    for pair in ((inward, inward), (inward, outward), (outward, outward)):
-        layers += [nn.ConvTranspose2d(*pair, kernel_size=3, padding=1), nn.LeakyReLU(LEAK)]
+        layers += [kind(*pair, kernel_size=3, padding=1), nn.LeakyReLU(LEAK)]
     return nn.Sequential(*layers)
 
 
@@ -59,8 +54,7 @@ class FactorTransfer(FeatureLoss):
         super().__init__(layers)
         require_one_pair("ft", self)
         check_positive("ft", rate=rate)
-        is_count = isinstance(paraphrase_steps, int) and not isinstance(paraphrase_steps, bool)
-        if not is_count or paraphrase_steps < 0:
+        if not is_count(paraphrase_steps):
             raise UserError(
                 f"distill.losses: ft.paraphrase_steps is {paraphrase_steps!r}; give a whole number "
                 "of 0 or more, the steps that its paraphraser has for itself"
@@ -79,17 +73,14 @@ class FactorTransfer(FeatureLoss):
             )
         width = shapes[1][1]
         factor = max(1, round(width * self.rate))
-        self.encoder, self.decoder = create_encoder(width, factor), create_decoder(factor, width)
-        self.translator = create_encoder(shapes[0][1], factor)
+        self.encoder = create_coder(nn.Conv2d, width, factor)
+        self.decoder = create_coder(nn.ConvTranspose2d, factor, width)
+        self.translator = create_coder(nn.Conv2d, shapes[0][1], factor)
 
     def compute(self, inputs: LossInputs) -> Tensor:
         """What the paraphraser loses, and the gap of the factors once it counts."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
-        sizes = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
-        student, teacher = (
-            side if list(side.shape[2:]) == sizes else pool_adaptive(side, *sizes)
-            for side in (student, teacher)
-        )
+        student, teacher = match_sizes(student, teacher)
         factor = self.encoder(teacher)
         lost = (self.decoder(factor) - teacher).square().flatten(1).mean(dim=1)
         gap = compute_factor_gap(self.translator(student), factor.detach())

@@ -12,7 +12,7 @@ from losses.base import LossInputs, Shapes
 from losses.factory import check_positive
 from losses.features.hints import FeatureLoss, ProjectedLoss
 from losses.features.maps import get_channels, match_positions
-from losses.reductions import mean_valid, safe_sqrt
+from losses.reductions import Mask, mean_valid, safe_sqrt
 from utils.errors import UserError
 
 MIN_VARIANCE = 1e-5  # under the learnt variances of VID
@@ -72,7 +72,7 @@ class WassersteinFeatures(ProjectedLoss):
         self.grid = grid
         self.weights = {"mean_weight": mean_weight, "eps": eps}
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """The scalar of one pair: summed over channels, averaged over valid examples."""
         if student.ndim < 3:
             raise UserError(
@@ -133,7 +133,6 @@ class VariationalInformation(FeatureLoss):
             self.gaussians.append(ChannelGaussian(*(get_width(shape) for shape in pair)))
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs of layers."""
         total = 0
         for path, gaussian in zip(self.layers, self.gaussians, strict=True):
             pair = match_positions(*(get_positions(x) for x in self.get_pair(inputs, path)))
@@ -163,11 +162,7 @@ class PrimeAware(ProjectedLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Projections, and a layer of variances for each pair, which starts at v = 1."""
-        pooled = [
-            {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
-            for shapes in (student_shapes, teacher_shapes)
-        ]
-        super().build(*pooled)
+        super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
         for path in self.layers:
             student = get_width(student_shapes[path])
             layer = nn.Linear(student, get_width(teacher_shapes[self.layers[path]]))
@@ -176,7 +171,6 @@ class PrimeAware(ProjectedLoss):
             self.variances.append(layer)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs of layers."""
         total = 0
         for path, layer in zip(self.layers, self.variances, strict=True):
             student, teacher = (get_vector(x) for x in self.get_raw_pair(inputs, path))
@@ -190,6 +184,11 @@ class PrimeAware(ProjectedLoss):
 def get_width(shape: tuple[int, ...]) -> int:
     """Channels of maps, width of tokens and vectors."""
     return shape[1] if len(shape) == 4 else shape[-1]
+
+
+def pool_shapes(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """Shapes of what `get_vector` makes of such activations."""
+    return {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
 
 
 def get_positions(features: Tensor) -> Tensor:

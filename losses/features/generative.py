@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
-from losses.factory import check_positive
+from losses.factory import check_positive, is_number
 from losses.features.hints import FeatureLoss, ProjectedLoss, get_key
 from losses.noise import draw_for
 from losses.reductions import mean_valid
@@ -51,7 +51,6 @@ class MaskedGeneration(ProjectedLoss):
             self.generations.append(create_generation(width))
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs."""
         total = 0
         for path, generation in zip(self.layers, self.generations, strict=True):
             student, teacher = self.get_pair(inputs, path)
@@ -123,7 +122,6 @@ class TransformerGuidelines(FeatureLoss):
         self.generation = create_generation(width)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Both parts."""
         *low, high = [
             [side[:, self.prefix_tokens :] for side in self.get_pair(inputs, path)]
             for path in self.layers
@@ -156,6 +154,5 @@ def create_generation(width: int) -> nn.Sequential:
 
 def check_ratio(name: str, value: float) -> None:
     """Refuse a share of masked positions that leaves none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < 1:
+    if not is_number(value) or not 0 <= value < 1:
         raise UserError(f"distill.losses: {name}.mask_ratio is {value!r}; give 0 <= value < 1")

@@ -11,10 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from losses.base import Loss, LossInputs, get_feature, get_teacher_logits
+from losses.base import Loss, LossInputs, get_teacher_logits
 from losses.factory import check_positive
 from losses.features.gaussians import get_vector
-from losses.features.hints import FeatureLoss, ProjectedLoss, compute_feature_mse, pool_adaptive
+from losses.features.hints import (
+    FeatureLoss,
+    ProjectedLoss,
+    compute_feature_mse,
+    get_student_features,
+    get_teacher_features,
+    pool_adaptive,
+)
 from losses.logits.decoupled import split_log_probs
 from losses.reductions import as_constant, mean_valid, unit_rows, upcast
 from utils.errors import UserError
@@ -89,11 +96,10 @@ class WassersteinLogits(Loss):
         return (f"{self.teacher_head}.weight",)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
         student = upcast(inputs.student_logits)
         teacher = as_constant(get_teacher_logits(inputs))
-        weight = get_feature(inputs.teacher_features, self.teacher_layers()[0], "teacher")
-        costs = compute_class_costs(as_constant(weight), self.sharpness)
+        (weight,) = get_teacher_features(inputs, *self.teacher_layers())
+        costs = compute_class_costs(weight, self.sharpness)
         if costs.shape[0] != student.shape[-1]:
             raise UserError(
                 f"distill.losses: wkd_l.teacher_head ({self.teacher_head}) has {costs.shape[0]} "
@@ -140,12 +146,8 @@ class SoftmaxRegression(ProjectedLoss):
         return (*super().teacher_layers(), f"{head}.weight", f"{head}.bias")
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The weighted sum of both parts."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
-        _, *paths = self.teacher_layers()
-        weight, bias = (
-            as_constant(get_feature(inputs.teacher_features, path, "teacher")) for path in paths
-        )
+        weight, bias = get_teacher_features(inputs, *self.teacher_layers()[1:])
         vectors = [get_vector(side) for side in (student, teacher)]
         answers = [side @ weight.T + bias for side in vectors]
         parts = (
@@ -177,18 +179,15 @@ class ClassAttention(FeatureLoss):
         self.size = size
 
     def student_layers(self) -> tuple[str, ...]:
-        """The maps and the classifier's weights."""
         return (*super().student_layers(), self.heads[0])
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The maps and the classifier's weights."""
         return (*super().teacher_layers(), self.heads[1])
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The scalar of the pair."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
-        weight = upcast(get_feature(inputs.student_features, self.heads[0], "student"))
-        constant = as_constant(get_feature(inputs.teacher_features, self.heads[1], "teacher"))
+        (weight,) = get_student_features(inputs, self.heads[0])
+        (constant,) = get_teacher_features(inputs, self.heads[1])
         maps = [self.get_maps(student, weight), self.get_maps(teacher, constant)]
         return compute_feature_mse(*maps, mask=inputs.mask)
 

@@ -10,21 +10,19 @@ from torch import Tensor, nn
 from losses.base import Loss, LossInputs, Shapes, get_feature
 from losses.factory import check_choice, check_positive
 from losses.features.projections import REGRESSORS, create_projection
-from losses.reductions import as_constant, mean_valid, safe_sqrt, unit_rows, upcast
+from losses.reductions import Mask, as_constant, mean_valid, safe_sqrt, unit_rows, upcast
 from utils.errors import UserError, get_hint
 
 HCL_LEVELS = (4, 2, 1)
 
 
 def compute_feature_mse(
-    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
+    student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None
 ) -> Tensor:
     """Mean squared difference of two activations.
 
     Args:
       student_features: [B, ...], after its projection; receives the gradient.
-      teacher_features: the same shape; constant here.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: mean over all elements of an example, then over valid examples.
@@ -34,6 +32,15 @@ def compute_feature_mse(
     """
     difference = upcast(student_features) - as_constant(teacher_features)
     return mean_valid(difference.square().flatten(1).mean(dim=1), mask)
+
+
+def match_sizes(student: Tensor, teacher: Tensor) -> list[Tensor]:
+    """Both maps [B, C, H, W], the larger averaged to the smaller along each axis."""
+    sizes = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
+    return [
+        side if list(side.shape[2:]) == sizes else pool_adaptive(side, *sizes)
+        for side in (student, teacher)
+    ]
 
 
 def pool_adaptive(values: Tensor, height: int, width: int) -> Tensor:
@@ -89,15 +96,11 @@ def compute_attention_gaps(
     return maps[0] - maps[1]
 
 
-def compute_hcl(
-    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def compute_hcl(student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None) -> Tensor:
     """Hierarchical context loss of one stage: MSE at full size and on averages of 4, 2 and 1.
 
     Args:
       student_features: [B, C, h, w]; receives the gradient.
-      teacher_features: the same shape; constant here.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: weighted mean of the levels' mean squared differences; weights 1, then 1/2, 1/4, ..
@@ -117,6 +120,16 @@ def compute_hcl(
         pooled = pool_adaptive(student, level, level), pool_adaptive(teacher, level, level)
         total = total + weight * compute_feature_mse(*pooled, mask=mask)
     return total / weights
+
+
+def get_student_features(inputs: LossInputs, *paths: str) -> list[Tensor]:
+    """Upcast activations or parameters of the student."""
+    return [upcast(get_feature(inputs.student_features, path, "student")) for path in paths]
+
+
+def get_teacher_features(inputs: LossInputs, *paths: str) -> list[Tensor]:
+    """Upcast constants of the teacher."""
+    return [as_constant(get_feature(inputs.teacher_features, path, "teacher")) for path in paths]
 
 
 class FeatureLoss(Loss):
@@ -142,9 +155,9 @@ class FeatureLoss(Loss):
 
     def get_raw_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
         """Upcast activations of one pair."""
-        teacher_path = self.layers[student_path]
-        student = upcast(get_feature(inputs.student_features, student_path, "student"))
-        return student, as_constant(get_feature(inputs.teacher_features, teacher_path, "teacher"))
+        (student,) = get_student_features(inputs, student_path)
+        (teacher,) = get_teacher_features(inputs, self.layers[student_path])
+        return student, teacher
 
     def project(self, student_path: str, student: Tensor) -> Tensor:
         """An activation of the student through its projection, if it has one."""
@@ -156,12 +169,10 @@ class FeatureLoss(Loss):
         student, teacher = self.get_raw_pair(inputs, student_path)
         return self.project(student_path, student), teacher
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair of activations."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         raise NotImplementedError
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs; targets and logits are not used."""
         pairs = [self.get_pair(inputs, path) for path in self.layers]
         return sum(self.compute_pair(*pair, inputs.mask) for pair in pairs)
 
@@ -209,8 +220,7 @@ class FitNet(ProjectedLoss):
     `convreg` derives from the shapes.
     """
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_feature_mse(student, teacher, mask=mask)
 
 
@@ -219,8 +229,7 @@ class HCL(ProjectedLoss):
 
     why_not_tokens = "pools maps of an image at several sizes"
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair of maps."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_hcl(student, teacher, mask=mask)
 
 
@@ -238,8 +247,7 @@ class AttentionTransfer(FeatureLoss):
         check_positive("at", power=power)
         self.power = power
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         gaps = compute_attention_gaps(student, teacher, self.power)
         return mean_valid(gaps.square().mean(dim=1), mask)
 
@@ -247,7 +255,7 @@ class AttentionTransfer(FeatureLoss):
 class PaperAttentionTransfer(AttentionTransfer):
     """Norm, not squared, of the same difference, averaged over valid examples."""
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """The scalar of one pair; the gradient is 0 where the maps are equal."""
         gaps = compute_attention_gaps(student, teacher, self.power)
         return mean_valid(safe_sqrt(gaps.square().sum(dim=1)), mask)

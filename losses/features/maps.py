@@ -12,10 +12,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from losses.base import LossInputs, get_feature
+from losses.base import LossInputs
 from losses.factory import check_positive
-from losses.features.hints import FeatureLoss, ProjectedLoss, pool_adaptive
-from losses.reductions import as_constant, mean_valid, unit_rows
+from losses.features.hints import FeatureLoss, ProjectedLoss, get_teacher_features, pool_adaptive
+from losses.reductions import Mask, mean_valid, unit_rows
 from utils.errors import UserError
 
 RARE = 1e-3  # share below 0 under which the margin is -3 deviations
@@ -57,15 +57,12 @@ def match_positions(student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
     return pair
 
 
-def compute_nst(
-    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def compute_nst(student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None) -> Tensor:
     """Squared maximum mean discrepancy of the channels' unit maps, kernel (x'y)^2.
 
     Args:
       student_features: [B, C_s, P]; receives the gradient.
       teacher_features: [B, C_t, P]; the widths may differ.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: means over pairs of channels, averaged over valid examples.
@@ -82,19 +79,9 @@ def compute_nst(
 
 
 def compute_cwd(
-    student_features: Tensor,
-    teacher_features: Tensor,
-    temperature: float,
-    *,
-    mask: Tensor | None = None,
+    student_features: Tensor, teacher_features: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
     """KL between each channel's softmax over positions.
-
-    Args:
-      student_features: [B, C, P]; receives the gradient.
-      teacher_features: the same shape.
-      temperature: T > 0; the result is scaled by T^2.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats: summed over positions, averaged over channels and valid examples.
@@ -108,11 +95,7 @@ def compute_cwd(
 
 
 def compute_ab(
-    student_features: Tensor,
-    teacher_features: Tensor,
-    margin: float,
-    *,
-    mask: Tensor | None = None,
+    student_features: Tensor, teacher_features: Tensor, margin: float, *, mask: Mask = None
 ) -> Tensor:
     """Squared hinge that pushes a neuron to the side of 0 on which the teacher's one lies.
 
@@ -120,7 +103,6 @@ def compute_ab(
       student_features: [B, ...] before its ReLU; receives the gradient.
       teacher_features: the same shape, before its ReLU; only the signs count, 0 as negative.
       margin: > 0; beyond it on the right side nothing is asked.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: summed over the neurons of an example, averaged over valid examples.
@@ -145,11 +127,7 @@ def compute_margins(weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def compute_ofd(
-    student_features: Tensor,
-    teacher_features: Tensor,
-    margins: Tensor,
-    *,
-    mask: Tensor | None = None,
+    student_features: Tensor, teacher_features: Tensor, margins: Tensor, *, mask: Mask = None
 ) -> Tensor:
     """Partial squared distance to the teacher's margin ReLU.
 
@@ -160,7 +138,6 @@ def compute_ofd(
       student_features: [B, C, ...], before its ReLU; receives the gradient.
       teacher_features: the same shape, before its ReLU.
       margins: [C], below 0.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: summed over an example, averaged over valid examples.
@@ -187,14 +164,12 @@ def compute_fsp_matrix(first: Tensor, second: Tensor) -> Tensor:
 
 
 def compute_ickd(
-    student_features: Tensor, teacher_features: Tensor, *, mask: Tensor | None = None
+    student_features: Tensor, teacher_features: Tensor, *, mask: Mask = None
 ) -> Tensor:
     """Squared gap of the row-normalised Gram matrices between channels.
 
     Args:
-      student_features: [B, C, P]; receives the gradient.
       teacher_features: [B, C, P']; the positions may differ.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: summed over C * C, divided by C, averaged over valid examples.
@@ -220,8 +195,7 @@ def _pool_max(values: Tensor, height: int, width: int) -> Tensor:
 class NeuronSelectivity(FeatureLoss):
     """`compute_nst` of each pair, the larger map pooled to the smaller."""
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_nst(*match_positions(student, teacher), mask=mask)
 
 
@@ -235,8 +209,7 @@ class ChannelWise(ProjectedLoss):
         check_positive("cwd", temperature=temperature)
         self.temperature = temperature
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         pair = get_channels(student), get_channels(teacher)
         return compute_cwd(*pair, self.temperature, mask=mask)
 
@@ -254,8 +227,7 @@ class ActivationBoundaries(ProjectedLoss):
         check_positive("ab", margin=margin)
         self.margin = margin
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_ab(student, teacher, self.margin, mask=mask)
 
 
@@ -275,16 +247,11 @@ class FeatureOverhaul(ProjectedLoss):
         return (*layers, *parameters)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs."""
         total = 0
         for path, teacher_path in self.layers.items():
             student, teacher = self.get_pair(inputs, path)
-            weight, bias = (
-                as_constant(
-                    get_feature(inputs.teacher_features, f"{teacher_path}.{key}", "teacher")
-                )
-                for key in ("weight", "bias")
-            )
+            parameters = (f"{teacher_path}.{key}" for key in ("weight", "bias"))
+            weight, bias = get_teacher_features(inputs, *parameters)
             if teacher.ndim != 4 or weight.shape != (teacher.shape[1],):
                 raise UserError(
                     f"distill.losses: ofd finds a weight of {tuple(weight.shape)} for activations "
@@ -315,7 +282,6 @@ class FlowOfSolution(FeatureLoss):
             )
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over neighbouring layers."""
         pairs = [self.get_pair(inputs, path) for path in self.layers]
         for student, teacher in pairs:
             if student.ndim != 4 or student.shape[1] != teacher.shape[1]:
@@ -334,6 +300,5 @@ class FlowOfSolution(FeatureLoss):
 class InterChannelCorrelation(ProjectedLoss):
     """`compute_ickd` of each pair, the student's side projected where shapes differ."""
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_ickd(get_channels(student), get_channels(teacher), mask=mask)

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from losses.base import LossInputs, Shapes
 from losses.factory import check_positive
-from losses.features.gaussians import get_vector, get_width
+from losses.features.gaussians import get_vector, get_width, pool_shapes
 from losses.features.heads import require_one_pair
 from losses.features.hints import ProjectedLoss
 from losses.memories import RankMemory
-from losses.reductions import mean_valid, safe_sqrt, unit_rows
+from losses.reductions import Mask, mean_valid, safe_sqrt, unit_rows
 from utils.errors import UserError
 
 MIN_NORM = 1e-12  # under the longer of two embeddings
 
 
 def compute_norm_and_direction(
-    student: Tensor, teacher: Tensor, directions: Tensor, *, mask: Tensor | None = None
+    student: Tensor, teacher: Tensor, directions: Tensor, *, mask: Mask = None
 ) -> Tensor:
     """1 - s e / max(|s|, |t|): the student turns to e and grows to the teacher's length.
 
@@ -28,7 +28,6 @@ def compute_norm_and_direction(
       student: [B, D]; receives the gradient, through its length as well.
       teacher: [B, D].
       directions: [B, D] unit vectors e, the direction of each example's class.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar, averaged over valid examples.
@@ -62,13 +61,9 @@ class NormAndDirection(RankMemory, ProjectedLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """A projection between the vectors, and the sums of the teacher's."""
-        pooled = [
-            {path: (shape[0], get_width(shape)) for path, shape in shapes.items()}
-            for shapes in (student_shapes, teacher_shapes)
-        ]
-        super().build(*pooled)
-        (path,) = self.layers.values()
-        self.register_buffer("sums", torch.zeros(self.num_classes, pooled[1][path][1]))
+        super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
+        width = get_width(teacher_shapes[next(iter(self.layers.values()))])
+        self.register_buffer("sums", torch.zeros(self.num_classes, width))
 
     def compute(self, inputs: LossInputs) -> Tensor:
         """The value; afterwards the valid examples are added to their classes."""
@@ -89,7 +84,7 @@ class NormAndDirection(RankMemory, ProjectedLoss):
         return compute_norm_and_direction(student, teacher, directions, mask=inputs.mask)
 
     @torch.no_grad()
-    def remember(self, teacher: Tensor, classes: Tensor, mask: Tensor | None) -> None:
+    def remember(self, teacher: Tensor, classes: Tensor, mask: Mask) -> None:
         """Add embeddings [B, D], and those of the other ranks, to the sums of their classes."""
         if mask is not None:
             teacher = torch.where(mask.unsqueeze(1), teacher, torch.zeros_like(teacher))

@@ -63,7 +63,6 @@ class ReusedMaps(FeatureLoss):
             )
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The scalar of the pair."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
         if student.shape != teacher.shape:
             teacher = pool_adaptive(teacher, *student.shape[2:])
@@ -109,7 +108,6 @@ class ManyToOne(FeatureLoss):
                 )
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The scalar of the pair."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
         sides = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
         student, teacher = (_reduce(side, sides) for side in (student, teacher))

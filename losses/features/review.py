@@ -118,7 +118,6 @@ class KnowledgeReview(FeatureLoss):
             self.fusions.append(fusion)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the stages, from the deepest."""
         stages = list(zip(self.layers, self.fusions, strict=True))
         total, residual = 0, None
         for path, fusion in reversed(stages):

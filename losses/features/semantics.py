@@ -7,18 +7,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from losses.base import LossInputs, Shapes, get_feature
-from losses.factory import check_positive
-from losses.features.hints import FeatureLoss, pool_adaptive
-from losses.features.review import GroupNormaliser
-from losses.reductions import (
-    as_constant,
-    get_group_weights,
-    mean_valid,
-    split_groups,
-    unit_rows,
-    upcast,
+from losses.base import LossInputs, Shapes
+from losses.factory import check_positive, is_count
+from losses.features.hints import (
+    FeatureLoss,
+    get_student_features,
+    get_teacher_features,
+    match_sizes,
 )
+from losses.features.review import GroupNormaliser
+from losses.reductions import get_group_weights, mean_valid, split_groups, unit_rows
 from utils.errors import UserError
 
 
@@ -79,7 +77,7 @@ class SemanticCalibration(FeatureLoss):
         self, layers: Mapping[str, str], group_size: int, embed_width: int | None = None
     ) -> None:
         super().__init__(layers)
-        if not isinstance(group_size, int) or isinstance(group_size, bool) or group_size < 2:
+        if not is_count(group_size, 2):
             raise UserError(
                 f"distill.losses: semckd.group_size is {group_size!r}; give a whole number of 2 or "
                 "more, which its networks are made for"
@@ -107,12 +105,8 @@ class SemanticCalibration(FeatureLoss):
         self.projectors.extend(MapProjector(*pair) for pair in widths)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The weighed sum over all pairs."""
-        seen = inputs.student_features, inputs.teacher_features
-        own = [upcast(get_feature(seen[0], path, "student")) for path in self.student_layers()]
-        theirs = [
-            as_constant(get_feature(seen[1], path, "teacher")) for path in self.teacher_layers()
-        ]
+        own = get_student_features(inputs, *self.student_layers())
+        theirs = get_teacher_features(inputs, *self.teacher_layers())
         weights = get_group_weights(own[0], inputs.mask, self.group_size)
         queries = [embed(x, weights) for embed, x in zip(self.queries, own, strict=True)]
         keys = [embed(x, weights) for embed, x in zip(self.keys, theirs, strict=True)]
@@ -127,9 +121,5 @@ class SemanticCalibration(FeatureLoss):
         self, projector: MapProjector, student: Tensor, teacher: Tensor, weights: Tensor
     ) -> Tensor:
         """[B] mean squared gaps of one pair, at the smaller size."""
-        sizes = [min(pair) for pair in zip(student.shape[2:], teacher.shape[2:], strict=True)]
-        student, teacher = (
-            side if list(side.shape[2:]) == sizes else pool_adaptive(side, *sizes)
-            for side in (student, teacher)
-        )
+        student, teacher = match_sizes(student, teacher)
         return (projector(student, weights) - teacher).square().flatten(1).mean(dim=1)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from losses.factory import check_positive
-from losses.reductions import as_constant, mean_valid, unit_rows, upcast
+from losses.factory import define
+from losses.reductions import Mask, as_constant, mean_valid, unit_rows, upcast
 
 
 class EmbeddingLoss(nn.Module):
@@ -30,18 +30,17 @@ class EmbeddingLoss(nn.Module):
           patches: of an image in the teacher's grid; 0: the features are pooled.
         """
 
-    def forward(self, student: Tensor, teacher: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, student: Tensor, teacher: Tensor, mask: Mask = None) -> Tensor:
         """The scalar, a mean over valid examples; half precision is computed in float32.
 
         Args:
           student: [B, D] or [B, N, D], carries the gradient.
           teacher: the same shape; constant here.
-          mask: bool [B], valid examples; none: all are valid.
         """
         with torch.autocast(student.device.type, enabled=False):
             return self.compute(upcast(student), as_constant(teacher), mask)
 
-    def compute(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """The scalar of float32 features, with autocast off."""
         raise NotImplementedError
 
@@ -50,21 +49,21 @@ class GapLoss(EmbeddingLoss):
     """Mean of a gap between two features of a place, over places and valid examples.
 
     Args:
-      function: (student, teacher) [..., D] -> [...]; pure maths.
+      function: (student, teacher) [..., D] -> [...]; pure maths, which takes `arguments` too.
     """
 
-    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor], **arguments: float) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.arguments = function, arguments
 
-    def compute(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """The mean; each place of a valid example counts as much."""
-        gaps = self.function(student, teacher)
+        gaps = self.function(student, teacher, **self.arguments)
         return mean_valid(gaps.reshape(len(gaps), -1).mean(dim=1), mask)
 
 
 def compute_cosine_gap(student: Tensor, teacher: Tensor) -> Tensor:
-    """[...] 1 - cosine of features [..., D], 0 to 2; 1 where one side is zero."""
+    """[...] 1 - cosine of features [..., D], 0 to 2, whatever their scale; 1 where one is zero."""
     return 1.0 - (unit_rows(student) * unit_rows(teacher)).sum(dim=-1)
 
 
@@ -82,17 +81,6 @@ def compute_smooth_gap(student: Tensor, teacher: Tensor, beta: float = 1.0) -> T
     return torch.where(gap < beta, gap.square() / (2 * beta), gap - beta / 2).mean(dim=-1)
 
 
-def create_cosine() -> GapLoss:
-    """`compute_cosine_gap`: directions alone, whatever the scale of a teacher."""
-    return GapLoss(compute_cosine_gap)
-
-
-def create_mse() -> GapLoss:
-    """`compute_squared_gap`."""
-    return GapLoss(compute_squared_gap)
-
-
-def create_smooth_l1(beta: float = 1.0) -> GapLoss:
-    """`compute_smooth_gap`."""
-    check_positive("smooth_l1", beta=beta)
-    return GapLoss(lambda student, teacher: compute_smooth_gap(student, teacher, beta))
+create_cosine = define(GapLoss, "cosine", compute_cosine_gap)
+create_mse = define(GapLoss, "mse", compute_squared_gap)
+create_smooth_l1 = define(GapLoss, "smooth_l1", compute_smooth_gap, "beta", beta=1.0)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from losses.base import LossOutput
 from losses.factory import create_from
 from losses.label_free.embeddings import EmbeddingLoss
+from losses.reductions import Mask
 from losses.table import EMBEDDING_LOSSES
 from utils.config.distill import LossTerm
 from utils.errors import UserError, get_hint
@@ -52,7 +53,7 @@ class LabelFreeInputs:
 
     students: tuple[Embeddings, ...]
     teachers: tuple[Embeddings, ...]
-    mask: Tensor | None = None
+    mask: Mask = None
     term_scales: Tensor | None = None
 
 

@@ -13,7 +13,6 @@ class TinyViTSparse(Loss):
     """`compute_sparse_cross_entropy` with the step's stored teacher; targets are not used."""
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head."""
         if inputs.sparse_teacher is None:
             raise UserError(
                 "distill.losses: tinyvit_sparse needs stored teacher answers; set "

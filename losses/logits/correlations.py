@@ -8,24 +8,22 @@ import torch
 from torch import Tensor
 
 from losses.base import LossInputs, get_teacher_logits
-from losses.factory import check_positive
+from losses.factory import check_positive, is_number
 from losses.features.hints import ProjectedLoss
 from losses.features.maps import get_channels
-from losses.logits.matching import compute_correlation, compute_dist
-from losses.reductions import get_group_weights, mean_groups, mean_valid, split_groups
+from losses.logits.matching import CORRELATES, compute_correlation, compute_dist
+from losses.reductions import Mask, get_group_weights, mean_groups, mean_valid, split_groups
 from utils.errors import UserError
 
 EPS = 1e-8  # on products of norms, as `dist` has it
 
 
 def compute_channel_gap(
-    student_features: Tensor, teacher_features: Tensor, eps: float, *, mask: Tensor | None = None
+    student_features: Tensor, teacher_features: Tensor, eps: float, *, mask: Mask = None
 ) -> Tensor:
     """1 - correlation over the channels, a mean over positions and valid examples.
 
     Args:
-      student_features: [B, C, P]; receives the gradient.
-      teacher_features: the same shape.
       eps: added to the product of the norms.
     """
     sides = [side.transpose(1, 2) for side in (student_features, teacher_features)]
@@ -39,15 +37,12 @@ def compute_position_gap(
     eps: float,
     *,
     group_size: int,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """1 - correlation of channel sums over a group's examples, a mean over positions.
 
     Args:
-      student_features: [B, C, P]; receives the gradient.
-      teacher_features: the same shape.
       eps: added to the product of the norms.
-      group_size: examples that are correlated over; 0: all.
     """
     weights = get_group_weights(student_features, mask, group_size)
     sides = [
@@ -69,7 +64,7 @@ class DistPlus(ProjectedLoss):
     says what of it was seen at second hand.
     """
 
-    why_not_tokens = "correlates each class over the examples of a group"
+    why_not_tokens = CORRELATES
 
     def __init__(
         self,
@@ -81,22 +76,21 @@ class DistPlus(ProjectedLoss):
     ) -> None:
         super().__init__(layers, regressor)
         check_positive("dist_plus", temperature=temperature)
-        if not _are_weights(weights):
+        is_list = isinstance(weights, Sequence) and len(weights) == 4
+        if not is_list or not all(is_number(weight, 0) for weight in weights):
             raise UserError(
                 f"distill.losses: dist_plus.weights is {weights!r}; give four numbers of 0 or "
                 "more: of the classes, the examples, the channels and the positions"
             )
         self.temperature, self.weights, self.group_size = temperature, tuple(weights), group_size
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair of activations."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         pair = get_channels(student), get_channels(teacher)
         channels = compute_channel_gap(*pair, EPS, mask=mask)
         positions = compute_position_gap(*pair, EPS, group_size=self.group_size, mask=mask)
         return self.weights[2] * channels + self.weights[3] * positions
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Both levels; targets are not used."""
         beta, gamma, *_ = self.weights
         logits = compute_dist(
             inputs.student_logits,
@@ -108,12 +102,3 @@ class DistPlus(ProjectedLoss):
             mask=inputs.mask,
         )
         return logits + super().compute(inputs)
-
-
-def _are_weights(weights: object) -> bool:
-    """Whether these are four numbers of 0 or more."""
-    return (
-        isinstance(weights, Sequence)
-        and len(weights) == 4
-        and all(isinstance(w, int | float) and not isinstance(w, bool) and w >= 0 for w in weights)
-    )

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from losses.base import TargetLoss
-from losses.factory import check_positive
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.factory import check_positive, define
+from losses.reductions import Mask, as_constant, mean_valid, upcast
 
 
 def split_log_probs(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -16,7 +16,6 @@ def split_log_probs(logits: Tensor, classes: Tensor) -> tuple[Tensor, Tensor, Te
 
     Args:
       logits: [B, K], K >= 2, already divided by the temperature.
-      classes: int [B], the target classes.
 
     Returns:
       [B] log p_y; [B] log(1 - p_y), by log-sum-exp and so exact where p_y rounds to 1; [B, K] log
@@ -45,16 +44,9 @@ def compute_dkd_parts(
     classes: Tensor,
     temperature: float,
     *,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
     """Target-class (TCKD) and non-target-class (NCKD) distillation.
-
-    Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
-      classes: int [B], target classes; with mixed targets the heaviest.
-      temperature: T > 0; both parts are scaled by T^2.
-      mask: bool [B], valid examples.
 
     Returns:
       Two scalars in nats: KL of (p_y, 1 - p_y), and KL among the classes other than y; summed
@@ -88,7 +80,7 @@ def compute_nkd(
     *,
     temperature: float,
     gamma: float,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Normalised KD: -p_t(y) log p_s(y) - gamma T^2 sum over c != y of q_t log q_s.
 
@@ -118,11 +110,12 @@ def compute_wsld(
     classes: Tensor,
     temperature: float,
     *,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Soft-label cross-entropy, each example weighted by 1 - exp(-L_student / L_teacher).
 
-    L is the cross-entropy with the label at temperature 1; the weight carries no gradient.
+    L is the cross-entropy with the label (the paper's are hard) at temperature 1; the weight has no
+    gradient.
 
     Returns:
       Scalar in nats times T^2, summed over K, averaged over valid examples; the cross-entropy form.
@@ -148,7 +141,7 @@ def compute_rld_parts(
     temperature: float,
     *,
     confidence_temperature: float,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
     """Sample confidence (SCD) and masked correlation (MCD): a wrong teacher cannot mislead.
 
@@ -157,12 +150,8 @@ def compute_rld_parts(
     there is none.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
-      classes: int [B], target classes; with mixed targets the heaviest.
       temperature: T > 0 of MCD, which is scaled by T^2.
       confidence_temperature: the same of SCD.
-      mask: bool [B], valid examples.
 
     Returns:
       Two scalars in nats, summed over classes, averaged over valid examples.
@@ -196,22 +185,11 @@ def compute_rld(*inputs: Tensor, alpha: float, beta: float, **arguments: float |
     return alpha * scd + beta * mcd
 
 
-def create_dkd(temperature: float = 4.0, alpha: float = 1.0, beta: float = 8.0) -> TargetLoss:
-    """`compute_dkd`; mixed targets count as their heaviest class."""
-    check_positive("dkd", temperature=temperature)
-    return TargetLoss(compute_dkd, temperature=temperature, alpha=alpha, beta=beta)
-
-
-def create_nkd(temperature: float = 1.0, gamma: float = 1.5) -> TargetLoss:
-    """`compute_nkd`; mixed targets count as their heaviest class."""
-    check_positive("nkd", temperature=temperature)
-    return TargetLoss(compute_nkd, temperature=temperature, gamma=gamma)
-
-
-def create_wsld(temperature: float = 2.0) -> TargetLoss:
-    """`compute_wsld`; mixed targets count as their heaviest class (the paper has hard labels)."""
-    check_positive("wsld", temperature=temperature)
-    return TargetLoss(compute_wsld, temperature=temperature)
+create_dkd = define(
+    TargetLoss, "dkd", compute_dkd, "temperature", temperature=4.0, alpha=1.0, beta=8.0
+)
+create_nkd = define(TargetLoss, "nkd", compute_nkd, "temperature", temperature=1.0, gamma=1.5)
+create_wsld = define(TargetLoss, "wsld", compute_wsld, "temperature", temperature=2.0)
 
 
 def create_rld(
@@ -220,9 +198,9 @@ def create_rld(
     beta: float = 1.0,
     confidence_temperature: float | None = None,
 ) -> TargetLoss:
-    """`compute_rld`; mixed targets count as their heaviest class.
+    """`compute_rld`; `confidence_temperature` None is `temperature`.
 
-    `confidence_temperature` none: `temperature`. The paper tunes alpha and beta for each pair.
+    The paper tunes alpha and beta for each pair.
     """
     given = temperature if confidence_temperature is None else confidence_temperature
     check_positive("rld", temperature=temperature, confidence_temperature=given)

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from losses.base import LogitLoss
-from losses.factory import check_positive
+from losses.factory import define
 from losses.logits.kd import kl_per_example
 from losses.reductions import (
+    Mask,
     as_constant,
     get_group_weights,
     mean_groups,
     mean_valid,
     safe_sqrt,
+    soften,
     split_groups,
     unit_rows,
     upcast,
@@ -46,7 +48,7 @@ def compute_directions(
     *,
     tikhonov: float,
     group_size: int,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Mahalanobis length of the gap between the two matrices of cosines, example by example.
 
@@ -56,10 +58,8 @@ def compute_directions(
 
     Args:
       student_logits: [B, K], unnormalised; receives the gradient, through C as well.
-      teacher_logits: [B, K]; constant here.
       tikhonov: > 0; the smaller, the nearer is every length to one number.
       group_size: examples that are compared, and the graph's elimination steps; 0: all.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: averaged over valid examples.
@@ -87,43 +87,32 @@ def compute_skd(
     temperature: float,
     *,
     direction_weight: float = 1.0,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     **arguments: float,
 ) -> Tensor:
     """KL of softened distributions + direction_weight * `compute_directions` of the logits.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
       temperature: T > 0 of the first part, which has no T^2 factor.
-      mask: bool [B], valid examples.
       arguments: of `compute_directions`.
 
     Source: Jeong et al. 2026 (SKD), CVPR 2026, equations 1 and 3 to 8, both parts weighed
     alike; read through torchdistill 1.1.5, which tells where its authors' code differs.
     """
-    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
-    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
-    instances = mean_valid(kl_per_example(log_probs, student_log_probs), mask)
+    logs = soften(student_logits, teacher_logits, temperature)
+    instances = mean_valid(kl_per_example(*logs), mask)
     directions = compute_directions(student_logits, teacher_logits, mask=mask, **arguments)
     return instances + direction_weight * directions
 
 
-class Directions(LogitLoss):
-    """A logit loss that compares the examples of a group, too."""
-
-    why_not_tokens = "compares the logits of a group of examples"
-
-
-def create_skd(
-    temperature: float = 4.0,
-    direction_weight: float = 1.0,
-    tikhonov: float = 0.1,
-    group_size: int = 0,
-) -> Directions:
-    """`compute_skd`; targets are not used."""
-    check_positive("skd", temperature=temperature, tikhonov=tikhonov)
-    arguments = {"tikhonov": tikhonov, "group_size": group_size}
-    return Directions(
-        compute_skd, temperature=temperature, direction_weight=direction_weight, **arguments
-    )
+create_skd = define(
+    LogitLoss,
+    "skd",
+    compute_skd,
+    "temperature tikhonov",
+    temperature=4.0,
+    direction_weight=1.0,
+    tikhonov=0.1,
+    group_size=0,
+    why_not_tokens="compares the logits of a group of examples",
+)

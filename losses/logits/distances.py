@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from losses.base import LogitLoss, LossInputs
-from losses.factory import check_positive
+from losses.factory import define
 from losses.reductions import as_constant, mean_valid, upcast
 from utils.errors import UserError
 
@@ -41,6 +41,7 @@ def compute_clipped_kl(student: Tensor, teacher: Tensor, temperature: float) -> 
     """[B] T^2 * KL(p_t || p_s) with log p_t clipped at log 1e-8.
 
     Above the true KL where probabilities below 1e-8 carry weight; the gradient is the same.
+    FunMatch trains with it alone (Beyer et al., arXiv:2106.05237).
     """
     probs = torch.softmax(as_constant(teacher) / temperature, dim=-1)
     log_probs = torch.log_softmax(upcast(student) / temperature, dim=-1)
@@ -51,15 +52,15 @@ def compute_clipped_kl(student: Tensor, teacher: Tensor, temperature: float) -> 
 def compute_log_softmax_euclidean(student: Tensor, teacher: Tensor) -> Tensor:
     """[B] Euclidean distance of the log-distributions at temperature 1."""
     return compute_euclidean(
-        torch.log_softmax(upcast(student), dim=-1),
-        torch.log_softmax(as_constant(teacher), dim=-1),
+        torch.log_softmax(upcast(student), dim=-1), torch.log_softmax(as_constant(teacher), dim=-1)
     )
 
 
 def compute_agreement(student: Tensor, teacher: Tensor, top_k: int) -> Tensor:
     """[B] 1 where the teacher's best class is among the student's k best, else 0; no gradient.
 
-    Equal logits rank by the lower class index, as in a stable sort.
+    Its mean is a share to log with weight 0. Equal logits rank by the lower class index, as in a
+    stable sort.
     """
     student = as_constant(student)
     best = teacher.detach().argmax(dim=-1, keepdim=True)
@@ -77,7 +78,6 @@ class Distance(LogitLoss):
         return self.function(student, teacher, **self.arguments)
 
     def compare(self, student: Tensor, teacher: Tensor, inputs: LossInputs) -> Tensor:
-        """The mean; targets are not used."""
         return mean_valid(self.get_distance(student, teacher), inputs.mask)
 
 
@@ -87,7 +87,7 @@ class LogitDistance(Distance):
     takes_numbers = True
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head; refuses a stored teacher."""
+        """Refuses a stored teacher."""
         if inputs.sparse_teacher is not None and not inputs.teacher_logits:
             raise UserError(
                 "distill.losses: bv_euclidean and bv_l2 compare raw logits and a teacher cache "
@@ -96,14 +96,13 @@ class LogitDistance(Distance):
         return super().compute(inputs)
 
 
-def create_euclidean() -> LogitDistance:
-    """`compute_euclidean`."""
-    return LogitDistance(compute_euclidean)
-
-
-def create_l2() -> LogitDistance:
-    """`compute_l2`."""
-    return LogitDistance(compute_l2)
+create_euclidean = define(LogitDistance, "bv_euclidean", compute_euclidean)
+create_l2 = define(LogitDistance, "bv_l2", compute_l2)
+create_clipped_kl = define(Distance, "bv_kl", compute_clipped_kl, "temperature", temperature=1.0)
+create_log_softmax_euclidean = define(
+    Distance, "bv_logsoftmax_euclidean", compute_log_softmax_euclidean
+)
+create_agreement = define(Distance, "bv_agree", compute_agreement, "top_k", top_k=1)
 
 
 def create_hard(label_smoothing: float = 0.0) -> Distance:
@@ -113,20 +112,3 @@ def create_hard(label_smoothing: float = 0.0) -> Distance:
             f"distill.losses: bv_hard.label_smoothing is {label_smoothing!r}; give 0 <= value < 1"
         )
     return Distance(compute_hard, label_smoothing=label_smoothing)
-
-
-def create_clipped_kl(temperature: float = 1.0) -> Distance:
-    """`compute_clipped_kl`; FunMatch trains with it alone (Beyer et al., arXiv:2106.05237)."""
-    check_positive("bv_kl", temperature=temperature)
-    return Distance(compute_clipped_kl, temperature=temperature)
-
-
-def create_log_softmax_euclidean() -> Distance:
-    """`compute_log_softmax_euclidean`."""
-    return Distance(compute_log_softmax_euclidean)
-
-
-def create_agreement(top_k: int = 1) -> Distance:
-    """`compute_agreement`: a share between 0 and 1 to log with weight 0; it has no gradient."""
-    check_positive("bv_agree", top_k=top_k)
-    return Distance(compute_agreement, top_k=top_k)

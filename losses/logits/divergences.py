@@ -8,36 +8,22 @@ import torch
 from torch import Tensor
 
 from losses.base import LogitLoss, LossInputs
-from losses.factory import check_choice, check_positive
+from losses.factory import check_choice, check_positive, define, is_number
 from losses.logits.kd import REDUCTIONS, kl_per_example
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.reductions import Mask, as_constant, mean_valid, soften, upcast
 from losses.tasks.yes_or_no import compute_bce
 from utils.errors import UserError
 
 
 def compute_reverse_kl(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float,
-    *,
-    mask: Tensor | None = None,
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
     """KL(student || teacher) of temperature-softened distributions: it seeks the teacher's modes.
-
-    Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K], unnormalised; constant here.
-      temperature: T > 0; the result is scaled by T^2, as `kd_kl_div`.
-      mask: bool [B], valid examples.
-
-    Returns:
-      Scalar in nats: summed over K, averaged over valid examples.
 
     Source: Gu et al. 2024 (MiniLLM), arXiv:2306.08543, equation 1, for each token of given texts;
     the paper takes them from the student.
     """
-    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
-    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    log_probs, student_log_probs = soften(student_logits, teacher_logits, temperature)
     return temperature**2 * mean_valid(kl_per_example(student_log_probs, log_probs), mask)
 
 
@@ -47,7 +33,7 @@ def compute_generalised_jsd(
     temperature: float,
     *,
     beta: float,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """beta KL(p || m) + (1 - beta) KL(q || m), m = beta p + (1 - beta) q, p teacher, q student.
 
@@ -56,18 +42,14 @@ def compute_generalised_jsd(
 
     Args:
       student_logits: [B, K], unnormalised; receives the gradient, through m as well.
-      teacher_logits: [B, K], unnormalised; constant here.
-      temperature: T > 0; the result is scaled by T^2, as `kd_kl_div`.
       beta: between 0 and 1, without them.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats, at most T^2 log 2: summed over K, averaged over valid examples.
 
     Source: Agarwal et al. 2024 (GKD), arXiv:2306.13649, equation 1, for given texts.
     """
-    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
-    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    log_probs, student_log_probs = soften(student_logits, teacher_logits, temperature)
     both = [log_probs + math.log(beta), student_log_probs + math.log1p(-beta)]
     mixture = torch.logsumexp(torch.stack(both), dim=0)
     per_example = beta * kl_per_example(log_probs, mixture)
@@ -82,7 +64,7 @@ def compute_alpha_beta(
     *,
     alpha: float,
     beta: float,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Alpha-beta divergence of the teacher's p and the student's q, both at the temperature.
 
@@ -93,12 +75,9 @@ def compute_alpha_beta(
     is KL(q || p).
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
       temperature: T > 0; there is no T^2 factor.
       alpha: >= 0, power on the teacher; the larger, the more its sure classes count.
       beta: >= 0, power on the student; the larger, the more its own sure classes count.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: summed over K, averaged over valid examples; 0 for equal distributions.
@@ -106,8 +85,7 @@ def compute_alpha_beta(
     Source: Wang et al. 2025 (ABKD), arXiv:2505.04560, definition 3.1; its limits after Cichocki et
     al. 2011. The term's weight of 32 in its code is not inside.
     """
-    p = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
-    q = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
+    p, q = soften(student_logits, teacher_logits, temperature)
     both = alpha + beta
     if alpha and beta:
         sides = alpha * (both * p).exp() + beta * (both * q).exp()
@@ -121,17 +99,12 @@ def compute_alpha_beta(
 
 
 def compute_yes_or_no_kd(
-    student_logits: Tensor, teacher_logits: Tensor, *, mask: Tensor | None = None
+    student_logits: Tensor, teacher_logits: Tensor, *, mask: Mask = None
 ) -> Tensor:
     """Cross-entropy of K answers of yes or no with the teacher's, each by its sigmoid.
 
     Args:
-      student_logits: [B, K]; receives the gradient.
       teacher_logits: [B, K], raw: their offset counts; constant here.
-      mask: bool [B], valid examples.
-
-    Returns:
-      Scalar in nats: summed over K, averaged over valid examples.
 
     Source: Touvron et al. 2022 (cosub), arXiv:2212.04884, its loss between submodels where the task
     is learnt by binary cross-entropy.
@@ -148,7 +121,7 @@ class YesOrNoKD(LogitLoss):
         super().__init__(compute_yes_or_no_kd, reduction=reduction)
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value on the class head; refuses a stored teacher."""
+        """Refuses a stored teacher."""
         if inputs.sparse_teacher is not None and not inputs.teacher_logits:
             raise UserError(
                 "distill.losses: bce_kd takes the sigmoid of raw logits and a teacher cache stores "
@@ -157,16 +130,15 @@ class YesOrNoKD(LogitLoss):
         return super().compute(inputs)
 
 
-def create_reverse_kl(temperature: float = 4.0) -> LogitLoss:
-    """`compute_reverse_kl`; targets are not used."""
-    check_positive("reverse_kl", temperature=temperature)
-    return LogitLoss(compute_reverse_kl, temperature=temperature)
+create_reverse_kl = define(
+    LogitLoss, "reverse_kl", compute_reverse_kl, "temperature", temperature=4.0
+)
 
 
 def create_generalised_jsd(temperature: float = 4.0, beta: float = 0.5) -> LogitLoss:
-    """`compute_generalised_jsd`; targets are not used."""
+    """`compute_generalised_jsd`."""
     check_positive("jsd", temperature=temperature)
-    if not isinstance(beta, int | float) or isinstance(beta, bool) or not 0 < beta < 1:
+    if not is_number(beta) or not 0 < beta < 1:
         raise UserError(
             f"distill.losses: jsd.beta is {beta!r}; give 0 < value < 1 (kd and reverse_kl are its "
             "ends)"
@@ -175,11 +147,10 @@ def create_generalised_jsd(temperature: float = 4.0, beta: float = 0.5) -> Logit
 
 
 def create_alpha_beta(temperature: float = 4.0, alpha: float = 0.9, beta: float = 0.2) -> LogitLoss:
-    """`compute_alpha_beta`; targets are not used."""
+    """`compute_alpha_beta`."""
     check_positive("abkd", temperature=temperature)
     for key, value in (("alpha", alpha), ("beta", beta)):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or value < 0:
+        if not is_number(value, 0):
             raise UserError(
                 f"distill.losses: abkd.{key} is {value!r}; give a number of 0 or more (alpha 1 "
                 "with beta 0 is kd without its T^2)"

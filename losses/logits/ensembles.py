@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from losses.base import Loss, LossInputs, check_classes
-from losses.factory import create_loss
+from losses.base import LossInputs, check_classes
+from losses.logits.standardise import Wrapper
 from losses.reductions import as_constant
 from utils.errors import UserError
 
@@ -61,8 +61,8 @@ def combine_answers(
     return (average_probs(answers, 1.0, shares=shares),)
 
 
-class Ensemble(Loss):
-    """The logit loss `loss` with `loss_args` against several teachers.
+class Ensemble(Wrapper):
+    """`loss` against several teachers.
 
     `weights`: one number above 0 per teacher, scaled to sum 1; none: equal.
 
@@ -80,20 +80,14 @@ class Ensemble(Loss):
         temperature: float | None = None,
         group_size: int | None = None,
     ) -> None:
-        super().__init__()
         if weights is not None and (not weights or min(weights) <= 0):
             raise UserError(
                 f"distill.losses: weights of teachers are {list(weights)}; give one number "
                 "above 0 per teacher, or none for equal weights"
             )
+        super().__init__(loss, loss_args, temperature, group_size)
         self.weights = weights
-        self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
-        self.why_not_tokens = self.inner.why_not_tokens
         self.takes_numbers = self.inner.takes_numbers and not self.averages_probs
-
-    def needs_distill_token(self) -> bool:
-        """As the inner loss does."""
-        return self.inner.needs_distill_token()
 
     def get_shares(self, inputs: LossInputs) -> list[float]:
         """One share per teacher, sum 1."""
@@ -125,7 +119,6 @@ class MeanOfLosses(Ensemble):
     """
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value."""
         pairs = zip(self.get_shares(inputs), self.compute_each(inputs), strict=True)
         return sum(share * value for share, value in pairs)
 
@@ -147,7 +140,6 @@ class MeanOfLogits(Ensemble):
     """The loss against the weighted mean of the teachers' logits, averaged before tempering."""
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value."""
         mean = average_logits(inputs.teacher_logits, shares=self.get_shares(inputs))
         return self.inner.compute(replace(inputs, teacher_logits=(mean,)))
 

@@ -7,25 +7,18 @@ from torch import Tensor
 
 from losses.base import LogitLoss, LossInputs
 from losses.factory import check_choice, check_positive
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.reductions import Mask, as_constant, mean_valid, soften, upcast
 from utils.errors import UserError
 
 REDUCTIONS = ("batchmean", "numel")
 FORMS = ("kl", "cross_entropy")
 
 
-def soft_cross_entropy(
-    student_logits: Tensor, targets: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def soft_cross_entropy(student_logits: Tensor, targets: Tensor, *, mask: Mask = None) -> Tensor:
     """Cross-entropy with soft targets: the task loss.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
       targets: [B, K], rows sum to 1; constant here.
-      mask: bool [B], valid examples.
-
-    Returns:
-      Scalar in nats: summed over K, averaged over valid examples.
     """
     log_probs = torch.log_softmax(upcast(student_logits), dim=-1)
     per_example = -(as_constant(targets).to(log_probs.dtype) * log_probs).sum(dim=-1)
@@ -38,19 +31,9 @@ def kl_per_example(log_probs: Tensor, student_log_probs: Tensor) -> Tensor:
 
 
 def kd_kl_div(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float,
-    *,
-    mask: Tensor | None = None,
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
     """KL(teacher || student) of temperature-softened class distributions.
-
-    Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K], unnormalised; constant here.
-      temperature: T > 0; the result is scaled by T^2, so gradients keep the hard-label scale.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats: summed over K, averaged over valid examples. Dividing by B * K instead, as
@@ -58,21 +41,16 @@ def kd_kl_div(
 
     Source: Hinton, Vinyals and Dean 2015, arXiv:1503.02531, section 2.
     """
-    log_probs = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
-    student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
-    return temperature**2 * mean_valid(kl_per_example(log_probs, student_log_probs), mask)
+    logs = soften(student_logits, teacher_logits, temperature)
+    return temperature**2 * mean_valid(kl_per_example(*logs), mask)
 
 
 def compute_soft_label_cross_entropy(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    temperature: float,
-    *,
-    mask: Tensor | None = None,
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
     """The cross-entropy form of `kd_kl_div`: the same gradient, higher by T^2 times the entropy.
 
-    Args, shapes and reduction as there. Source: yzd-v/cls_KD and TinyViT write it like this.
+    Source: yzd-v/cls_KD and TinyViT write it like this.
     """
     probs = torch.softmax(as_constant(teacher_logits) / temperature, dim=-1)
     student_log_probs = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
@@ -80,19 +58,13 @@ def compute_soft_label_cross_entropy(
 
 
 def compute_hard_kd(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    label_smoothing: float,
-    *,
-    mask: Tensor | None = None,
+    student_logits: Tensor, teacher_logits: Tensor, label_smoothing: float, *, mask: Mask = None
 ) -> Tensor:
     """Cross-entropy with the teacher's best class.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
       teacher_logits: [B, K]; only the argmax is used.
       label_smoothing: mass spread over all K classes, timm's and torch's definition.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats at temperature 1, averaged over valid examples. big_vision spreads the

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid, one_hot
 
 from losses.base import LogitLoss, TargetLoss
-from losses.factory import check_choice, check_positive
+from losses.factory import check_choice, define
 from losses.reductions import (
+    Mask,
     as_constant,
     get_group_weights,
     mean_groups,
@@ -17,6 +20,8 @@ from losses.reductions import (
     split_groups,
     upcast,
 )
+
+CORRELATES = "correlates each class over the examples of a group"
 
 
 def compute_correlation(first: Tensor, second: Tensor, eps: float, *, weights: Tensor) -> Tensor:
@@ -41,18 +46,14 @@ def compute_dist_parts(
     *,
     eps: float = 1e-8,
     group_size: int = 0,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
     """Inter-class and intra-class relations of the two probability matrices.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
-      temperature: T > 0; both parts are scaled by T^2.
       eps: addend on the product of the norms; torchdistill takes it as a floor of each norm, which
         differs visibly where classes have probabilities near 1e-6.
       group_size: examples that the intra part correlates over; 0: all.
-      mask: bool [B], valid examples.
 
     Returns:
       Two scalars: 1 - mean over valid examples of the correlation along classes; 1 - mean over
@@ -89,7 +90,7 @@ def compute_ttm(
     temperature: float,
     *,
     weighted: bool = False,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """KL(power-transformed teacher || student): only the teacher is softened.
 
@@ -99,10 +100,6 @@ def compute_ttm(
       temperature: T > 0, 1/exponent; there is no T^2 factor.
       weighted: WTTM: each example times the power sum U = sum of softmax(t)^(1/T), which lies in
         [1, K^(1 - 1/T)] for T >= 1, so the scale of the loss grows with K.
-      mask: bool [B], valid examples.
-
-    Returns:
-      Scalar in nats: summed over K, averaged over valid examples.
 
     Source: Zheng and Yang 2024, arXiv:2402.11148.
     """
@@ -116,6 +113,9 @@ def compute_ttm(
     return mean_valid(per_example, mask)
 
 
+compute_wttm = partial(compute_ttm, weighted=True)
+
+
 def compute_ofa(
     student_logits: Tensor,
     teacher_logits: Tensor,
@@ -123,19 +123,15 @@ def compute_ofa(
     *,
     temperature: float,
     exponent: float,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Cross-entropy with a teacher whose target class is adaptively enhanced.
 
     The weights are (p_t + onehot)^exponent - onehot; exponent 1 is plain soft cross-entropy.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
-      classes: int [B], target classes; with mixed targets the heaviest.
       temperature: T > 0 on both sides; there is no T^2 factor.
       exponent: >= 1.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats, summed over K, averaged over valid examples; the cross-entropy form. The
@@ -150,9 +146,7 @@ def compute_ofa(
     return mean_valid(-(weights * log_probs).sum(dim=-1), mask)
 
 
-def compute_bkd(
-    student_logits: Tensor, teacher_logits: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def compute_bkd(student_logits: Tensor, teacher_logits: Tensor, *, mask: Mask = None) -> Tensor:
     """Binary cross-entropy of every class against the teacher's softmax.
 
     Returns:
@@ -167,45 +161,23 @@ def compute_bkd(
     return mean_valid(per_class.sum(dim=-1), mask)
 
 
-class Correlation(LogitLoss):
-    """A logit loss that correlates along the examples of a group, too."""
-
-    why_not_tokens = "correlates each class over the examples of a group"
-
-
-def create_dist(
-    temperature: float = 1.0,
-    beta: float = 1.0,
-    gamma: float = 1.0,
-    eps: float = 1e-8,
-    group_size: int = 0,
-) -> Correlation:
-    """`compute_dist`; targets are not used."""
-    check_positive("dist", temperature=temperature, eps=eps)
-    arguments = {"temperature": temperature, "eps": eps, "group_size": group_size}
-    return Correlation(compute_dist, beta=beta, gamma=gamma, **arguments)
-
-
-class TTM(LogitLoss):
-    """`compute_ttm`; targets are not used."""
-
-    weighted = False
-
-    def __init__(self, temperature: float = 4.0) -> None:
-        check_positive("ttm", temperature=temperature)
-        super().__init__(compute_ttm, temperature=temperature, weighted=self.weighted)
-
-
-class WTTM(TTM):
-    """`compute_ttm` weighted by the teacher's power sum."""
-
-    weighted = True
-
-
-def create_ofa(temperature: float = 1.0, exponent: float = 1.0) -> TargetLoss:
-    """`compute_ofa` on the logits; mixed targets count as their heaviest class."""
-    check_positive("ofa", temperature=temperature, exponent=exponent)
-    return TargetLoss(compute_ofa, temperature=temperature, exponent=exponent)
+create_dist = define(
+    LogitLoss,
+    "dist",
+    compute_dist,
+    "temperature eps",
+    temperature=1.0,
+    beta=1.0,
+    gamma=1.0,
+    eps=1e-8,
+    group_size=0,
+    why_not_tokens=CORRELATES,
+)
+create_ttm = define(LogitLoss, "ttm", compute_ttm, "temperature", temperature=4.0)
+create_wttm = define(LogitLoss, "wttm", compute_wttm, "temperature", temperature=4.0)
+create_ofa = define(
+    TargetLoss, "ofa", compute_ofa, "temperature exponent", temperature=1.0, exponent=1.0
+)
 
 
 def create_bkd(reduction: str = "batchmean") -> LogitLoss:

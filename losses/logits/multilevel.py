@@ -11,7 +11,14 @@ from losses.base import LogitLoss, Loss, LossInputs, get_strong_logits, get_teac
 from losses.factory import check_positive
 from losses.logits.kd import kd_kl_div
 from losses.logits.standardise import standardise_logits
-from losses.reductions import as_constant, get_group_weights, mean_groups, split_groups, upcast
+from losses.reductions import (
+    Mask,
+    as_constant,
+    get_group_weights,
+    mean_groups,
+    split_groups,
+    upcast,
+)
 
 BASE_TEMPERATURES = (3.0, 5.0)  # the reference's, beside its configured one
 SURE_MARGIN = 53 * math.log(2.0)  # where p rounds to 1 in float64
@@ -24,16 +31,12 @@ def compute_batch_consistency(
     temperature: float,
     *,
     group_size: int = 0,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Distance of the Gram matrices between examples: ||P_t P_t' - P_s P_s'||_F^2 / g.
 
     Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
       temperature: T > 0; there is no T^2 factor.
-      group_size: g, consecutive examples that are compared; 0: all.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: summed over the g * g matrix, divided by the valid examples once, mean over groups.
@@ -54,7 +57,7 @@ def compute_class_consistency(
     temperature: float,
     *,
     group_size: int = 0,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """Distance of the Gram matrices between classes: ||P_t' P_t - P_s' P_s||_F^2 / K.
 
@@ -179,7 +182,7 @@ class MultiLevelKD(Loss):
         bc = sum(compute_batch_consistency(student, teacher, t, **arguments) for t in every)
         return {"kd": soft, "cc": low_classes * cc, "bc": low_examples * bc}
 
-    def _get_shares(self, teacher: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _get_shares(self, teacher: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
         """Mean over groups of both shares."""
         weights = get_group_weights(teacher, mask, self.group_size)
         groups = split_groups(teacher, self.group_size)
@@ -193,7 +196,7 @@ def _get_group_probs(
     temperature: float,
     *,
     group_size: int,
-    mask: Tensor | None,
+    mask: Mask,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[G, g, K] probabilities of both sides, masked examples as 0, and the [G, g] weights."""
     weights = get_group_weights(student_logits, mask, group_size)

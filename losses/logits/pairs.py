@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from losses.base import LogitLoss
-from losses.factory import check_positive
+from losses.factory import check_positive, is_count
 from losses.logits.kd import kl_per_example
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.reductions import Mask, as_constant, mean_valid, upcast
 from utils.errors import UserError
 
 # Of the weights of pairs: the paper's epsilon, delta and lambda.
@@ -44,7 +44,7 @@ def compute_ldrld_parts(
     temperature: float,
     *,
     depth: int,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> tuple[Tensor, Tensor]:
     """KL of pairs of the student's best classes + KL among these, and KL among the rest.
 
@@ -53,10 +53,7 @@ def compute_ldrld_parts(
 
     Args:
       student_logits: [B, K], unnormalised; receives the gradient, its ranks do not.
-      teacher_logits: [B, K]; constant here.
-      temperature: T > 0; all parts are scaled by T^2.
       depth: 2 or more, below K.
-      mask: bool [B], valid examples.
 
     Returns:
       Two scalars in nats, averaged over valid examples.
@@ -95,9 +92,9 @@ def compute_ldrld(
 def create_ldrld(
     temperature: float = 4.0, depth: int = 7, alpha: float = 1.0, beta: float = 1.0
 ) -> LogitLoss:
-    """`compute_ldrld`; targets are not used."""
+    """`compute_ldrld`."""
     check_positive("ldrld", temperature=temperature)
-    if not isinstance(depth, int) or isinstance(depth, bool) or depth < 2:
+    if not is_count(depth, 2):
         raise UserError(
             f"distill.losses: ldrld.depth is {depth!r}; give a whole number of 2 or more"
         )

@@ -7,12 +7,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from losses.base import LossInputs, get_feature
-from losses.factory import check_positive
+from losses.base import LossInputs
+from losses.factory import check_positive, is_count
 from losses.features.heads import require_one_pair
-from losses.features.hints import FeatureLoss, pool_adaptive
+from losses.features.hints import (
+    FeatureLoss,
+    get_student_features,
+    get_teacher_features,
+    pool_adaptive,
+)
 from losses.logits.kd import kl_per_example
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.reductions import mean_valid
 from utils.errors import UserError
 
 
@@ -56,7 +61,8 @@ class ScaleDecoupled(FeatureLoss):
         super().__init__(layers)
         require_one_pair("sdd", self)
         check_positive("sdd", temperature=temperature, complement_weight=complement_weight)
-        if not _are_scales(scales):
+        is_list = isinstance(scales, Sequence) and len(scales) > 0 and scales[0] == 1
+        if not is_list or not all(is_count(side, 1) for side in scales):
             raise UserError(
                 f"distill.losses: sdd.scales is {scales!r}; give cells along a side, whole numbers "
                 "that begin with 1, the whole image"
@@ -68,20 +74,15 @@ class ScaleDecoupled(FeatureLoss):
         self.complement_weight = complement_weight
 
     def student_layers(self) -> tuple[str, ...]:
-        """The maps, and the classifier."""
         return (*super().student_layers(), *self.heads[0])
 
     def teacher_layers(self) -> tuple[str, ...]:
-        """The maps, and the classifier."""
         return (*super().teacher_layers(), *self.heads[1])
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """The value over the cells of all scales."""
         student, teacher = self.get_pair(inputs, next(iter(self.layers)))
-        own = [upcast(get_feature(inputs.student_features, p, "student")) for p in self.heads[0]]
-        theirs = [
-            as_constant(get_feature(inputs.teacher_features, p, "teacher")) for p in self.heads[1]
-        ]
+        own = get_student_features(inputs, *self.heads[0])
+        theirs = get_teacher_features(inputs, *self.heads[1])
         student = self.get_logits(student, *own)
         teacher = self.get_logits(teacher, *theirs)
         logs = [torch.log_softmax(side / self.temperature, dim=-1) for side in (teacher, student)]
@@ -104,13 +105,3 @@ class ScaleDecoupled(FeatureLoss):
                 f"{tuple(maps.shape[2:])} have; leave the finer ones out"
             )
         return compute_local_logits(maps, weight, bias, self.scales)
-
-
-def _are_scales(scales: object) -> bool:
-    """Whether these are whole numbers above 0 that begin with 1."""
-    return (
-        isinstance(scales, Sequence)
-        and len(scales) > 0
-        and all(isinstance(s, int) and not isinstance(s, bool) and s > 0 for s in scales)
-        and scales[0] == 1
-    )

@@ -29,8 +29,26 @@ def standardise_logits(logits: Tensor, eps: float = 1e-7) -> Tensor:
     return centred / (safe_sqrt(variance) + eps)
 
 
-class LogitStandardisation(Loss):
-    """The logit loss `loss` with `loss_args` on standardised logits of student and teacher.
+class Wrapper(Loss):
+    """What shows the logit loss `loss` with `loss_args` other logits than the step's."""
+
+    def __init__(
+        self,
+        loss: str = "kd",
+        loss_args: Mapping[str, Any] | None = None,
+        temperature: float | None = None,
+        group_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
+        self.why_not_tokens = self.inner.why_not_tokens
+
+    def needs_distill_token(self) -> bool:
+        return self.inner.needs_distill_token()
+
+
+class LogitStandardisation(Wrapper):
+    """`loss` on standardised logits of student and teacher.
 
     T of the inner loss divides after standardisation, and its T^2 stays; torchdistill drops it.
     """
@@ -43,15 +61,9 @@ class LogitStandardisation(Loss):
         temperature: float | None = None,
         group_size: int | None = None,
     ) -> None:
-        super().__init__()
         check_positive("lskd", eps=eps)
+        super().__init__(loss, loss_args, temperature, group_size)
         self.eps = eps
-        self.inner = create_loss(loss, loss_args, temperature=temperature, group_size=group_size)
-        self.why_not_tokens = self.inner.why_not_tokens
-
-    def needs_distill_token(self) -> bool:
-        """As the inner loss does."""
-        return self.inner.needs_distill_token()
 
     def compute(self, inputs: LossInputs) -> Tensor:
         """The inner loss's value; one teacher, live or stored."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from losses.base import LogitLoss, Loss, LossInputs, get_teacher_logits
-from losses.factory import check_positive
+from losses.factory import check_positive, define
 from losses.logits.kd import kl_per_example
 from losses.logits.standardise import standardise_logits
-from losses.reductions import as_constant, mean_valid, safe_sqrt, upcast
+from losses.reductions import Mask, as_constant, mean_valid, safe_sqrt, soften, upcast
 
 # Bounds of the learnt temperature, COLDEST + WIDTH * sigmoid(parameter): the paper's 1 to 21.
 COLDEST, WIDTH = 1.0, 20.0
@@ -19,19 +19,13 @@ EPS = 1e-12  # keeps rows of equal logits finite
 
 
 def compute_norm_kd(
-    student_logits: Tensor,
-    teacher_logits: Tensor,
-    *,
-    scale: float,
-    mask: Tensor | None = None,
+    student_logits: Tensor, teacher_logits: Tensor, *, scale: float, mask: Mask = None
 ) -> Tensor:
     """KL with a temperature for each example and side: `scale` times the logits' deviation.
 
     Args:
       student_logits: [B, K], unnormalised; receives the gradient, through its deviation as well.
-      teacher_logits: [B, K]; constant here.
       scale: > 0; the deviation has Bessel's correction (divisor K - 1).
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats: each example times the square of its teacher's temperature, summed over K,
@@ -84,15 +78,11 @@ class CurriculumTemperature(Loss):
         teacher = as_constant(get_teacher_logits(inputs))
         student = upcast(inputs.student_logits)
         temperature = self.get_temperature().to(student.dtype)
-        log_probs = torch.log_softmax(teacher / temperature, dim=-1)
-        student_log_probs = torch.log_softmax(student / temperature, dim=-1)
-        value = mean_valid(kl_per_example(log_probs, student_log_probs), inputs.mask)
+        logs = soften(student, teacher, temperature)
+        value = mean_valid(kl_per_example(*logs), inputs.mask)
         if torch.is_grad_enabled():
             self.calls.add_(1.0)
         return (temperature**2 * value).squeeze()
 
 
-def create_norm_kd(scale: float = 2.0) -> LogitLoss:
-    """`compute_norm_kd`; targets are not used."""
-    check_positive("normkd", scale=scale)
-    return LogitLoss(compute_norm_kd, scale=scale)
+create_norm_kd = define(LogitLoss, "normkd", compute_norm_kd, "scale", scale=2.0)

@@ -14,7 +14,7 @@ from losses.factory import check_positive
 from losses.features.hints import FeatureLoss
 from losses.memories import RankMemory
 from losses.noise import draw_words, get_noise_key
-from losses.reductions import mean_valid, unit_rows
+from losses.reductions import Mask, mean_valid, unit_rows
 from utils.errors import UserError
 
 
@@ -30,16 +30,13 @@ def compute_scores(embeddings: Tensor, memory_rows: Tensor, temperature: float) 
     return (products / temperature).exp()
 
 
-def compute_contrast(
-    scores: Tensor, num_examples: int, *, eps: float, mask: Tensor | None = None
-) -> Tensor:
+def compute_contrast(scores: Tensor, num_examples: int, *, eps: float, mask: Mask = None) -> Tensor:
     """Noise-contrastive loss of one side.
 
     Args:
       scores: [B, 1 + N], divided by the normaliser, the positive first.
       num_examples: rows of the memory; negatives are drawn with probability 1 / num_examples.
       eps: keeps the logarithms finite.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats: summed over the positive and the negatives, averaged over valid examples.
@@ -140,7 +137,7 @@ class CRD(RankMemory, FeatureLoss):
         rows = memory.index_select(0, indices.reshape(-1)).reshape(*indices.shape, -1)
         return compute_scores(embeddings, rows, self.contrast_temperature)
 
-    def _contrast(self, mask: Tensor | None, scores: Tensor, normaliser: Tensor) -> Tensor:
+    def _contrast(self, mask: Mask, scores: Tensor, normaliser: Tensor) -> Tensor:
         divisor = torch.where(normaliser > 0, normaliser, torch.ones_like(normaliser))
         return compute_contrast(scores / divisor, self.num_examples, eps=self.eps, mask=mask)
 

@@ -12,7 +12,7 @@ from losses.factory import check_positive
 from losses.features.hints import FeatureLoss
 from losses.features.maps import match_positions
 from losses.label_free.embeddings import EmbeddingLoss
-from losses.reductions import as_constant, mean_valid, unit_rows, upcast
+from losses.reductions import Mask, as_constant, mean_valid, unit_rows, upcast
 from utils.errors import UserError
 
 
@@ -23,14 +23,13 @@ def compute_gram(tokens: Tensor) -> Tensor:
 
 
 def compute_gram_mse(
-    student_tokens: Tensor, teacher_tokens: Tensor, *, mask: Tensor | None = None
+    student_tokens: Tensor, teacher_tokens: Tensor, *, mask: Mask = None
 ) -> Tensor:
     """Mean squared difference of two Gram matrices of tokens at unit length.
 
     Args:
       student_tokens: [B, N, Cs]; receives the gradient.
       teacher_tokens: [B, N, Ct], any width; constant here.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: mean over the N * N cosines, then over valid examples: the paper's squared Frobenius
@@ -43,11 +42,7 @@ def compute_gram_mse(
 
 
 def compute_gram_kl(
-    student_tokens: Tensor,
-    teacher_tokens: Tensor,
-    temperature: float,
-    *,
-    mask: Tensor | None = None,
+    student_tokens: Tensor, teacher_tokens: Tensor, temperature: float, *, mask: Mask = None
 ) -> Tensor:
     """KL(teacher || student) of each token's law over the tokens of its image.
 
@@ -55,7 +50,6 @@ def compute_gram_kl(
       student_tokens: [B, N, Cs]; receives the gradient.
       teacher_tokens: [B, N, Ct], any width; constant here.
       temperature: > 0, divides the cosines; there is no factor T^2.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats: summed over the N tokens of a law, averaged over the N laws of an example,
@@ -73,15 +67,13 @@ class GramMSE(FeatureLoss):
     """`compute_gram_mse` of each pair of maps or tokens; larger maps are pooled to smaller ones."""
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs; targets and logits are not used."""
         pairs = (match_positions(*self.get_raw_pair(inputs, path)) for path in self.layers)
         return sum(
             self.compute_pair(*(side.transpose(1, 2) for side in pair), inputs.mask)
             for pair in pairs
         )
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair of tokens."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_gram_mse(student, teacher, mask=mask)
 
 
@@ -93,8 +85,7 @@ class GramKL(GramMSE):
         check_positive("gram_kl", gram_temperature=gram_temperature)
         self.gram_temperature = gram_temperature
 
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
-        """The scalar of one pair of tokens."""
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         return compute_gram_kl(student, teacher, self.gram_temperature, mask=mask)
 
 
@@ -109,7 +100,7 @@ class GramTerm(EmbeddingLoss):
         super().__init__()
         self.function = function
 
-    def compute(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """The value; pooled features have no other to resemble.
 
         Raises:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
-from losses.factory import check_positive
+from losses.factory import GIVEN, define
 from losses.features.gaussians import get_vector, get_width
 from losses.features.hints import get_key
 from losses.reductions import unit_rows
@@ -21,7 +19,6 @@ def standardise_columns(embeddings: Tensor, weights: Tensor, eps: float) -> Tens
 
     Args:
       embeddings: [G, g, D].
-      weights: [G, g], 1 for valid examples and 0 for the others.
       eps: added to the variance, whose divisor is the number of valid examples.
     """
     marks = weights.unsqueeze(-1)
@@ -36,10 +33,12 @@ def compute_srd(
 ) -> Tensor:
     """[G] log of the sum of |s - t|^exponent over examples and dimensions, both standardised.
 
+    A group is what batch normalisation sees: it takes large ones, and the paper's is the rank's
+    whole batch.
+
     Args:
       student: [G, g, D], after its projector; receives the gradient.
       teacher: [G, g, D].
-      weights: [G, g].
 
     Source: Miles and Mikolajczyk 2024 (SRD), arXiv:2303.11098, section 3, LogSum.
     """
@@ -75,6 +74,14 @@ def compute_itrd_parts(
     return correlation, squares[0] - squares[1]
 
 
+def compute_itrd(
+    *sides: Tensor, alpha: float, correlation_weight: float, mutual_weight: float
+) -> Tensor:
+    """correlation_weight * correlation + mutual_weight * information of `compute_itrd_parts`."""
+    correlation, information = compute_itrd_parts(*sides, alpha=alpha)
+    return correlation_weight * correlation + mutual_weight * information
+
+
 class ProjectedRelation(RelationalLoss):
     """A loss between vectors of a group, the student's through a trained linear layer.
 
@@ -98,47 +105,30 @@ class ProjectedRelation(RelationalLoss):
         return self.project(student_path, student), teacher
 
 
-class SimpleRecipe(ProjectedRelation):
-    """`compute_srd` of each pair; a group is what batch normalisation sees.
-
-    It takes large groups: `group_size` 0, the rank's whole batch, is the paper's.
-    """
-
-    def __init__(
-        self,
-        layers: Mapping[str, str],
-        exponent: float = 4.0,
-        eps: float = 1e-4,
-        group_size: int = 0,
-    ) -> None:
-        super().__init__(layers, group_size)
-        check_positive("srd", exponent=exponent, eps=eps)
-        self.arguments = {"exponent": exponent, "eps": eps}
-
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] values."""
-        return compute_srd(student, teacher, weights, **self.arguments)
-
-
-class InformationTheoretic(ProjectedRelation):
-    """correlation_weight * correlation + mutual_weight * information of `compute_itrd_parts`."""
+class BiasedRelation(ProjectedRelation):
+    """The same with a bias."""
 
     has_bias = True
 
-    def __init__(
-        self,
-        layers: Mapping[str, str],
-        alpha: float = 1.5,
-        correlation_weight: float = 2.0,
-        mutual_weight: float = 0.05,
-        group_size: int = 0,
-    ) -> None:
-        super().__init__(layers, group_size)
-        check_positive("itrd", alpha=alpha)
-        self.alpha = alpha
-        self.weights = correlation_weight, mutual_weight
 
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] weighted sums."""
-        correlation, information = compute_itrd_parts(student, teacher, weights, alpha=self.alpha)
-        return self.weights[0] * correlation + self.weights[1] * information
+create_srd = define(
+    ProjectedRelation,
+    "srd",
+    compute_srd,
+    "exponent eps",
+    layers=GIVEN,
+    exponent=4.0,
+    eps=1e-4,
+    group_size=0,
+)
+create_itrd = define(
+    BiasedRelation,
+    "itrd",
+    compute_itrd,
+    "alpha",
+    layers=GIVEN,
+    alpha=1.5,
+    correlation_weight=2.0,
+    mutual_weight=0.05,
+    group_size=0,
+)

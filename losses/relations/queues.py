@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
 from losses.factory import check_positive
+from losses.features.gaussians import get_vector, get_width
 from losses.features.hints import FeatureLoss, get_key
-from losses.features.maps import get_channels
 from losses.features.projections import create_projection
 from losses.label_free.embeddings import EmbeddingLoss
 from losses.memories import RankMemory
-from losses.reductions import mean_valid, unit_rows, upcast
+from losses.reductions import Mask, mean_valid, unit_rows, upcast
 from utils.errors import UserError
 
 # Of an empty place of the queue: its share of a softmax is 0 in float32, and no NaN can arise.
@@ -28,7 +28,7 @@ def compute_queue_kl(
     temperature: float,
     *,
     filled: Tensor | None = None,
-    mask: Tensor | None = None,
+    mask: Mask = None,
 ) -> Tensor:
     """KL(teacher || student) of how near an embedding is to each one of a queue.
 
@@ -38,7 +38,6 @@ def compute_queue_kl(
       queue: [Q, D], unit length: the teacher's embeddings of these and earlier examples.
       temperature: > 0, divides the cosines; there is no factor T^2.
       filled: bool [Q], places that hold an embedding; none: all.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar in nats: summed over the queue, averaged over valid examples.
@@ -83,7 +82,7 @@ class TeacherQueue(RankMemory, nn.Module):
         self.register_buffer("rows", torch.zeros(size, width))
         self.register_buffer("filled", torch.zeros(size, dtype=torch.bool))
 
-    def forward(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """`compute_queue_kl` of vectors [B, width] of any length."""
         student, teacher = unit_rows(student), unit_rows(teacher)
         rows, filled = self.rows, self.filled
@@ -95,7 +94,7 @@ class TeacherQueue(RankMemory, nn.Module):
             self.filled.copy_(filled)
         return value
 
-    def _push(self, teacher: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _push(self, teacher: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
         is_valid = torch.ones_like(teacher[:, :1]) if mask is None else mask[:, None]
         new = self.gather(torch.cat([teacher, is_valid.to(teacher.dtype)], dim=1))
         return push_rows(self.rows, new[:, :-1]), push_rows(self.filled, new[:, -1] > 0)
@@ -132,25 +131,18 @@ class QueueKL(FeatureLoss):
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """An empty queue, and the projection where widths differ."""
         (student_path, teacher_path) = next(iter(self.layers.items()))
-        student, teacher = (
-            (1, pool_positions(torch.empty(shape, device="meta")).shape[1])
-            for shape in (student_shapes[student_path], teacher_shapes[teacher_path])
-        )
-        projection = create_projection(student, teacher, "auto")
+        width = get_width(teacher_shapes[teacher_path])
+        own = 1, get_width(student_shapes[student_path])
+        projection = create_projection(own, (1, width), "auto")
         if projection is not None:
             self.projections[get_key(student_path)] = projection
-        self.memory = TeacherQueue(self.size, teacher[1], self.queue_temperature)
+        self.memory = TeacherQueue(self.size, width, self.queue_temperature)
 
     def compute(self, inputs: LossInputs) -> Tensor:
         """The value; afterwards the queue holds the new embeddings."""
         path = next(iter(self.layers))
-        student, teacher = (pool_positions(one) for one in self.get_raw_pair(inputs, path))
+        student, teacher = (get_vector(side) for side in self.get_raw_pair(inputs, path))
         return self.memory(self.project(path, student), teacher, inputs.mask)
-
-
-def pool_positions(features: Tensor) -> Tensor:
-    """[B, C]: vectors as they are, maps and tokens averaged over their positions."""
-    return features if features.ndim == 2 else get_channels(features).mean(dim=-1)
 
 
 class QueueTerm(EmbeddingLoss):
@@ -165,6 +157,6 @@ class QueueTerm(EmbeddingLoss):
         """An empty queue."""
         self.memory = TeacherQueue(self.size, width, self.queue_temperature)
 
-    def compute(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """The value; in training the queue holds the new embeddings afterwards."""
-        return self.memory(pool_positions(student), pool_positions(teacher), mask)
+        return self.memory(get_vector(student), get_vector(teacher), mask)

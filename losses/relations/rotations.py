@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from losses.base import LossInputs, Shapes, Turned, get_feature, get_teacher_logits
-from losses.factory import check_positive
+from losses.factory import check_positive, is_count, is_number
 from losses.features.gaussians import get_vector, get_width
 from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss
@@ -122,8 +122,7 @@ class SelfSupervisedKD(FeatureLoss):
         super().__init__(layers)
         require_one_pair("sskd", self)
         check_positive("sskd", temperature=temperature)
-        is_count = isinstance(head_steps, int) and not isinstance(head_steps, bool)
-        if not is_count or head_steps < 0:
+        if not is_count(head_steps):
             raise UserError(
                 f"distill.losses: sskd.head_steps is {head_steps!r}; give a whole number of 0 or "
                 "more, the steps that the teacher's head learns before the student learns from it"
@@ -247,10 +246,6 @@ def _check_numbers(
     """The numbers as a tuple; a UserError where they are not so many, or out of range."""
     is_list = isinstance(values, Sequence) and not isinstance(values, str)
     found = tuple(values) if is_list else ()
-    is_right = all(
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most
-        for value in found
-    )
-    if len(found) != count or not is_right:
+    if len(found) != count or not all(is_number(value, 0, most) for value in found):
         raise UserError(f"distill.losses: sskd.{key} is {values!r}; give {count} {form}")
     return found

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from losses.base import LossInputs, Shapes
-from losses.factory import check_choice, check_positive
+from losses.factory import GIVEN, check_choice, check_positive, define
 from losses.features.hints import FeatureLoss
-from losses.reductions import get_group_weights, mean_groups, safe_sqrt, split_groups, unit_rows
+from losses.reductions import (
+    Mask,
+    get_group_weights,
+    mean_groups,
+    safe_sqrt,
+    split_groups,
+    unit_rows,
+)
 from utils.errors import UserError
 
-# All functions below work on groups: embeddings [G, g, D], weights [G, g] that are 1 for valid
-# examples and 0 for the others, and give one value per group, [G].
+# All functions below work on groups of embeddings [G, g, D] and give one value per group, [G].
 
 
 def compute_distances(embeddings: Tensor, weights: Tensor, *, squared: bool, eps: float) -> Tensor:
@@ -69,6 +76,21 @@ def compute_rkd_parts(
     return distance, (angle * triples).sum(dim=(1, 2, 3)) / counts**3
 
 
+def compute_rkd(
+    *sides: Tensor, distance_weight: float, angle_weight: float, **arguments: float
+) -> Tensor:
+    """distance_weight * distance + angle_weight * angle of `compute_rkd_parts`."""
+    distance, angle = compute_rkd_parts(*sides, **arguments)
+    return distance_weight * distance + angle_weight * angle
+
+
+def compute_unit_rkd(
+    student: Tensor, teacher: Tensor, weights: Tensor, **arguments: float
+) -> Tensor:
+    """`compute_rkd` of L2-normalised features, mmrazor's default."""
+    return compute_rkd(unit_rows(student), unit_rows(teacher), weights, **arguments)
+
+
 def compute_sp(student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
     """Similarity preserving: squared distance of row-normalised Gram matrices over g^2.
 
@@ -109,7 +131,14 @@ def compute_pkt(student: Tensor, teacher: Tensor, weights: Tensor, *, eps: float
 
 
 def compute_kernel(embeddings: Tensor, *, kernel: str, gamma: float, max_power: int) -> Tensor:
-    """[G, g, g] inner products, or the Taylor series of a Gaussian kernel of unit embeddings."""
+    """[G, g, g] inner products, or the Taylor series of a Gaussian kernel.
+
+    Args:
+      kernel: `bilinear`; `gaussian`, whose series assumes unit embeddings and does not make them;
+        `unit_gaussian`, which normalises first.
+    """
+    if kernel == "unit_gaussian":
+        embeddings = unit_rows(embeddings)
     products = embeddings @ embeddings.transpose(1, 2)
     if kernel == "bilinear":
         return products
@@ -120,16 +149,17 @@ def compute_kernel(embeddings: Tensor, *, kernel: str, gamma: float, max_power: 
 
 
 def compute_cckd(
-    student_kernel: Tensor, teacher_kernel: Tensor, weights: Tensor, *, squared: bool = False
+    student: Tensor, teacher: Tensor, weights: Tensor, *, squared: bool, **kernel: Any
 ) -> Tensor:
-    """Frobenius distance of two [G, g, g] kernels over g^2.
+    """Frobenius distance of two kernels of `compute_kernel` over g^2.
 
     torchdistill (followed) takes the norm; the paper's equation 6 squares it: `cckd_paper`.
 
     Source: Peng et al. 2019, arXiv:1904.01802.
     """
     pairs = weights.unsqueeze(1) * weights.unsqueeze(2)
-    total = ((student_kernel - teacher_kernel) * pairs).square().sum(dim=(1, 2))
+    gap = compute_kernel(student, **kernel) - compute_kernel(teacher, **kernel)
+    total = (gap * pairs).square().sum(dim=(1, 2))
     if not squared:
         total = safe_sqrt(total)
     return total / weights.sum(dim=1).clamp(min=1) ** 2
@@ -148,87 +178,42 @@ def compute_delta_correlation(errors: Tensor, weights: Tensor) -> Tensor:
 
 
 class RelationalLoss(FeatureLoss):
-    """A feature loss between the examples of each group; activations are flattened."""
+    """A feature loss between the examples of each group; activations are flattened.
+
+    Args:
+      function: [G] values from two [G, g, D] embeddings, the weights and `arguments`.
+    """
 
     why_not_tokens = "compares the examples of a group with each other"
 
-    def __init__(self, layers: Mapping[str, str], group_size: int = 0) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        layers: Mapping[str, str],
+        group_size: int = 0,
+        **arguments: Any,
+    ) -> None:
         super().__init__(layers)
-        self.group_size = group_size
+        self.function, self.group_size, self.arguments = function, group_size, arguments
 
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] values from [G, g, D] embeddings and [G, g] weights."""
-        raise NotImplementedError
-
-    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Tensor | None) -> Tensor:
+    def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
         """Mean over groups, by their valid examples."""
         weights = get_group_weights(student, mask, self.group_size)
         groups = (split_groups(x.flatten(1), self.group_size) for x in (student, teacher))
-        return mean_groups(self.compute_groups(*groups, weights), weights)
+        return mean_groups(self.function(*groups, weights, **self.arguments), weights)
 
 
-class RKD(RelationalLoss):
-    """distance_weight * distance + angle_weight * angle of `compute_rkd_parts`."""
-
-    def __init__(
-        self,
-        layers: Mapping[str, str],
-        distance_weight: float = 25.0,
-        angle_weight: float = 50.0,
-        squared: bool = False,
-        eps: float = 1e-12,
-        group_size: int = 0,
-    ) -> None:
-        super().__init__(layers, group_size)
-        check_positive("rkd", eps=eps)
-        self.distance_weight = distance_weight
-        self.angle_weight = angle_weight
-        self.squared = squared
-        self.eps = eps
-
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] weighted sums."""
-        distance, angle = compute_rkd_parts(
-            student, teacher, weights, squared=self.squared, eps=self.eps
-        )
-        return self.distance_weight * distance + self.angle_weight * angle
-
-
-class UnitRKD(RKD):
-    """`rkd` of L2-normalised features, mmrazor's default."""
-
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] weighted sums."""
-        return super().compute_groups(unit_rows(student), unit_rows(teacher), weights)
-
-
-class SimilarityPreserving(RelationalLoss):
-    """`compute_sp`."""
-
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] values."""
-        return compute_sp(student, teacher, weights)
-
-
-class PKT(RelationalLoss):
-    """`compute_pkt`."""
-
-    def __init__(self, layers: Mapping[str, str], eps: float = 1e-7, group_size: int = 0) -> None:
-        super().__init__(layers, group_size)
-        check_positive("pkt", eps=eps)
-        self.eps = eps
-
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] values."""
-        return compute_pkt(student, teacher, weights, eps=self.eps)
+_RKD = {"distance_weight": 25.0, "angle_weight": 50.0, "squared": False, "eps": 1e-12}
+create_rkd = define(RelationalLoss, "rkd", compute_rkd, "eps", layers=GIVEN, **_RKD, group_size=0)
+create_unit_rkd = define(
+    RelationalLoss, "rkd_unit", compute_unit_rkd, "eps", layers=GIVEN, **_RKD, group_size=0
+)
+create_sp = define(RelationalLoss, "sp", compute_sp, layers=GIVEN, group_size=0)
+create_pkt = define(RelationalLoss, "pkt", compute_pkt, "eps", layers=GIVEN, eps=1e-7, group_size=0)
 
 
 class CorrelationCongruence(RelationalLoss):
-    """`compute_cckd` of two kernels.
-
-    `kernel`: `bilinear`; `gaussian`, a Taylor series that assumes unit embeddings and does not
-    make them; `unit_gaussian`, which normalises first.
-    """
+    """`compute_cckd` of two kernels of `compute_kernel`."""
 
     squared = False
 
@@ -240,17 +225,10 @@ class CorrelationCongruence(RelationalLoss):
         max_power: int = 2,
         group_size: int = 0,
     ) -> None:
-        super().__init__(layers, group_size)
         check_choice("cckd", "kernel", kernel, ("bilinear", "gaussian", "unit_gaussian"))
         check_positive("cckd", gamma=gamma, max_power=max_power)
-        self.kernel = {"kernel": kernel, "gamma": gamma, "max_power": max_power}
-
-    def compute_groups(self, student: Tensor, teacher: Tensor, weights: Tensor) -> Tensor:
-        """[G] values."""
-        if self.kernel["kernel"] == "unit_gaussian":
-            student, teacher = unit_rows(student), unit_rows(teacher)
-        kernels = (compute_kernel(x, **self.kernel) for x in (student, teacher))
-        return compute_cckd(*kernels, weights, squared=self.squared)
+        kernels = {"kernel": kernel, "gamma": gamma, "max_power": max_power}
+        super().__init__(compute_cckd, layers, group_size, squared=self.squared, **kernels)
 
 
 class PaperCorrelationCongruence(CorrelationCongruence):
@@ -259,7 +237,7 @@ class PaperCorrelationCongruence(CorrelationCongruence):
     squared = True
 
 
-class DeltaCorrelation(RelationalLoss):
+class DeltaCorrelation(FeatureLoss):
     """RepDistiller's and vanillaKD's 'correlation': scale * products of neighbours' errors.
 
     Both sides are embedded by trained linear layers of `embed_dim`. Not correlation congruence
@@ -268,6 +246,8 @@ class DeltaCorrelation(RelationalLoss):
     Source: vanillaKD's losses/correlation.py (arXiv:2305.15781); no paper defines it.
     """
 
+    why_not_tokens = RelationalLoss.why_not_tokens
+
     def __init__(
         self,
         layers: Mapping[str, str],
@@ -275,10 +255,9 @@ class DeltaCorrelation(RelationalLoss):
         embed_dim: int = 128,
         group_size: int = 0,
     ) -> None:
-        super().__init__(layers, group_size)
+        super().__init__(layers)
         check_positive("cc_delta", embed_dim=embed_dim)
-        self.scale = scale
-        self.embed_dim = embed_dim
+        self.scale, self.embed_dim, self.group_size = scale, embed_dim, group_size
         self.student_embeddings = nn.ModuleList()
         self.teacher_embeddings = nn.ModuleList()
 
@@ -291,7 +270,6 @@ class DeltaCorrelation(RelationalLoss):
             self.teacher_embeddings.append(nn.Linear(teacher, self.embed_dim))
 
     def compute(self, inputs: LossInputs) -> Tensor:
-        """Sum over the pairs of layers."""
         if not self.student_embeddings:
             raise UserError("distill.losses: cc_delta has no embeddings; call build with shapes")
         total = 0

@@ -7,22 +7,14 @@ from torch import Tensor
 
 from losses.base import Loss, LossInputs, get_strong_logits, get_teacher_logits
 from losses.factory import check_positive
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.logits.kd import kl_per_example
+from losses.reductions import as_constant, mean_valid, soften
 from utils.errors import UserError
 
 
 def compute_row_kl(student_logits: Tensor, teacher_logits: Tensor, temperature: float) -> Tensor:
-    """[B] T^2 KL(teacher || student) of softened distributions.
-
-    Args:
-      student_logits: [B, K], unnormalised; receives the gradient.
-      teacher_logits: [B, K]; constant here.
-      temperature: T > 0.
-    """
-    log_student = torch.log_softmax(upcast(student_logits) / temperature, dim=-1)
-    log_teacher = torch.log_softmax(as_constant(teacher_logits) / temperature, dim=-1)
-    rows = (log_teacher.exp() * (log_teacher - log_student)).sum(dim=-1)
-    return temperature**2 * rows
+    """[B] T^2 KL(teacher || student) of softened distributions."""
+    return temperature**2 * kl_per_example(*soften(student_logits, teacher_logits, temperature))
 
 
 class CrossViewKD(Loss):

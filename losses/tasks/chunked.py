@@ -23,13 +23,7 @@ def choose_chunk(examples: int, length: int, vocab_size: int, limit_mib: float) 
 
 
 def score_in_chunks(
-    hidden: Tensor,
-    weight: Tensor,
-    score: Score,
-    chunk: int,
-    *,
-    devices: int = 1,
-    parts: int = 1,
+    hidden: Tensor, weight: Tensor, score: Score, chunk: int, *, devices: int = 1, parts: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Sums of `score` over all chunks of a sequence.
 

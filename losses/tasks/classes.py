@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from losses.base import LossInputs
 from losses.logits.kd import soft_cross_entropy
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.reductions import Mask, as_constant, mean_valid, upcast
 from losses.tasks.yes_or_no import SUMMED, YES_OR_NO, compute_bce
 from utils.errors import UserError, get_hint
 
@@ -27,7 +27,7 @@ def binary_cross_entropy(
     logits: Tensor,
     targets: Tensor,
     *,
-    mask: Tensor | None = None,
+    mask: Mask = None,
     positive_weight: float = 1.0,
     class_weights: Tensor | None = None,
     sum_classes: bool = False,
@@ -37,7 +37,6 @@ def binary_cross_entropy(
     Args:
       logits: [B, K], of the probability of yes; receive the gradient.
       targets: [B, K], 0 to 1; constant here.
-      mask: bool [B], valid examples.
       positive_weight: factor of the part that a yes adds.
       class_weights: [K], factors of the classes.
       sum_classes: sum over K; else their mean.
@@ -51,9 +50,7 @@ def binary_cross_entropy(
     return _reduce(each, mask, class_weights, sum_classes)
 
 
-def _reduce(
-    each: Tensor, mask: Tensor | None, class_weights: Tensor | None, sum_classes: bool
-) -> Tensor:
+def _reduce(each: Tensor, mask: Mask, class_weights: Tensor | None, sum_classes: bool) -> Tensor:
     if class_weights is not None:
         each = each * class_weights.to(each.dtype)
     return mean_valid(each.sum(dim=1) if sum_classes else each.mean(dim=1), mask)

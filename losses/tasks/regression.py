@@ -8,23 +8,19 @@ from collections.abc import Callable
 from torch import Tensor
 
 from losses.base import LogitLoss, LossInputs
-from losses.factory import check_positive
-from losses.reductions import as_constant, mean_valid, upcast
+from losses.factory import define
+from losses.reductions import Mask, as_constant, mean_valid, upcast
 from utils.errors import UserError, get_hint
 
 # Below it a variance is no estimate but a division by zero: 0.7 % of the spread, squared.
 MIN_LOG_VARIANCE = -10.0
 
 
-def compute_squared_error(
-    predictions: Tensor, targets: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def compute_squared_error(predictions: Tensor, targets: Tensor, *, mask: Mask = None) -> Tensor:
     """Mean squared error.
 
     Args:
-      predictions: [B, O]; receives the gradient.
       targets: [B, O]; constant here.
-      mask: bool [B], valid examples.
 
     Returns:
       Scalar: mean over targets, then over valid examples; no factor 1/2.
@@ -33,16 +29,14 @@ def compute_squared_error(
     return mean_valid(errors.square().mean(dim=1), mask)
 
 
-def compute_absolute_error(
-    predictions: Tensor, targets: Tensor, *, mask: Tensor | None = None
-) -> Tensor:
+def compute_absolute_error(predictions: Tensor, targets: Tensor, *, mask: Mask = None) -> Tensor:
     """Mean absolute error, reduced as `compute_squared_error`."""
     errors = upcast(predictions) - as_constant(targets)
     return mean_valid(errors.abs().mean(dim=1), mask)
 
 
 def compute_huber(
-    predictions: Tensor, targets: Tensor, *, mask: Tensor | None = None, delta: float = 1.0
+    predictions: Tensor, targets: Tensor, *, mask: Mask = None, delta: float = 1.0
 ) -> Tensor:
     """Squared error / 2 up to `delta`, from there delta * (error - delta / 2); reduced likewise.
 
@@ -57,7 +51,6 @@ def compute_gaussian_nll(predictions: Tensor, log_variances: Tensor, targets: Te
     """[B, O] -log N(target; prediction, variance) in nats.
 
     Args:
-      predictions: [B, O].
       log_variances: [B, O]; below MIN_LOG_VARIANCE they count as that, without gradient.
 
     Source: Nix and Weigend 1994, ICNN, equation 2, with the constant.
@@ -94,26 +87,16 @@ def get_regression_loss(name: str) -> Callable[[LossInputs], Tensor]:
     return lambda inputs: _PLAIN[name](inputs.student_logits, inputs.targets, mask=inputs.mask)
 
 
-class PredictionLoss(LogitLoss):
-    """A term that holds the student's predictions to a teacher's, in units of the spread."""
-
-    takes_numbers = True
-
-
-def create_prediction_mse() -> PredictionLoss:
-    """`compute_squared_error` with the teacher's predictions as targets."""
-    return PredictionLoss(compute_squared_error)
-
-
-def create_prediction_mae() -> PredictionLoss:
-    """`compute_absolute_error` with the teacher's predictions as targets."""
-    return PredictionLoss(compute_absolute_error)
-
-
-def create_prediction_huber(delta: float = 1.0) -> PredictionLoss:
-    """`compute_huber` with the teacher's predictions as targets."""
-    check_positive("prediction_huber", delta=delta)
-    return PredictionLoss(compute_huber, delta=delta)
+# Terms that hold the student's predictions to a teacher's, in units of the spread.
+create_prediction_mse = define(
+    LogitLoss, "prediction_mse", compute_squared_error, takes_numbers=True
+)
+create_prediction_mae = define(
+    LogitLoss, "prediction_mae", compute_absolute_error, takes_numbers=True
+)
+create_prediction_huber = define(
+    LogitLoss, "prediction_huber", compute_huber, "delta", delta=1.0, takes_numbers=True
+)
 
 
 def _compute_nll_of(inputs: LossInputs) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from losses.base import Loss, LossInputs, Turned
 from losses.factory import create_loss
 from losses.sparse import SparseTeacher
+from losses.table import LOSSES
 
 CLASSES = 7
 EXAMPLES_IN_SPLIT = 12
@@ -24,19 +26,15 @@ SHAPES = (
 )  # fmt: skip
 BLOCKS = {"layers": {"block.0": "block.0", "block.1": "block.1"}}
 HEAD = {"teacher_head": "fc"}
-ARGS: dict[str, dict[str, Any]] = {
+# A loss that is not in this list is tried with its defaults.
+_CHOSEN: dict[str, dict[str, Any]] = {
     "ab": FLOW,
     "abkd": {"temperature": 2.0},
     "at": MAPS,
     "at_paper": MAPS,
-    "bce_kd": {},
-    "bkd": {},
     "bv_agree": {"top_k": 2},
-    "bv_euclidean": {},
     "bv_hard": {"label_smoothing": 0.1},
     "bv_kl": {"temperature": 2.0},
-    "bv_l2": {},
-    "bv_logsoftmax_euclidean": {},
     "cat_kd": MAPS | HEAD | {"student_head": "head"},
     "cc_delta": MAPS | {"embed_dim": 3},
     "cckd": MAPS | {"kernel": "unit_gaussian"},
@@ -45,41 +43,28 @@ ARGS: dict[str, dict[str, Any]] = {
     "crld": {"weak_confidence": 0.4, "strong_confidence": 0.5, "across": 2.0},
     "ctkd": {"curriculum_steps": 10},
     "cwd": FLOW | {"temperature": 2.0},
-    "deit_hard": {},
     "deit_soft": {"temperature": 3.0},
     "dist": {"temperature": 2.0},
     "dist_plus": FLOW | {"temperature": 2.0, "weights": [1.0, 2.0, 0.5, 3.0]},
-    "dkd": {},
     "fitnet": MAPS,
     "fsp": FLOW,
     "ft": {"layers": {"stage.0": "layer.2"}, "paraphrase_steps": 0},
     "gram_kl": FLOW | {"gram_temperature": 0.5},
     "gram_mse": FLOW,
     "hard": {"label_smoothing": 0.1},
-    "hard_kd": {},
     "hcl": MAPS,
     "ickd": FLOW,
     "itrd": FLOW,
     "jsd": {"temperature": 2.0, "beta": 0.3},
-    "kd": {},
     "ldrld": {"depth": 4, "alpha": 2.0, "beta": 0.5},
     "lskd": {"loss": "nkd", "loss_args": {"gamma": 2.0}},
-    "lskd_dkd": {},
-    "lskd_kd": {},
     "mgd": FLOW | {"mask_ratio": 0.0},
     "mlkd": {"standardise": True},
-    "mlkd_bc": {},
-    "mlkd_cc": {},
-    "mlkd_total": {},
-    "multi_avg_logit": {},
     "multi_avg_loss": {"weights": [1.0, 3.0]},
     "multi_avg_prob": {"temperature": 2.0},
     "multi_sum": {"loss": "dkd"},
-    "multi_sum_bv": {},
     "nd": MAPS | {"num_classes": CLASSES},
-    "nkd": {},
     "norm": {"layers": {"wide": "layer.2"}},
-    "normkd": {},
     "nst": FLOW,
     "ofa": {"exponent": 1.5},
     "ofd": FLOW,
@@ -88,8 +73,6 @@ ARGS: dict[str, dict[str, Any]] = {
     "queue_kl": MAPS | {"size": 16, "queue_temperature": 0.3},
     "reverse_kl": {"temperature": 2.0},
     "prediction_huber": {"delta": 0.5},
-    "prediction_mae": {},
-    "prediction_mse": {},
     "reviewkd": FLOW | {"width": 4},
     "rkd": MAPS,
     "rkd_unit": MAPS,
@@ -99,25 +82,36 @@ ARGS: dict[str, dict[str, Any]] = {
     "semckd": FLOW | {"group_size": 2, "embed_width": 3},
     "simkd": MAPS | HEAD,
     "skd": {"tikhonov": 0.3},
-    "soft": {},
     "sp": MAPS,
     "srd": FLOW,
     "srrl": MAPS | HEAD | {"head_weight": 2.0},
     "sskd": {"layers": {"stage.0": "layer.2"}, "head_steps": 0, "keep": [0.5, 0.75]},
-    "tinyvit_sparse": {},
-    "ttm": {},
     "vid": FLOW,
     "vitkd": BLOCKS | {"low_weight": 0.3, "high_weight": 0.2},
     "wkd_f": FLOW | {"grid": 2, "mean_weight": 3.0},
     "wkd_l": HEAD | {"gamma": 3.0},
-    "wsld": {},
-    "wttm": {},
 }
-BETWEEN_EXAMPLES = (
-    *("cc_delta", "cckd", "cckd_paper", "dist", "dist_plus", "itrd", "mlkd", "mlkd_bc", "mlkd_cc"),
-    *("mlkd_total", "pkt", "reviewkd", "rkd", "rkd_unit", "scalekd", "semckd", "skd", "sp", "srd"),
-    "sskd",
-)
+ARGS = {name: _CHOSEN.get(name, {}) for name in LOSSES.names()}
+
+
+def _list_second_names() -> dict[str, str]:
+    """The other names of a loss to its first, the shortest one."""
+    first: dict[Any, str] = {}
+    for name in sorted(ARGS, key=len):
+        first.setdefault(LOSSES.get(name), name)
+    return {name: first[LOSSES.get(name)] for name in ARGS if first[LOSSES.get(name)] != name}
+
+
+def _is_between_examples(name: str) -> bool:
+    """Whether a loss has groups of its own; those around another loss have its groups."""
+    group_size = inspect.signature(LOSSES.get(name)).parameters.get("group_size")
+    return group_size is not None and group_size.default is not None
+
+
+# What holds for the first name of a loss holds for the others.
+ALIASES = _list_second_names()
+NAMES = sorted(ARGS.keys() - ALIASES)
+BETWEEN_EXAMPLES = tuple(name for name in ARGS if _is_between_examples(name))
 # Their queue holds the examples of a step, of all ranks: `tests/losses/test_queue.py` shows it.
 WITH_QUEUE = ("queue_kl",)
 NO_GRADIENT = ("bv_agree",)

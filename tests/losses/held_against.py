@@ -8,6 +8,7 @@ of them is compared with its formula in NumPy (`tests/losses/formulas.py`).
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,7 +29,10 @@ INDEXES: dict[str, dict[str, Any]] = {
     for name, path in FILES.items()
 }
 TABLE = "held against"
-HEADER = "| name | compared with | cases | relation | value | gradient |\n|---|---|---|---|---|---|"
+HEADER = (
+    "| name | defaults | compared with | cases | relation | value | gradient |\n"
+    "|---|---|---|---|---|---|---|"
+)
 FORMULA = "the formula in NumPy; slopes by finite differences"
 
 
@@ -51,12 +55,23 @@ class Evidence:
     cases: int
     measure: Callable[[], tuple[float, float | None]]
 
+    def list_facts(self) -> tuple[str, ...]:
+        """List the cells of the row that need no measurement."""
+        return describe_defaults(self.names[0]), self.source, str(self.cases), self.relation
+
     def format_row(self) -> str:
         """Format the row of the table; this runs all cases."""
         value, gradient = (format_figure(figure) for figure in self.measure())
         names = ", ".join(f"`{name}`" for name in self.names)
-        cells = (names, self.source, str(self.cases), self.relation, value, gradient)
+        cells = (names, *self.list_facts(), value, gradient)
         return f"| {' | '.join(cells)} |"
+
+
+def describe_defaults(name: str) -> str:
+    """Describe the arguments of a loss that a configuration need not name, with their values."""
+    parameters = inspect.signature(LOSSES.get(name)).parameters.values()
+    found = [f"{p.name}={p.default}" for p in parameters if p.default is not p.empty]
+    return f"`{' '.join(found)}`" if found else ""
 
 
 def list_evidence() -> list[Evidence]:

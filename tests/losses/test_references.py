@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
-from losses.table import LOSSES
 from tests.losses.examples import map_examples
 from tests.losses.formulas import (
     CASES,
@@ -17,9 +14,6 @@ from tests.losses.formulas import (
     create_case,
     describe,
 )
-from tests.losses.test_every_loss import ALIASES
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(("name", "args"), CASES)
@@ -50,16 +44,3 @@ def test_values_are_those_of_the_formulas_on_xla():
     found = torch.stack(values).cpu().tolist()
     for case, value, formula in zip(CASES, found, wanted, strict=True):
         assert value == pytest.approx(formula, rel=2e-4, abs=1e-6), case
-
-
-def test_pages_count_the_losses():
-    names = LOSSES.names()
-    counted = {ALIASES.get(name, name) for name in names}
-    told = {
-        "README.md": f"by {len(counted)} losses ({len(names)} names), each checked against",
-        "docs/first_hour.md": f"has {len(counted)} losses to teach by",
-        "docs/losses.md": f"There are {len(names)} names, of which",
-    }
-    for file, words in told.items():
-        assert words in " ".join((ROOT / file).read_text(encoding="utf-8").split()), file
-    assert f"`): {len(counted)} losses." in (ROOT / "docs/losses.md").read_text(encoding="utf-8")

@@ -1,0 +1,130 @@
+"""The files that the project's own checks demand of one new thing, by adding it to a copy."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHANGING = ("losses", "tests", "docs")
+
+
+def copy_project(folder: Path) -> Path:
+    """A copy of the project; what nothing is added to is linked."""
+    copy = folder / "copy"
+    copy.mkdir()
+    for entry in ROOT.iterdir():
+        if entry.name in CHANGING:
+            skip = shutil.ignore_patterns("__pycache__", "*.h5")
+            shutil.copytree(entry, copy / entry.name, ignore=skip)
+        elif not entry.name.startswith("."):
+            (copy / entry.name).symlink_to(entry)
+    return copy
+
+
+def list_changed(copy: Path) -> list[str]:
+    """The files of a copy that the project does not have like this."""
+
+    def read(root: Path) -> dict[str, str]:
+        files = (path for name in CHANGING for path in (root / name).rglob("*"))
+        return {
+            str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if path.is_file() and path.suffix in (".py", ".md", ".json", ".npz", ".yaml")
+        }
+
+    ours = read(ROOT)
+    return sorted(path for path, content in read(copy).items() if ours.get(path) != content)
+
+
+def run(copy: Path, *arguments: str) -> str:
+    """A Python program in a copy.
+
+    Raises:
+      AssertionError: it failed.
+    """
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def insert(path: Path, before: str, text: str) -> None:
+    """Write text in front of the only place where a file has such words."""
+    content = path.read_text(encoding="utf-8")
+    assert content.count(before) == 1, f"{path}: {content.count(before)} times {before!r}"
+    path.write_text(content.replace(before, text + before), encoding="utf-8")
+
+
+# --- losses ---
+
+LOSS = '''"""The largest gap of two distributions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from losses.base import LogitLoss
+from losses.factory import define
+from losses.reductions import Mask, mean_valid, soften
+
+
+def compute_total_variation(
+    student_logits: Tensor, teacher_logits: Tensor, temperature: float, *, mask: Mask = None
+) -> Tensor:
+    """Half the sum of the gaps of all probabilities, 0 to 1, without T^2.
+
+    Source: made up.
+    """
+    probs, student_probs = (x.exp() for x in soften(student_logits, teacher_logits, temperature))
+    return mean_valid((probs - student_probs).abs().sum(dim=-1) / 2, mask)
+
+
+create_total_variation = define(
+    LogitLoss, "total_variation", compute_total_variation, "temperature", temperature=2.0
+)
+'''
+FORMULA = '''def compute_total_variation(example: Example) -> float:
+    """Class by class."""
+    temperature = example.get("temperature", 2.0)
+    sides = (softmax(x / temperature) for x in (example.logits, example.teachers[0]))
+    return float(np.mean([sum(abs(p - q) for p, q in zip(*rows)) / 2 for rows in zip(*sides)]))
+
+
+'''
+CHECKS = (
+    "tests/losses/test_held_against.py",
+    "tests/losses/test_every_loss.py",
+    "tests/losses/test_tokens.py",
+    "tests/losses/test_references.py",
+    "tests/losses/test_documented_layers.py::test_every_loss_is_documented_and_tried",
+    "tests/proofs/test_kd_table.py::test_a_row_and_a_reason_are_of_registered_losses",
+)
+
+
+def test_a_loss_is_its_file_its_row_its_reference_and_its_line_in_the_document(tmp_path):
+    copy = copy_project(tmp_path)
+    (copy / "losses/logits/variation.py").write_text(LOSS, encoding="utf-8")
+    row = '        "total_variation": "losses.logits.variation:create_total_variation",\n'
+    insert(copy / "losses/table.py", '        "vid":', row)
+    references = copy / "tests/losses/references.py"
+    insert(references, "LOGIT_REFERENCES: dict", FORMULA)
+    insert(references, '    "abkd": compute', '    "total_variation": compute_total_variation,\n')
+    insert(copy / "docs/losses.md", "| `reverse_kl` | KL", "| `total_variation` | made up |\n")
+    run(copy, "-m", "tests.losses.held_against", "--docs", "docs/losses.md")
+    words = "total_variation or table or registered or documented or takes_tokens"
+    assert run(copy, "-m", "pytest", "-q", "-n0", "-k", words, *CHECKS).count(".") > 20
+    assert list_changed(copy) == [
+        "docs/losses.md",
+        "losses/logits/variation.py",
+        "losses/table.py",
+        "tests/losses/references.py",
+    ]
