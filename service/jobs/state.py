@@ -102,6 +102,16 @@ class JobView:
     sweep: str
     slots: int
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether it makes sense to stop it now."""
+        return self.state not in (*ENDS, "stopping")
+
+    @property
+    def may_reopen(self) -> bool:
+        """Whether it can go on after its end."""
+        return self.state in ("failed", "stopped")
+
 
 def fold_events(events: Iterable[JsonObject]) -> JobProgress:
     """Where a job stands after its events, the oldest first.

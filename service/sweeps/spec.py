@@ -27,8 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from store.compare.sides import find_entry
-from store.record.catalogue import Direction
+from store.record.catalogue import Direction, find_entry
 from store.record.ids import check_name
 from utils.config.command_line import get_kinds
 from utils.config.yaml_file import read_yaml

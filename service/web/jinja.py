@@ -8,9 +8,14 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from service.web.views.frame import format_bytes, link_run, show_time
-from store.formatting import TONES, format_value
+from service.web.views.figures import draw_spark
+from service.web.views.frame import format_bytes, link_api, link_run, show_time
+from service.web.views.sweeps import describe_point
+from store.formatting import TONES, format_duration, format_value
+from store.quality.trends import describe_trend
 
+# Reports of a trend in its picture.
+_SPARK = 40
 TEMPLATES = Path(__file__).with_name("templates")
 
 
@@ -24,12 +29,17 @@ def create_environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "api_url": link_api,
         "bytes": format_bytes,
         "dash": lambda cell: "–" if cell == "-" else cell,
+        "duration": format_duration,
         "json": json.dumps,
         "moment": lambda seconds: show_time(seconds, time.time()),
         "number": format_value,
+        "point": describe_point,
         "run_url": link_run,
+        "spark": lambda trend: draw_spark(trend.values[-_SPARK:]),
         "tone": lambda word: TONES.get(word, ""),
+        "trend": describe_trend,
     }
     return environment

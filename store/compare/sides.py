@@ -18,7 +18,7 @@ from store.compare.statistics import (
     summarise,
 )
 from store.query.record import RunRecord
-from store.record.catalogue import METRICS, Metric
+from store.record.catalogue import Metric, find_entry
 
 SEED = "train.seed"
 # Numbers of these are compared unless others are asked for.
@@ -96,12 +96,6 @@ def average_by_seed(side: str, found: Sequence[tuple[RunRecord, float]]) -> Samp
         name: told[0] if len(set(told)) == 1 else math.fsum(told) / len(told)
         for name, told in values.items()
     }
-
-
-def find_entry(metric: str) -> Metric | None:
-    """The catalogue's entry of a number as filters name it: `eval.top1` is `top1`."""
-    kind, _, rest = metric.partition(".")
-    return METRICS.find(rest if rest and kind in ("train", "eval", "test") else metric)
 
 
 def list_metrics(sides: Iterable[Side]) -> list[str]:

@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from store.compare.sides import Side, average_by_seed, find_entry
+from store.compare.sides import Side, average_by_seed
 from store.compare.statistics import Delta, Sample, compute_delta, summarise
 from store.formatting import count_runs
 from store.query.filters import check_keys
 from store.query.listing import tell_writer
 from store.query.record import RunRecord, get_finite_or_told
-from store.record.catalogue import Metric
+from store.record.catalogue import Metric, find_entry
 from utils.errors import EXIT_FAILED, UserError, get_hint
 from utils.json_types import JsonValue
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from store.formatting import format_value
+from store.quality.calibration import Verdicts, index_verdicts
 from store.quality.gates import Gate, GateFinding, check_samples
 from store.quality.report_gates import settle_gates
 from store.quality.reports import (
@@ -37,6 +38,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
 from utils.storage.local import write_atomically
+from utils.storage.places import is_remote, to_path
 
 FOLDER = "benchmarks"
 Verdict = Literal["too few", "steady", "worse", "much worse", "better", "missing"]
@@ -89,13 +91,12 @@ TREND_COLUMNS = ("figure", "reports>", "median>", "newest>", "worse by>", "verdi
 def describe_trend(one: Trend) -> tuple[str, ...]:
     """A figure in cells of `TREND_COLUMNS`, without its verdict; of too few reports no median."""
     is_known = math.isfinite(one.median)
-    newest = format_value(one.values[-1]) if one.values else "-"
     return (
         one.figure,
         str(len(one.values)),
         format_value(one.median) if is_known else "-",
-        newest,
-        f"{one.worse:+.1%}",
+        format_value(one.values[-1]),
+        f"{one.worse:+.1%}" if is_known else "-",
     )
 
 
@@ -159,6 +160,17 @@ def read_reports(store: Path) -> dict[str, list[JsonObject]]:
         except UserError as error:
             get_logger().warning("left out: %s", error)
     return {identity: reports for identity, reports in found.items() if reports}
+
+
+def read_verdicts(store: str) -> Verdicts:
+    """The compiler's verdicts of a store; a bucket holds none.
+
+    Raises:
+      UserError: a report is damaged.
+    """
+    if is_remote(store):
+        return {}
+    return index_verdicts(one for many in read_reports(to_path(store)).values() for one in many)
 
 
 def check_reports(store: Path) -> tuple[int, dict[Path, str]]:

@@ -179,3 +179,9 @@ LEARNT = (
 )  # fmt: skip
 
 METRICS = Catalogue(*LEARNT, *LOOP)
+
+
+def find_entry(metric: str) -> Metric | None:
+    """The catalogue's entry of a number as filters name it: `eval.top1` is `top1`."""
+    kind, _, rest = metric.partition(".")
+    return METRICS.find(rest if rest and kind in ("train", "eval", "test") else metric)

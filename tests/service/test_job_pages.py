@@ -14,8 +14,8 @@ from service.estimates import Estimate, Estimator, bill_by_estimate, bill_by_run
 from service.jobs.files import ROOT, append_event, open_queue
 from service.jobs.submission import Submission
 from service.web.views.frame import show_time
-from service.web.views.jobs import make_intervals
 from service.web.views.submit import make_groups, read_overrides
+from service.web.views.sweeps import make_intervals
 from store.compare.rows import describe_divergence
 from store.quality.costs import DevicePrice
 from store.quality.trends import keep_report

@@ -16,24 +16,24 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from store.formatting import draw_line
 from store.query.record import RunRecord
 from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
 from store.record.history import METRICS_FILE, Line, get_learnt
 from store.record.lock import LOCK_FILE
 from store.record.owner import is_of_this_machine, is_running
+from store.terminal import colour_word
 from utils.device_use import DeviceUse
 from utils.json_types import JsonObject
 from utils.storage.folder import StorageError
 from utils.storage.places import is_remote, to_path
 
 NOT_THERE = "not there"
-_BARS = "▁▂▃▄▅▆▇█"
 # Newest values that the course of a number is drawn from.
 _COURSE = 24
 _SHOWN_DEVICES = 8
 # How an attempt's end begins; people want what follows.
 _ERROR = re.compile(r"^\w+: ")
-_COLOURS = {"running": "green", "complete": "cyan", "failed": "red"}
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ def is_here(record: RunRecord) -> bool:
     return bool(record.attempts) and record.attempts[-1].get("host") == socket.gethostname()
 
 
-def _describe_status(record: RunRecord) -> list[str | tuple[str, str]]:
+def _describe_status(record: RunRecord) -> list[str | Text | tuple[str, str]]:
     status = str(record.facts.get("status", "not begun"))
     attempt = record.attempts[-1] if record.attempts else {}
-    words: list[str | tuple[str, str]] = []
+    words: list[str | Text | tuple[str, str]] = []
     if status == "running" and _is_dead(record):
         words.append(("running no more: its program is gone, --resume auto goes on", "red"))
     else:
-        words.append((status, _COLOURS.get(status, "yellow")))
+        words.append(colour_word(status))
     if status != "running" and record.facts.get("reason"):
         words.append(f": {_ERROR.sub('', str(record.facts['reason']))}")
     if attempt:
@@ -249,10 +249,6 @@ def _first(text: str) -> float:
 
 
 def _draw(values: Sequence[float]) -> str:
-    """The newest values as bars, from the lowest of them to the highest."""
+    """The course of the newest values; of a single one there is none."""
     newest = [value for value in values if math.isfinite(value)][-_COURSE:]
-    if len(newest) < 2:
-        return ""
-    low, high = min(newest), max(newest)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((value - low) * scale)] for value in newest)
+    return draw_line(newest) if len(newest) > 1 else ""

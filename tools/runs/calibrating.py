@@ -14,16 +14,14 @@ from store.quality.calibration import (
     Verdicts,
     calibrate,
     find_verdict,
-    index_verdicts,
     tell_step,
 )
 from store.quality.reports import describe_report
-from store.quality.trends import read_reports
+from store.quality.trends import read_verdicts
 from store.query.record import RunRecord
 from store.terminal import create_console, create_table, print_json
 from tools.runs.comparing import open_run, select_paths
 from tools.runs.places import check_store
-from utils.storage.places import is_remote, to_path
 
 
 def show_calibration(options: argparse.Namespace) -> None:
@@ -50,17 +48,6 @@ def show_calibration(options: argparse.Namespace) -> None:
         )
         return
     print_points(points, total)
-
-
-def read_verdicts(store: str) -> Verdicts:
-    """The compiler's verdicts of a store; a bucket holds none.
-
-    Raises:
-      UserError: a report is damaged.
-    """
-    if is_remote(store):
-        return {}
-    return index_verdicts(one for many in read_reports(to_path(store)).values() for one in many)
 
 
 def find_point(record: RunRecord, verdicts: Verdicts) -> CalibratedRun | None:

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 
 from rich.text import Text
 
-from store.compare.sides import find_entry
 from store.formatting import format_least, format_value
 from store.quality.costs import (
     CostRow,
@@ -22,6 +21,7 @@ from store.quality.costs import (
 )
 from store.query.filters import check_keys
 from store.query.record import RunRecord, describe
+from store.record.catalogue import find_entry
 from store.terminal import create_console, create_table, print_json
 from tools.runs.comparing import open_run, select_whole
 from tools.runs.places import find_records, warn_of_damage

@@ -121,7 +121,7 @@ def _read_steps(
 ) -> dict[str, dict[str, float | None]]:
     """What the index does not know: estimated and measured times of the runs that are shown."""
     from store.quality.calibration import tell_step
-    from tools.runs.calibrating import read_verdicts
+    from store.quality.trends import read_verdicts
     from tools.runs.comparing import open_run
 
     verdicts = read_verdicts(options.store)

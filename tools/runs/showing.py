@@ -11,16 +11,15 @@ from rich.text import Text
 
 from store.formatting import draw_line, format_least, format_time, format_value
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
+from store.quality.trends import read_verdicts
 from store.query.record import RunRecord, describe, get_finite_or_told
+from store.query.rows import list_attempt_rows, list_numbers
 from store.query.timeline import (
     RunTime,
     compute_time,
-    describe_steps,
-    list_attempts,
-    name_end,
     tell_time,
 )
-from store.record.catalogue import EVAL, LOSS, METRICS, TRAIN
+from store.record.catalogue import EVAL, LOSS, TRAIN
 from store.record.history import get_learnt
 from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import choose_records, is_alive
@@ -82,8 +81,6 @@ def _show(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) ->
 
 def _find_verdicts(store: str) -> Verdicts:
     """The compiler's verdicts beside the runs; a damaged one is no reason to hide a run."""
-    from tools.runs.calibrating import read_verdicts
-
     with contextlib.suppress(UserError):
         return read_verdicts(store)
     return {}
@@ -162,13 +159,10 @@ def _print_time(time: RunTime) -> None:
 
 def _make_numbers(record: RunRecord) -> Table:
     table = create_table("number", "last>", "unit", "better", title="[bold]numbers[/bold]")
-    for name, value in sorted(record.values.items()):
-        kind, _, rest = name.partition(".")
-        if kind == TRAIN and not rest.startswith(LOSS):
-            continue
-        metric = METRICS.find(rest or name)
-        unit, better = (metric.unit, metric.direction) if metric else ("", "")
-        table.add_row(name, format_value(value), unit, better if better != "none" else "")
+    hidden, shown = f"{TRAIN}.", f"{TRAIN}.{LOSS}"
+    for row in list_numbers(record.values):
+        if row.name.startswith(shown) or not row.name.startswith(hidden):
+            table.add_row(*row)
     return table
 
 
@@ -232,16 +226,9 @@ def _make_attempts(record: RunRecord) -> Table:
     table = create_table(
         "attempt>", "begun", "worked>", "steps", "ended", "host", title="[bold]attempts[/bold]"
     )
-    times = {one.number: one for one in list_attempts(record)}
-    for one in record.attempts:
-        steps = describe_steps(record, one)
-        time = times.get(one["attempt"])
-        worked = "-"
-        if time is not None:
-            worked = format_least(time.ended - time.began, is_least=not time.is_whole)
-        ended = colour_word(name_end(record, one))
-        begun = format_time(one.get("began"))
-        table.add_row(str(one["attempt"]), begun, worked, steps, ended, one.get("host", "-"))
+    for row in list_attempt_rows(record):
+        number, begun, ended = str(row.number), format_time(row.began), colour_word(row.status)
+        table.add_row(number, begun, row.worked or "-", row.steps, ended, row.host or "-")
     return table
 
 

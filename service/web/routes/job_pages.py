@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated
@@ -28,8 +27,8 @@ from service.web.routes.runs import Name
 from service.web.serving import Asker, Parts, Service
 from service.web.submitting import read_request, submit
 from service.web.text import strip_controls
-from service.web.views.jobs import make_sweep_line, make_sweep_view, show_job
 from service.web.views.submit import CONFIG, DEED, SLOTS, TARGET, make_groups, read_overrides
+from service.web.views.sweeps import make_sweep_line, make_sweep_view
 from service.web.views.verdict import show_bills, show_report
 from utils.config.load import combine_config
 from utils.errors import UserError
@@ -97,7 +96,7 @@ def show_sweep(
     except UserError as error:
         raise ServiceProblem(404, str(error)) from error
     view = make_sweep_view(spec, states, tabulate_sweep(spec, states))
-    return render_page(request, "sweep.html", "Sweeps", view=view)
+    return render_page(request, "sweep.html", "Sweeps", **view)
 
 
 @router.post("/runs/{experiment}/{name}/again")
@@ -164,7 +163,7 @@ def _render_form(
     """
     context: dict[str, object] = {
         "configs": parts.list_configs(), "config": config, "about": [], "groups": (),
-        "verdict": None, "estimate": None, "begun": None, "told": (), "fits": None, "bills": (),
+        "verdict": None, "estimate": None, "told": (), "bills": (),
         "bill_note": "", "slots": typed.get(SLOTS) or "1", "target": typed.get(TARGET) or _TARGET,
     }  # fmt: skip
     try:
@@ -201,19 +200,19 @@ def _ask(parts: Service, typed: Mapping[str, str], context: dict[str, object]) -
         raise UserError(verdict.error)
     estimate = parts.estimator.find(submission, str(context["target"]))
     context["verdict"] = replace(verdict, lines=tuple(map(strip_controls, verdict.lines)))
-    context |= show_report(estimate, now=time.time())
+    context |= show_report(estimate)
     config = combine_config(submission.config, submission.overrides, "the form")
     context |= show_bills(parts, config, verdict, estimate)
 
 
 def _render_queue(request: Request, parts: Service, state: str, error: str = "") -> Response:
-    jobs, now = list(reversed(parts.queue.list())), time.time()
+    jobs = parts.queue.list()[::-1]
     words = [job.state for job in jobs]
     chips = [("all", len(jobs), "/queue", not state)]
     chips += [(w, words.count(w), f"/queue?state={w}", w == state) for w in dict.fromkeys(words)]
     found = [job for job in jobs if state in ("", job.state)]
     return render_page(
-        request, "queue.html", "Queue", jobs=[show_job(j, now=now) for j in found[:_MOST_JOBS]],
+        request, "queue.html", "Queue", jobs=found[:_MOST_JOBS],
         matched=len(found), chips=chips, filtered=bool(state), error=error,
     )  # fmt: skip
 
@@ -225,7 +224,7 @@ def _render_job(
     status = 200 if error is None else getattr(error, "status", 422)
     return render_page(
         request, "job.html", "Queue", status=status, own_run=job.run,
-        job=show_job(job, now=time.time()), log=read_log(parts, job.id),
+        job=job, log=read_log(parts, job.id),
         overrides=overrides, error=str(error or ""),
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 from urllib.parse import urlencode
 
@@ -17,13 +16,12 @@ from service.web.routes.runs import Name
 from service.web.serving import Asker, Parts, Service
 from service.web.views.compare import MOST_SIDES, group_seeds, make_compare_view, name_trials
 from service.web.views.frame import link_page, link_run
-from service.web.views.jobs import group_trends, show_job
 from service.web.views.lineage import make_lineage
 from service.web.views.run import StepRange, make_run_view
 from service.web.views.runs import ListedRuns, RunsQuery, make_view, read_page
 from service.web.views.trials import TrialNames
-from service.web.views.verdict import make_verdict, read_verdicts
-from store.quality.trends import find_trends, read_reports
+from service.web.views.verdict import make_verdict
+from store.quality.trends import find_trends, group_trends, read_reports, read_verdicts
 from store.query.listing import is_alive
 from store.query.tags import ARCHIVED, TAG, change_note, change_tags
 from utils.config.keys import get_neutral_keys
@@ -48,7 +46,7 @@ def show_runs(request: Request, parts: Parts, query: Annotated[RunsQuery, Query(
         found = read_page(parts.runs, query)
     except UserError as refused:
         error = str(refused)
-    view = make_view(query, found, states, now=time.time(), archived=archived, error=error)
+    view = make_view(query, found, states, archived=archived, error=error)
     return render_page(
         request, "runs.html", "Runs", status=422 if error else 200, view=view,
         known_keys=parts.runs.list_keys(), all_columns=",".join([*found.keys, *found.more_keys]),
@@ -65,9 +63,9 @@ def show_run(
     alive = is_alive(parts.runs.store, record.path, record.facts.get("status"))
     shown = StepRange() if whole else shown
     jobs = [one for one in parts.queue.list() if one.run == record.path]
-    job = show_job(jobs[-1], now=time.time()) if jobs else None
+    job = jobs[-1] if jobs else None
     view = make_run_view(
-        record, parts.series, alive, shown=shown, now=time.time(),
+        record, parts.series, alive, shown=shown,
         name=TrialNames(parts.runs.store).describe(record.path, record.config),
     )  # fmt: skip
     return render_page(

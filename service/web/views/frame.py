@@ -1,4 +1,4 @@
-"""What is around all pages, and the words and colours of states and times."""
+"""What is around all pages: the head, addresses, times and sizes in words."""
 
 from __future__ import annotations
 
@@ -19,12 +19,6 @@ PAGES = (
     ("Submit", "/submit"),
     ("Trends", "/trends"),
 )
-# The colour of a state: never the only thing that tells it.
-_TONES = {
-    "complete": "good", "running": "busy", "stopping": "warn", "waiting": "warn", "failed": "bad",
-    "killed": "bad", "damaged": "bad", "stalled": "bad", "diverged": "bad", "preempted": "warn",
-    "interrupted": "warn", "stopped": "warn", "queued": "", "planned": "",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,25 +42,12 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class ShownState:
-    """A state as a word and a colour."""
-
-    word: str
-    tone: str
-
-
-@dataclass(frozen=True)
 class ShownTime:
     """A moment for people, and the same in full."""
 
     text: str
     full: str
     iso: str
-
-
-def show_state(status: str | None) -> ShownState:
-    """A run's or job's state."""
-    return ShownState(status or "unknown", _TONES.get(status or "", ""))
 
 
 def show_time(seconds: JsonValue, now: float) -> ShownTime | None:

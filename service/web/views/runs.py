@@ -5,24 +5,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.web.catalogue import RunCatalogue
-from service.web.views.frame import (
-    ShownState,
-    ShownTime,
-    link_page,
-    link_run,
-    show_state,
-    show_time,
-)
+from service.web.views.frame import link_page
 from service.web.views.trials import TrialNames
-from store.compare.sides import find_entry
-from store.formatting import format_value
 from store.query.listing import drop_scores
 from store.query.tags import ARCHIVED, TAG
+from store.record.catalogue import find_entry
 from store.record.score import SCORE
 from utils.config.keys import get_neutral_keys
 from utils.json_types import JsonObject, JsonValue
@@ -32,7 +24,6 @@ PAGE_ROWS = 100
 _USUAL_KEYS = 6
 # What a run's name says already, or what is another one each time.
 _NEVER = ("run.run_id", "run.experiment", "run.output_dir", "run.resume")
-_LONGEST = 40
 
 
 class RunsQuery(BaseModel):
@@ -69,6 +60,11 @@ class ListedRuns:
     more_keys: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def are_archived(self) -> bool:
+        """Whether all of them are."""
+        return all(ARCHIVED in row["tags"] for row in self.rows)
+
 
 @dataclass(frozen=True)
 class ListColumn:
@@ -104,66 +100,23 @@ class ListColumn:
 
 
 @dataclass(frozen=True)
-class ListCell:
-    """A value, shortened, and in full where it was.
-
-    Attributes:
-      note: the name of a score, where the page has scores of several names.
-    """
-
-    text: str
-    full: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ListRow:
-    """A run of the list.
-
-    Attributes:
-      name: the varied values of a sweep's run, else its path.
-    """
-
-    path: str
-    name: str
-    url: str
-    state: ShownState
-    begun: ShownTime | None
-    tags: tuple[str, ...]
-    note: str
-    cells: tuple[ListCell, ...]
-    fault: str
-
-
-@dataclass(frozen=True)
-class StateChip:
-    """A state to filter by, and how many runs are in it."""
-
-    word: str
-    count: int
-    url: str
-    is_on: bool
-
-
-@dataclass(frozen=True)
 class RunsView:
-    """The page."""
+    """The page.
+
+    Attributes:
+      is_mixed: its scores have several names, which stand beside them.
+      chips: state to filter by, runs in it, address, and whether it is chosen.
+      error: why there is nothing to show.
+    """
 
     query: RunsQuery
-    matched: int
+    found: ListedRuns
     page: int
     pages: int
     columns: tuple[ListColumn, ...]
-    rows: tuple[ListRow, ...]
-    chips: tuple[StateChip, ...]
-    more_keys: tuple[str, ...]
-    are_archived: bool
-    more_urls: tuple[tuple[str, str], ...]
-    begun_url: str
-    previous_url: str
-    next_url: str
+    is_mixed: bool
+    chips: tuple[tuple[str, int, str, bool], ...]
     error: str = ""
-    faults: tuple[str, ...] = field(default=())
 
 
 def read_page(runs: RunCatalogue, query: RunsQuery) -> ListedRuns:
@@ -234,9 +187,13 @@ def split_columns(differing: Sequence[str]) -> tuple[list[str], tuple[str, ...]]
 
 
 def make_view(
-    query: RunsQuery, found: ListedRuns, states: Mapping[str, int], *, now: float,
-    archived: int = 0, error: str = "",
-) -> RunsView:  # fmt: skip
+    query: RunsQuery,
+    found: ListedRuns,
+    states: Mapping[str, int],
+    *,
+    archived: int = 0,
+    error: str = "",
+) -> RunsView:
     """The page.
 
     Args:
@@ -245,28 +202,18 @@ def make_view(
       error: why there is nothing to show.
     """
     pages = count_pages(found.matched)
-    page = min(query.page, pages)
     score = _name_scores(found.rows)
-    columns = [_make_column(query, found, key, score) for key in found.keys]
-    return RunsView(
-        query=query, matched=found.matched, page=page, pages=pages, columns=tuple(columns),
-        rows=tuple(_make_row(row, found, now, is_mixed=not score) for row in found.rows),
-        chips=_make_chips(query, states, archived), more_keys=tuple(found.more_keys),
-        are_archived=all(ARCHIVED in row["tags"] for row in found.rows),
-        more_urls=tuple(
-            (key, query.link(show=",".join([*found.keys, key]))) for key in found.more_keys
-        ),
-        begun_url=query.link(sort="", reverse="" if query.sort or query.reverse else "1"),
-        previous_url=query.link(page=str(page - 1)) if page > 1 else "",
-        next_url=query.link(page=str(page + 1)) if page < pages else "",
-        error=error, faults=tuple(row["fault"] for row in found.rows if row["fault"]),
-    )  # fmt: skip
-
-
-def show_cell(value: JsonValue) -> ListCell:
-    """A value of a configuration or a number."""
-    text = "" if value is None else format_value(value)
-    return ListCell(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…", text)
+    columns = tuple(_make_column(query, found, key, score) for key in found.keys)
+    conditions = {word: f"status={word}" for word in sorted(word for word in states if word)}
+    counts = {"all": sum(states.values()), **states}
+    if archived:
+        conditions[ARCHIVED], counts[ARCHIVED] = f"{TAG}={ARCHIVED}", archived
+    chips = tuple(
+        (word, counts[word], query.link(filter=one), query.filter == one)
+        for word, one in {"all": "", **conditions}.items()
+    )
+    page = min(query.page, pages)
+    return RunsView(query, found, page, pages, columns, not score, chips, error)
 
 
 def _make_column(query: RunsQuery, found: ListedRuns, key: str, score: str) -> ListColumn:
@@ -292,37 +239,6 @@ def _name_scores(rows: Sequence[JsonObject]) -> str:
     """The name that all scores of the page have; empty if there are several."""
     names = {row["score_name"] for row in rows if row["score_name"]}
     return names.pop() if len(names) == 1 else ""
-
-
-def _make_row(row: JsonObject, found: ListedRuns, now: float, *, is_mixed: bool) -> ListRow:
-    cells = [
-        replace(show_cell(row["values"].get(key)), note=row["score_name"] or "")
-        if key == SCORE and is_mixed
-        else show_cell(row["values"].get(key))
-        for key in found.keys
-    ]
-    path = row["path"]
-    return ListRow(
-        path, found.names.get(path, path), link_run(path), show_state(row["shown_status"]),
-        show_time(row["started"], now), tuple(row["tags"]), row["note"] or "", tuple(cells),
-        row["fault"] or "",
-    )  # fmt: skip
-
-
-def _make_chips(
-    query: RunsQuery, states: Mapping[str, int], archived: int
-) -> tuple[StateChip, ...]:
-    chips = [StateChip("all", sum(states.values()), query.link(filter=""), not query.filter)]
-    for word in sorted(word for word in states if word):
-        condition = f"status={word}"
-        chips.append(
-            StateChip(word, states[word], query.link(filter=condition), query.filter == condition)
-        )
-    if archived:
-        condition = f"{TAG}={ARCHIVED}"
-        is_on = query.filter == condition
-        chips.append(StateChip(ARCHIVED, archived, query.link(filter=condition), is_on))
-    return tuple(chips)
 
 
 def _is_number(rows: Sequence[JsonObject], key: str) -> bool:

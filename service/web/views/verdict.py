@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from service.checker import Verdict
 from service.estimates import (
     PRICES_FILE,
-    Bill,
     Estimate,
     bill_by_estimate,
     bill_by_runs,
     read_steps,
 )
 from service.web.serving import Service
-from service.web.views.frame import ShownState, format_bytes, show_time
-from store.formatting import format_duration
-from store.quality.calibration import Verdicts, find_verdict, index_verdicts, measure_step
+from service.web.views.frame import format_bytes
+from store.quality.calibration import Verdicts, find_verdict, measure_step
 from store.quality.costs import DevicePrice, read_prices
-from store.quality.trends import read_reports
 from store.query.record import RunRecord
 from utils.config.load import RunConfig
 from utils.errors import UserError
@@ -30,33 +24,11 @@ from utils.storage.places import is_remote, to_path
 _MOST_RUNS = 50
 
 
-@dataclass(frozen=True)
-class ShownBill:
-    """A bill in words; no sum: there is no price for the device."""
-
-    basis: str
-    words: str
-    sum: str
-
-
-@dataclass(frozen=True)
-class ShownVerdict:
-    """The compiler's estimate beside what a run measured: a row each."""
-
-    note: str
-    rows: tuple[tuple[str, str, str, str], ...]
-
-
-def show_report(estimate: Estimate | None, *, now: float) -> JsonObject:
+def show_report(estimate: Estimate | None) -> JsonObject:
     """What a template says of an estimate."""
-    if estimate is None:
-        return {}
-    found: JsonObject = {"estimate": estimate, "begun": show_time(estimate.began, now)}
-    if estimate.report is not None:
-        fits = ("fits", "good") if estimate.report["fits"] else ("does not fit", "bad")
-        found["fits"] = ShownState(*fits)
-        found["told"] = tell_report(estimate.report)
-    return found
+    if estimate is None or estimate.report is None:
+        return {"estimate": estimate}
+    return {"estimate": estimate, "told": tell_report(estimate.report)}
 
 
 def tell_report(report: JsonObject) -> list[tuple[str, str]]:
@@ -87,8 +59,7 @@ def show_bills(
         report = estimate.report
         devices = max(1, config.data.global_batch_size // max(1, report["examples_per_chip"]))
         found.append(bill_by_estimate(report, steps, devices, prices))
-    bills = [_show_bill(one) for one in found if one is not None]
-    return {"bills": bills, "bill_note": note}
+    return {"bills": [one for one in found if one is not None], "bill_note": note}
 
 
 def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
@@ -107,39 +78,23 @@ def read_store_prices(store: str) -> tuple[list[DevicePrice], str]:
         return [], str(error)
 
 
-def make_verdict(record: RunRecord, verdicts: Verdicts) -> ShownVerdict | None:
-    """The estimate of a run's step beside what was measured; none: there is no verdict."""
+def make_verdict(record: RunRecord, verdicts: Verdicts) -> tuple[str, list[tuple[str, ...]]] | None:
+    """The estimate of a run's step beside what was measured: what it is of, and a row each.
+
+    None: there is no verdict.
+    """
     report = find_verdict(record, verdicts)
     if report is None:
         return None
     estimate, measured = report["step_ms"]["estimate"], measure_step(record)
-    rows = [_compare("time of a step", estimate, None if measured is None else measured * 1000)]
+    times = _compare(estimate, None if measured is None else measured * 1000, "ms")
     used = record.values.get("train.peak_device_gib")
-    peak = report["memory"]["peak_bytes"] / 2**30
-    rows.append(
-        ("memory of a device", f"{peak:.2f} GiB", "–" if used is None else f"{used:.2f} GiB",
-         "–" if used is None else f"{used / peak:.2f}")
-    )  # fmt: skip
-    return ShownVerdict(f"{report['target']}, {report['chips']} device(s)", tuple(rows))
+    memory = _compare(report["memory"]["peak_bytes"] / 2**30, used, "GiB")
+    rows = [("time of a step", *times), ("memory of a device", *memory)]
+    return f"{report['target']}, {report['chips']} device(s)", rows
 
 
-def read_verdicts(store: str) -> Verdicts:
-    """All verdicts that the store keeps."""
-    if is_remote(store):
-        return {}
-    reports: Sequence[JsonObject] = [
-        one for group in read_reports(to_path(store)).values() for one in group
-    ]
-    return index_verdicts(reports)
-
-
-def _compare(word: str, estimate: float, measured: float | None) -> tuple[str, str, str, str]:
+def _compare(estimate: float, measured: float | None, unit: str) -> tuple[str, str, str]:
     if measured is None:
-        return word, f"{estimate:.2f} ms", "–", "–"
-    return word, f"{estimate:.2f} ms", f"{measured:.2f} ms", f"{measured / estimate:.2f}"
-
-
-def _show_bill(bill: Bill) -> ShownBill:
-    words = f"{bill.devices} × {bill.device} for {format_duration(bill.hours * 3600)}"
-    total = "" if bill.usd is None else f"USD {bill.usd:,.2f} at {bill.usd_per_hour:g} an hour each"
-    return ShownBill(bill.basis, words, total)
+        return f"{estimate:.2f} {unit}", "–", "–"
+    return f"{estimate:.2f} {unit}", f"{measured:.2f} {unit}", f"{measured / estimate:.2f}"

@@ -10,7 +10,7 @@ import pytest
 from service.jobs.files import ROOT
 from service.sweeps.plan import keep_sweep, plan_trials, resolve_base
 from service.sweeps.spec import SweepSpec
-from store.compare.report import choose_metrics, compare_all
+from store.compare.report import choose_metrics, create_report
 from store.query.selection import RunSelector
 from tests.service.web.apps import make_app, make_client, make_store
 from tests.support.stored_runs import make_config, make_lines, make_run
@@ -56,7 +56,7 @@ def test_a_comparison_is_that_of_the_library(store, client):
     app = make_app(store)
     selector = RunSelector(app.state.service.runs.get_index())
     sides = [selector.read_side(text) for text in runs["run"]]
-    (wanted,) = compare_all(sides, choose_metrics("", sides, "metrics"))
+    (wanted,) = create_report(sides, (), choose_metrics("", sides, "metrics")).metrics
     (rows,) = found["metrics"]
     assert [row["metric"] for row in rows] == [one.metric for one in wanted]
     top1 = next(row for row in rows if row["metric"] == "eval.top1")
