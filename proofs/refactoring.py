@@ -1,10 +1,16 @@
 """Proves that a change of form has changed nothing else.
 
-`python -m proofs.refactoring --before REVISION` makes the same short runs in a checkout of
-the revision and in this tree: with and without a teacher, with stored answers, averages, mixing,
-accumulation and feature losses, on PyTorch and XLA, on a mesh of four devices, in two processes,
-and one that is interrupted and resumed. All deterministic metrics at every step, all final tensors
-and all graph counts must be equal bit for bit. Exit code 1: they are not.
+    python -m proofs.refactoring --before REVISION
+    python -m proofs.refactoring --record FOLDER --tree ../before
+    python -m proofs.refactoring --against FOLDER
+
+The same short runs are made in a checkout of the revision and in this tree: images with and without
+a teacher, language, numbers, features without labels and delta attention, each on PyTorch, on XLA
+and on a mesh of four devices; with stored answers, averages, mixing, accumulation and feature
+losses, in two processes, and one that is interrupted and resumed. All deterministic metrics at
+every step, all final tensors and all graph counts must be equal bit for bit. A record keeps the
+runs of one tree, their data and what they have left, for comparisons later. Exit code 1: they are
+not equal.
 """
 
 from __future__ import annotations
@@ -31,15 +37,42 @@ from utils.programs import create_program_parser, run_program
 
 ROOT = Path(__file__).resolve().parents[1]
 
+# What one record of runs says; see `record`.
+RECORD_FILE = "record.json"
+# Both trees must know these programs by these names.
 _PROGRAMS = {"main": ("main.py",), "cache_teacher": ("-m", "tools.cache_teacher")}
 _SHORT = ("--train.log_every_steps=4", "--train.epochs=2", "--run.tensorboard=false")
 _CPU, _XLA = ("--runtime.device=cpu",), ("--runtime.device=xla",)
+_MESH, _FOUR = (*_XLA, "--runtime.parallel=spmd"), (("CPU_NUM_DEVICES", "4"),)
 _TEACHER = ("configs/digits_teacher.yaml", *_SHORT)
 _STUDENT = (
     "configs/digits_kd.yaml",
     *_SHORT,
-    "--teacher_path={runs}/{tree}/digits_teacher/teacher",
+    "--teacher_path={out}/digits_teacher/teacher",
 )
+_REGRESSION = ("configs/regression/friedman1_student.yaml", *_SHORT, "--train.ema")
+_LABEL_FREE = (
+    "configs/kd/digits_labelfree.yaml",
+    *_SHORT,
+    "--teacher_path={out}/digits_teacher/teacher",
+)
+_TOKENS = (
+    "--data.name=documents", "--data.sequence_length=64", "--train.steps=24",
+    "--train.log_every_steps=4", "--train.accumulate_steps=2", "--optim.warmup_steps=4",
+    "--run.tensorboard=false",
+)  # fmt: skip
+_LANGUAGE = (
+    "configs/transformer_text.yaml",
+    *_TOKENS,
+    '--model.args={"depth": 2, "width": 32, "heads": 4, "kv_heads": 2}',
+)
+# A layer of Gated DeltaNet and one of full attention.
+_DELTA = ("configs/delta_text.yaml", *_TOKENS, *(
+    f"--model.args.{name}={value}" for name, value in {
+        "depth": 2, "width": 32, "heads": 2, "kv_heads": 2, "head_width": 16, "linear_heads": 2,
+        "linear_width": 16, "mlp_width": 64, "full_every": 2, "chunk": 16,
+    }.items()
+))  # fmt: skip
 _LAYERS = json.dumps([
     {"name": "kd"},
     {"name": "fitnet", "layers": {"fc_norm": "fc_norm"}, "weight": 0.1},
@@ -69,34 +102,49 @@ class Case:
     environment: tuple[tuple[str, str], ...] = ()
 
 
+def _put_on_devices(name: str, flags: tuple[str, ...]) -> dict[str, Case]:
+    """One configuration on PyTorch, on XLA and on a mesh of four devices."""
+    return {
+        name: Case((*flags, *_CPU)),
+        f"{name}_xla": Case((*flags, *_XLA)),
+        f"{name}_mesh": Case((*flags, *_MESH), environment=_FOUR),
+    }
+
+
+def _interrupt(flags: tuple[str, ...]) -> Case:
+    """A run that ends in the middle of its second epoch, and goes on."""
+    first = ("main", *flags, *_HALVED, "--train.steps=23", "--train.checkpoint_every_steps=23")
+    return Case((*flags, *_HALVED, "--run.resume=auto"), before=first)
+
+
 CASES = {
     # The first one is the teacher of all the others.
-    "teacher": Case((*_TEACHER, *_CPU)),
-    "teacher_xla": Case((*_TEACHER, *_XLA)),
-    "kd": Case((*_STUDENT, *_CPU)),
-    "kd_xla": Case((*_STUDENT, *_XLA)),
+    **_put_on_devices("teacher", _TEACHER),
+    **_put_on_devices("kd", _STUDENT),
+    **_put_on_devices("language", _LANGUAGE),
+    **_put_on_devices("regression", _REGRESSION),
+    **_put_on_devices("label_free", _LABEL_FREE),
+    **_put_on_devices("delta", _DELTA),
     "cached": Case(
-        (*_STUDENT, *_XLA, "--distill.loss=kd", "--distill.teacher_cache={runs}/{tree}/cache"),
-        before=("cache_teacher", *_STUDENT, *_CPU, "--out={runs}/{tree}/cache"),
+        (*_STUDENT, *_XLA, "--distill.loss=kd", "--distill.teacher_cache={out}/cache"),
+        before=("cache_teacher", *_STUDENT, *_CPU, "--out={out}/cache"),
     ),
     "rich": Case((*_STUDENT, *_CPU, *_RICH)),
     "rich_xla": Case((*_STUDENT, *_XLA, *_RICH)),
-    "mesh": Case(
-        (*_STUDENT, *_XLA, "--runtime.parallel=spmd"), environment=(("CPU_NUM_DEVICES", "4"),)
-    ),
     "processes": Case((*_STUDENT, *_CPU, "--runtime.num_processes=2")),
-    "resumed": Case(
-        (*_STUDENT, *_XLA, *_HALVED, "--run.resume=auto"),
-        before=("main", *_STUDENT, *_XLA, *_HALVED, "--train.steps=23",
-                "--train.checkpoint_every_steps=23"),
-    ),
-}  # fmt: skip
+    "resumed": _interrupt((*_STUDENT, *_CPU)),
+    "resumed_xla": _interrupt((*_STUDENT, *_XLA)),
+}
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse flags, run both trees, compare; gives the exit code."""
+    """Parse flags, make the runs, compare; gives the exit code."""
     parser = create_program_parser(__doc__, prog="python -m proofs.refactoring")
-    parser.add_argument("--before", required=True, help="revision that this tree is compared with")
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--before", help="revision that the tree is compared with")
+    mode.add_argument("--record", type=Path, metavar="FOLDER", help="keep the tree's runs here")
+    mode.add_argument("--against", type=Path, metavar="FOLDER", help="compare with a record")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="another checkout than this one")
     parser.add_argument("--cases", nargs="+", choices=CASES, help="some of the runs; none: all")
     parser.add_argument("--keep", type=Path, help="directory in which the runs stay")
     # Asked to end, it takes its checkout away all the same.
@@ -105,25 +153,76 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def prove(options: argparse.Namespace) -> int:
-    """Run every case in both trees; gives the exit code."""
+    """Run every case in the trees that the flags name; gives the exit code."""
     names = [name for name in CASES if name == "teacher" or name in (options.cases or CASES)]
+    tree = options.tree.resolve()
+    if options.record:
+        return record(names, tree, options.record.resolve())
+    known = read_record(options.against, names) if options.against else None
     faults = 0
     with contextlib.ExitStack() as stack:
         folder = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        folder.mkdir(parents=True, exist_ok=True)
-        trees = {"before": stack.enter_context(checked_out(options.before)), "now": ROOT}
-        call(ROOT, ["-m", "tools.prepare_dataset", "digits", "--out", str(folder / "data")])
+        data = (options.against or folder).resolve() / "data"
+        if not known:
+            before = stack.enter_context(checked_out(options.before))
+            write_data(data)
         for name in names:
             began = time.perf_counter()
-            found = {tree: run_case(name, tree, path, folder) for tree, path in trees.items()}
-            lines = compare(found["before"], found["now"])
+            now = run_case(name, tree, folder.resolve() / "now", data)
+            old = (
+                known[name] if known
+                else run_case(name, before, folder.resolve() / "before", data)
+            )  # fmt: skip
+            lines = compare(old, now)
             faults += bool(lines)
             verdict = "equal bit for bit" if not lines else f"{len(lines)} differences"
-            facts = f"{len(found['now']['lines'])} lines, {len(found['now']['tensors'])} tensors"
-            print(f"{name:<12} {facts:<26} {verdict}, {time.perf_counter() - began:.0f} s")
+            print_case(name, now, verdict, began)
             for line in lines[:8]:
-                print(f"    {line}")
+                print(f"    {line}", flush=True)
     return 1 if faults else 0
+
+
+def record(names: list[str], tree: Path, folder: Path) -> int:
+    """Keep a tree's runs in a folder, and what they have left in its `record.json`; gives 0."""
+    if (folder / RECORD_FILE).exists():
+        raise UserError(f"--record ({str(folder)!r}) holds a record; name a new folder")
+    write_data(folder / "data")
+    found = {}
+    for name in names:
+        began = time.perf_counter()
+        found[name] = run_case(name, tree, folder / "before", folder / "data")
+        print_case(name, found[name], "recorded", began)
+    (folder / RECORD_FILE).write_text(json.dumps(found), encoding="utf-8")
+    return 0
+
+
+def read_record(folder: Path, names: list[str]) -> JsonObject:
+    """What a record says of cases, by their names.
+
+    Raises:
+      UserError: it is none, or lacks one.
+    """
+    try:
+        found = json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))
+    except OSError as fault:
+        raise UserError(f"--against ({str(folder)!r}): no record: {fault.strerror}") from fault
+    if missing := sorted({*names} - {*found}):
+        raise UserError(f"--against ({str(folder)!r}) lacks {missing}; name others by --cases")
+    return found
+
+
+def write_data(folder: Path) -> None:
+    """Digits, and as text the documents of this tree."""
+    prepare = ["-m", "tools.prepare_dataset"]
+    call(ROOT, [*prepare, "digits", "--out", str(folder)])
+    text = ["--from", str(ROOT / "docs"), "--tokenizer", "byte", "--name", "documents"]
+    call(ROOT, [*prepare, "text", *text, "--held-out", "0.01", "--out", str(folder)])
+
+
+def print_case(name: str, found: JsonObject, verdict: str, began: float) -> None:
+    """Say how a case went, in a line."""
+    facts = f"{len(found['lines'])} lines, {len(found['tensors'])} tensors"
+    print(f"{name:<16} {facts:<26} {verdict}, {time.perf_counter() - began:.0f} s", flush=True)
 
 
 @contextlib.contextmanager
@@ -142,22 +241,24 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run(remove, check=True, capture_output=True)
 
 
-def run_case(name: str, tree: str, path: Path, folder: Path) -> JsonObject:
-    """Make a case's runs in one tree and read what they have left."""
+def run_case(name: str, tree: Path, out: Path, data: Path) -> JsonObject:
+    """Make a case's runs in one tree and read what they have left.
+
+    Args:
+      out: directory of the tree's runs; a case finds its teacher there.
+      data: directory of the datasets.
+    """
     case = CASES[name]
-    places = [f"--data.root={folder}/data", f"--run.output_dir={folder}/{tree}",
-              f"--run.run_id={name}"]  # fmt: skip
-    flags = {"program": "main", "flags": case.flags}
-    starts = [flags]
+    places = [f"--data.root={data}", f"--run.output_dir={out}", f"--run.run_id={name}"]
+    starts = [("main", *case.flags)]
     if case.before:
-        starts.insert(0, {"program": case.before[0], "flags": case.before[1:]})
-    for start in starts:
-        config, *rest = (one.format(runs=folder, tree=tree) if "{runs}" in one else one
-                         for one in start["flags"])  # fmt: skip
-        own = places if start["program"] == "main" else places[:1]
-        words = [*_PROGRAMS[start["program"]], "--config", config, *rest, *own]
-        call(path, words, dict(case.environment))
-    (run,) = (folder / tree).glob(f"*/{name}")
+        starts.insert(0, case.before)
+    for program, *flags in starts:
+        config, *rest = (one.replace("{out}", str(out)) for one in flags)
+        own = places if program == "main" else places[:1]
+        words = [*_PROGRAMS[program], "--config", config, *rest, *own]
+        call(tree, words, dict(case.environment))
+    (run,) = out.glob(f"*/{name}")
     return {
         "lines": [normalise(line) for line in read_metrics(run)],
         "tensors": hash_tensors(run),

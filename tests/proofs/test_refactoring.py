@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from proofs.refactoring import compare, hash_tensors, main, normalise
+from proofs.refactoring import (
+    CASES,
+    RECORD_FILE,
+    compare,
+    hash_tensors,
+    main,
+    normalise,
+    read_record,
+)
+from utils.errors import UserError
 
 LINE = {"step": 4, "task": 1.5, "total": 2.0, "img_per_s": 9.0, "graphs": 3, "attempt": 1}
 
@@ -51,3 +60,27 @@ def test_one_bit_of_difference_is_found(tmp_path, planted):
 def test_an_unknown_revision_is_said_in_one_line(capsys):
     assert main(["--before", "no-such-revision"]) == 2
     assert "--before ('no-such-revision')" in capsys.readouterr().err
+
+
+def test_a_record_is_compared_by_its_cases(tmp_path):
+    found = {"lines": [normalise(LINE)], "tensors": {"a": "0"}}
+    (tmp_path / RECORD_FILE).write_text(json.dumps({"teacher": found}))
+    known = read_record(tmp_path, ["teacher"])
+    assert compare(known["teacher"], found) == []
+    with pytest.raises(UserError, match=r"lacks \['kd'\]"):
+        read_record(tmp_path, ["teacher", "kd"])
+
+
+def test_a_record_is_not_written_over(tmp_path, capsys):
+    (tmp_path / RECORD_FILE).write_text("{}")
+    assert main(["--record", str(tmp_path)]) == 2
+    assert "holds a record; name a new folder" in capsys.readouterr().err
+    assert main(["--against", str(tmp_path / "none")]) == 2
+    assert "no record: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["teacher", "kd", "language", "regression", "label_free", "delta"])
+def test_each_kind_of_run_is_proven_on_every_device(name):
+    flags = {device: CASES[f"{name}{device}"].flags for device in ("", "_xla", "_mesh")}
+    assert len({tuple(f for f in one if "--runtime" not in f) for one in flags.values()}) == 1
+    assert dict(CASES[f"{name}_mesh"].environment) == {"CPU_NUM_DEVICES": "4"}
