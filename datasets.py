@@ -18,13 +18,9 @@ import numpy as np
 import torch
 
 from big_vision.input.batches import Batch, ImageBatch, TokenBatch, VectorBatch
-from big_vision.input.images.labelled import ImageFacts, require_images
 from big_vision.input.order import ShardSpec
-from big_vision.input.rows.arrays import VectorFacts, require_vectors
-from big_vision.input.selection import ImageSelection, Selection
 from big_vision.input.source import SPLIT_KEYS, Known, Reader, Reading, Role, Source
 from big_vision.input.splits_check import Choice, check_splits
-from big_vision.input.text.windows import TokenFacts, require_tokens
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.registry import Registry
@@ -37,26 +33,18 @@ __all__ = [
     "Batch",
     "DatasetFacts",
     "ImageBatch",
-    "ImageFacts",
-    "ImageSelection",
     "Known",
     "Loader",
     "Position",
     "Reader",
     "Reading",
     "Role",
-    "Selection",
     "Source",
     "TokenBatch",
-    "TokenFacts",
     "VectorBatch",
-    "VectorFacts",
     "create_loader",
     "create_source",
     "describe_dataset",
-    "require_images",
-    "require_tokens",
-    "require_vectors",
 ]
 
 SOURCES = Registry(

@@ -17,7 +17,7 @@ from job.spec import count_eval_steps, count_steps, with_input_processes
 from models.batch_norm import synchronise_batch_norm
 from models.factory import create_model
 from models.freezing import freeze
-from models.patches.table import patch_for
+from models.patches.choice import patch_for
 from models.remat import recompute_blocks, scan_blocks
 from models.teachers.teacher import PAST, get_teacher_sections
 from optim_factory import PREPARABLE, create_optimizer, create_plateau, create_schedule, scale_lr

@@ -11,10 +11,9 @@ from pydantic import BaseModel
 from job.micro_batches import check_automatic_parts, compute_step_hash
 from job.resume import check_resume, choose_run, describe_start
 from job.spec import Job, count_eval_steps, describe_stream
-from models.delta.kernels.operators import check_kernels
 from models.factory import create_model, find_model_name, settle_model
 from models.freezing import freeze
-from models.patches.table import check_attention_kernel, check_patch_names
+from models.patches.choice import check_attention_kernel, check_kernels, check_patch_names
 from models.remat import recompute_blocks, scan_blocks
 from optim_factory import check_unfreeze, create_optimizer, create_schedule, scale_lr
 from tasks import TASKS

@@ -13,7 +13,8 @@ import sys
 import time
 from dataclasses import dataclass
 
-from datasets import TokenFacts, create_source
+from big_vision.input.text.windows import TokenFacts
+from datasets import create_source
 from lab.marked_tables import write_between
 from proofs.table_runs import check_table, create_table_parser, is_finished, start
 from store.record.runs import Run

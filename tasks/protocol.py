@@ -141,7 +141,8 @@ class RunTask(Protocol):
       unit: what throughput counts, and how many of it one example holds.
       score_name: of an evaluation's score, for a person.
       check: the class that looks at a configuration first.
-      twin: how it is measured and compiled without its data; None if it cannot be.
+      twin: "module:class" of a `Twin`, by which it is measured and compiled without its data;
+        empty if it cannot be.
       reads: keys and sections that this task honours and not every task does.
       losses: modules that are trained beside the student.
     """
@@ -149,7 +150,7 @@ class RunTask(Protocol):
     unit: ClassVar[tuple[str, int]]
     score_name: ClassVar[str]
     check: ClassVar[type[TaskCheck]]
-    twin: ClassVar[type[Twin] | None] = None
+    twin: ClassVar[str] = ""
     reads: ClassVar[frozenset[str]] = frozenset()
     losses: nn.Module
 

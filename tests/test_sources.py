@@ -12,15 +12,14 @@ import torch
 import main
 from big_vision.input.images.labelled import ImageSource, create_blank_images, create_image_batch
 from big_vision.input.order import get_evaluation_blocks, get_exact_epoch
+from big_vision.input.selection import ImageSelection, Selection
 from datasets import (
     SOURCES,
     Batch,
     ImageBatch,
-    ImageSelection,
     Reader,
     Reading,
     Role,
-    Selection,
     Source,
     VectorBatch,
     create_loader,

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from big_vision.input.order import get_evaluation_blocks
-from datasets import SOURCES, Batch, Loader, Reader, Reading, Role, Selection, Source
+from big_vision.input.selection import Selection
+from datasets import SOURCES, Batch, Loader, Reader, Reading, Role, Source
 from datasets import describe_dataset as describe
 from losses.base import LossOutput
 from models.table import MODELS

@@ -95,7 +95,7 @@ class WatchedModel:
     """
 
     def __init__(self, runtime: Runtime, model: nn.Module, *, patched: bool = True) -> None:
-        from models.patches.table import patch_for
+        from models.patches.choice import patch_for
         from utils.config.sections import ModelSection
 
         self.runtime = runtime

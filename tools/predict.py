@@ -112,7 +112,7 @@ def _answer(
     import torch
 
     from engine import map_batches
-    from models.patches.table import patch_for
+    from models.patches.choice import patch_for
     from models.transforms import to_pixels
     from utils.config.sections import ModelSection
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from job.spec import describe_stream, with_input_processes
+from tasks import TASKS
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject
+from utils.registry import load_object
+from utils.runtime.choice import choose_device, find_planned_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,10 +28,7 @@ def create_twin(config: RunConfig, given: Mapping[str, int]) -> Twin:
     Raises:
       UserError: the task has no twins, a name is none of its sizes, or a size is not known.
     """
-    from tasks import TASKS
-
-    task = config.train.task
-    kind = TASKS.get(task).twin
+    task, kind = config.train.task, _find_kind(config)
     if kind is None:
         raise UserError(
             f"train.task={task} makes up no data; measure the run with its own, by --input real"
@@ -42,19 +43,19 @@ def create_twin(config: RunConfig, given: Mapping[str, int]) -> Twin:
 
 def get_usual_sizes(config: RunConfig) -> Mapping[str, int]:
     """What may be assumed of a dataset that nobody knows here, by name."""
-    from tasks import TASKS
-
-    kind = TASKS.get(config.train.task).twin
+    kind = _find_kind(config)
     return {} if kind is None else kind.usual
+
+
+def _find_kind(config: RunConfig) -> type[Twin] | None:
+    path = TASKS.get(config.train.task).twin
+    return load_object(path) if path else None
 
 
 def describe_stream_of_one(
     config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping
 ) -> JsonObject:
     """The stream of a run with one input process, which stored answers belong to."""
-    from job.spec import describe_stream, with_input_processes
-    from utils.runtime.choice import choose_device, find_planned_ranks
-
     processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
     return with_input_processes(describe_stream(config, dataset, of_task, processes), 1)
 

@@ -6,8 +6,7 @@ it costs in precision and what it gains: docs/tpu_compiler.md. Written against t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection
 
 import torch
 from timm.layers import (
@@ -30,7 +29,6 @@ from timm.models.swin_transformer import WindowAttention
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from models.delta.kernels.operators import choose_kernels
 from models.patches.attention import (
     HeadTokens,
     StreamInComputeType,
@@ -39,6 +37,7 @@ from models.patches.attention import (
     XlaLayerScale,
     XlaPatchEmbed,
 )
+from models.patches.choice import check_patch_names
 from models.patches.convolution import (
     BlockInComputeType,
     HwioWeight,
@@ -54,20 +53,9 @@ from models.patches.convolution import (
 from models.patches.decoder import DecoderInComputeType, XlaCausalAttention, XlaRmsNorm
 from models.patches.dense import XlaGelu, XlaLayerNorm, XlaLinear
 from models.patches.families import XlaEvaAttention, XlaMaxVitAttention, XlaWindowAttention
-from models.patches.fused_attention import (
-    NEEDED_PATCHES,
-    KernelAttention,
-    choose_attention_kernel,
-    require_attention_kernel,
-)
+from models.patches.fused_attention import KernelAttention
 from models.patches.mixing import mix_into
 from models.transformer import CausalAttention, RmsNorm, Transformer
-from utils.errors import UserError, get_hint
-
-if TYPE_CHECKING:
-    from utils.config.execution import RuntimeSection
-    from utils.config.sections import ModelSection
-    from utils.runtime.base import Runtime
 
 # Their weights are cast to the compute type wherever they are used.
 _CASTS = (XlaLinear, HwioWeight)
@@ -103,68 +91,6 @@ def apply_patches(
         if frozen_dtype is not None and isinstance(module, _CASTS):
             module.to(frozen_dtype)
     return model
-
-
-def patch_for(
-    runtime: Runtime, section: ModelSection, model: nn.Module, *, frozen: bool = False
-) -> None:
-    """Rewrite a model for the runtime's compiler, where it has one and nobody objects.
-
-    Kernels are chosen here, too.
-
-    Args:
-      frozen: whether the model is never trained: it may then hold its weights in bf16.
-
-    Raises:
-      UserError: there are no kernels for a model that is not frozen, and they are asked for.
-    """
-    if not frozen:
-        check_attention_kernel(section, runtime.section, runtime.device.type, model)
-    choose_kernels(section.kernels, runtime.device, model, is_asked=not frozen)
-    if section.xla_patches and runtime.wants_patches:
-        is_bf16 = runtime.section.precision == "bf16"
-        apply_patches(
-            model,
-            skip=section.skip_patches,
-            fp32_weight_gradients=runtime.fp32_weight_gradients,
-            frozen_dtype=torch.bfloat16 if frozen and is_bf16 else None,
-        )
-    choose_attention_kernel(section.attention_kernel, runtime.device, model)
-
-
-def check_attention_kernel(
-    section: ModelSection, runtime: RuntimeSection, device: str, model: nn.Module
-) -> None:
-    """Refuse `model.attention_kernel: on` that no kernel of the run could follow.
-
-    Args:
-      device: the runtime's name.
-      model: patched or not yet, on any device, the meta device among them.
-
-    Raises:
-      UserError: names what is against it: the device, the model or another key.
-    """
-    if section.attention_kernel != "on":
-        return
-    off = ""
-    if not section.xla_patches:
-        off = "model.xla_patches (False)"
-    elif any(name in section.skip_patches for name in NEEDED_PATCHES):
-        off = f"model.skip_patches ([{', '.join(section.skip_patches)}])"
-    elif runtime.compile:
-        off = "runtime.compile (True)"
-    require_attention_kernel(torch.device(device), model, off)
-
-
-def check_patch_names(names: Iterable[str]) -> None:
-    """Refuse a name that is no patch.
-
-    Raises:
-      UserError: with the nearest right name.
-    """
-    for name in names:
-        if name not in PATCHES:
-            raise UserError(f"model.skip_patches ({name!r}) is no patch; {get_hint(name, PATCHES)}")
 
 
 def patch_linear(model: nn.Module) -> None:

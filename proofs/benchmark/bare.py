@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from models.factory import create_model
-from models.patches.table import patch_for
+from models.patches.choice import patch_for
 from models.teachers.teacher import get_teacher_sections
 from optim_factory import PREPARABLE, create_optimizer, scale_lr
 from tasks.protocol import HasPlainLoss

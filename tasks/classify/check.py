@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from datasets import DatasetFacts, describe_dataset, require_images
+from big_vision.input.images.labelled import require_images
+from datasets import DatasetFacts, describe_dataset
 from losses.tasks.classes import create_class_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
 from models.teachers.classes import check_teacher_names
@@ -26,25 +27,23 @@ from tasks.classify.mutual import check_peer, create_peer
 from tasks.classify.rotations import check_rotations
 from tasks.classify.teacher_patches import check_kept
 from tasks.classify.views import check_strong_view, list_streams
-from tasks.dry_run import (
-    FeatureShapes,
-    ImageShapes,
-    check_images,
-    create_student_transform,
-    dry_run_layers,
-    dry_run_losses,
-    find_feature_shapes,
-    get_image_shapes,
-)
 from tasks.evaluation.judge import check_sets
 from tasks.evaluation.sets import JudgedSet, ModelClasses
 from tasks.facts import TaskFacts
+from tasks.images.dry_run import (
+    ImageShapes,
+    check_images,
+    create_student_transform,
+    find_feature_shapes,
+    get_image_shapes,
+)
 from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sizes, count_sides, get_only_side
 from tasks.protocol import TaskCheck
 from tasks.teachers.cache.manifest import read_manifest
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm
+from tasks.teachers.dry_run import FeatureShapes, dry_run_layers, dry_run_losses
 from tasks.teachers.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject

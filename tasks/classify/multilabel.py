@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from big_vision.input.batches import RIGHT
-from datasets import require_images
+from big_vision.input.images.labelled import require_images
 from losses.tasks.classes import CLASS_LOSSES, create_class_loss
 from losses.tasks.yes_or_no import compute_bce
 from models.transforms import to_pixels
@@ -76,7 +76,7 @@ class Multilabel(Classify):
 
     score_name = "mAP"
     check = MultilabelCheck
-    twin = MultilabelTwin
+    twin = "tasks.classify.multilabel:MultilabelTwin"
     create_loss = staticmethod(create_set_loss)
     reads = (Classify.reads - _NOT_READ) | {"data.labels_file"}
 

@@ -17,12 +17,12 @@ from losses.base import LossInputs, LossOutput
 from losses.weighted import WeightedLoss
 from models.factory import create_model
 from models.transforms import InputTransform
-from tasks.dry_run import find_fault
+from tasks.images.dry_run import find_fault
 from utils.config.sections import ModelSection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from tasks.dry_run import ImageShapes
+    from tasks.images.dry_run import ImageShapes
     from utils.config.load import RunConfig
 
 SELF = "self"

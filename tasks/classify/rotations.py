@@ -19,7 +19,7 @@ from utils.errors import UserError
 
 if TYPE_CHECKING:
     from losses.weighted import WeightedLoss
-    from tasks.dry_run import ImageShapes
+    from tasks.images.dry_run import ImageShapes
     from utils.config.load import RunConfig
 
 TURNS = 4  # with the image itself

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from big_vision.input.images.labelled import require_images
 from big_vision.input.synthetic import parse_synthetic_name
 from big_vision.input.tfds_features import read_tfds_features
 from big_vision.pp import shapes
 from big_vision.pp.builder import get_preprocess_fn
 from big_vision.pp.device_ops import Normalisation, split_device_ops
-from datasets import describe_dataset, require_images
+from datasets import describe_dataset
 from models.factory import build_model
 from models.teachers.teacher import SELVES, get_teacher_sections
 from tasks.classify.check import ClassifyCheck

@@ -34,10 +34,9 @@ from tasks.classify.check import ClassifyCheck, ClassifyFacts, check_micro_batch
 from tasks.classify.counting import compute_ece, count_agreement, count_batch, count_marked
 from tasks.classify.mutual import SELF, create_peer, learn_together
 from tasks.classify.rotations import TURNS, check_rotations, split_turned, turn_pixels
-from tasks.classify.synthetic import ClassifyTwin
 from tasks.classify.views import STRONG_IMAGES, TEACHER_IMAGES, get_view_name
-from tasks.dry_run import FeatureShapes, check_images, find_feature_shapes
 from tasks.evaluation.judge import Judge
+from tasks.images.dry_run import check_images, find_feature_shapes
 from tasks.images.pixels import ImageTask
 from tasks.images.resizing import check_sizes, get_only_side, resize_pixels
 from tasks.protocol import Companion, SumBatches, SumOver
@@ -48,6 +47,7 @@ from tasks.teachers.cache.reader import (
     open_cache,
 )
 from tasks.teachers.cache.rows import Column, condense_answers
+from tasks.teachers.dry_run import FeatureShapes
 from tasks.teachers.teaching import Teaching
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -74,7 +74,7 @@ class Classify(ImageTask):
     score_name = "top-1"
     score_metric = ""
     check = ClassifyCheck
-    twin = ClassifyTwin
+    twin = "tasks.classify.synthetic:ClassifyTwin"
     create_loss = staticmethod(create_class_loss)
     reads = ImageTask.reads | {
         "distill", "data.strong_pp", "data.evals", "model.num_classes", "train.label_smoothing",

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from big_vision.input.images.labelled import require_images
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges
-from datasets import create_source, require_images
+from datasets import create_source
 from utils.config.data import DataSection
 from utils.errors import UserError
 
 if TYPE_CHECKING:
     from losses.weighted import WeightedLoss
-    from tasks.dry_run import ImageShapes
+    from tasks.images.dry_run import ImageShapes
     from utils.config.load import RunConfig
 
 # Travel with a batch beside mixing coefficients: the teachers' own crops, and the strong views.

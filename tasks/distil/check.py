@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from datasets import describe_dataset, require_images
+from big_vision.input.images.labelled import require_images
+from datasets import describe_dataset
 from losses.label_free.objective import PATCHES, POOLED, Embeddings, create_label_free_loss
 from models.teachers.embedding import (
     FeatureTeacher,
@@ -24,9 +25,14 @@ from models.teachers.teacher import get_teacher_sections
 from models.transforms import InputTransform
 from tasks.distil.feature_statistics import FeatureShapes, create_scalings, open_statistics
 from tasks.distil.grids import Grid
-from tasks.dry_run import ImageShapes, check_images, create_student_transform, get_image_shapes
 from tasks.evaluation.probing import ProbedSet, check_probed_sets, check_score
 from tasks.facts import TaskFacts
+from tasks.images.dry_run import (
+    ImageShapes,
+    check_images,
+    create_student_transform,
+    get_image_shapes,
+)
 from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sides, count_sides
 from tasks.protocol import TaskCheck

@@ -15,7 +15,7 @@ from losses.base import LossOutput
 from losses.label_free.objective import PATCHES, Embeddings, LabelFreeInputs
 from losses.memories import join_memories
 from models.factory import create_model
-from models.patches.table import patch_for
+from models.patches.choice import patch_for
 from models.teachers.embedding import (
     Embedded,
     Embedder,
@@ -39,7 +39,6 @@ from tasks.distil.check import (
 )
 from tasks.distil.feature_statistics import FeatureShapes, create_scalings
 from tasks.distil.grids import GridChange
-from tasks.distil.synthetic import DistilTwin
 from tasks.evaluation.probing import Prober
 from tasks.images.pixels import ImageTask, check_pairs
 from tasks.images.resizing import resize_pixels
@@ -75,7 +74,7 @@ class Distil(ImageTask):
 
     score_name = "-loss"
     check = DistilCheck
-    twin = DistilTwin
+    twin = "tasks.distil.synthetic:DistilTwin"
     reads = ImageTask.reads | {
         "distill.teacher", "distill.teacher_weights", "distill.teachers", "distill.loss",
         "distill.losses", "distill.projector", "distill.projector_width",

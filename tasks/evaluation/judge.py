@@ -15,11 +15,11 @@ from big_vision.input.batches import RIGHT
 from big_vision.pp.device_ops import require_range
 from datasets import Loader, create_loader
 from models.transforms import create_input_transform
-from tasks.dry_run import find_fault
 from tasks.evaluation.corrupted import compute_corruption_errors, compute_mce
 from tasks.evaluation.counts import ALLOWED, count_set, restrict
 from tasks.evaluation.sets import JudgedSet, ModelClasses, SetSpec, look_at_sets, plan_sets
 from tasks.evaluation.verdict import SetVerdict, summarise_set
+from tasks.images.dry_run import find_fault
 from utils.errors import UserError
 
 if TYPE_CHECKING:

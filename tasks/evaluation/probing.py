@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets import create_loader, create_source, require_images
+from big_vision.input.images.labelled import require_images
+from datasets import create_loader, create_source
 from tasks.evaluation.features import gather_features
 from tasks.evaluation.fewshot import judge_few_shots, judge_least_squares
 from tasks.evaluation.judge import check_model_takes

@@ -10,9 +10,10 @@ from typing import Literal
 import numpy as np
 
 from big_vision.input.catalog import join_path, list_directory, open_root
+from big_vision.input.images.labelled import require_images
 from big_vision.input.splits_check import warn_of_left_out
 from big_vision.pp.device_ops import require_equal_ranges
-from datasets import create_source, require_images
+from datasets import create_source
 from tasks.evaluation.corrupted import CORRUPTIONS, SEVERITIES
 from utils.config.data import DataSection
 from utils.config.evals import EvalSection

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from big_vision.input.images.labelled import require_images
 from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
-from datasets import ImageBatch, Loader, require_images
+from datasets import ImageBatch, Loader
 from models.transforms import create_input_transform, to_pixels
 from tasks.flops import count_flops
 from tasks.images.erasing import Erasing

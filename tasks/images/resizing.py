@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from datasets import ImageBatch
 from models.transforms import create_resampler, resample
-from tasks.dry_run import create_student_transform, find_fault
+from tasks.images.dry_run import create_student_transform, find_fault
 from utils.errors import UserError
 
 if TYPE_CHECKING:

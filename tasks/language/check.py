@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from datasets import TokenFacts, describe_dataset, require_tokens
+from big_vision.input.text.windows import TokenFacts, require_tokens
+from datasets import describe_dataset
 from losses.tasks.chunked import choose_chunk
 from losses.weighted import create_weighted_loss
 from models.teachers.tokens import create_token_teachers, list_language_models
-from tasks.dry_run import FeatureShapes, dry_run_layers, dry_run_losses
 from tasks.facts import TaskFacts
 from tasks.language.teaching import count_answers, find_token_shapes
 from tasks.protocol import TaskCheck
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm
+from tasks.teachers.dry_run import FeatureShapes, dry_run_layers, dry_run_losses
 from tasks.teachers.teaching import check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject

@@ -7,7 +7,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from datasets import describe_dataset, require_tokens
+from big_vision.input.text.windows import require_tokens
+from datasets import describe_dataset
 from tasks.protocol import Twin
 from utils.config.load import change
 from utils.errors import UserError

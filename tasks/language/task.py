@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from datasets import Loader, TokenBatch, require_tokens
+from big_vision.input.text.windows import require_tokens
+from datasets import Loader, TokenBatch
 from losses.base import LossOutput
 from losses.tasks.chunked import (
     Score,
@@ -24,7 +25,6 @@ from models.factory import create_model
 from models.teachers.teacher import EMA, get_teacher_sections
 from models.teachers.tokens import TokenTeacher, create_token_teachers
 from tasks.language.check import LanguageCheck, LanguageFacts
-from tasks.language.synthetic import LanguageTwin
 from tasks.language.teaching import TokenTeaching, count_answers, create_place_weights
 from tasks.protocol import Companion, RunTask, SumOver
 from utils.errors import UserError
@@ -52,7 +52,7 @@ class Language(RunTask):
 
     score_name = "-loss"
     check = LanguageCheck
-    twin = LanguageTwin
+    twin = "tasks.language.synthetic:LanguageTwin"
     reads = frozenset({
         "distill.teacher", "distill.teacher_weights", "distill.teachers", "distill.ensemble",
         "distill.teacher_cache", "distill.cache_end", "distill.loss", "distill.losses",

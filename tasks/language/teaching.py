@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from datasets import TokenBatch, TokenFacts
+from big_vision.input.text.windows import TokenFacts
+from datasets import TokenBatch
 from losses.base import LossInputs
 from losses.logits.ensembles import combine_answers
 from losses.sparse import SparseTeacher
@@ -23,7 +24,6 @@ from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
 from models.teachers.teacher import get_teacher_sections
 from models.teachers.tokens import TokenTeacher, create_token_teachers
-from tasks.dry_run import FeatureShapes
 from tasks.teachers.cache.reader import (
     TeacherCache,
     combine_stored,
@@ -31,6 +31,7 @@ from tasks.teachers.cache.reader import (
     open_cache,
 )
 from tasks.teachers.cache.rows import condense_answers
+from tasks.teachers.dry_run import FeatureShapes
 from tasks.teachers.teaching import TERM_SCALES, Teaching
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from datasets import VectorFacts, describe_dataset, require_vectors
+from big_vision.input.rows.arrays import VectorFacts, require_vectors
+from datasets import describe_dataset
 from losses.tasks.regression import GAUSSIAN, get_regression_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
-from tasks.dry_run import FeatureShapes, dry_run_layers
 from tasks.facts import TaskFacts
 from tasks.protocol import TaskCheck
 from tasks.regress.teachers import (
@@ -22,6 +22,7 @@ from tasks.regress.teachers import (
     find_row_shapes,
     warn_of_other_split,
 )
+from tasks.teachers.dry_run import FeatureShapes, dry_run_layers
 from tasks.teachers.teaching import check_groups, check_layers, describe_teaching, list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from datasets import describe_dataset, require_vectors
+from big_vision.input.rows.arrays import require_vectors
+from datasets import describe_dataset
 from models.factory import build_model
 from models.teachers.teacher import EMA, get_teacher_sections
 from tasks.protocol import Twin

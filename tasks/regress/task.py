@@ -23,7 +23,6 @@ from models.teachers.teacher import EMA, get_teacher_sections
 from tasks.flops import count_flops
 from tasks.protocol import Companion, RunTask, SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
-from tasks.regress.synthetic import RegressTwin
 from tasks.regress.teachers import average_predictions, create_row_teachers
 from tasks.teachers.teaching import Teaching, check_groups
 from utils.errors import UserError
@@ -51,7 +50,7 @@ class Regress(RunTask):
     unit = ("rows", 1)
     score_name = "-mse"
     check = RegressCheck
-    twin = RegressTwin
+    twin = "tasks.regress.synthetic:RegressTwin"
     reads = frozenset({
         "data.input_columns", "data.target_columns", "data.split_seed", "data.standardise",
         "train.task_loss", "train.l2_penalty", "distill.teacher", "distill.teacher_weights",

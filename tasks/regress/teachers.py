@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from datasets import VectorFacts
+from big_vision.input.rows.arrays import VectorFacts
 from losses.base import Loss, LossInputs
 from losses.logits.ensembles import combine_answers
 from losses.weighted import WeightedLoss
@@ -17,7 +17,7 @@ from models.features import get_feature_shapes
 from models.mlp import RowTeacher
 from models.table import MODELS
 from models.teachers.teacher import EMA, get_teacher_sections, open_teacher, refuse_image_keys
-from tasks.dry_run import FeatureShapes
+from tasks.teachers.dry_run import FeatureShapes
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from losses.memories import join_memories
 from losses.weighted import WeightedLoss
 from models.features import FeatureTap
-from models.patches.table import patch_for
+from models.patches.choice import patch_for
 from models.teachers.teacher import (
     EMA,
     PAST,

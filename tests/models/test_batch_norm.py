@@ -12,8 +12,9 @@ from torch import nn
 
 from models.batch_norm import compute_batch_norm, synchronise_batch_norm
 from models.factory import create_model
+from models.patches.choice import patch_for
 from models.patches.convolution import XlaBatchNorm1d, XlaBatchNorm2d
-from models.patches.table import apply_patches, patch_for
+from models.patches.table import apply_patches
 from models.remat import recompute_blocks
 from tests.support.tiny_parts import create_cpu_runtime, create_xla_runtime
 from utils.config.sections import ModelSection

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine import sum_batches
-from models.patches.table import patch_for
+from models.patches.choice import patch_for
 from models.trained import TrainedModel, open_trained
 from models.transforms import InputTransform, to_pixels
 from tasks.evaluation.counts import count_set, count_shared, count_sums, flip_mean, restrict

@@ -13,7 +13,8 @@ import timm
 import yaml
 from torch import nn
 
-from datasets import create_source, require_images
+from big_vision.input.images.labelled import require_images
+from datasets import create_source
 from models.trained import TrainedModel, open_trained
 from store.record.mirror import CONFIG_FILE
 from tasks.evaluation.judge import check_model_takes

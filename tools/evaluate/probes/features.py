@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datasets import create_loader, require_images
+from big_vision.input.images.labelled import require_images
+from datasets import create_loader
 from engine import map_batches
 from models.transforms import to_pixels
 from tasks.evaluation.features import Features
