@@ -13,7 +13,7 @@ from service.sweeps.spec import SweepSpec
 from store.compare.statistics import MeanInterval, compute_interval
 from store.query.record import RunRecord, get_final_values
 from utils.errors import UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, JsonValue
 from utils.storage.places import join_place
 
 MISSING = "missing"
@@ -49,7 +49,7 @@ class AxisRow:
       trials, seeds: with these values, complete or not.
     """
 
-    values: JsonObject
+    values: dict[str, JsonValue]
     interval: MeanInterval | None
     trials: int
     seeds: int

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.jobs.state import JobView
+from service.sweeps.report import AxisRow
 from service.web.tokens import Role
+from store.compare.answers import SameExamples
+from store.compare.differences import Difference
+from store.compare.divergence import Divergence
+from store.compare.sources import SourceDifference
+from store.compare.statistics import Summary
+from store.lineage.descendants import Kinship
+from store.quality.gates import GateFinding
+from store.quality.trends import Trend
 from utils.json_types import JsonObject, JsonValue
 
 # A number that is not finite is the text nan, inf or -inf.
@@ -65,40 +76,6 @@ class ArtifactRow(BaseModel):
     crc32c: str
 
 
-class TeacherRow(BaseModel):
-    """One that a run has learnt from, or that has taught one of those."""
-
-    generation: int = Field(description="1: taught the run itself")
-    via: str = Field(description="teacher, or cache: by stored answers")
-    hash: str = Field(description="of weights, name, classes and transform")
-    place: str = Field(description="as its student's configuration names it")
-    id: str = Field(description="of its run; empty: it lay in none")
-    path: str = Field(description="experiment/name of its run, as it was then")
-    weights: str = Field(description="SHA-256 of their file")
-    through: str = Field(description="hash of the teacher that leads to it, from generation 2 on")
-    scores: dict[str, Number] = Field(description="numbers of its own run's end, as they were then")
-    judged: dict[str, Number] = Field(
-        description="what it reached on its student's evaluation split before the first step"
-    )
-    now: str = Field(description="experiment/name of its run today; empty: not in this store")
-    tags: list[str] = Field(description="that its run has now")
-
-
-class StudentRow(BaseModel):
-    """A run that has learnt from another, or from one that has."""
-
-    path: str = Field(description="experiment/name")
-    generation: int = Field(description="1: learnt from it itself")
-    via: str = Field(description="teacher, or cache: how it taught the next of the chain")
-
-
-class LineageRows(BaseModel):
-    """Whom a run has learnt from, the nearest first, and whom it has taught."""
-
-    teachers: list[TeacherRow]
-    students: list[StudentRow]
-
-
 class RunDetail(BaseModel):
     """All that is known of a run, but its history."""
 
@@ -125,7 +102,7 @@ class RunDetail(BaseModel):
     config: JsonObject = Field(description="dotted key -> value")
     environment: JsonObject
     artifacts: list[ArtifactRow]
-    lineage: LineageRows
+    lineage: Kinship
 
 
 class Whoami(BaseModel):
@@ -150,23 +127,6 @@ class SideRow(BaseModel):
     unfinished: list[str] = Field(description="runs that are not complete")
 
 
-class DifferenceRow(BaseModel):
-    """A key that is not the same on all sides."""
-
-    key: str
-    values: list[str]
-    matters: bool = Field(description="whether it can change what is learnt")
-
-
-class SummaryRow(BaseModel):
-    """A sample in three numbers."""
-
-    mean: Number
-    sd: Number | None = Field(description="null: one value alone")
-    n: int = Field(description="independent values, one a seed")
-    runs: int = Field(description="that they come from")
-
-
 class DeltaRow(BaseModel):
     """How much larger the mean of one side is than that of the base."""
 
@@ -185,86 +145,38 @@ class ComparisonRow(BaseModel):
     metric: str
     unit: str
     direction: str = Field(description="which way is better: higher, lower or none")
-    base: SummaryRow | None
-    new: SummaryRow | None
+    base: Summary | None
+    new: Summary | None
     delta: DeltaRow | None
     p: Number | None = Field(description="after Holm's correction")
     verdict: str
     bad: list[str] = Field(description="runs without a finite number")
 
 
-class DivergencePoint(BaseModel):
-    """The first place at which two histories differ."""
-
-    step: int
-    kind: str
-    metric: str = Field(description="empty: a line is missing on one side")
-    base: JsonValue
-    new: JsonValue
-    ulps: int | None
-    ulps32: int | None
-    others: list[str]
-    lines: int = Field(description="equal lines before it")
-
-
 class DivergenceAnswer(BaseModel):
     """Whether two runs that should be equal part."""
 
-    found: DivergencePoint | None = Field(description="null: they are equal bit for bit")
+    found: Divergence | None = Field(description="null: they are equal bit for bit")
     checkpoint: int | None = Field(description="the last step before it that both have kept")
-
-
-class SameExamplesRow(BaseModel):
-    """The last evaluations of two runs, example by example: McNemar's exact test."""
-
-    base: str
-    new: str
-    examples: int
-    both: int = Field(description="named rightly by both")
-    base_only: int
-    new_only: int
-    neither: int
-    p: Number | None = Field(description="after Holm's correction over pairs of runs")
-    reason: str = Field(description="why they are not compared; empty: they are")
-
-
-class SourceRow(BaseModel):
-    """The source that two runs were started from."""
-
-    base: str
-    new: str
-    commits: list[str]
-    patches: list[str]
-    files: list[str] = Field(description="whose part of the patches is not the same")
-    diff: str
 
 
 class CompareAnswer(BaseModel):
     """A whole comparison."""
 
     sides: list[SideRow]
-    config: list[DifferenceRow]
-    environment: list[DifferenceRow]
+    config: list[Difference]
+    environment: list[Difference]
     metrics: list[list[ComparisonRow]] = Field(description="of each further side, to the first")
-    answers: list[SameExamplesRow]
-    source: list[SourceRow]
+    answers: list[SameExamples]
+    source: list[SourceDifference]
     divergence: DivergenceAnswer | None = Field(description="null: it was not looked for")
 
 
-class GateRow(BaseModel):
-    """What a gate says."""
+@dataclass(frozen=True)
+class GateRow(GateFinding):
+    """What a gate says; the gate as its text."""
 
     gate: str
-    outcome: str = Field(description="pass, fail, undecided or skipped")
-    reason: str
-    worse: Number | None
-    low: Number | None
-    high: Number | None
-    limit: Number | None
-    base: Number | None
-    new: Number | None
-    base_n: int = Field(description="independent values of the base, one a seed")
-    new_n: int
 
 
 class GateAnswer(BaseModel):
@@ -276,19 +188,12 @@ class GateAnswer(BaseModel):
     exit_code: int = Field(description="0: passed, 1: failed, 3: undecided")
 
 
-class TrendRow(BaseModel):
-    """One figure of benchmark reports over time."""
+@dataclass(frozen=True)
+class TrendRow(Trend):
+    """One figure of benchmark reports over time; of too few of them there is no median."""
 
-    identity: str
-    subject: str
-    figure: str
-    values: list[Number] = Field(description="the oldest first")
-    reports: int
     median: Number
-    worse: Number = Field(description="share of the median by which the newest are worse")
-    p: Number
-    verdict: str
-    versions: list[str] = Field(description="what the newest was made with and those before not")
+    worse: Number
 
 
 class TrendList(BaseModel):
@@ -361,25 +266,6 @@ class TrialAnswer(BaseModel):
     reason: str
 
 
-class IntervalAnswer(BaseModel):
-    """A mean over trials and how certain it is."""
-
-    mean: Number
-    low: Number | None = Field(description="of the 95 % interval; null: too few values")
-    high: Number | None
-    sd: Number | None
-    n: int
-
-
-class AxisValueRow(BaseModel):
-    """What trials with some values have reached."""
-
-    values: dict[str, JsonValue]
-    interval: IntervalAnswer | None = Field(description="null: no seed is complete")
-    trials: int
-    seeds: int = Field(description="of these trials; n of them are complete")
-
-
 class SweepAnswer(BaseModel):
     """A sweep: its trials, and what its axes tell so far."""
 
@@ -389,10 +275,8 @@ class SweepAnswer(BaseModel):
     metric: str
     direction: str
     trials: list[TrialAnswer]
-    points: list[AxisValueRow] = Field(description="over seeds, the best first")
-    axes: dict[str, list[AxisValueRow]] = Field(
-        description="each value of each axis, over the rest"
-    )
+    points: list[AxisRow] = Field(description="over seeds, the best first")
+    axes: dict[str, list[AxisRow]] = Field(description="each value of each axis, over the rest")
 
 
 class RunEvent(BaseModel):

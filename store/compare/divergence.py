@@ -17,6 +17,7 @@ from store.quality.field_types import fit_line
 from store.query.record import RunRecord
 from store.record.catalogue import METRICS
 from store.record.history import METRICS_FILE, Line, modernise
+from utils.json_types import JsonValue
 from utils.storage.folder import COMMIT_FILE
 from utils.storage.local import LocalFolder
 
@@ -44,8 +45,8 @@ class Divergence:
     step: int
     kind: str
     metric: str
-    base: object
-    new: object
+    base: JsonValue
+    new: JsonValue
     ulps: int | None
     ulps32: int | None
     others: tuple[str, ...]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from store.index.database import RunIndex
 from store.index.kin import Family, Kin
 from store.lineage.ancestors import Ancestor, list_sums, read_lineage
 from store.query.record import RunRecord
 from utils.errors import UserError
-from utils.json_types import JsonObject
 from utils.storage.places import join_place
 
 # The number of a run that is not in the index.
@@ -33,7 +32,7 @@ class Descendant:
 
 
 @dataclass(frozen=True)
-class KnownAncestor:
+class KnownAncestor(Ancestor):
     """An ancestor with what the store says of its run today.
 
     Args:
@@ -41,30 +40,16 @@ class KnownAncestor:
       tags: that it has now.
     """
 
-    ancestor: Ancestor
     now: str = ""
     tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Kinship:
-    """Both directions of a run.
+    """Whom a run has learnt from, the nearest first, and whom it has taught, by generations."""
 
-    Args:
-      ancestors: the nearest first.
-      descendants: by generations.
-    """
-
-    ancestors: tuple[KnownAncestor, ...] = ()
-    descendants: tuple[Descendant, ...] = ()
-
-    def tell(self) -> JsonObject:
-        """The same for programs."""
-        teachers = [
-            {**asdict(one.ancestor), "now": one.now, "tags": list(one.tags)}
-            for one in self.ancestors
-        ]
-        return {"teachers": teachers, "students": [asdict(one) for one in self.descendants]}
+    teachers: tuple[KnownAncestor, ...] = ()
+    students: tuple[Descendant, ...] = ()
 
 
 def find_kinship(index: RunIndex, record: RunRecord) -> Kinship:
@@ -77,8 +62,12 @@ def find_kinship(index: RunIndex, record: RunRecord) -> Kinship:
 
     found = family.follow(read_lineage(record.facts), own.run, read)
     students = [Descendant(kin.path, *rest) for kin, *rest in family.list_students(own)]
+    teachers = (
+        KnownAncestor(**vars(one), **({"now": kin.path, "tags": kin.tags} if kin else {}))
+        for one, kin in found
+    )
     return Kinship(
-        tuple(KnownAncestor(one, *((kin.path, kin.tags) if kin else ())) for one, kin in found),
+        tuple(teachers),
         tuple(sorted(students, key=lambda one: (one.generation, one.path))),
     )
 

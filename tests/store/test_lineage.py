@@ -92,7 +92,7 @@ def test_a_chain_stands_in_its_youngest_run_alone(store):
     assert (nearest.generation, nearest.via, nearest.path) == (1, CACHE, "digits/second")
     assert (eldest.generation, eldest.via, eldest.path) == (2, "teacher", "digits/first")
     assert eldest.through == nearest.hash == "2" * 16
-    found = find_kinship(refresh(store), RunRecord(store / "digits" / "first")).descendants
+    found = find_kinship(refresh(store), RunRecord(store / "digits" / "first")).students
     assert [(one.path, one.generation) for one in found] == [("digits/third", 2)]
 
 
@@ -105,24 +105,24 @@ def refresh(store: Path) -> RunIndex:
 def test_a_moved_teacher_is_found_by_its_id(store, capsys):
     shutil.move(store / "digits" / "first", store / "digits" / "elsewhere")
     index, moved = refresh(store), RunRecord(store / "digits" / "elsewhere")
-    assert [one.path for one in find_kinship(index, moved).descendants] == [
+    assert [one.path for one in find_kinship(index, moved).students] == [
         "digits/second",
         "digits/third",
     ]
-    (known,) = find_kinship(index, RunRecord(store / "digits" / "second")).ancestors
-    assert (known.now, known.ancestor.path) == ("digits/elsewhere", "digits/first")
+    (known,) = find_kinship(index, RunRecord(store / "digits" / "second")).teachers
+    assert (known.now, known.path) == ("digits/elsewhere", "digits/first")
     for name in ("elsewhere", "digits/elsewhere", "first", moved.facts["id"], "1" * 16):
         assert list_runs(store, f"teacher={name}", capsys) == ["third", "second"], name
     # Another run under the teacher's old name has taught nobody.
     other = make_run(store, "first", final={"eval_top1": 1.0})
-    assert find_kinship(refresh(store), RunRecord(other.path)).descendants == ()
+    assert find_kinship(refresh(store), RunRecord(other.path)).students == ()
 
 
 def test_weights_that_lie_in_no_run_are_found_by_their_checksum(store):
     first = store / "digits" / "first"
     leave_weights(first)
     teach(make_run(store, "copied", final={}), Ancestor(1, place="/far/w.safetensors", weights=SUM))
-    found = find_kinship(refresh(store), RunRecord(first)).descendants
+    found = find_kinship(refresh(store), RunRecord(first)).students
     assert "digits/copied" in [one.path for one in found]
     own = Ancestor(1, place=f"{first}/student.safetensors")
     assert note_run(own, open_folder(first))[0].weights == SUM
@@ -139,16 +139,16 @@ def test_a_copy_of_weights_leads_on_in_both_directions(store, capsys):
     teach(last, *note_run(own, open_folder(copied.path)))
     index = refresh(store)
     first = RunRecord(store / "digits" / "first")
-    assert [(one.path, one.generation) for one in find_kinship(index, first).descendants] == [
+    assert [(one.path, one.generation) for one in find_kinship(index, first).students] == [
         ("digits/second", 1), ("digits/copied", 2), ("digits/third", 2), ("digits/last", 3),
     ]  # fmt: skip
-    found = find_kinship(index, RunRecord(last.path)).ancestors
-    assert [(one.now, one.ancestor.generation) for one in found] == [
+    found = find_kinship(index, RunRecord(last.path)).teachers
+    assert [(one.now, one.generation) for one in found] == [
         ("digits/copied", 1), ("digits/second", 2), ("digits/first", 3),
     ]  # fmt: skip
-    assert found[1].ancestor.judged == {"top1": 94.0}
-    assert found[2].ancestor.scores["test.top1"] == 96.0
-    assert {one.ancestor.through for one in found[1:]} == {"3" * 16}
+    assert found[1].judged == {"top1": 94.0}
+    assert found[2].scores["test.top1"] == 96.0
+    assert {one.through for one in found[1:]} == {"3" * 16}
     assert list_runs(store, "teacher=first", capsys) == ["last", "copied", "third", "second"]
     assert ask(store, "tag", "first", "--add", BAD) == 0
     assert "4 runs have learnt from it" in capsys.readouterr().out
@@ -164,13 +164,13 @@ def test_of_runs_with_the_same_weights_a_bad_one_is_meant_and_no_chain_turns_in_
         leave_weights(run if run.is_dir() else make_run(store, name, final={}).path)
     # Taught by a copy of what it has left behind itself: the other one is meant.
     teach(Run(store / "digits" / "twin"), Ancestor(1, weights=SUM))
-    (known, *_) = find_kinship(refresh(store), RunRecord(store / "digits" / "twin")).ancestors
+    (known, *_) = find_kinship(refresh(store), RunRecord(store / "digits" / "twin")).teachers
     assert known.now == "digits/second"
     teach(make_run(store, "copied", final={}), Ancestor(1, weights=SUM))
     record = RunRecord(store / "digits" / "copied")
-    assert find_kinship(refresh(store), record).ancestors[0].now == "digits/second"
+    assert find_kinship(refresh(store), record).teachers[0].now == "digits/second"
     assert ask(store, "tag", "twin", "--add", BAD) == 0
-    assert find_kinship(refresh(store), record).ancestors[0].now == "digits/twin"
+    assert find_kinship(refresh(store), record).teachers[0].now == "digits/twin"
 
 
 def test_a_bad_teacher_lists_its_students_and_they_say_so(store, capsys):
@@ -239,7 +239,7 @@ def test_runs_of_earlier_programs_have_no_lineage_and_are_shown(store, capsys):
 def test_what_is_no_lineage_counts_as_none(told, store):
     assert read_lineage({LINEAGE: told}) == []
     Run(store / "digits" / "second").update(**{LINEAGE: told})
-    assert find_kinship(refresh(store), RunRecord(store / "digits" / "second")).ancestors == ()
+    assert find_kinship(refresh(store), RunRecord(store / "digits" / "second")).teachers == ()
 
 
 def test_values_of_another_kind_are_left_out():

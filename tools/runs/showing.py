@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
 from store.formatting import draw_line, format_least, format_time, format_value
+from store.lineage.descendants import Kinship
 from store.quality.calibration import ESTIMATE, MEASURED, Verdicts, tell_step
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord, describe, get_finite_or_told
@@ -23,7 +25,7 @@ from store.record.catalogue import EVAL, LOSS, TRAIN
 from store.record.history import get_learnt
 from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import choose_records, is_alive
-from tools.runs.teaching import Lineage
+from tools.runs.teaching import find_kin, list_doubts, list_tables
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.local import LocalFolder
@@ -62,14 +64,14 @@ def show_run(options: argparse.Namespace) -> None:
 
 def _tell_all(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> JsonObject:
     told = {**tell_run(record), "step": tell_step(record, verdicts), "config": record.config}
-    told |= {"lineage": _find_lineage(options, record).tell()}
+    told |= {"lineage": asdict(_find_lineage(options, record))}
     return told | ({"quantiles": tell_quantiles(record)} if options.quantiles else {})
 
 
 def _show(options: argparse.Namespace, record: RunRecord, verdicts: Verdicts) -> None:
     told = {**tell_run(record), "step": tell_step(record, verdicts)}
     print_run(record, told)
-    _print_lineage(_find_lineage(options, record))
+    _print_lineage(record, _find_lineage(options, record))
     if options.quantiles:
         create_console().print("", _make_quantiles(record))
     if options.config:
@@ -232,18 +234,18 @@ def _make_attempts(record: RunRecord) -> Table:
     return table
 
 
-def _find_lineage(options: argparse.Namespace, record: RunRecord) -> Lineage:
+def _find_lineage(options: argparse.Namespace, record: RunRecord) -> Kinship:
     is_place = is_remote(options.run) or to_path(options.run or ".").is_dir()
-    return Lineage(options, record, is_fresh=bool(options.filter) or not is_place)
+    return find_kin(options, record, is_fresh=bool(options.filter) or not is_place)
 
 
-def _print_lineage(lineage: Lineage) -> None:
+def _print_lineage(record: RunRecord, kin: Kinship) -> None:
     """Whom it has learnt from and whom it has taught, with what became of them."""
     console = create_console()
-    for table in lineage.list_tables():
+    for table in list_tables(kin):
         console.print()
         console.print(table)
-    for line in lineage.list_doubts():
+    for line in list_doubts(record, kin):
         console.print(f"\n{line}", style="red", markup=False)
 
 

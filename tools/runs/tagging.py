@@ -9,7 +9,7 @@ from store.query.tags import change_note, change_tags, check_tags
 from store.record.ids import check_name
 from store.terminal import print_json
 from tools.runs.places import choose_records
-from tools.runs.teaching import Lineage, describe_students
+from tools.runs.teaching import describe_students, find_kin
 from utils.errors import UserError
 
 
@@ -46,5 +46,5 @@ def tag_runs(options: argparse.Namespace) -> None:
         return
     for record in records:
         print(f"{record.path}: {' '.join(found[record.path]) or 'no tags'}")
-        if BAD in options.add and (students := Lineage(options, record).descendants):
+        if BAD in options.add and (students := find_kin(options, record).students):
             print(f"{record.path}: {describe_students(students)}")

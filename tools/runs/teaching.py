@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
@@ -10,71 +11,55 @@ from rich.table import Table
 from store.formatting import format_value, name_few
 from store.index.database import RunIndex
 from store.lineage.ancestors import BAD, CACHE
-from store.lineage.descendants import Descendant, find_kinship
+from store.lineage.descendants import Descendant, Kinship, find_kinship
 from store.query.record import RunRecord
 from store.terminal import create_table
-from utils.json_types import JsonObject
 from utils.storage.places import is_remote, to_path
 
 # Of a teacher's numbers, what is shown in a line.
 _VERDICTS = ("top1", "loss")
 
 
-class Lineage:
-    """Ancestors and students of a run, as far as its store knows them.
+def find_kin(options: argparse.Namespace, record: RunRecord, *, is_fresh: bool = False) -> Kinship:
+    """Teachers and students of a run, as far as its store knows them.
 
     Args:
       options: of the command: `store` and `index`.
       is_fresh: the index has just been brought in step.
     """
+    index = RunIndex(_find_store(options, record), options.index)
+    if not is_fresh or not index.is_kept:
+        index.refresh()
+    with contextlib.closing(index):
+        return find_kinship(index, record)
 
-    def __init__(
-        self, options: argparse.Namespace, record: RunRecord, *, is_fresh: bool = False
-    ) -> None:
-        self._record = record
-        index = RunIndex(_find_store(options, record), options.index)
-        if not is_fresh or not index.is_kept:
-            index.refresh()
-        self._kin = find_kinship(index, record)
-        self.ancestors, self.descendants = self._kin.ancestors, self._kin.descendants
-        index.close()
 
-    def tell(self) -> JsonObject:
-        """The same for programs."""
-        return self._kin.tell()
+def list_doubts(record: RunRecord, kin: Kinship) -> list[str]:
+    """What a bad run means for this one and for others, in lines."""
+    bad = list(dict.fromkeys(one.now for one in kin.teachers if BAD in one.tags))
+    found = [f"has learnt from {name_few(bad)}, which is tagged {BAD}"] if bad else []
+    if BAD in record.tags and kin.students:
+        found.append(f"is tagged {BAD}, and {describe_students(kin.students)}")
+    return found
 
-    def list_doubts(self) -> list[str]:
-        """What a bad run means for this one and for others, in lines."""
-        bad = list(dict.fromkeys(one.now for one in self.ancestors if BAD in one.tags))
-        found = [f"has learnt from {name_few(bad)}, which is tagged {BAD}"] if bad else []
-        if BAD in self._record.tags and self.descendants:
-            found.append(f"is tagged {BAD}, and {describe_students(self.descendants)}")
-        return found
 
-    def list_tables(self) -> list[Table]:
-        """Those that have rows, for a person."""
-        return [one for one in (self._make_teachers(), self._make_students()) if one.row_count]
-
-    def _make_teachers(self) -> Table:
-        columns = ("generation>", "run", "by", "its numbers then", "judged before step 1", "tags")
-        table = create_table(*columns, title="[bold]taught by[/bold]")
-        rows = {}  # one that has taught two of its teachers is told once
-        for one in self.ancestors:
-            known = one.ancestor
-            name = known.path or known.place
-            if one.now and one.now != known.path:
-                name = f"{one.now} (then {known.path})"
-            numbers = _format_numbers(known.scores), _format_numbers(known.judged)
-            rows[(str(known.generation), name, known.via, *numbers, " ".join(one.tags))] = None
-        for row in rows:
-            table.add_row(*row)
-        return table
-
-    def _make_students(self) -> Table:
-        table = create_table("generation>", "run", "by", title="[bold]has taught[/bold]")
-        for one in self.descendants:
-            table.add_row(str(one.generation), one.path, one.via)
-        return table
+def list_tables(kin: Kinship) -> list[Table]:
+    """Those that have rows, for a person."""
+    columns = ("generation>", "run", "by", "its numbers then", "judged before step 1", "tags")
+    teachers = create_table(*columns, title="[bold]taught by[/bold]")
+    rows = {}  # one that has taught two of its teachers is told once
+    for one in kin.teachers:
+        name = one.path or one.place
+        if one.now and one.now != one.path:
+            name = f"{one.now} (then {one.path})"
+        numbers = _format_numbers(one.scores), _format_numbers(one.judged)
+        rows[(str(one.generation), name, one.via, *numbers, " ".join(one.tags))] = None
+    for row in rows:
+        teachers.add_row(*row)
+    students = create_table("generation>", "run", "by", title="[bold]has taught[/bold]")
+    for one in kin.students:
+        students.add_row(str(one.generation), one.path, one.via)
+    return [one for one in (teachers, students) if one.row_count]
 
 
 def describe_students(found: Sequence[Descendant]) -> str:

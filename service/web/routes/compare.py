@@ -80,7 +80,7 @@ def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> GateAnswer:
         check_finished((base, new))
     check_known(gates, (base, new))
     findings = [check_sides(settle_direction(gate), base, new) for gate in gates]
-    rows = [GateRow(**make_finite({**asdict(one), "gate": str(one.gate)})) for one in findings]
+    rows = [GateRow(**{**vars(one), "gate": str(one.gate)}) for one in findings]
     code = get_code(findings, query.undecided)
     return GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
 
@@ -92,7 +92,11 @@ def list_trends(parts: Parts) -> TrendList:
         return TrendList(trends=[])
     series = read_reports(to_path(parts.store))
     found = [trend for name, reports in series.items() for trend in find_trends(name, reports)]
-    return TrendList(trends=[TrendRow(**make_finite(asdict(one))) for one in found])
+    rows = []
+    for one in found:
+        figures = {"median": make_finite(one.median), "worse": make_finite(one.worse)}
+        rows.append(TrendRow(**{**vars(one), **figures}))
+    return TrendList(trends=rows)
 
 
 def read_sides(runs: RunCatalogue, texts: Sequence[str]) -> list[Side]:

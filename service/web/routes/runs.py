@@ -133,5 +133,5 @@ def tell_run(runs: RunCatalogue, record: RunRecord) -> JsonObject:
         "config": record.config,
         "environment": environment if isinstance(environment, dict) else {},
         "artifacts": [ArtifactRow(**one) for one in list_artifacts(record)],
-        "lineage": find_kinship(runs.get_index(), record).tell(),
+        "lineage": find_kinship(runs.get_index(), record),
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from fastapi import APIRouter, Path
@@ -36,10 +35,8 @@ def show_sweep(parts: Parts, name: SweepName) -> SweepAnswer:
         "name": spec.name, "config": spec.config, "method": spec.method,
         "metric": table.metric, "direction": table.direction,
         "trials": [_describe(state) for state in states],
-        "points": [asdict(row) for row in table.points],
-        "axes": {axis: [asdict(row) for row in rows] for axis, rows in table.axes.items()},
     }  # fmt: skip
-    return SweepAnswer(**make_finite(found))
+    return SweepAnswer(**make_finite(found), points=table.points, axes=table.axes)
 
 
 def read_trials(parts: Service, name: str) -> tuple[SweepSpec, list[TrialState]]:

@@ -35,16 +35,15 @@ class RelatedRun:
 def make_lineage(index: RunIndex, record: RunRecord) -> tuple[RelatedRun, ...]:
     """Ancestors, the nearest first, then students; empty of most runs."""
     found, kinship = [], find_kinship(index, record)
-    for one in kinship.ancestors:
-        known = one.ancestor
-        scores = [f"{k} {format_value(known.scores[k])}" for k in _SCORES if k in known.scores]
-        note = f"by its {'answers in a cache' if known.via == 'cache' else 'live answers'}"
+    for one in kinship.teachers:
+        scores = [f"{k} {format_value(one.scores[k])}" for k in _SCORES if k in one.scores]
+        note = f"by its {'answers in a cache' if one.via == 'cache' else 'live answers'}"
         if scores:
             note += f"; its numbers then: {', '.join(scores)}"
-        name = one.now or known.path or known.place
+        name = one.now or one.path or one.place
         url = link_run(one.now) if one.now else ""
-        found.append(_make("teacher", known.generation, (name, url, note), BAD in one.tags))
-    for one in kinship.descendants:
+        found.append(_make("teacher", one.generation, (name, url, note), BAD in one.tags))
+    for one in kinship.students:
         note = "by answers in a cache" if one.via == "cache" else "by live answers"
         found.append(_make("student", one.generation, (one.path, link_run(one.path), note), False))
     return tuple(dict.fromkeys(found))
