@@ -13,7 +13,7 @@ from bill.step.scopes import read_origin
 
 if TYPE_CHECKING:
     from bill.compiled import Compiled
-    from bill.step.export import StepExport
+    from bill.step.tracing import StepExport
     from bill.targets import Target
 
 _TOP = 20

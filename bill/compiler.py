@@ -20,7 +20,7 @@ from utils.errors import UserError
 from utils.json_types import JsonObject
 
 if TYPE_CHECKING:
-    from bill.step.export import StepExport
+    from bill.step.tracing import StepExport
     from bill.targets import Target
 
 CHILD = Path(__file__).parent / "children" / "compile_child.py"

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bill import compiler
 from bill.targets import Target, parse_target
 from utils.errors import UserError
 from utils.json_types import JsonObject, load_json
@@ -85,8 +86,6 @@ def create_parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     """List, compile and print."""
-    from bill.compiler import require_compiler, run_script
-
     require_at_least(1, options, "time_limit", "batch", "image_size", "num_classes")
     arguments = {**read_arguments(options.args), "num_classes": options.num_classes}
     target = parse_target(options.target)
@@ -98,14 +97,14 @@ def run(options: argparse.Namespace) -> int:
     width = target.generation.unit_width
     for product in products:
         product.fill = get_fill(product.sizes, width, law)
-    versions = require_compiler()
+    versions = compiler.require_compiler()
     shown = sorted(products, key=lambda one: -one.work)[:_SHOWN]
     plan = plan_neighbours(shown, width)
     sizes = [list(key) for key in plan]
     sys.stderr.write(f"compiling {len(sizes)} products for {target.name}\n")
     script = Path(__file__).resolve().parent / "children" / "matmul_child.py"
     request = {"topology": target.topology, "products": sizes}
-    facts = run_script(script, request, target, options.time_limit)
+    facts = compiler.run_script(script, request, target, options.time_limit)
     fill_in(shown, dict(zip(plan, facts["cycles"], strict=True)), width)
     print_table(options, target, shown, law)
     if options.json:

@@ -9,11 +9,12 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill.step.export import StepExport
+from bill.compiler import compile_step, get_default_store, run_script
+from bill.step.tracing import StepExport
 
 if TYPE_CHECKING:
-    from bill.compile_for_tpu import Compilation
     from bill.compiled import Compiled
+    from bill.step_report import Compilation
     from utils.json_types import JsonObject
 
 
@@ -34,8 +35,6 @@ def compile_jax(
     Raises:
       UserError: the child failed, or the compiler did.
     """
-    from bill.compiler import compile_step, get_default_store, run_script
-
     with tempfile.TemporaryDirectory() as folder:
         artifact = Path(folder) / "jax.bin"
         asked = {**request, "artifact": str(artifact)}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bill.hlo import count_dot_flops
-from bill.step.twin import describe_stream_of_one
+from bill.step.derive import describe_stream_of_one
 from store.record.environment import read_environment
 from utils.config.distill import TeacherSection
 from utils.config.load import load_config

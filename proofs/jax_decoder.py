@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill import compile_for_tpu
+from bill import step_report
 from bill.targets import parse_target
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
 
 if TYPE_CHECKING:
-    from bill.compile_for_tpu import Compilation
     from bill.compiled import Compiled
-    from bill.step.export import StepExport
+    from bill.step.tracing import StepExport
+    from bill.step_report import Compilation
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
 
@@ -65,13 +65,13 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
     prepare_file(options.json, "--json")
     require_compiler()
     target = parse_target(options.target, options.chips)
-    compilation = compile_for_tpu.Compilation(config, target, options.chips, options.batch)
+    compilation = step_report.Compilation(config, target, options.chips, options.batch)
     request = describe_decoder(config, options, given)
     options.assume = [f"{name}={number}" for name, number in given.items()]
     options.num_classes = options.cache_dir = None
     options.bundles = options.micro_batches = False
     figures = {
-        "ours": measure(*compile_for_tpu.trace_and_compile(compilation, options), compilation),
+        "ours": measure(*step_report.trace_and_compile(compilation, options), compilation),
         "jax": measure(
             *compile_jax(_CHILD, request, compilation, time_limit_s=options.time_limit), compilation
         ),

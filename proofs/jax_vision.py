@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill import compile_for_tpu
+from bill import step_report
 from bill.targets import parse_target
 from utils.config.load import load_config
 from utils.errors import UserError
@@ -26,8 +26,8 @@ from utils.programs import create_program_parser, prepare_file, require_at_least
 if TYPE_CHECKING:
     from torch import nn
 
-    from bill.compile_for_tpu import Compilation
     from bill.schema import Report
+    from bill.step_report import Compilation
     from utils.config.distill import TeacherSection
     from utils.config.load import RunConfig
     from utils.json_types import JsonObject
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         raise UserError("--estimate-only would leave kernels of ours out; give --jax-only, too")
     require_compiler()
     target = parse_target(options.target, 1)
-    compilation = compile_for_tpu.Compilation(config, target, 1, options.batch)
+    compilation = step_report.Compilation(config, target, 1, options.batch)
     request = describe_vision(config, options)
     figures = {"jax": measure_jax(request, compilation, options)}
     if not options.jax_only:
@@ -168,7 +168,7 @@ def measure_jax(
         _CHILD, request, compilation, time_limit_s=options.time_limit,
         with_bundles=not options.estimate_only,
     )  # fmt: skip
-    return _read(compile_for_tpu.describe(compilation, *found, "JAX", []), compilation)
+    return _read(step_report.describe(compilation, *found, "JAX", []), compilation)
 
 
 def measure_ours(
@@ -176,12 +176,12 @@ def measure_ours(
 ) -> dict[str, float]:
     """Figures of the run's own step, split as asked or as it costs least."""
     options.assume, options.hlo, options.cache_dir, options.write = [], None, None, False
-    options.bundles = options.micro_batches = True
+    options.bundles, options.micro_batches, options.rest = True, True, flags
     if options.split is None:
-        report = compile_for_tpu.find_micro_batches(compilation, options, flags)
+        report = step_report.find_micro_batches(compilation, options)
     else:
-        one = compile_for_tpu.split(compilation, options.split)
-        report = compile_for_tpu.create_report(one, options, flags)
+        one = step_report.split(compilation, options.split)
+        report = step_report.create_report(one, options)
     return _read(report, compilation)
 
 

@@ -15,8 +15,8 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from bill.step.derive import derive_config
-from bill.step.export import StepExport, prepare_tracing, trace_step
-from bill.step.tracing import TraceRequest
+from bill.step.export import prepare_tracing, trace_step
+from bill.step.tracing import StepExport, TraceRequest
 from utils.errors import UserError
 
 

@@ -10,10 +10,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bill.step.twin import create_twin, describe_stream_of_one
+from bill.step.twin import create_twin
+from job.spec import describe_stream, with_input_processes
+from models.teachers.teacher import get_teacher_sections
 from utils.config.load import change
+from utils.json_types import JsonMapping, JsonObject
+from utils.runtime.choice import choose_device, find_planned_ranks
 
 if TYPE_CHECKING:
+    from datasets import DatasetFacts
     from utils.config.load import RunConfig
 
 # Larger than any warm-up: the length of a run is no part of its step.
@@ -40,8 +45,6 @@ def derive_config(
     Raises:
       UserError: the shape of an example or a teacher cannot be told.
     """
-    from models.teachers.teacher import get_teacher_sections
-
     twin = create_twin(config, given or {})
     size = batch * devices
     derived = change(
@@ -64,3 +67,11 @@ def derive_config(
     if not config.distill.teacher_cache:
         return taught
     return twin.replace_answers(taught, folder, _EXAMPLES_IN_BATCHES, describe_stream_of_one)
+
+
+def describe_stream_of_one(
+    config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping
+) -> JsonObject:
+    """The stream of a run with one input process, which stored answers belong to."""
+    processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
+    return with_input_processes(describe_stream(config, dataset, of_task, processes), 1)

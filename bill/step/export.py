@@ -12,16 +12,24 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from bill.step.kernels import call_kernels
 from bill.step.scopes import ScopeLabels
+from bill.step.tracing import StepExport
 from bill.step.twin import describe_example
+from engine import run_steps
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from tasks.protocol import Traceable
+from utils.config.load import change
+from utils.runtime.launcher import find_runtime_class
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor, nn
 
     from datasets import Batch
@@ -36,36 +44,6 @@ if TYPE_CHECKING:
 _FIRST_NUMBER = 1_000_003
 # Files and lines in the text of a program.
 _SOURCE_PLACE = re.compile(r' (source_file="[^"]*"|(source|stack_frame)\w*=\d+)')
-
-
-@dataclass
-class StepExport:
-    """A step as the compiler takes it.
-
-    Args:
-      bytecode: a portable StableHLO artifact; results: the state's tensors, then the log vector.
-      digest: hash of the program.
-      arguments: what each argument of the program is, such as `model/blocks.0.attn.qkv.weight`.
-      donations: argument -> result that takes its memory.
-      gradients_alive: parameters whose gradient is still held when the step is dispatched.
-      undonated: state tensors that the step replaces without giving their memory back.
-      host_ops: operators of the step that have no lowering and would run on the host.
-      unit: what throughput counts, and how many of it one example holds.
-      shapes: of one example's tensors on the host, by their names in the batch.
-      examples: of one step, over all devices.
-    """
-
-    bytecode: bytes
-    digest: str
-    arguments: list[str]
-    donations: dict[int, int]
-    gradients_alive: list[str]
-    undonated: list[str]
-    host_ops: list[str] = field(default_factory=list)
-    unit: tuple[str, int] = ("img", 1)
-    shapes: dict[str, list[int]] = field(default_factory=dict)
-    examples: int = 0
-    parameters: int = 0
 
 
 def prepare_tracing(devices: int = 1) -> None:
@@ -87,10 +65,6 @@ def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False)
     Raises:
       UserError: the run would be refused, for one because no verdict may tell it that.
     """
-    from job.build import build_parts
-    from job.check import check
-    from utils.config.load import change
-
     runtime = _create_tracing_runtime(config)
     told = change(config, train={"accumulate_steps": "auto"}) if is_automatic else config
     job = replace(check(told), config=config)
@@ -101,7 +75,6 @@ def trace_step(config: RunConfig, chip: str = "", *, is_automatic: bool = False)
 
 def _create_tracing_runtime(config: RunConfig) -> Any:
     """A runtime of the configuration's own kind, whose step is recorded and never dispatched."""
-    from utils.runtime.launcher import find_runtime_class
 
     class TracingRuntime(find_runtime_class(config.runtime)):
         """Labels the phases of the step, and tells of its end instead of dispatching it."""
@@ -157,9 +130,6 @@ class _TracedTask:
 
 def _run_step(runtime: Any, job: Job, parts: Parts) -> StepExport:
     """Let the engine make one step, and take its graph where it would be dispatched."""
-    from engine import run_steps
-    from job.stream import iterate_batches
-
     labels = ScopeLabels(parts)
     numbers = _number_state(runtime, parts) if runtime.local_devices > 1 else {}
     batch_ids: dict[str, int] = {}
@@ -244,8 +214,6 @@ def compute_digest(hlo: str) -> str:
 
 def _number_state(runtime: Runtime, parts: Parts) -> dict[int, str]:
     """Fill every state tensor with a number of its own: sharded memory has no lasting identity."""
-    import torch
-
     found = {}
     with torch.no_grad():
         for number, (name, tensor) in enumerate(_collect_state(parts).items(), start=_FIRST_NUMBER):

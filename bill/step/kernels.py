@@ -6,6 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from models.delta.kernels import bridge as kernels_bridge
+from models.delta.kernels import operators as kernels
+from models.delta.rules import blocks
+from models.patches import fused_attention
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,11 +24,6 @@ def call_kernels(chip: str = "") -> Iterator[None]:
         may choose.
     """
     from torch_xla.experimental import custom_kernel
-
-    from models.delta.kernels import bridge as kernels_bridge
-    from models.delta.kernels import operators as kernels
-    from models.delta.rules import blocks
-    from models.patches import fused_attention
 
     users = (blocks, kernels, kernels_bridge, fused_attention)
     held = [one.has_custom_calls for one in users], custom_kernel.trace_pallas, kernels.name_tpu

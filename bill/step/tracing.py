@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,41 @@ from bill.children.processes import run_child
 from utils.errors import UserError
 
 if TYPE_CHECKING:
-    from bill.step.export import StepExport
     from utils.config.load import RunConfig
 
 CHILD = Path(__file__).parents[1] / "children" / "trace_child.py"
 # Sets of names are walked in another order by every process that may choose its own.
 _SETTINGS = {"PYTHONHASHSEED": "0"}
+
+
+@dataclass
+class StepExport:
+    """A step as the compiler takes it.
+
+    Args:
+      bytecode: a portable StableHLO artifact; results: the state's tensors, then the log vector.
+      digest: hash of the program.
+      arguments: what each argument of the program is, such as `model/blocks.0.attn.qkv.weight`.
+      donations: argument -> result that takes its memory.
+      gradients_alive: parameters whose gradient is still held when the step is dispatched.
+      undonated: state tensors that the step replaces without giving their memory back.
+      host_ops: operators of the step that have no lowering and would run on the host.
+      unit: what throughput counts, and how many of it one example holds.
+      shapes: of one example's tensors on the host, by their names in the batch.
+      examples: of one step, over all devices.
+    """
+
+    bytecode: bytes
+    digest: str
+    arguments: list[str]
+    donations: dict[int, int]
+    gradients_alive: list[str]
+    undonated: list[str]
+    host_ops: list[str] = field(default_factory=list)
+    unit: tuple[str, int] = ("img", 1)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
+    examples: int = 0
+    parameters: int = 0
 
 
 @dataclass(frozen=True)

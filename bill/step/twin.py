@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from job.spec import describe_stream, with_input_processes
 from tasks import TASKS
 from utils.errors import UserError
-from utils.json_types import JsonMapping, JsonObject
 from utils.registry import load_object
-from utils.runtime.choice import choose_device, find_planned_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from datasets import DatasetFacts, Loader
+    from datasets import Loader
     from tasks.protocol import Twin
     from utils.config.load import RunConfig
 
@@ -50,14 +47,6 @@ def get_usual_sizes(config: RunConfig) -> Mapping[str, int]:
 def _find_kind(config: RunConfig) -> type[Twin] | None:
     path = TASKS.get(config.train.task).twin
     return load_object(path) if path else None
-
-
-def describe_stream_of_one(
-    config: RunConfig, dataset: DatasetFacts, of_task: JsonMapping
-) -> JsonObject:
-    """The stream of a run with one input process, which stored answers belong to."""
-    processes = find_planned_ranks(config.runtime, choose_device(config.runtime))
-    return with_input_processes(describe_stream(config, dataset, of_task, processes), 1)
 
 
 def describe_example(loader: Loader) -> dict[str, list[int]]:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from bill import compile_for_tpu as tool
 from bill import compiled as storing
 from bill import compiler, printing
+from bill import step_report as tool
 from bill.bundle_report import count_step, create_bundle_report
 from bill.bundles.counting import BundleCost
 from bill.compiled import Compiled, read_stored, write_stored
 from bill.hlo import list_instructions, read_module
 from bill.schema import Interval, Report
-from bill.step.export import StepExport
+from bill.step.tracing import StepExport
 from bill.targets import parse_target
 from tests.bill.test_compile_for_tpu import create_export
 from utils.config.load import RunConfig

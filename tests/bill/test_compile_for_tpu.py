@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from bill import analysis, compiler
+from bill import analysis, compiler, step_report
 from bill import compile_for_tpu as tool
 from bill.compiled import Compiled
 from bill.compiler import compile_step
 from bill.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
 from bill.schema import Interval, Report
 from bill.step.batch_search import BatchSearch
-from bill.step.export import StepExport
 from bill.step.scopes import Origin, read_origin
+from bill.step.tracing import StepExport
 from bill.targets import parse_target
 from tests.support.tiny_parts import create_config
 from utils.errors import UserError
@@ -349,7 +349,7 @@ def test_a_regression_above_five_percent_fails(cost, code, tmp_path, capsys, mon
     base, told = tmp_path / "base.json", tmp_path / "told.json"
     base.write_text(create_report(10.0).model_dump_json())
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    monkeypatch.setattr(tool, "create_report", lambda *_: create_report(cost))
+    monkeypatch.setattr(step_report, "create_report", lambda *_: create_report(cost))
     command = ["--config", CONFIG, "--batch", "8", "--json", str(told)]
     for flags in (["--limit", "10"], ["--compare", str(base)]):
         assert tool.main([*command, *flags]) == code
@@ -370,7 +370,7 @@ def test_an_older_verdict_without_a_figure_is_a_finding(tmp_path, capsys, monkey
     values = json.loads(create_report(10.0).model_dump_json())
     base.write_text(json.dumps({**values, "schema_version": 2, "estimated_mcycles": None}))
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    monkeypatch.setattr(tool, "create_report", lambda *_: create_report(10.0))
+    monkeypatch.setattr(step_report, "create_report", lambda *_: create_report(10.0))
     assert tool.main(["--config", CONFIG, "--batch", "8", "--compare", str(base)]) == 1
     assert "the earlier report has no estimated_mcycles" in capsys.readouterr().out
 
@@ -393,7 +393,7 @@ def test_the_largest_batch_is_found_in_a_few_compilations(
     """Memory is base + slope * batch, of 10,000 usable bytes."""
     compiled = []
 
-    def create(compilation: tool.Compilation, *_: object) -> Report:
+    def create(compilation: step_report.Compilation, *_: object) -> Report:
         compiled.append(compilation.batch)
         needed = int(base + slope * compilation.batch)
         memory = analysis.Memory(usable_bytes=10_000, peak_bytes=needed)
@@ -401,11 +401,13 @@ def test_the_largest_batch_is_found_in_a_few_compilations(
         return report.model_copy(update={"memory": memory, "fits": needed <= 10_000,
                                          "examples_per_chip": compilation.batch})  # fmt: skip
 
-    monkeypatch.setattr(tool, "create_report", create)
+    monkeypatch.setattr(step_report, "create_report", create)
     options = tool.main.parse(["--config", CONFIG])
-    compilation = tool.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, start)
+    compilation = step_report.Compilation(
+        create_config(tmp_path), parse_target("v5e:2x2"), 1, start
+    )
     report = create(compilation)
-    tool.find_max_batch(compilation, options, report)
+    step_report.find_max_batch(compilation, options, report)
     assert report.max_batch_per_chip == best
     assert report.too_large_batch_per_chip == best + 8
     assert len(compiled) <= 8
@@ -423,11 +425,11 @@ def test_a_limit_that_the_compiler_shifts_is_bracketed():
 def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
     memory = analysis.Memory(usable_bytes=10, peak_bytes=11)
     report = create_report(None).model_copy(update={"memory": memory, "fits": False})
-    monkeypatch.setattr(tool, "create_report", lambda *_: report)
+    monkeypatch.setattr(step_report, "create_report", lambda *_: report)
     options = tool.main.parse(["--config", CONFIG])
-    compilation = tool.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
+    compilation = step_report.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
     with pytest.raises(UserError, match="no batch"):
-        tool.find_max_batch(compilation, options, report)
+        step_report.find_max_batch(compilation, options, report)
 
 
 def test_the_json_has_a_schema_that_its_reports_keep():

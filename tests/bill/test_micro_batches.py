@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bill import compile_for_tpu as tool
-from bill import compiler
+from bill import compiler, step_report
 from bill.children.processes import TimeLimitError
 from bill.schema import BundleReport, Report
 from bill.step import tracing
@@ -160,7 +160,7 @@ def test_a_file_without_room_for_it_is_refused(text, tmp_path):
 )  # fmt: skip
 def test_flags_that_do_not_go_together_are_refused(flags, words, capsys, monkeypatch):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    monkeypatch.setattr(tool, "create_report", None)
+    monkeypatch.setattr(step_report, "create_report", None)
     assert tool.main(["--config", CONFIG, *flags]) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: ") and words in text and text.count("\n") == 1
@@ -170,7 +170,7 @@ def test_a_file_without_room_for_a_verdict_is_refused_before_the_search(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    monkeypatch.setattr(tool, "create_report", None)
+    monkeypatch.setattr(step_report, "create_report", None)
     path = tmp_path / "x.yaml"
     path.write_text("model: {name: vit_tiny_patch16_224}\ntrain: {epochs: 3}\n")
     assert tool.main(["--config", str(path), "--micro-batches", "--write"]) == 2
@@ -201,14 +201,14 @@ def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monke
     path.write_text(Path(CONFIG).read_text())
     asked: list[tuple[int, int]] = []
 
-    def create(compilation: tool.Compilation, *_: object) -> Report:
+    def create(compilation: step_report.Compilation, *_: object) -> Report:
         asked.append((compilation.batch, compilation.config.train.accumulate_steps))
         costs = {(128, 1): (108.0, 54.0), (64, 1): (34.0, 20.0), (32, 1): (18.0, 10.5),
                  (128, 2): (70.0, 41.0)}  # fmt: skip
         return report(*costs[asked[-1]])
 
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    monkeypatch.setattr(tool, "create_report", create)
+    monkeypatch.setattr(step_report, "create_report", create)
     told = tmp_path / "told.json"
     command = ["--config", str(path), "--target", "v5e:2x4", "--json", str(told)]
     assert tool.main([*command, "--micro-batches", "--write"]) == 0
@@ -222,6 +222,6 @@ def test_the_tool_finds_writes_and_a_compilation_uses_it(tmp_path, capsys, monke
     assert tool.main([*command, "--train.accumulate_steps=auto"]) == 0
     assert asked[-1] == (128, 2)
     assert "(auto) is 2: by the compiler's verdict" in capsys.readouterr().err
-    monkeypatch.setattr(tool, "create_report", lambda *_: report(None))
+    monkeypatch.setattr(step_report, "create_report", lambda *_: report(None))
     assert tool.main([*command, "--micro-batches"]) == 2
     assert "does not fit v5e:2x4 in up to 16 micro-batches" in capsys.readouterr().err

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import timm
 
-from bill.compile_for_tpu import NOTE
 from bill.published import PRODUCTS, PUBLISHED, describe_calibration, find_range
+from bill.step_report import NOTE
 from bill.targets import parse_target
 from lab.costing import compile_program, export_in_jax
 from lab.jax_child import list_residual_shapes

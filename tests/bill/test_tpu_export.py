@@ -11,8 +11,8 @@ import pytest
 
 from big_vision.input.synthetic import parse_synthetic_name
 from bill.step.derive import derive_config
-from bill.step.export import StepExport, compute_digest, trace_step
-from bill.step.tracing import trace_alone
+from bill.step.export import compute_digest, trace_step
+from bill.step.tracing import StepExport, trace_alone
 from bill.step.twin import create_twin
 from tests.support.language import create_language_argv
 from tests.support.rows import create_regression_argv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bill import compile_for_tpu
+from bill import compile_for_tpu, step_report
 from bill.step.twin import create_twin, get_usual_sizes
 from tasks import TASKS
 from tasks.protocol import RunTask
@@ -42,4 +42,4 @@ def test_what_is_assumed_is_a_name_and_a_number(text):
     argv = ["--config", "configs/tpu_step.yaml", "--assume", text]
     options = compile_for_tpu.main.parse(argv)
     with pytest.raises(UserError, match="must be NAME=NUMBER"):
-        compile_for_tpu._read_sizes(options)
+        step_report._read_sizes(options)
