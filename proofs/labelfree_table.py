@@ -171,7 +171,7 @@ def count_epochs(epochs: int) -> int:
 
 def measure_statistics(flags: list[str], place: Path) -> None:
     """The teacher's statistics over one epoch, unless they are there."""
-    from tools import feature_statistics
+    from tools.feature_statistics import __main__ as feature_statistics
 
     if place.exists():
         return

@@ -32,7 +32,7 @@ from tests.support.tiny_parts import (
 from tests.test_engine import RUNTIMES, SGD, LoopCallbacks
 from tools.evaluate.__main__ import main as evaluate_tool
 from tools.export.__main__ import main as export
-from tools.predict import main as predict
+from tools.predict.__main__ import main as predict
 from utils.errors import EXIT_FAILED, EXIT_USER_ERROR, UserError
 from utils.weights.load import load_weights
 from utils.weights.source import Weights

@@ -26,7 +26,7 @@ from tests.support.tiny_parts import (
     create_cpu_runtime,
     create_xla_runtime,
 )
-from tools import checkpoint
+from tools.checkpoint import __main__ as checkpoint
 from utils.config.distill import DistillSection, TeacherSection
 from utils.ema import get_ema_decay
 from utils.errors import EXIT_USER_ERROR, UserError

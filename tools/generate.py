@@ -35,9 +35,12 @@ from big_vision.input.text.tokens import read_token_index
 from models.delta.kernels.operators import choose_kernels
 from models.factory import build_model
 from models.transformer import FixedCache, LayerCache
+from utils.config.execution import RuntimeSection
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.programs import CommandLine, create_program_parser
+from utils.runtime.choice import choose_device, prepare_environment
+from utils.runtime.launcher import create_runtime
 from utils.storage.places import open_folder, to_path
 from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.hub import is_shared
@@ -216,10 +219,6 @@ def place_model(model: nn.Module, arguments: argparse.Namespace) -> Runtime:
     Raises:
       UserError: there is no such device, or there are no such kernels.
     """
-    from utils.config.execution import RuntimeSection
-    from utils.runtime.choice import choose_device, prepare_environment
-    from utils.runtime.launcher import create_runtime
-
     section = RuntimeSection(device=arguments.device)
     prepare_environment(choose_device(section))
     runtime = create_runtime(section)

@@ -20,7 +20,9 @@ from pathlib import Path
 from service.jobs.keeper import DispatcherKeeper
 from service.jobs.slots import parse_slots
 from service.places import check_root
+from service.web.audit import AuditLog
 from service.web.settings import LOOPBACK, ServiceSettings
+from service.web.tokens import TokenBook, get_user
 from tools.runs.places import check_store
 from utils.errors import UserError
 from utils.programs import CommandLine, ProgramParser, create_program_parser
@@ -119,9 +121,6 @@ def check_reachable(store: str) -> None:
 
 def add_token(options: argparse.Namespace, settings: ServiceSettings) -> None:
     """Print a new token that stays until its row is taken out of the file."""
-    from service.web.audit import AuditLog
-    from service.web.tokens import TokenBook, get_user
-
     name, role = options.add_token, options.role or "view"
     token = TokenBook(settings.tokens_path).add(name, role)
     AuditLog(settings.state_folder).add(get_user(), "token", name=name, role=role)

@@ -86,12 +86,13 @@ class CommandLine:
         return run_program(self._run, self.parse(argv), interrupted=self.interrupted)
 
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
-        """Read the flags; `rest` holds those that are keys of a run's configuration."""
+        """Read the flags; `rest` are those that are keys of a run's configuration, `words` all."""
         parser = self.create_parser()
         options, rest = parser.parse_known_args(argv)
         if rest and not getattr(options, "takes_keys", self.takes_keys):
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         options.rest = getattr(options, "rest", rest)
+        options.words = list(sys.argv[1:] if argv is None else argv)
         return options
 
     def _run(self, options: argparse.Namespace) -> int | None:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from bill import analysis, compiler, step_report
-from bill import compile_for_tpu as tool
+from bill.compile_for_tpu import main
 from bill.compiled import Compiled
-from bill.compiler import compile_step
 from bill.hlo import get_hbm_bytes, list_instructions, read_arrays, read_module
 from bill.schema import Interval, Report
 from bill.step.batch_search import BatchSearch
@@ -237,7 +236,7 @@ def test_the_derived_clock_makes_the_matrix_unit_as_wide_as_the_peak():
 
 def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, capsys):
     monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
-    assert tool.main(["--config", CONFIG]) == 2
+    assert main(["--config", CONFIG]) == 2
     text = capsys.readouterr().err
     assert text.startswith("error: the TPU compiler is not installed")
     assert "bash run_commands.sh setup --tpu-compiler" in text
@@ -259,7 +258,7 @@ def test_a_missing_compiler_names_the_command_that_installs_it(monkeypatch, caps
 )
 def test_what_cannot_be_written_or_read_is_found_before_anything_compiles(flags, message, capsys):
     try:
-        assert tool.main(["--config", CONFIG, *flags]) == 2
+        assert main(["--config", CONFIG, *flags]) == 2
     except SystemExit as stop:
         assert stop.code == 2
     text = capsys.readouterr().err
@@ -273,7 +272,7 @@ def run_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, limit:
     child.write_text(code)
     monkeypatch.setattr(compiler, "CHILD", child)
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
-    return compile_step(
+    return compiler.compile_step(
         create_export(), parse_target("v5e:2x2"), devices=1, store=tmp_path / "store",
         time_limit_s=limit,
     )  # fmt: skip
@@ -318,7 +317,7 @@ def test_a_program_that_needs_too_much_memory_is_a_result(tmp_path, monkeypatch)
 def test_bad_input_gives_one_line(flags, word, capsys, monkeypatch):
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     monkeypatch.setattr(compiler, "compile_step", None)
-    assert tool.main(["--config", CONFIG, *flags]) == 2
+    assert main(["--config", CONFIG, *flags]) == 2
     text = capsys.readouterr().err.splitlines()
     assert word in text[-1]
     assert text[-1].startswith("error: ")
@@ -352,15 +351,15 @@ def test_a_regression_above_five_percent_fails(cost, code, tmp_path, capsys, mon
     monkeypatch.setattr(step_report, "create_report", lambda *_: create_report(cost))
     command = ["--config", CONFIG, "--batch", "8", "--json", str(told)]
     for flags in (["--limit", "10"], ["--compare", str(base)]):
-        assert tool.main([*command, *flags]) == code
+        assert main([*command, *flags]) == code
     said = Report.model_validate_json(told.read_text()).comparison
     assert said["exit_code"] == code
     assert [one["gate"] for one in said["findings"]] == [
         "estimated_mcycles@last:5:-:major", "peak_bytes@last:5:-:minor",
     ]  # fmt: skip
     gates = ["--gate", "estimated_mcycles:-:9:major", "--gate", "peak_bytes:0:-:major"]
-    assert tool.main([*command, "--compare", str(base), *gates]) == (1 if cost is None else 0)
-    assert tool.main([*command, "--compare", str(base), "--gate", "mcycle:1:-:major"]) == 2
+    assert main([*command, "--compare", str(base), *gates]) == (1 if cost is None else 0)
+    assert main([*command, "--compare", str(base), "--gate", "mcycle:1:-:major"]) == 2
     error = capsys.readouterr().err
     assert "no report has a figure 'mcycle'; did you mean 'bundles_mcycles' or" in error
 
@@ -371,7 +370,7 @@ def test_an_older_verdict_without_a_figure_is_a_finding(tmp_path, capsys, monkey
     base.write_text(json.dumps({**values, "schema_version": 2, "estimated_mcycles": None}))
     monkeypatch.setattr(compiler, "require_compiler", lambda: {"libtpu": "0"})
     monkeypatch.setattr(step_report, "create_report", lambda *_: create_report(10.0))
-    assert tool.main(["--config", CONFIG, "--batch", "8", "--compare", str(base)]) == 1
+    assert main(["--config", CONFIG, "--batch", "8", "--compare", str(base)]) == 1
     assert "the earlier report has no estimated_mcycles" in capsys.readouterr().out
 
 
@@ -379,7 +378,7 @@ def test_only_reports_of_the_same_share_are_compared(tmp_path, capsys):
     base = tmp_path / "base.json"
     base.write_text(create_report(10.0).model_dump_json())
     flags = ["--target", "v6e:2x2", "--batch", "8", "--compare", str(base)]
-    assert tool.main(["--config", CONFIG, *flags]) == 2
+    assert main(["--config", CONFIG, *flags]) == 2
     assert "target is 'v6e:2x2' now and was 'v5e:2x2'" in capsys.readouterr().err
 
 
@@ -402,7 +401,7 @@ def test_the_largest_batch_is_found_in_a_few_compilations(
                                          "examples_per_chip": compilation.batch})  # fmt: skip
 
     monkeypatch.setattr(step_report, "create_report", create)
-    options = tool.main.parse(["--config", CONFIG])
+    options = main.parse(["--config", CONFIG])
     compilation = step_report.Compilation(
         create_config(tmp_path), parse_target("v5e:2x2"), 1, start
     )
@@ -426,7 +425,7 @@ def test_a_run_of_which_no_batch_fits_is_refused(monkeypatch, tmp_path):
     memory = analysis.Memory(usable_bytes=10, peak_bytes=11)
     report = create_report(None).model_copy(update={"memory": memory, "fits": False})
     monkeypatch.setattr(step_report, "create_report", lambda *_: report)
-    options = tool.main.parse(["--config", CONFIG])
+    options = main.parse(["--config", CONFIG])
     compilation = step_report.Compilation(create_config(tmp_path), parse_target("v5e:2x2"), 1, 8)
     with pytest.raises(UserError, match="no batch"):
         step_report.find_max_batch(compilation, options, report)

@@ -13,7 +13,7 @@ from job.check import check
 from job.lineage import find_lineage
 from store.lineage.ancestors import LINEAGE_FILE, format_note, read_lineage
 from store.query.record import RunRecord
-from tools import checkpoint
+from tools.checkpoint import __main__ as checkpoint
 from utils.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,7 +23,7 @@ from tests.support.feature_teachers import write_feature_teacher
 from tests.support.photographs import write_digits
 from tools.cache.__main__ import main as run_cache
 from tools.export.__main__ import main as export
-from tools.predict import main as predict
+from tools.predict.__main__ import main as predict
 
 # DINOv2's ViT-S/14 as it is but for its images, and a second teacher of another width and grid.
 REAL_TEACHERS = (

@@ -25,7 +25,7 @@ from store.record.history import read_metrics
 from tasks.distil.feature_statistics import Moments, open_statistics, read_statistics
 from tests.support.child_runs import get_command, get_environment
 from tests.support.tiny_parts import create_argv, create_config, create_cpu_runtime
-from tools import feature_statistics
+from tools.feature_statistics import __main__ as feature_statistics
 from utils.config.load import load_config
 from utils.errors import UserError
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 import main
 from models.factory import export_model
 from tests.support.tiny_parts import create_argv
-from tools import card
-from tools.average import Member, get_ema_shares, mix, open_members, pick_greedily
-from tools.average import main as run_tool
+from tools.average.__main__ import main as run_tool
+from tools.average.averaging import Member, get_ema_shares, mix, open_members, pick_greedily
+from tools.card import __main__ as card
 from utils.weights.files import write_weights
 
 

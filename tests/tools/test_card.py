@@ -9,7 +9,7 @@ import torch
 
 import main as training
 from tests.support.tiny_parts import VIT_ARGS, create_argv
-from tools.card import main
+from tools.card.__main__ import main
 
 MODEL, ARGS = "vit_tiny_patch16_224", {**VIT_ARGS, "img_size": 8}
 

@@ -10,7 +10,7 @@ import timm
 import torch
 from safetensors.torch import load_file
 
-from tools.checkpoint import main
+from tools.checkpoint.__main__ import main
 from utils.checkpoint.files import load_checkpoint
 from utils.checkpoint.manager import CheckpointManager
 from utils.weights.opening import open_weights

@@ -14,6 +14,7 @@ import pytest
 from tests.support.input_data import use_private_cache, write_records
 from tools import test_tfds_loader as check
 from tools import test_tfds_loader_multihost as multihost
+from tools.loader import ranks
 
 MULTIHOST = Path(multihost.__file__)
 PP = ["--train-pp", "decode|resize(6)|flip_lr|value_range(-1, 1)", "--eval-pp", "decode|resize(6)"]
@@ -100,23 +101,23 @@ def test_ranks_as_processes_see_every_id_once(root, tmp_path):
 
 
 def test_parts_without_whole_batches_are_not_timed(monkeypatch):
-    monkeypatch.setattr(multihost, "_SHORTEST_PART_S", 0)
-    timer = multihost.PartTimer(2, 8)
+    monkeypatch.setattr(ranks, "_SHORTEST_PART_S", 0)
+    timer = ranks.PartTimer(2, 8)
     for examples in (8, 8, 8, 8, 8, 3, 0, 0):
         timer.add(examples)
     assert len(timer.finish()) == 2
-    short = multihost.PartTimer(1, 8)
+    short = ranks.PartTimer(1, 8)
     for examples in (5, 0):
         short.add(examples)
     (speed,) = short.finish()
     assert speed > 0
-    assert multihost.PartTimer(1, 8).finish() == []
+    assert ranks.PartTimer(1, 8).finish() == []
 
 
 def test_parts_grow_until_they_last(monkeypatch):
     moments = iter([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
-    monkeypatch.setattr(multihost.time, "perf_counter", lambda: next(moments))
-    timer = multihost.PartTimer(1, 8)
+    monkeypatch.setattr(ranks.time, "perf_counter", lambda: next(moments))
+    timer = ranks.PartTimer(1, 8)
     for _ in range(7):
         timer.add(8)
     assert timer.finish() == pytest.approx([80, 80])
@@ -141,17 +142,17 @@ def test_the_directory_of_the_dataset_itself_will_do_and_classes_may_be_given(ro
     assert "203 examples, 300 classes" in capsys.readouterr().out
 
 
-def create_reports() -> list[multihost.RankReport]:
+def create_reports() -> list[ranks.RankReport]:
     common = {"world_size": 2, "role": "train", "num_examples": 9, "global_batch_size": 4}
     return [
-        multihost.RankReport(
+        ranks.RankReport(
             rank=rank, batches=2, ids=[f"{rank}{i}" for i in "abcd"], speeds=[1.0, 90, 99], **common
         )
         for rank in (0, 1)
     ]
 
 
-def write_reports(reports: list[multihost.RankReport], directory: Path) -> list[str]:
+def write_reports(reports: list[ranks.RankReport], directory: Path) -> list[str]:
     for report in reports:
         path = directory / f"rank_{report.rank:05d}.json"
         path.write_text(json.dumps(dataclasses.asdict(report)))

@@ -22,7 +22,7 @@ from big_vision.pp.builder import get_preprocess_fn
 from models.trained import open_trained
 from tests.support.photographs import write_digits, write_photographs
 from tests.support.tiny_parts import create_argv
-from tools.predict import main
+from tools.predict.__main__ import main
 from utils.errors import UserError
 
 CPU = ["--device", "cpu", "--batch-size", "5"]

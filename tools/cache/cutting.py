@@ -23,7 +23,6 @@ from tasks.teachers.cache.manifest import (
 from tasks.teachers.cache.reader import TeacherCache
 from tasks.teachers.cache.rows import (
     CLASSES,
-    DTYPES,
     CacheShape,
     Column,
     measure_errors,
@@ -32,7 +31,7 @@ from tasks.teachers.cache.rows import (
 )
 from tasks.teachers.cache.writer import CacheWriter
 from tools.cache.card import JUDGED, make_card, read_judged, write_card
-from tools.cache.looking import find_damage
+from tools.cache.damage import find_damage
 from tools.cache.shelf import Shelf
 from utils.errors import UserError
 from utils.json_types import JsonMapping
@@ -42,28 +41,6 @@ from utils.storage.places import open_folder
 
 # A column of a cache that is read: which of the caches, and which of its columns.
 Origin = tuple[int, int]
-
-
-def add_commands(commands: argparse._SubParsersAction) -> None:
-    """`merge` and `subset`."""
-    parser = commands.add_parser(
-        "merge",
-        help="parts of several machines, or several teachers' answers to one stream, as one cache",
-    )
-    parser.add_argument("caches", nargs="+", help="directories or URLs")
-    parser.add_argument("--out", required=True, help="directory or URL of the new cache")
-    parser.set_defaults(run=merge, takes_keys=False, config="")
-    parser = commands.add_parser(
-        "subset", help="a smaller cache: fewer classes, augmentations or teachers, another type"
-    )
-    add = parser.add_argument
-    add("cache", help="directory or URL")
-    add("--out", required=True, help="directory or URL of the new cache")
-    add("--top-k", type=int, help="classes to keep of each answer")
-    add("--augmentations", type=int, metavar="N", help="keep the first N epochs")
-    add("--teachers", nargs="+", default=[], metavar="HASH", help="keep these, as info names them")
-    add("--dtype", choices=DTYPES, help="of the stored numbers")
-    parser.set_defaults(run=cut, takes_keys=False, config="")
 
 
 def merge(options: argparse.Namespace) -> int:

@@ -14,7 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 
+from big_vision.input.order import ShardSpec
+from big_vision.input.source import Reading
 from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, ViewFacts, ViewForm, describe_views
+from datasets import create_loader, create_source
+from job.check import check
 from store.lineage.ancestors import CACHE, LINEAGE_FILE, Ancestor, format_note
 from tasks.teachers.cache.by_example import BY_EXAMPLE, describe_images, find_views
 from tasks.teachers.cache.manifest import (
@@ -28,7 +32,6 @@ from tasks.teachers.cache.manifest import (
 from tasks.teachers.cache.reader import TeacherCache
 from tasks.teachers.cache.rows import (
     CLASSES,
-    DTYPES,
     CacheShape,
     Column,
     measure_errors,
@@ -39,8 +42,11 @@ from tools.cache.card import JUDGED, write_card
 from tools.cache.reinforced import ReinforcedFiles
 from tools.cache.seeded import SeededFiles
 from tools.cache.shelf import Shelf
+from utils.config.distill import DistillSection
+from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.programs import get_run_flags
+from utils.runtime.launcher import create_runtime
 from utils.storage.local import LocalFolder, compute_crc32c, sync_file, write_atomically
 from utils.storage.places import open_folder, to_path
 
@@ -83,44 +89,8 @@ FORMS: dict[str, Callable[[argparse.Namespace, int], PublishedFiles]] = {
 }
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
-    """`import` and its flags; whatever else is given are keys of a run's configuration."""
-    parser = commands.add_parser(
-        "import",
-        help="published answers (ImageNet+, TinyViT) as a cache, with the views that they are to",
-        epilog="All other flags are keys of the run's configuration, as for main.py; its "
-        "data.train_pp shows the views by stored_view.",
-    )
-    parser.set_defaults(run=import_published, takes_keys=True)
-    add = parser.add_argument
-    add(
-        "form", choices=tuple(FORMS),
-        help="imagenet_plus: a folder of Dataset Reinforcement; tinyvit: one of save_logits.py",
-    )  # fmt: skip
-    add("source", help="directory of the published files, unpacked")
-    add(
-        "--saved-config", default="", metavar="FILE",
-        help="of tinyvit: the config.json that save_logits.py wrote, which says what was drawn",
-    )  # fmt: skip
-    add("--config", required=True, help="YAML of a run that will be taught")
-    add("--out", required=True, help="directory of the new cache, which holds the views, too")
-    add(
-        "--ids", default="", metavar="RULE",
-        help="how files name the dataset's examples: sorted: by their place among the names "
-        "class/file (torchvision's ImageFolder); stem: by the file's name without its ending; or "
-        "a text file with the name of each example of the split in a line (sorted where files "
-        "have numbers, else stem)",
-    )  # fmt: skip
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the stored numbers (float16)")
-
-
 def import_published(options: argparse.Namespace) -> int:
     """Write the cache; gives the exit code."""
-    from job.check import check
-    from utils.config.distill import DistillSection
-    from utils.config.load import change, load_config
-    from utils.runtime.launcher import create_runtime
-
     shelf = Shelf(options.out)
     out = shelf.path
     taught = f"--distill.teacher_cache={options.out}"
@@ -222,11 +192,6 @@ def find_ids(options: argparse.Namespace, files: PublishedFiles, job: Job) -> li
 
 
 def _open_reader(job: Job) -> Reader:
-    from big_vision.input.order import ShardSpec
-    from big_vision.input.source import Reading
-    from datasets import create_source
-    from utils.config.load import change
-
     # The names are asked for, no image: a string that shows views which are not yet there waits.
     data = change(job.config, data={"train_pp": job.config.data.eval_pp}).data
     source = create_source(data, job.config.model.known_sizes)
@@ -381,8 +346,6 @@ def judge(job: Job, out: Path) -> dict[str, float | str]:
     Raises:
       UserError: they know no more of the labels than chance.
     """
-    from datasets import create_loader
-
     data = job.config.data
     known = job.config.model.known_sizes
     loader = create_loader(data, "train", seed=job.config.train.seed, known=known)

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from big_vision.pp.stored_views import VIEWS, VIEWS_JSON, read_view_facts
+from engine import map_batches
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
 from tasks.teachers.cache.by_example import is_by_example
-from tasks.teachers.cache.manifest import get_file_name, read_manifest, read_shape
+from tasks.teachers.cache.manifest import read_manifest, read_shape
 from tasks.teachers.cache.reader import TeacherCache
 from tasks.teachers.cache.rows import unpack_values
-from tools.cache.card import format_card, make_card, read_all_facts
-from tools.cache.files import Expected, find_faults
+from tools.cache.card import format_card, make_card
+from tools.cache.damage import find_damage
+from tools.cache.writing import without_cache
+from utils.config.load import change, load_config
 from utils.errors import UserError
-from utils.json_types import JsonMapping
 from utils.programs import get_run_flags
+from utils.runtime.launcher import create_runtime
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -32,29 +36,6 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 EXIT_DAMAGED = 1
-# Nats, or units of features, by which a second answer of the same teacher may lie further off.
-_TOLERANCE = 0.01
-
-
-def add_commands(commands: argparse._SubParsersAction) -> None:
-    """`info` and `verify`."""
-    parser = commands.add_parser("info", help="the card of a cache: whose answers, how exact")
-    parser.add_argument("cache", help="directory or URL")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(run=show, takes_keys=False, config="")
-    parser = commands.add_parser(
-        "verify",
-        help="hold all files against their checksums, and ask the teachers again about some",
-        epilog="With --config all other flags are keys of the run that was stored for. Exit code "
-        "1: something is not what was written.",
-    )
-    add = parser.add_argument
-    add("cache", help="directory or URL")
-    add("--config", default="", help="YAML of that run; none: no teacher is asked again")
-    add("--workers", type=int, default=1, metavar="N", help="processes that read the files (1)")
-    add("--steps", type=int, default=4, metavar="N", help="batches to ask about again (4)")
-    add("--tolerance", type=float, default=_TOLERANCE, help="beyond the noted mean error (0.01)")
-    parser.set_defaults(run=verify, takes_keys=True)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -87,45 +68,8 @@ def verify(options: argparse.Namespace) -> int:
     return ask_again(options) if options.config else 0
 
 
-def find_damage(place: str, workers: int = 1) -> list[str]:
-    """A line for each file that is missing, cut, changed, or of a program that kept no checksum.
-
-    Args:
-      workers: processes that read.
-    """
-    folder = open_folder(place)
-    manifest = read_manifest(folder)
-    shape, writers = read_shape(manifest), manifest["writers"]
-    facts, wanted = read_all_facts(folder, shape, writers), []
-    for epoch, writer in itertools.product(range(shape.epochs), range(writers)):
-        name = get_file_name(epoch, writer, writers)
-        rows = shape.count_steps(epoch) * (shape.global_batch_size // writers)
-        checksum = facts.get(name, {}).get("crc32c", "none noted")
-        wanted.append(Expected(name, rows * shape.row_dtype.itemsize, checksum))
-    if is_by_example(manifest) and VIEWS_JSON in folder.list_names():
-        views = read_view_facts(place)
-        size = views.epochs * views.examples * views.form.row_dtype.itemsize
-        wanted.append(Expected(VIEWS, size, views.crc32c))
-    faults = find_faults(place, wanted, workers)
-    remedy = f"finish it by {_get_remedy(manifest)}"
-    return [
-        f"{place}: {one.name} {fault}; {remedy}"
-        for one, fault in zip(wanted, faults, strict=True)
-        if fault
-    ]
-
-
-def _get_remedy(manifest: JsonMapping) -> str:
-    return f"python -m tools.cache {'import' if is_by_example(manifest) else 'write'}"
-
-
 def ask_again(options: argparse.Namespace) -> int:
     """Ask the run's teachers about batches spread over the cache; gives the exit code."""
-    from job.check import check
-    from tools.cache.writing import without_cache
-    from utils.config.load import change, load_config
-    from utils.runtime.launcher import create_runtime
-
     if is_by_example(read_manifest(options.cache)):
         raise UserError(
             f"{options.cache!r} was imported, and its teachers are not here to be asked again; "
@@ -151,10 +95,6 @@ def _compare(
     runtime: Runtime, job: Job, cache: TeacherCache, steps: list[int]
 ) -> list[list[float]]:
     """Mean differences of each column, for each of some steps."""
-    from engine import map_batches
-    from job.build import build_parts
-    from job.stream import iterate_batches
-
     parts = build_parts(runtime, job)
     found: list[list[float]] = [[] for _ in cache.columns]
 

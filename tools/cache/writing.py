@@ -1,9 +1,4 @@
-"""Ask a run's teachers once and store their answers for training.
-
-The stream of examples (order, crop, flip, mixup; windows of text) is a function of seed, epoch and
-position, so the stored answers are those that a live teacher would give. `--plan` says what it will
-take.
-"""
+"""Stores the answers of a run's teachers, step by step."""
 
 from __future__ import annotations
 
@@ -18,11 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tqdm import tqdm
+
+from datasets import Batch
+from engine import map_batches
+from job.build import Parts, build_parts
+from job.check import check
+from job.lineage import find_lineage
+from job.replica import sum_over
+from job.spec import Job, with_input_processes
+from job.stream import iterate_batches
+from models.teachers.teacher import SELVES, get_teacher_sections
 from store.lineage.ancestors import LINEAGE_FILE, format_note
 from tasks.teachers.cache.manifest import MANIFEST, describe_classes, get_file_name, write_manifest
 from tasks.teachers.cache.rows import (
     CLASSES,
-    DTYPES,
     CacheShape,
     Column,
     measure_errors,
@@ -36,56 +41,21 @@ from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
 from utils.programs import get_run_flags
+from utils.runtime.launcher import launch
 from utils.storage.folder import Folder
 from utils.storage.local import LocalFolder, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from tqdm import tqdm
 
-    from datasets import Batch
-    from job.build import Parts
-    from job.spec import Job
     from utils.runtime.base import Runtime
 
 IMAGENET_EXAMPLES, IMAGENET_EPOCHS = 1_281_167, 300
 _USUAL_TOP_K = 16
 
 
-def add_command(commands: argparse._SubParsersAction) -> None:
-    """`write` and its flags; whatever else is given are keys of the run's configuration."""
-    parser = commands.add_parser(
-        "write",
-        help="ask a run's teachers once and store their answers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="All other flags are keys of the run's configuration, as for main.py.",
-    )
-    parser.set_defaults(run=cache, takes_keys=True)
-    add = parser.add_argument
-    add("--config", required=True, help="YAML of the run that will be taught")
-    add("--out", default="", help="directory or URL; none: distill.teacher_cache")
-    add("--epochs", type=int, help="epochs to store; none: as the run is long")
-    add(
-        "--augmentations", type=int, metavar="N",
-        help="store N epochs, which are N augmentations of each example, and let runs of any "
-        "length start over with them",
-    )  # fmt: skip
-    add("--top-k", type=int, help="classes to store; none: 16, or all if fewer")
-    add("--dtype", choices=DTYPES, default=DTYPES[0], help="of the stored numbers (float16)")
-    add(
-        "--part", default="0/1", metavar="I/N",
-        help="store the epochs I, I + N, I + 2 N: N machines share the work, into one directory, "
-        "or into one each that `merge` puts together",
-    )  # fmt: skip
-    add("--plan", action="store_true", help="print sizes and stop")
-
-
 def cache(options: argparse.Namespace) -> int:
     """Check the configuration and run the teachers on the configured runtime."""
-    from job.check import check
-    from utils.runtime.launcher import launch
-
     if options.augmentations and options.epochs:  # then it is the run's own flag
         options.rest.append(f"--epochs={options.epochs}")
     config = load_config(get_run_flags(options))
@@ -113,8 +83,6 @@ def _read_part(text: str) -> tuple[int, int]:
 
 def _require_one_answer(config: RunConfig) -> None:
     """Refuse a run without teachers, or with answers that cannot be stored."""
-    from models.teachers.teacher import SELVES, get_teacher_sections
-
     teachers = get_teacher_sections(config.distill)
     if not teachers:
         raise UserError("distill.teacher is empty; name the teacher whose answers are to be stored")
@@ -219,13 +187,6 @@ class CacheTarget:
 
 def store(runtime: Runtime, job: Job, target: CacheTarget) -> None:
     """Ask the teachers about every step of every epoch that is not yet stored."""
-    from tqdm import tqdm
-
-    from job.build import build_parts
-    from job.lineage import find_lineage
-    from job.replica import sum_over
-    from job.spec import with_input_processes
-
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     shard = (runtime.ranks.index, runtime.ranks.size)
     shelf, shape = Shelf(target.place), target.shape
@@ -290,8 +251,6 @@ def store_epoch(
     runtime: Runtime, parts: Parts, writer: CacheWriter, shape: CacheShape, epoch: int, bar: tqdm
 ) -> None:
     """The steps of one epoch that are missing; what is done stays, whatever happens."""
-    from engine import map_batches
-    from job.stream import iterate_batches
 
     def ask(batch: Batch) -> tuple[Tensor, ...]:
         return parts.task.ask_to_store(batch, shape.columns)

@@ -17,6 +17,9 @@ from pathlib import Path
 
 from tools.doctor import devices, host, report, software, storage
 from tools.doctor.machine import RED, YELLOW, Finding, Machine, Requirements
+from tools.doctor.pod import examine_pod
+from train.commands import Tpu
+from train.execute import Executor
 from utils.errors import UserError
 from utils.programs import CommandLine, create_program_parser
 
@@ -133,10 +136,6 @@ def create_requirements(arguments: argparse.Namespace) -> Requirements:
 
 def examine_workers(arguments: argparse.Namespace) -> int:
     """The table of all workers; 1 if one of them is red."""
-    from tools.doctor.pod import examine_pod
-    from train.commands import Tpu
-    from train.execute import Executor
-
     flags = [
         f"{flag}={value}"
         for flag, value in (

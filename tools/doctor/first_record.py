@@ -10,7 +10,8 @@ import json
 import sys
 from collections.abc import Sequence
 
-from tools.loader.arguments import add_loader_arguments, open_loader
+from tools.loader.arguments import add_loader_arguments
+from tools.loader.opening import open_loader
 from utils.programs import run_program
 
 # Batches have one shape, so the image is made small; its label and id stay.

@@ -18,9 +18,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from tools.weights_of import add_weights_flags
-from utils.errors import UserError
-from utils.programs import CommandLine, create_program_parser, prepare_folder, require_at_least
+from tools.weights.flags import add_weights_flags
+from utils.programs import CommandLine, create_program_parser
 
 PROBES = ("knn", "fewshot", "linear")
 
@@ -57,23 +56,7 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def evaluate(options: argparse.Namespace) -> int:
-    """Look at everything on the host, then judge on the configured runtime."""
-    require_at_least(0, options, "per_class")
-    require_at_least(0, options, "worst")
-    if options.worst and options.out is None:
-        raise UserError(f"--worst {options.worst} draws a picture; add --out DIR for it")
-    require_at_least(1, options, "probe_epochs")
-    prepare_folder(options.out, "--out")
-    from tools.evaluate.judging import judge
-    from tools.evaluate.plan import make_plan
-    from utils.runtime.launcher import launch
-
-    plan = make_plan(options)
-    return launch(plan.config.runtime, judge, plan, options)
-
-
-main = CommandLine(create_parser, evaluate, takes_keys=True, logs=True)
+main = CommandLine(create_parser, "tools.evaluate.judging:evaluate", takes_keys=True, logs=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -21,15 +21,18 @@ from tasks.evaluation.judge import Judge
 from tasks.evaluation.neighbours import judge_neighbours
 from tasks.evaluation.sets import JudgedSet
 from tasks.evaluation.verdict import SetVerdict, summarise_set
-from tools.evaluate.plan import TEACHER, JudgePlan
+from tools.evaluate.plan import TEACHER, JudgePlan, make_plan
 from tools.evaluate.probes.features import extract_features
 from tools.evaluate.probes.linear import judge_linear
 from tools.evaluate.report import SetFinding, Shared, write_report
 from tools.evaluate.worst import find_worst
-from tools.weights_of import WEIGHTS_KEY, load_trained
+from tools.weights.flags import WEIGHTS_KEY
+from tools.weights.opening import load_trained
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger, setup_logging
+from utils.programs import prepare_folder, require_at_least
+from utils.runtime.launcher import launch
 
 if TYPE_CHECKING:
     from datasets import ImageBatch
@@ -62,6 +65,18 @@ class Subject:
 
     def _ask(self, images: Tensor) -> Tensor:
         return self.trained.answer(self.transform(to_pixels(images)))[1]
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Look at everything on the host, then judge on the configured runtime."""
+    require_at_least(0, options, "per_class")
+    require_at_least(0, options, "worst")
+    if options.worst and options.out is None:
+        raise UserError(f"--worst {options.worst} draws a picture; add --out DIR for it")
+    require_at_least(1, options, "probe_epochs")
+    prepare_folder(options.out, "--out")
+    plan = make_plan(options)
+    return launch(plan.config.runtime, judge, plan, options)
 
 
 def judge(runtime: Runtime, plan: JudgePlan, options: argparse.Namespace) -> None:

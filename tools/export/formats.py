@@ -203,13 +203,14 @@ class Timm(Form):
         return [_ask(module, part) for part in parts]
 
 
+# In this order: what each loads later must not come before the other.
 FORMS: dict[str, type[Form]] = {
     "onnx": Onnx,
-    "stablehlo": StableHlo,
-    "stablehlo_any": StableHloAny,
     "torch_export": TorchExport,
-    "savedmodel": SavedModel,
     "timm": Timm,
+    "stablehlo": StableHlo,
+    "savedmodel": SavedModel,
+    "stablehlo_any": StableHloAny,
 }
 
 

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from models.delta.layers.qwen_next import ExpertQwen
+from tools.generate import load_model
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.programs import prepare_folder
 from utils.storage.local import write_atomically
+from utils.weights.language_files import FILE, split
+from utils.weights.language_hub import describe_language
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,8 +55,6 @@ def export_language(options: argparse.Namespace) -> int:
     Raises:
       UserError: weights of no such model, or a flag that means nothing to it.
     """
-    from tools.generate import load_model
-
     for name, usual in _OF_IMAGES.items():
         if getattr(options, name, usual) != usual:
             flag = f"--{name.replace('_', '-')}"
@@ -82,9 +84,6 @@ def compare_folder(model: nn.Module, folder: Path) -> FolderDistance:
     Raises:
       UserError: the model's logits are not finite.
     """
-    from models.delta.layers.qwen_next import ExpertQwen
-    from tools.generate import load_model
-
     tokens = torch.randint(
         model.vocab_size, (2, min(_TOKENS, model.sequence_length)),
         generator=torch.Generator().manual_seed(_SEED),
@@ -145,9 +144,6 @@ def write_folder(model: nn.Module, facts: JsonMapping, folder: Path) -> None:
       UserError: neither transformers nor fla has such a model.
     """
     from safetensors.torch import save_file
-
-    from utils.weights.language_files import FILE, split
-    from utils.weights.language_hub import describe_language
 
     told: JsonObject = describe_language(facts, model.shape)
     tensors = {

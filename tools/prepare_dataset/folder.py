@@ -7,17 +7,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from tqdm import tqdm
 
+from big_vision.input.catalog import load_tfds_catalog
+from big_vision.input.faults import get_reason
+from big_vision.input.images.folder import FolderSelection, select_folder
 from big_vision.input.selection import list_some
+from big_vision.pp.builder import get_preprocess_fn
+from big_vision.pp.orientation import UPRIGHT, read_orientation
 from tools.prepare_dataset import write
 from utils.errors import UserError
-
-if TYPE_CHECKING:
-    from big_vision.input.images.folder import FolderSelection
 
 
 def add_command(commands: argparse._SubParsersAction) -> None:
@@ -48,8 +49,6 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
 def prepare_folder(arguments: argparse.Namespace) -> Path:
     """Write a folder of class folders; files are copied into the records byte by byte."""
-    from big_vision.input.images.folder import select_folder
-
     write.check_name(arguments.name)
     target = write.get_target(arguments)
     found = {
@@ -126,10 +125,6 @@ def check_images(paths: Sequence[Path]) -> None:
     """
     import tensorflow as tf
 
-    from big_vision.input.faults import get_reason
-    from big_vision.pp.builder import get_preprocess_fn
-    from big_vision.pp.orientation import UPRIGHT, read_orientation
-
     decode = get_preprocess_fn("decode")
     orient = tf.function(read_orientation, input_signature=[tf.TensorSpec([], tf.string)])
     turned: list[Path] = []
@@ -170,8 +165,6 @@ def _compare_with_stored(target: Path, found: Mapping[str, FolderSelection], sou
     Raises:
       UserError: the numbers of images differ.
     """
-    from big_vision.input.catalog import load_tfds_catalog
-
     stored = load_tfds_catalog(str(target), "").splits
     sizes = {name: sum(split.lengths) for name, split in stored.items()}
     now = {name: len(selection.paths) for name, selection in found.items()}

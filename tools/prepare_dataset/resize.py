@@ -11,17 +11,17 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
+from big_vision.input.catalog import StoredSplit, TfdsCatalog, load_tfds_catalog
+from big_vision.input.faults import get_reason
+from big_vision.pp.builder import get_preprocess_fn
 from tools.prepare_dataset import write
 from utils.errors import UserError
 from utils.storage.places import is_remote
-
-if TYPE_CHECKING:
-    from big_vision.input.catalog import StoredSplit, TfdsCatalog
 
 HASH_KEY = "original_sha256"
 _STORES = ("jpeg", "uint8")
@@ -81,8 +81,6 @@ def prepare_resized(arguments: argparse.Namespace) -> Path:
     Raises:
       UserError: a flag means nothing, or an image cannot be decoded.
     """
-    from big_vision.input.catalog import load_tfds_catalog
-
     _check_numbers(arguments)
     root = _get_root(arguments)
     catalog = load_tfds_catalog(arguments.root, arguments.source)
@@ -269,8 +267,6 @@ class _Conversion:
         """Raises UserError where an image cannot be decoded."""
         import tensorflow as tf
 
-        from big_vision.input.faults import get_reason
-
         records = self._read(path).map(self._shrink, num_parallel_calls=tf.data.AUTOTUNE)
         number = 0
         try:
@@ -300,8 +296,6 @@ class _Conversion:
     def _shrink(self, record: Any) -> tuple[Any, Any]:
         """A serialised example -> itself and the image as it will be stored."""
         import tensorflow as tf
-
-        from big_vision.pp.builder import get_preprocess_fn
 
         images, key = self._images, self._images.key
         encoded = tf.io.parse_single_example(record, {key: tf.io.FixedLenFeature((), tf.string)})

@@ -15,3 +15,6 @@ A task whose teachers answer something that can be stored
 - asks in its loss for `get_stored_answers(batch)`, a `SparseTeacher` for each column of classes, or
   for `get_stored_features(batch)`, float32 tensors, each in the order of the run's teachers.
 """
+
+# How numbers may be stored.
+DTYPES = ("float16", "bfloat16", "int8")

@@ -21,7 +21,6 @@ from torch import Tensor
 from utils.errors import UserError
 
 CLASSES, FEATURES = "classes", "features"
-DTYPES = ("float16", "bfloat16", "int8")
 _STORED = {"float16": "<f2", "bfloat16": "<u2", "int8": "u1"}
 _LEVELS = 255
 

@@ -1,32 +1,27 @@
-"""The same model on two backends, layer by layer: which layer is the first to differ?
-
-    python -m tools.parity runs/digits_student/RUN --a cpu --b xla
-    python -m tools.parity vit_small_patch16_224.augreg_in1k --a cpu --b cuda:bf16 --images photos
-
-Both sides see the same images. `drift` is how far a layer's output has come apart since the
-images, `own` what the layer alone adds: side B's layer is given the inputs of side A's. Both are
-the largest difference over the largest value. The first layer whose own difference exceeds
---tolerance is named, and the exit code is 1. XLA means the TPU where there is one, with the patches
-that a run there has.
-"""
+"""Compares a model's layers on two backends."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tools.weights_of import add_weights_flags, load_trained
+import torch
+from torch import Tensor, nn
+
+from models.patches.choice import patch_for
+from tools.weights.opening import load_trained
+from tools.weights.samples import read_images
+from utils.config.execution import RuntimeSection
+from utils.config.sections import ModelSection
 from utils.errors import UserError
-from utils.programs import CommandLine, create_program_parser, require_at_least
+from utils.programs import require_at_least
+from utils.runtime.launcher import create_runtime
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
     from utils.runtime.base import Runtime
 
 EXIT_DIFFERENT = 1
@@ -34,22 +29,6 @@ WHOLE = "(whole model)"  # what it does outside of its modules shows nowhere els
 _KEPT_BYTES = 1 << 29  # of a side's tensors at a time: each part is a graph of its own on XLA
 _BACKENDS = ("cpu", "cuda", "xla")
 _PRECISIONS = ("fp32", "bf16")
-
-
-def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m tools.parity")
-    add_weights_flags(parser)
-    add = parser.add_argument
-    side = f"{', '.join(_BACKENDS)}, each perhaps with :bf16"
-    add("--a", default="cpu", metavar="BACKEND", help=f"what is held to be right: {side} (cpu)")
-    add("--b", required=True, metavar="BACKEND", help="what is looked at: the same words")
-    add("--tolerance", type=float, default=1e-4, help="largest own difference, relative (1e-4)")
-    add("--images", default="", metavar="FOLDER", help="to look at; none: two photographs")
-    add("--count", type=int, default=4, metavar="N", help="images (4)")
-    add("--no-patches", action="store_true", help="leave the model on XLA as timm wrote it")
-    add("--all", action="store_true", help="show every layer, not those beyond the tolerance")
-    return parser
 
 
 @dataclass(frozen=True)
@@ -95,9 +74,6 @@ class WatchedModel:
     """
 
     def __init__(self, runtime: Runtime, model: nn.Module, *, patched: bool = True) -> None:
-        from models.patches.choice import patch_for
-        from utils.config.sections import ModelSection
-
         self.runtime = runtime
         self.model = deepcopy(model)
         patch_for(runtime, ModelSection(xla_patches=patched), self.model)
@@ -167,8 +143,6 @@ class WatchedModel:
         return self.runtime.fetch_all(found)
 
     def _call(self, module: nn.Module, inputs: Sequence[Tensor]) -> Tensor:
-        import torch
-
         if self.runtime.section.precision == "fp32":  # of a side that computes in half of it
             inputs = [one.float() for one in inputs]
         with torch.no_grad(), self.runtime.autocast():
@@ -217,8 +191,6 @@ def split_calls(sizes: Mapping[str, int], kept_bytes: int) -> list[set[str]]:
 
 def is_plain(values: Sequence[object]) -> bool:
     """Whether all of them are tensors of floats."""
-    from torch import Tensor
-
     return all(isinstance(one, Tensor) and one.is_floating_point() for one in values)
 
 
@@ -233,10 +205,6 @@ def measure(wanted: Tensor, found: Tensor) -> float:
 
 def compare(options: argparse.Namespace) -> int:
     """Show the differences and name the first; gives the exit code."""
-    import torch
-
-    from tools.sample_images import read_images
-
     _check_flags(options)
     runtimes = {name: create_side_runtime(getattr(options, name), name) for name in ("a", "b")}
     trained = load_trained(options)
@@ -284,9 +252,6 @@ def create_side_runtime(text: str, flag: str) -> Runtime:
     Raises:
       UserError: no such backend or precision.
     """
-    from utils.config.execution import RuntimeSection
-    from utils.runtime.launcher import create_runtime
-
     name, _, precision = text.partition(":")
     if name not in _BACKENDS or precision not in ("", *_PRECISIONS):
         raise UserError(
@@ -301,9 +266,3 @@ def _check_flags(options: argparse.Namespace) -> None:
     require_at_least(0, options, "tolerance")
     if options.a == options.b:
         raise UserError(f"--a and --b are both {options.a}, which is no comparison; change one")
-
-
-main = CommandLine(create_parser, compare, logs=True)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,31 +1,23 @@
-"""A model card out of what a run has written down: what it is, how it was made, what it reaches.
-
-    python -m tools.card runs/digits_student/RUN --out README.md
-    python -m tools.card weights.pth --model resnet50 --out README.md
-
-Of weights that lie in no run the card says what the model is, and that no more is known. Nothing is
-asked and nothing is guessed: licence and purpose are not in a run, and the card says so.
-"""
+"""Writes a model card out of what a run has written down."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained
-from utils.json_types import JsonValue
-from utils.programs import CommandLine, create_program_parser, prepare_file
+from models.trained import TrainedModel
+from store.query.record import RunRecord
+from tools.weights.flags import WEIGHTS_KEY
+from tools.weights.opening import load_trained
+from utils.json_types import JsonObject, JsonValue
+from utils.programs import prepare_file
 from utils.storage.local import write_atomically
 from utils.storage.places import is_there, join_place
-
-if TYPE_CHECKING:
-    from models.trained import TrainedModel
-    from store.query.record import RunRecord
-    from utils.json_types import JsonObject
+from utils.weights.beside import find_run_folder
+from utils.weights.files import EXPORT_FILE
+from utils.weights.hub import is_shared
+from utils.weights.opening import open_weights
 
 # Keys that say how a model was trained, in the words of the configuration.
 _RECIPE = (
@@ -53,25 +45,12 @@ _NOTHING = (None, "", [], {}, (), False)
 _SPLITS = {"eval_": "data.eval_split", "test_": "data.test_split"}
 
 
-def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m tools.card")
-    add_weights_flags(parser)
-    parser.add_argument("--out", type=Path, required=True, help="the Markdown file")
-    return parser
-
-
 def write(options: argparse.Namespace) -> None:
     """Write the card of a run, or of weights that lie in none.
 
     Raises:
       UserError: no weights are there, or nothing says of which model they are.
     """
-    from store.query.record import RunRecord
-    from utils.weights.beside import find_run_folder
-    from utils.weights.hub import is_shared
-    from utils.weights.opening import open_weights
-
     place = options.weights
     is_path = is_shared(place) or "/" in place or is_there(place)
     weights = open_weights(place, WEIGHTS_KEY) if is_path else None
@@ -129,8 +108,6 @@ def _introduce(record: RunRecord, facts: JsonObject) -> str:
 
 def _doubt_results(record: RunRecord, location: str) -> list[str]:
     """A word where the weights are not those that the run has judged at its end."""
-    from utils.weights.files import EXPORT_FILE
-
     place = str(record.folder)
     if location == str(join_place(place, EXPORT_FILE)):
         return []
@@ -216,9 +193,3 @@ def _show(value: JsonValue) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return "" if value is None else str(value)
-
-
-main = CommandLine(create_parser, write, logs=True)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,55 +1,32 @@
-"""One model out of several: the mean of their weights.
-
-    python -m tools.average runs/digits_student/A runs/digits_student/B --out mean
-    python -m tools.average runs/digits_student/A runs/digits_student/B --method greedy --out mean
-    python -m tools.average runs/digits_student/A --method ema --decay 0.9 --out mean
-
-uniform takes all with equal weight. greedy (Wortsman et al. 2022, arXiv:2203.05482) judges each by
-itself on the run's data.eval_split, then takes them from the best one on as long as the mean does
-not get worse: every judgement goes over each example once. ema lets each later one count more. One
-RUN alone stands for its checkpoints, in the order of their steps. Keys of the configuration may
-follow for greedy: --data.root=DIR, --data.eval_split=SPLIT, --runtime.device=cpu.
-"""
+"""Computes the mean of several models' weights."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.factory import export_model
+from tools.average.judgement import RunJudge
+from utils.checkpoint.find import iterate_checkpoints
 from utils.errors import UserError
 from utils.json_types import JsonValue, make_finite
-from utils.programs import CommandLine, create_program_parser, prepare_folder
+from utils.programs import prepare_folder
 from utils.storage.local import write_atomically
+from utils.weights.opening import open_weights
+from utils.weights.source import Weights
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from utils.weights.source import Weights
 
 _KEY = "RUN"
 REPORT = "average.json"
 # What weights tell of their model; numbers of heads, say, show in no tensor's shape.
 _ALIKE = ("model", "args", "num_classes", "classes", "mean", "std", "scores")
 Tensors = Mapping[str, "Tensor"]
-
-
-def create_parser() -> argparse.ArgumentParser:
-    """The tool's own flags; what is left over are keys of the run's configuration."""
-    parser = create_program_parser(
-        __doc__, prog="python -m tools.average",
-        epilog="All other flags are keys of the run's configuration, for --method greedy.",
-    )  # fmt: skip
-    add = parser.add_argument
-    add("runs", nargs="+", metavar=_KEY, help="runs, checkpoints or files of weights of one model")
-    add("--method", choices=("uniform", "greedy", "ema"), default="uniform")
-    add("--decay", type=float, help="of ema: what came before counts so much (0.9)")
-    add("--out", type=Path, required=True, help="directory for the export of the mean")
-    return parser
 
 
 @dataclass
@@ -72,15 +49,11 @@ def average(options: argparse.Namespace) -> int:
     Raises:
       UserError: models that are not alike, or a flag that cannot be used.
     """
-    from models.factory import export_model
-
     decay = _check_flags(options, options.rest)
     members = open_members(options.runs)
     prepare_folder(options.out, "--out")
     score = None
     if options.method == "greedy":
-        from tools.judgement import RunJudge
-
         with RunJudge(members[0].place, options.rest) as judge:
             tensors, score = pick_greedily(members, judge.score)
     else:
@@ -110,9 +83,6 @@ def open_members(places: Sequence[str]) -> list[Member]:
     Raises:
       UserError: fewer than two, or they are not alike.
     """
-    from utils.checkpoint.find import iterate_checkpoints
-    from utils.weights.opening import open_weights
-
     if len(places) == 1:
         found = [str(folder) for folder in iterate_checkpoints(places[0])]
         places = found[::-1] or places
@@ -218,9 +188,3 @@ def _check_flags(options: argparse.Namespace, flags: Sequence[str]) -> float:
     if not 0 < decay < 1:
         raise UserError(f"--decay ({decay:g}) must lie between 0 and 1; change it")
     return decay
-
-
-main = CommandLine(create_parser, average, takes_keys=True, logs=True)
-
-if __name__ == "__main__":
-    sys.exit(main())

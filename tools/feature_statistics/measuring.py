@@ -1,25 +1,25 @@
-"""Ask a run's feature teachers about training images once and store their features' statistics.
-
-`distill.standardise` brings features to one scale by them: mean, variances and the covariance's
-eigenvectors of each teacher's pooled features and patches, over the images as the run's first
-epoch sees them. Sums are made in float64 on the host and merged over ranks in their order.
-"""
+"""Measures means and variances of teachers' features over training images."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import itertools
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from engine import map_batches
+from job.build import build_parts
+from job.check import check
+from job.stream import iterate_batches
+from tasks.distil.feature_statistics import Moments, describe_source, write_statistics
 from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.log import setup_logging
-from utils.programs import CommandLine, create_program_parser, get_run_flags
+from utils.programs import get_run_flags
+from utils.runtime.launcher import launch
 from utils.storage.places import open_folder
 
 if TYPE_CHECKING:
@@ -30,31 +30,10 @@ if TYPE_CHECKING:
     from utils.runtime.base import Runtime
 
 # Enough for a covariance of 1536 pooled features; patches have hundreds of rows an image.
-_USUAL_IMAGES = 4096
-
-
-def create_parser() -> argparse.ArgumentParser:
-    """The tool's own flags; all others are keys of the run's configuration."""
-    parser = create_program_parser(
-        __doc__,
-        prog="python -m tools.feature_statistics",
-        epilog="All other flags are keys of the run's configuration, as for main.py.",
-    )
-    parser.add_argument("--config", required=True, help="YAML of the run that will be taught")
-    parser.add_argument("--out", default="", help="file to write; none: distill.statistics")
-    parser.add_argument(
-        "--images", type=int, default=_USUAL_IMAGES,
-        help=f"training images to look at, in whole batches; none: {_USUAL_IMAGES}, or an epoch",
-    )  # fmt: skip
-    return parser
 
 
 def measure(options: argparse.Namespace) -> int:
     """Check the configuration, ask the teachers on the configured runtime, write the file."""
-    from job.check import check
-    from tasks.distil.feature_statistics import describe_source
-    from utils.runtime.launcher import launch
-
     config = load_config(get_run_flags(options))
     place = options.out or config.distill.statistics
     if config.train.task != "distil":
@@ -78,9 +57,6 @@ def measure(options: argparse.Namespace) -> int:
 
 def collect(runtime: Runtime, job: Job, place: str, images: int, source: JsonObject) -> None:
     """Ask the teachers about this rank's images, merge the ranks' sums and write them."""
-    from job.build import build_parts
-    from tasks.distil.feature_statistics import write_statistics
-
     setup_logging(runtime.ranks.index, runtime.ranks.size)
     parts = build_parts(runtime, job)
     began = time.perf_counter()
@@ -99,10 +75,6 @@ def collect(runtime: Runtime, job: Job, place: str, images: int, source: JsonObj
 
 def look_at_images(runtime: Runtime, parts: Parts, steps: int) -> dict[str, Moments]:
     """Sums over this rank's share of the first steps, by `NUMBER.KIND`."""
-    from engine import map_batches
-    from job.stream import iterate_batches
-    from tasks.distil.feature_statistics import Moments
-
     task = parts.task
     shapes = {
         f"{number}.{of}": shape
@@ -150,9 +122,3 @@ def print_statistics(written: FeatureStatistics, place: str, seconds: float) -> 
             f"{spread[0]:.3g} to {spread[2]:.3g}, of all {spread[1]:.3g}"
         )
     print(f"{written.facts['images']} images in {seconds:.0f} s: {place}")
-
-
-main = CommandLine(create_parser, measure, takes_keys=True, logs=True)
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,4 @@
-"""What a model says of every image below a folder, as a table.
-
-    python -m tools.predict runs/digits_student/RUN photos --top-k 5 --out answers.csv
-    python -m tools.predict hf-hub:timm/resnet18.a1_in1k photos --embed --out answers.parquet
-
-Each image is prepared as the run prepared those it was evaluated on (--pp says otherwise). The
-table has a row a file: its path below the folder, the likeliest classes with number, name and
-probability, with --embed the features in front of the head, and, where a file could not be read
-or its answer is not finite, why. A model without a classifier, as a label-free run leaves it, has
-features alone.
-"""
+"""Answers for every image below a folder, as rows of a table."""
 
 from __future__ import annotations
 
@@ -16,40 +6,31 @@ import argparse
 import math
 import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from engine import map_batches
+from models.patches.choice import patch_for
+from models.trained import TrainedModel
+from models.transforms import to_pixels
 from tools.answer_table import ENDINGS, AnswerWriter, FileAnswer, TableForm, open_table
-from tools.weights_of import WEIGHTS_KEY, add_weights_flags, load_trained, open_images
+from tools.weights.flags import WEIGHTS_KEY
+from tools.weights.opening import load_trained, open_images
+from utils.config.execution import RuntimeSection
+from utils.config.sections import ModelSection
 from utils.errors import EXIT_FAILED, UserError
-from utils.programs import CommandLine, create_program_parser, prepare_file, require_at_least
+from utils.programs import prepare_file, require_at_least
+from utils.runtime.launcher import create_runtime
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from datasets import ImageBatch, Loader
-    from models.trained import TrainedModel
     from utils.runtime.base import Runtime
 
 _FOLDER_KEY = "FOLDER"
 _NOT_FINITE = "the model's answer is not finite; check its weights and --precision"
-
-
-def create_parser() -> argparse.ArgumentParser:
-    """The command line."""
-    parser = create_program_parser(__doc__, prog="python -m tools.predict")
-    add_weights_flags(parser)
-    add = parser.add_argument
-    add("folder", metavar=_FOLDER_KEY, help="images, and folders of images; or one image")
-    add("--out", type=Path, required=True, help=f"the table, {', '.join(ENDINGS)}")
-    add("--top-k", type=int, default=5, metavar="K", help="likeliest classes of a row (5)")
-    add("--embed", action="store_true", help="add the features in front of the head")
-    add("--batch-size", type=int, default=64, metavar="B", help="images at once (64)")
-    add("--device", default="auto", choices=("auto", "cpu", "cuda", "xla"), help="where (auto)")
-    add("--precision", default="fp32", choices=("fp32", "bf16"), help="of products (fp32)")
-    return parser
 
 
 def predict(options: argparse.Namespace) -> int:
@@ -58,9 +39,6 @@ def predict(options: argparse.Namespace) -> int:
     Raises:
       UserError: weights, folder or a flag that cannot be used.
     """
-    from utils.config.execution import RuntimeSection
-    from utils.runtime.launcher import create_runtime
-
     _check_flags(options)
     section = RuntimeSection(device=options.device, precision=options.precision)
     runtime = create_runtime(section)
@@ -109,13 +87,6 @@ def _answer(
 
     # host read: one a batch
     """
-    import torch
-
-    from engine import map_batches
-    from models.patches.choice import patch_for
-    from models.transforms import to_pixels
-    from utils.config.sections import ModelSection
-
     patch_for(runtime, ModelSection(), trained.model, frozen=True)
     runtime.prepare(trained.model)
     transform = trained.create_transform().to(runtime.device)
@@ -166,9 +137,3 @@ def _check_flags(options: argparse.Namespace) -> None:
     if options.out.suffix not in ENDINGS:
         raise UserError(f"--out ({str(options.out)!r}) must end with {', '.join(ENDINGS)}")
     prepare_file(options.out, "--out")
-
-
-main = CommandLine(create_parser, predict, logs=True)
-
-if __name__ == "__main__":
-    sys.exit(main())

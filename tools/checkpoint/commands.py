@@ -1,76 +1,32 @@
-"""What a run has saved: `python -m tools.checkpoint {list,verify,diff,export,prune} PLACE ...`.
-
-PLACE is a run, its `checkpoints/` or a `step_...` directory, on a disk or behind a URL such as
-gs://bucket/runs/digits/first. `list` and `diff` show, `verify` reads every tensor, `export` writes
-weights for timm, `prune` deletes old checkpoints and never the last whole one.
-"""
+"""Shows, verifies, compares, exports and prunes checkpoints."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from store.query.record import RunRecord
+from utils.checkpoint.files import (
+    CheckpointError,
+    inspect_checkpoint,
+    load_checkpoint,
+    verify_checkpoint,
+)
+from utils.checkpoint.find import find_checkpoint, iterate_checkpoints, load_newest, read_best_step
 from utils.errors import UserError
-from utils.programs import CommandLine, create_program_parser
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from utils.storage.folder import Folder
+from utils.storage.folder import ASIDE, Folder
+from utils.weights.adapters import merge_adapters
+from utils.weights.beside import find_run_folder
+from utils.weights.files import write_pickled, write_weights
 
 EXIT_DIFFERENT = 1
 _MIB = 1 << 20
 
 
-def create_parser() -> argparse.ArgumentParser:
-    """One parser for each command."""
-    parser = create_program_parser(__doc__, prog="python -m tools.checkpoint")
-    commands = parser.add_subparsers(required=True, metavar="{list,verify,diff,export,prune}")
-    shown = commands.add_parser("list", help="steps, sizes, which is best, which are broken")
-    shown.set_defaults(run=list_checkpoints)
-    shown.add_argument("place", metavar="PLACE")
-    verify = commands.add_parser("verify", help="read every tensor of every checkpoint")
-    verify.set_defaults(run=verify_checkpoints)
-    verify.add_argument("place", metavar="PLACE", nargs="+")
-    diff = commands.add_parser("diff", help="tensors that differ, and by how much")
-    diff.set_defaults(run=diff_checkpoints)
-    diff.add_argument("first", metavar="A")
-    diff.add_argument("second", metavar="B")
-    diff.add_argument("--parts", default="", help="only these, such as model,ema (default: all)")
-    diff.add_argument("--limit", type=int, default=40, help="tensors to name")
-    export = commands.add_parser("export", help="weights as timm safetensors or as one .pth")
-    export.set_defaults(run=export_weights)
-    export.add_argument("place", metavar="PLACE")
-    export.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        help="FILE.safetensors, or FILE.pth: a dictionary with state_dict, arch and step; "
-        "FILE.json beside it tells the model and its run",
-    )
-    export.add_argument(
-        "--weights", default="best", metavar="best|model|ema|ema2...",
-        help="of that checkpoint: best is the first average of the weights where there is one, "
-        "else the model (default best); ema2 is the first of train.ema_more; the checkpoint with "
-        "the best evaluation is named by list",
-    )  # fmt: skip
-    prune = commands.add_parser("prune", help="delete old checkpoints")
-    prune.set_defaults(run=prune_checkpoints)
-    prune.add_argument("place", metavar="PLACE")
-    prune.add_argument("--keep", type=int, default=2, help="newest whole ones to keep, beside best")
-    prune.add_argument("--keep-every", type=int, help="keep multiples of this step too")
-    prune.add_argument("--broken", action="store_true", help="delete broken ones too")
-    prune.add_argument("--dry-run", action="store_true", help="say what would be deleted")
-    return parser
-
-
 def list_checkpoints(options: argparse.Namespace) -> int:
     """A line for each checkpoint, newest last, after a look that reads no tensor."""
-    from utils.checkpoint.files import CheckpointError, inspect_checkpoint
-    from utils.storage.folder import ASIDE
-
     folders = _find_all(options.place)
     best = _read_best(folders[0].parent)
     print(f"{'checkpoint':<16} {'MiB':>9} {'tensors':>8} {'best so far':>12}  state")
@@ -145,9 +101,6 @@ def compare(first: dict[str, Tensor], second: dict[str, Tensor]) -> list[str]:
 
 def _tell_run(place: str) -> dict[str, str]:
     """Whose weights they are, so that a student of theirs knows when the run has moved."""
-    from store.query.record import RunRecord
-    from utils.weights.beside import find_run_folder
-
     folder = find_run_folder(place)
     try:
         name = None if folder is None else RunRecord(folder).facts.get("id")
@@ -158,10 +111,6 @@ def _tell_run(place: str) -> dict[str, str]:
 
 def export_weights(options: argparse.Namespace) -> int:
     """One file of weights, and beside it the JSON that tells how to build the model."""
-    from utils.checkpoint.find import find_checkpoint, load_newest
-    from utils.weights.adapters import merge_adapters
-    from utils.weights.files import write_pickled, write_weights
-
     place, parts, facts = load_newest(find_checkpoint(options.place))
     part = options.weights
     if part == "best":
@@ -203,9 +152,6 @@ def prune_checkpoints(options: argparse.Namespace) -> int:
 
 def _read_best(folder: Folder) -> int | None:
     """The best step, if it is known; one that is not known keeps everything from being deleted."""
-    from utils.checkpoint.files import CheckpointError
-    from utils.checkpoint.find import read_best_step
-
     try:
         return read_best_step(folder)
     except CheckpointError as error:
@@ -214,8 +160,6 @@ def _read_best(folder: Folder) -> int | None:
 
 def _find_all(place: str) -> list[Folder]:
     """Checkpoints below a place, newest first; at least one."""
-    from utils.checkpoint.find import iterate_checkpoints
-
     folders = list(iterate_checkpoints(place))
     if not folders:
         raise UserError(f"{place}: no checkpoint there; give a run or a step_... directory")
@@ -223,8 +167,6 @@ def _find_all(place: str) -> list[Folder]:
 
 
 def _find_fault(folder: Folder) -> str | None:
-    from utils.checkpoint.files import CheckpointError, verify_checkpoint
-
     try:
         verify_checkpoint(folder)
     except CheckpointError as error:
@@ -238,9 +180,6 @@ def _shorten(error: Exception, folder: Folder) -> str:
 
 
 def _load(place: str) -> dict[str, dict[str, Tensor]]:
-    from utils.checkpoint.files import CheckpointError, load_checkpoint
-    from utils.checkpoint.find import find_checkpoint
-
     try:
         return load_checkpoint(find_checkpoint(place, verify=False))[0]
     except CheckpointError as error:
@@ -249,8 +188,6 @@ def _load(place: str) -> dict[str, dict[str, Tensor]]:
 
 def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
     """Largest absolute difference and words for it; none where every bit is the same."""
-    import torch
-
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         kinds = [f"{tuple(t.shape)} {str(t.dtype)[6:]}" for t in (first, second)]
         return float("inf"), f"{kinds[0]} in A, {kinds[1]} in B"
@@ -268,9 +205,3 @@ def _measure(first: Tensor, second: Tensor) -> tuple[float, str] | None:
 
 def _get_step(folder: Folder) -> int:
     return int(folder.name.rpartition("_")[2])
-
-
-main = CommandLine(create_parser, logs=True)
-
-if __name__ == "__main__":
-    sys.exit(main())

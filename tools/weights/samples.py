@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from models.trained import TrainedModel
+from models.transforms import to_pixels
+from tools.weights.opening import open_images
 from utils.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from models.trained import TrainedModel
 
 _READ_AT_ONCE = 16
 _SIDE = 240  # of a piece; the photographs have 427 x 640 pixels
@@ -26,11 +26,6 @@ def read_images(trained: TrainedModel, place: str, count: int, *, normalize: boo
     Raises:
       UserError: there is no image.
     """
-    import torch
-
-    from models.transforms import to_pixels
-    from tools.weights_of import open_images
-
     with tempfile.TemporaryDirectory() as folder:
         if not place:
             write_samples(Path(folder), count)

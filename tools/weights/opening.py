@@ -1,43 +1,20 @@
-"""The flags by which programs name weights and images, and what stands behind them."""
+"""Opens the weights and the images that flags name."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING
 
+from big_vision.input.images.loose import LooseImages
+from big_vision.input.order import ShardSpec
+from big_vision.input.splits_check import warn_of_left_out
+from datasets import Loader, Reading
+from models.trained import TrainedModel, open_trained
+from tools.weights.flags import WEIGHTS_KEY
+from utils.config.data import DataSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.storage.places import open_folder
-
-if TYPE_CHECKING:
-    from datasets import Loader
-    from models.trained import TrainedModel
-
-WEIGHTS_KEY = "WEIGHTS"
-
-
-def add_weights_flags(parser: argparse.ArgumentParser) -> None:
-    """WEIGHTS, and what is said of them where they do not say it themselves."""
-    add = parser.add_argument
-    add(
-        "weights", metavar=WEIGHTS_KEY,
-        help="run, checkpoint, .safetensors, .pth, .npz, hf-hub:NAME, local-dir:FOLDER, or the "
-        "name of a timm model",
-    )  # fmt: skip
-    add("--model", default="", metavar="NAME", help="architecture, where the weights tell none")
-    add("--model-args", default="", metavar="JSON", help="its arguments: '{\"img_size\": 32}'")
-    add("--classes", type=int, metavar="K", help="its classes, where the weights tell none")
-    add(
-        "--names",
-        default="",
-        metavar="FILE",
-        help="names of its classes, where the weights tell none: a name a line, or a JSON list",
-    )
-    add(
-        "--pp", default="", metavar="STRING",
-        help="preprocessing of an encoded image (docs/preprocessing.md); none: the run's own",
-    )  # fmt: skip
 
 
 def load_trained(options: argparse.Namespace) -> TrainedModel:
@@ -46,8 +23,6 @@ def load_trained(options: argparse.Namespace) -> TrainedModel:
     Raises:
       UserError: there are no weights, or flags that do not fit them.
     """
-    from models.trained import open_trained
-
     given: JsonObject = {}
     if options.model:
         given["model"] = options.model
@@ -73,12 +48,6 @@ def open_images(place: str, key: str, pp: str, batch_size: int) -> Loader:
     Raises:
       UserError: no image there.
     """
-    from big_vision.input.images.loose import LooseImages
-    from big_vision.input.order import ShardSpec
-    from big_vision.input.splits_check import warn_of_left_out
-    from datasets import Loader, Reading
-    from utils.config.data import DataSection
-
     section = DataSection(
         source="folder", root=place, eval_split="all", eval_pp=pp, eval_batch_size=batch_size,
         order="exact", return_id=True, skip_corrupt=1 << 30,

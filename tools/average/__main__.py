@@ -1,0 +1,40 @@
+"""One model out of several: the mean of their weights.
+
+    python -m tools.average runs/digits_student/A runs/digits_student/B --out mean
+    python -m tools.average runs/digits_student/A runs/digits_student/B --method greedy --out mean
+    python -m tools.average runs/digits_student/A --method ema --decay 0.9 --out mean
+
+uniform takes all with equal weight. greedy (Wortsman et al. 2022, arXiv:2203.05482) judges each by
+itself on the run's data.eval_split, then takes them from the best one on as long as the mean does
+not get worse: every judgement goes over each example once. ema lets each later one count more. One
+RUN alone stands for its checkpoints, in the order of their steps. Keys of the configuration may
+follow for greedy: --data.root=DIR, --data.eval_split=SPLIT, --runtime.device=cpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from utils.programs import CommandLine, create_program_parser
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The tool's own flags; what is left over are keys of the run's configuration."""
+    parser = create_program_parser(
+        __doc__, prog="python -m tools.average",
+        epilog="All other flags are keys of the run's configuration, for --method greedy.",
+    )  # fmt: skip
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUN", help="runs, checkpoints or files of weights of one model")
+    add("--method", choices=("uniform", "greedy", "ema"), default="uniform")
+    add("--decay", type=float, help="of ema: what came before counts so much (0.9)")
+    add("--out", type=Path, required=True, help="directory for the export of the mean")
+    return parser
+
+
+main = CommandLine(create_parser, "tools.average.averaging:average", takes_keys=True, logs=True)
+
+if __name__ == "__main__":
+    sys.exit(main())

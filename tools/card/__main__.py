@@ -1,0 +1,31 @@
+"""A model card out of what a run has written down: what it is, how it was made, what it reaches.
+
+    python -m tools.card runs/digits_student/RUN --out README.md
+    python -m tools.card weights.pth --model resnet50 --out README.md
+
+Of weights that lie in no run the card says what the model is, and that no more is known. Nothing is
+asked and nothing is guessed: licence and purpose are not in a run, and the card says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from tools.weights.flags import add_weights_flags
+from utils.programs import CommandLine, create_program_parser
+
+
+def create_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = create_program_parser(__doc__, prog="python -m tools.card")
+    add_weights_flags(parser)
+    parser.add_argument("--out", type=Path, required=True, help="the Markdown file")
+    return parser
+
+
+main = CommandLine(create_parser, "tools.card.model_card:write", logs=True)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Weights and images that programs are given: their flags, and what stands behind them."""
