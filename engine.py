@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -69,6 +69,7 @@ class TrainState:
       model: the student.
       loss_modules: trainable and stateful modules of the losses; may be empty.
       averages: of the student's weights, by the names of their parts of a checkpoint.
+      head: the student's parameters that limits of single units leave alone.
       scaler: of the loss, where the runtime computes in float16.
       step: optimizer steps done.
       best_score: of the best evaluation so far, higher is better; none before the first one.
@@ -81,6 +82,7 @@ class TrainState:
     loss_modules: nn.Module
     optimizer: torch.optim.Optimizer
     averages: dict[str, nn.Module] = field(default_factory=dict)
+    head: Sequence[nn.Parameter] = ()
     scaler: torch.amp.GradScaler | None = None
     step: int = 0
     best_score: float | None = None
@@ -101,12 +103,6 @@ class TrainState:
     def parameters(self) -> list[nn.Parameter]:
         """All that is trained: the student's parameters and the losses' projections."""
         return [*self.model.parameters(), *self.loss_modules.parameters()]
-
-    def get_head(self) -> list[nn.Parameter]:
-        """The parameters of the student's classifier, where it tells which these are."""
-        found = self.model.get_classifier() if hasattr(self.model, "get_classifier") else ()
-        heads = found if isinstance(found, tuple) else (found,)
-        return [p for head in heads if isinstance(head, nn.Module) for p in head.parameters()]
 
     def get_replicated(self) -> dict[str, Tensor]:
         """What must be the same on every rank: weights, average and projections."""
@@ -214,7 +210,7 @@ def train_step(
     # The mean over ranks comes before clipping, or each rank would have a limit.
     runtime.ranks.reduce_gradients(state.optimizer)
     runtime.updates.unscale(state.optimizer)
-    grad_norm = clip_gradients(state.parameters(), plan.clipping, state.get_head())
+    grad_norm = clip_gradients(state.parameters(), plan.clipping, state.head)
     runtime.updates.apply(state.optimizer)
     if state.averages:
         weights = runtime.upload(plan.averaging.get_weights(state.step))

@@ -180,6 +180,13 @@ def check_optimizer_name(name: str) -> None:
         )
 
 
+def list_head(model: nn.Module) -> tuple[nn.Parameter, ...]:
+    """The parameters of a model's classifier, where it tells which these are."""
+    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
+    heads = found if isinstance(found, tuple) else (found,)
+    return tuple(p for one in heads if isinstance(one, nn.Module) for p in one.parameters())
+
+
 def get_parameter_groups(section: OptimSection, model: nn.Module) -> list[dict[str, Any]]:
     """Parameter groups of a model, with layer decay where it is asked for."""
     own = set(model.no_weight_decay()) if hasattr(model, "no_weight_decay") else set()

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine import evaluate
+from engine import evaluate, sum_batches
 from store.record.hits import Hits
-from tasks.protocol import MarksExamples
+from tasks.protocol import HasExtraSets, MarksExamples
+from utils.log import get_logger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from datasets import Batch
+    from job.build import Parts
     from job.spec import Job
     from tasks.protocol import RunTask
     from utils.metrics import Evaluation
@@ -121,3 +124,31 @@ def _look_at(batch: Batch) -> _Seen:
     labels = batch.get_tensors().get("labels")
     known = np.zeros_like(indices) if labels is None else labels.numpy()[valid]
     return _Seen(len(batch), valid, np.stack([indices, known.astype(np.int64)], axis=1))
+
+
+def add_further_sets(
+    evaluation: Evaluation,
+    runtime: Runtime,
+    parts: Parts,
+    follow: Callable[[Iterable[Batch]], Iterator[Batch]],
+) -> Evaluation:
+    """An evaluation with what the task says of further sets, where it has some.
+
+    Args:
+      follow: batches -> the same, with a sign of life for each.
+    """
+    task, state, plan = parts.task, parts.state, parts.plan
+    if not isinstance(task, HasExtraSets):
+        return evaluation
+    number = None if state.step >= plan.total_steps else state.step // plan.eval_every
+    found = task.judge(
+        state.eval_model,
+        lambda count, batches: sum_batches(count, follow(batches), runtime),
+        number,
+    )
+    strange = next((name for name, value in found.items() if not math.isfinite(value)), None)
+    if strange is not None:
+        get_logger().warning("step %d: %s of data.evals is not finite", state.step, strange)
+    name = task.score_metric
+    score = found.get(name, math.nan) if name else evaluation.score
+    return replace(evaluation, beside=found, score=score)

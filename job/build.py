@@ -20,7 +20,14 @@ from models.freezing import freeze
 from models.patches.choice import patch_for
 from models.remat import recompute_blocks, scan_blocks
 from models.teachers.teacher import PAST, get_teacher_sections
-from optim_factory import PREPARABLE, create_optimizer, create_plateau, create_schedule, scale_lr
+from optim_factory import (
+    PREPARABLE,
+    create_optimizer,
+    create_plateau,
+    create_schedule,
+    list_head,
+    scale_lr,
+)
 from tasks import TASKS
 from tasks.protocol import Caches, Prepares, RunTask, Traceable
 from utils.clipping import Clipping
@@ -159,6 +166,7 @@ def _create_state(runtime: Runtime, job: Job, student: nn.Module, losses: nn.Mod
         loss_modules=losses,
         optimizer=optimizer,
         averages=averages,
+        head=list_head(student),
         scaler=runtime.updates.scaler,
     )
 

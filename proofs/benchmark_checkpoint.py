@@ -116,21 +116,21 @@ def _time_windows(callbacks: RunCallbacks, steps: Iterator[StepResult], count: i
     runtime = callbacks.runtime
     step_s = time_steps(runtime, steps, 10) / 10
     callbacks.save(callbacks.parts.state, False)
-    callbacks.manager.wait()
-    window = max(20, math.ceil(_ROOM * callbacks.manager.written_s / step_s))
-    callbacks.manager.pop_blocked_s()
+    callbacks.saving.manager.wait()
+    window = max(20, math.ceil(_ROOM * callbacks.saving.manager.written_s / step_s))
+    callbacks.saving.manager.pop_blocked_s()
     plain, costs, held, writes, cpus = [], [], [], [], []
     for _ in range(count):
         plain.append(time_steps(runtime, steps, window))
         began = time.perf_counter()
         callbacks.save(callbacks.parts.state, False)
-        held.append(callbacks.manager.pop_blocked_s())
+        held.append(callbacks.saving.manager.pop_blocked_s())
         time_steps(runtime, steps, window)
         costs.append(time.perf_counter() - began - plain[-1])
-        callbacks.manager.wait()
-        writes.append(callbacks.manager.written_s)
-        cpus.append(callbacks.manager.written_cpu_s)
-    folder = callbacks.manager.folder
+        callbacks.saving.manager.wait()
+        writes.append(callbacks.saving.manager.written_s)
+        cpus.append(callbacks.saving.manager.written_cpu_s)
+    folder = callbacks.saving.manager.folder
     newest = folder.child(folder.list_names()[-1])
     cost_s = statistics.median(costs)
     return {

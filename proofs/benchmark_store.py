@@ -133,20 +133,21 @@ def _time_pairs(
     callbacks: RunCallbacks, steps: Iterator[StepResult], options: argparse.Namespace
 ) -> JsonObject:
     """Windows with and without the recorder, each pair in the other order than the one before."""
-    runtime, recorder, keeper = callbacks.runtime, callbacks.recorder, callbacks.keeper
+    runtime, recording = callbacks.runtime, callbacks.recording
+    recorder, keeper = recording.recorder, recording.keeper
     plain: list[float] = []
     ratios: list[tuple[float, float]] = []
     for pair in range(options.pairs):
         seconds = {}
         for is_on in (True, False) if pair % 2 else (False, True):
             nobody: Any = _Nobody(recorder.done)
-            callbacks.recorder, callbacks.keeper = (recorder, keeper) if is_on else (nobody, nobody)
+            recording.recorder, recording.keeper = (recorder, keeper) if is_on else (nobody, nobody)
             runtime.instruments.watcher = recorder if is_on else None
             seconds[is_on] = time_steps(callbacks, steps, options.steps)
             recorder.end_steps()
         plain.append(seconds[False][1] / options.steps)
         ratios.append((seconds[True][0] / seconds[False][0], seconds[True][1] / seconds[False][1]))
-    callbacks.recorder, callbacks.keeper, runtime.instruments.watcher = recorder, keeper, recorder
+    recording.recorder, recording.keeper, runtime.instruments.watcher = recorder, keeper, recorder
     processor, clock = (statistics.quantiles(side, n=4) for side in zip(*ratios, strict=True))
     return {"step_s": statistics.median(plain), "processor": processor, "clock": clock}
 
@@ -156,12 +157,12 @@ def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
     import numpy as np
 
     with_s, without_s = (_time_dry_steps(callbacks, is_on=is_on) for is_on in (True, False))
-    keeper = callbacks.keeper
+    keeper = callbacks.recording.keeper
     values = np.random.default_rng(3).lognormal(-4, 0.5, _VALUES)
     for name in ("step_s", "input_wait_s", "grad_norm"):
         keeper.sketches.add(name, values)
     began = time.perf_counter()
-    keeper.write(callbacks.recorder.done)
+    keeper.write(callbacks.recording.recorder.done)
     write_s = time.perf_counter() - began
     every_s = keeper.get_wait_s(write_s)
     step_s = (with_s - without_s) / _DRY_STEPS
@@ -171,7 +172,8 @@ def _time_recorder(callbacks: RunCallbacks) -> JsonObject:
 
 def _time_dry_steps(callbacks: RunCallbacks, *, is_on: bool) -> float:
     """Seconds of processor time of steps in which nothing happens."""
-    runtime, recorder, keeper = callbacks.runtime, callbacks.recorder, callbacks.keeper
+    runtime, recording = callbacks.runtime, callbacks.recording
+    recorder, keeper = recording.recorder, recording.keeper
     runtime.instruments.watcher = recorder if is_on else None
     first, began = recorder.done, time.process_time()
     for step in range(first, first + _DRY_STEPS):

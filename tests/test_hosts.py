@@ -177,7 +177,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_all_hosts(tmp_path, monkeypatc
 def test_waiting_for_an_upload_is_no_standing_still(tmp_path, monkeypatch, hosts):
     """Each write lasts until the loop, which waits for it, has given some more signs of life."""
     beats = threading.Semaphore(0)
-    monkeypatch.setattr("job.callbacks.LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("job.saving.LOOK_EVERY_S", 0.01)
     monkeypatch.setattr("utils.stall.StallWatch.beat", lambda watch: beats.release())
     original, seen = checkpoint_files.save_file, []
 

@@ -27,7 +27,7 @@ MOMENTS = {
     "checkpoint": ("utils.checkpoint.files.save_file", 2, 75, "preempted"),
     "evaluation": ("job.answers.evaluate", 1, 75, "preempted"),
     "last evaluation": ("job.answers.evaluate", 3, 0, "complete"),
-    "last upload": ("job.callbacks.RunCallbacks._await_write", 5, 0, "complete"),
+    "last upload": ("job.saving.Saving.await_write", 5, 0, "complete"),
     "export": ("job.replica._finish", 1, 130, "interrupted"),
 }
 

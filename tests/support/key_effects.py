@@ -269,10 +269,11 @@ def _describe_optimizer(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 def _describe_callbacks(runtime: Any, job: Job, parts: Any) -> list[Any]:
     callbacks = RunCallbacks(runtime, job, parts, None)
-    callbacks._listening.__enter__()
-    watch, tracer, manager = callbacks._watch, callbacks._tracer, callbacks.manager
-    found = [manager.keep, manager.keep_every, callbacks.max_rollbacks,
-             callbacks.keeper.sketches.epsilon,
+    callbacks.stopping.listening.__enter__()
+    saving, recording = callbacks.saving, callbacks.recording
+    watch, tracer, manager = callbacks.stopping.watch, recording._tracer, saving.manager
+    found = [manager.keep, manager.keep_every, saving.max_rollbacks,
+             recording.keeper.sketches.epsilon,
              *(_get_plain(one) for one in (watch, tracer))]  # fmt: skip
     callbacks.__exit__(None, RuntimeError(), None)  # nobody writes here: nothing to wait for
     return found

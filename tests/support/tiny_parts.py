@@ -14,7 +14,7 @@ from engine import Plan, TrainState
 from losses.base import LossInputs
 from losses.weighted import WeightedLoss
 from models.factory import create_model
-from optim_factory import create_optimizer, create_schedule
+from optim_factory import create_optimizer, create_schedule, list_head
 from tasks.classify.counting import count_batch, count_marked
 from tasks.classify.task import Classify
 from utils.clipping import Clipping
@@ -141,6 +141,7 @@ def create_state(
         loss_modules=nn.Module(),
         optimizer=optimizer,
         averages=averages,
+        head=list_head(model),
     )
 
 

@@ -1,0 +1,201 @@
+"""`Saving`: checkpoints of one replica, written beside its loop, and the way back to them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from job.resume import describe_hardware, roll_back_state
+from store.query.changes import hash_config
+from store.record.spans import HELD
+from utils.checkpoint.files import CheckpointError
+from utils.checkpoint.manager import CheckpointManager
+from utils.checkpoint.state import collect_state
+from utils.config.keys import get_resume_rules
+from utils.log import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine import TrainState
+    from job.build import Parts
+    from job.recording import Recording, Replica
+    from job.spec import Job
+    from utils.checkpoint.files import Tensors
+    from utils.json_types import JsonMapping, JsonObject
+    from utils.runtime.base import Runtime
+
+T = TypeVar("T")
+# Seconds between two looks at a checkpoint that is being written, while the loop waits for it.
+LOOK_EVERY_S = 10.0
+
+
+def open_checkpoints(replica: Replica) -> CheckpointManager:
+    """The run's checkpoints; those of steps that are done again are hidden."""
+    job, step = replica.job, replica.parts.state.step
+    train = job.config.train
+    manager = CheckpointManager(job.run.checkpoints, train.keep_checkpoints, train.keep_every_steps)
+    if replica.session is not None and job.checkpoint is not None:
+        manager.hide_later_than(step)
+        manager.mark_verified(step)
+    return manager
+
+
+class Saving:
+    """Takes states to the host; rank zero has them written.
+
+    Args:
+      recording: what a checkpoint counts on is written before it.
+      beat: a sign of life, while the loop waits.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        manager: CheckpointManager,
+        recording: Recording,
+        beat: Callable[[], None],
+    ) -> None:
+        self._replica, self.manager = replica, manager
+        self._recording, self._beat = recording, beat
+        self.max_rollbacks = replica.job.config.train.max_rollbacks
+        if replica.session is not None:
+            manager.announce = self._note_checkpoint
+
+    def save(self, state: TrainState, best: bool) -> None:
+        """Take the state to the host and have it written beside the loop, by rank zero."""
+        with self._recording.recorder.hold(HELD):
+            self._save(state, best)
+
+    def _save(self, state: TrainState, best: bool) -> None:
+        # Only the writer knows, and a shard of a global array is fetched by all hosts or by none.
+        is_needed = self._ask_writer(partial(self.manager.needs, state.step))
+        if is_needed:
+            self.await_write()
+            self._recording.gather_numbers()
+            self._recording.keeper.cut(state.step)
+        if not is_needed:
+            self.manager.note(state.step, best=best)
+        elif self._replica.session is not None:
+            collect = partial(self._collect, state)
+            self.manager.submit(
+                state.step, collect, best=best, before=partial(self._sync, state.step)
+            )
+        elif self._replica.runtime.local_devices > 1:
+            self._collect(state)
+        self._beat()
+
+    def check(self) -> None:
+        """Raise what the thread that writes has met; called by all ranks alike.
+
+        Raises:
+          CheckpointError: on every rank.
+        """
+        self._ask_writer(self.manager.check)
+
+    def finish(self) -> None:
+        """Wait for the last write, once the loop has ended well.
+
+        Raises:
+          CheckpointError: on every rank, where the write has failed.
+        """
+        with self._recording.recorder.hold(HELD):
+            self.await_write()
+
+    def give_up(self) -> None:
+        """Wait for a write that is under way, where the loop has ended by an error."""
+        try:
+            self.manager.wait()
+        except CheckpointError as failure:
+            get_logger().error("%s", failure)
+
+    def roll_back(self, state: TrainState, bad_step: int) -> bool:
+        """Go back to the last checkpoint and skip the batch of a bad step, if that is wanted."""
+        replica = self._replica
+        if replica.job.config.train.on_nonfinite != "rollback":
+            return False
+        if len(state.skipped_steps) >= self.max_rollbacks:
+            get_logger().error("train.max_rollbacks (%d) is used up", self.max_rollbacks)
+            return False
+        self._recording.recorder.end_steps()
+        began = time.perf_counter()
+        self.await_write()
+        if not roll_back_state(replica.runtime, replica.job, state, bad_step):
+            return False
+        get_logger().warning(
+            "step %d was not finite: back to step %d, its batch is skipped", bad_step, state.step
+        )
+        if replica.session is not None:
+            self.manager.hide_later_than(state.step)
+        self._recording.go_back(state, began)
+        return True
+
+    def await_write(self) -> None:
+        """Until nothing is being written; an upload may outlast every rank's patience with another.
+
+        Raises:
+          CheckpointError: on every rank, where the write has failed.
+        """
+        while not self._ask_writer(partial(self.manager.wait, LOOK_EVERY_S)):
+            self._beat()
+
+    def _ask_writer(self, ask: Callable[[], T]) -> T | None:
+        """The writer's answer on every rank, its failure as well; called by all of them alike.
+
+        Raises:
+          CheckpointError: on every rank, where the writer met it.
+        """
+        answer = failure = None
+        if self._replica.session is not None:
+            try:
+                answer = ask()
+            except CheckpointError as error:
+                failure = error
+        told = (answer, failure and str(failure))
+        answer, text = self._replica.runtime.ranks.broadcast_value(told)
+        if text is not None:
+            raise failure or CheckpointError(text)
+        return answer
+
+    def _sync(self, step: int) -> None:
+        """Have all that a checkpoint counts on where it will be looked for; by its thread."""
+        kept = None
+        with contextlib.suppress(OSError):
+            kept = self.manager.list_steps()
+        self._recording.keeper.save(step, kept)
+        self._recording.writer.sync()
+
+    def _collect(self, state: TrainState) -> tuple[Tensors, JsonMapping]:
+        replica = self._replica
+        parts, facts = collect_state(state, replica.runtime.fetch_all)
+        return parts, facts | describe_checkpoint(replica.runtime, replica.job, replica.parts)
+
+    def _note_checkpoint(self, step: int) -> None:
+        """A checkpoint stands whole; called by the thread that wrote it."""
+        self._replica.session.note_checkpoint(step)
+        self._recording.recorder.note_write(step, self.manager.written_s)
+
+
+def describe_checkpoint(runtime: Runtime, job: Job, parts: Parts) -> JsonObject:
+    """What a checkpoint tells beside its tensors: position, schedule, seeds, configuration."""
+    state, plan = parts.state, parts.plan
+    epoch, batches = divmod(state.step, plan.steps_per_epoch)
+    config = job.config.model_dump(mode="json")
+    return {
+        "data": {"epoch": epoch, "examples": batches * job.config.data.global_batch_size},
+        "stream": job.stream,
+        "schedule": {
+            "total_steps": plan.total_steps,
+            "steps_per_epoch": plan.steps_per_epoch,
+            "lr": plan.schedule.get_lr(state.step, state.waited.cuts),
+        },
+        # Host and device are seeded from (seed, step, rank) before each step: no state of theirs.
+        "rng": {"seed": plan.seed, "step": state.step, "device": {}},
+        "model": job.facts.export,
+        "teachers": job.facts.teachers,
+        "config": config,
+        "config_hash": hash_config(config, get_resume_rules()),
+        "environment": describe_hardware(runtime),
+    }
