@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 from collections.abc import AsyncIterator
 
@@ -18,42 +19,22 @@ from service.web.events import EventHub
 from service.web.gate import SecurityGate
 from service.web.problems import Problem, add_handlers
 from service.web.rendering import create_page_environment
-from service.web.routes import (
-    compare as compare_routes,
-)
-from service.web.routes import (
-    entry as entry_routes,
-)
-from service.web.routes import (
-    events as event_routes,
-)
-from service.web.routes import (
-    job_pages,
-)
-from service.web.routes import (
-    jobs as job_routes,
-)
-from service.web.routes import (
-    pages as page_routes,
-)
-from service.web.routes import (
-    runs as run_routes,
-)
-from service.web.routes import (
-    series as series_routes,
-)
-from service.web.routes import (
-    sweeps as sweep_routes,
-)
 from service.web.serving import create_service
 from service.web.settings import ServiceSettings
 from utils.json_types import JsonObject
 
-_ROUTERS = (
-    entry_routes.router, run_routes.router, series_routes.router, compare_routes.router,
-    event_routes.router, sweep_routes.router, job_routes.router, page_routes.router,
-    job_pages.router,
-)  # fmt: skip
+# Modules of `service.web.routes`, in the order in which their paths are tried.
+_ROUTES = (
+    "entry",
+    "runs",
+    "series",
+    "compare",
+    "events",
+    "sweeps",
+    "jobs",
+    "pages",
+    "job_pages",
+)
 
 
 class AsciiJSON(JSONResponse):
@@ -94,8 +75,8 @@ def create_app(settings: ServiceSettings) -> FastAPI:
     app.state.assets = AssetTable()
     app.state.templates = create_page_environment(app.state.assets)
     add_handlers(app)
-    for router in _ROUTERS:
-        app.include_router(router)
+    for name in _ROUTES:
+        app.include_router(importlib.import_module(f"service.web.routes.{name}").router)
     app.openapi = lambda: _describe(app)
     # Streams of events are left as they are; what is compressed already, too.
     app.add_middleware(GZipMiddleware, minimum_size=1024, compresslevel=5)
