@@ -7,20 +7,12 @@ import time
 from pathlib import Path
 
 from service.web.problems import ServiceProblem
-from store.index.database import TAG, RunIndex
+from store.index.database import RunIndex
 from store.query.filters import check_keys
-from store.query.listing import (
-    choose_usual,
-    drop_archived,
-    is_alive,
-    name_status,
-    order_runs,
-    tell_score,
-)
+from store.query.listing import choose_usual, read_rows, select_runs
 from store.query.record import RunRecord
 from store.query.selection import RunSelector
 from store.record.ids import check_name
-from store.record.score import SCORE, SCORE_NAME
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.storage.places import is_remote, join_place, to_path
@@ -68,13 +60,9 @@ class RunCatalogue:
           UserError: the filter breaks the rules, or no run has one of its keys.
         """
         index = self.get_index()
-        found = index.select(text)
-        if not archived:
-            found = drop_archived(index, found, text)
         if sort:
             check_keys([sort], index.read_keys(), "sort")
-            found = order_runs(index, found, sort)
-        return found[::-1] if reverse else found
+        return select_runs(index, text, sort=sort, reverse=reverse, archived=archived)
 
     def read_rows(self, numbers: list[int], keys: list[str]) -> list[JsonObject]:
         """Facts of runs with the values of keys, as `python -m tools.runs list --json` has them.
@@ -84,17 +72,7 @@ class RunCatalogue:
         """
         index = self.get_index()
         check_keys(keys, index.read_keys(), "show")
-        cells, scores = index.read_cells(numbers, keys), index.read_scores(numbers)
-        rows = index.read_runs(numbers)
-        for row in rows:
-            number = row.pop("run")
-            row.pop("stamp")
-            row |= tell_score(scores.get(number))
-            facts = {**row, TAG: row["tags"], SCORE: row["score"], SCORE_NAME: row["score_name"]}
-            row["values"] = {key: cells[key].get(number, facts.get(key)) for key in keys}
-            row["alive"] = is_alive(self.store, row["path"], row["status"])
-            row["shown_status"] = name_status(row)
-        return rows
+        return read_rows(index, numbers, keys)
 
     def create_selector(self) -> RunSelector:
         """Finds runs as people name them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from store.query.filters import parse_filter
@@ -11,7 +12,7 @@ from store.query.record import FACTS, RunRecord
 from store.query.tags import ARCHIVED, TAG
 from store.record.catalogue import METRICS
 from store.record.lock import find_owner
-from store.record.score import SCORE, Score, get_sign
+from store.record.score import SCORE, SCORE_NAME, Score, get_sign
 from utils.json_types import JsonMapping, JsonObject, JsonValue
 from utils.storage.local import LocalFolder
 from utils.storage.places import is_remote, to_path
@@ -32,6 +33,51 @@ def choose_usual(keys: Iterable[str]) -> list[str]:
         (order[key.partition(".")[2]], key) for key in known if key.partition(".")[2] in order
     ]
     return [key for _, key in sorted(ranked)][:_USUAL]
+
+
+def select_runs(
+    index: RunIndex, text: str, *, sort: str = "", reverse: bool = False, archived: bool = False
+) -> list[int]:
+    """Numbers of the runs that fit a filter, in order.
+
+    Args:
+      sort: a key of the index; empty: that which was begun last first.
+      archived: those that are archived, too; a filter that asks for tags has them anyway.
+
+    Raises:
+      UserError: the filter breaks the rules, or no run has one of its keys.
+    """
+    found = index.select(text)
+    if not archived:
+        found = drop_archived(index, found, text)
+    if sort:
+        found = order_runs(index, found, sort)
+    return found[::-1] if reverse else found
+
+
+def read_rows(
+    index: RunIndex,
+    numbers: Sequence[int],
+    keys: Sequence[str],
+    more: Mapping[str, Mapping[int, JsonValue]] = MappingProxyType({}),
+) -> list[JsonObject]:
+    """Facts of runs with score, state and the `values` of keys.
+
+    Args:
+      more: key -> run -> value of what neither configuration, numbers nor facts tell.
+    """
+    cells, scores = index.read_cells(numbers, keys), index.read_scores(numbers)
+    rows = index.read_runs(numbers)
+    for row in rows:
+        number = row.pop("run")
+        row.pop("stamp")
+        row |= tell_score(scores.get(number))
+        facts = {**row, TAG: row["tags"], SCORE: row["score"], SCORE_NAME: row["score_name"]}
+        facts |= {key: column.get(number) for key, column in more.items()}
+        row["values"] = {key: cells[key].get(number, facts.get(key)) for key in keys}
+        row["alive"] = is_alive(index.store, row["path"], row["status"])
+        row["shown_status"] = name_status(row)
+    return rows
 
 
 def drop_archived(index: RunIndex, runs: list[int], text: str) -> list[int]:

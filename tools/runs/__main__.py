@@ -48,195 +48,156 @@ Commands = argparse._SubParsersAction
 
 
 def _add_list(commands: Commands) -> None:
-    parser = _add(commands, "list", "listing:list_runs", "runs, that which was begun last first")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="which runs (docs/store.md)")
-    parser.add_argument("--show", default="", metavar="KEY,...", help="keys to show, of any kind")
-    parser.add_argument("--sort", default="", metavar="KEY", help="the best first, or the highest")
-    parser.add_argument("--reverse", action="store_true", help="the other way round")
-    parser.add_argument("--limit", type=int, default=40, help="rows; 0: all")
-    parser.add_argument("--archived", action="store_true", help="with runs tagged archived, too")
-    parser.add_argument("--keys", action="store_true", help="the keys that runs have, instead")
+    text = "runs, that which was begun last first"
+    add = _add(
+        commands, "list", "listing:list_runs", text, which="which runs (docs/store.md)"
+    ).add_argument
+    add("--show", default="", metavar="KEY,...", help="keys to show, of any kind")
+    add("--sort", default="", metavar="KEY", help="the best first, or the highest")
+    add("--reverse", action="store_true", help="the other way round")
+    add("--limit", type=int, default=40, help="rows; 0: all")
+    add("--archived", action="store_true", help="with runs tagged archived, too")
+    add("--keys", action="store_true", help="the keys that runs have, instead")
 
 
 def _add_show(commands: Commands) -> None:
-    parser = _add(commands, "show", "showing:show_run", "what one run says of itself")
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", default="", help="directory, experiment/name, name or id"
-    )
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--config", action="store_true", help="with its whole configuration")
-    parser.add_argument("--quantiles", action="store_true", help="of throughput, waits, grad_norm")
+    add = _add(
+        commands, "show", "showing:show_run", "what one run says of itself", runs="?"
+    ).add_argument
+    add("--config", action="store_true", help="with its whole configuration")
+    add("--quantiles", action="store_true", help="of throughput, waits, grad_norm")
 
 
 def _add_compare(commands: Commands) -> None:
     text = "configuration, numbers with their intervals, and where equal runs part"
-    parser = _add(commands, "compare", "comparing:compare_runs", text)
-    parser.add_argument(
-        "sides", nargs="*", metavar="SIDE",
-        help="RUN, several RUNs with commas between, or NAME:FILTER; the first is the base",
-    )  # fmt: skip
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", help="runs, grouped by configuration "
-                        "without seed; with SIDEs it narrows them")  # fmt: skip
-    parser.add_argument("--metrics", default="", metavar="KEY,...", help="numbers to compare")
-    parser.add_argument("--exact", action="store_true", help="exit code 1 where two runs part")
-    parser.add_argument("--source", action="store_true", help="how the sources differ, by lines")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
+    which = "runs, grouped by configuration without seed; with SIDEs it narrows them"
+    add = _add(commands, "compare", "comparing:compare_runs", text, which=which).add_argument
+    side = "RUN, several RUNs with commas between, or NAME:FILTER; the first is the base"
+    add("sides", nargs="*", metavar="SIDE", help=side)
+    add("--metrics", default="", metavar="KEY,...", help="numbers to compare")
+    add("--exact", action="store_true", help="exit code 1 where two runs part")
+    add("--source", action="store_true", help="how the sources differ, by lines")
+    add("--html", type=Path, metavar="FILE", help="one page that needs no network")
 
 
 def _add_gate(commands: Commands) -> None:
     text = "whether new runs are worse than a base by more than is allowed"
-    parser = _add(commands, "gate", "gating:gate_runs", text)
-    parser.add_argument("base", metavar="BASE", help="a SIDE, as in compare")
-    parser.add_argument("new", metavar="NEW", help="the same")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="narrows both sides")
+    parser = _add(commands, "gate", "gating:gate_runs", text, which="narrows both sides")
+    add = parser.add_argument
+    add("base", metavar="BASE", help="a SIDE, as in compare")
+    add("new", metavar="NEW", help="the same")
     add_gate_flags(parser)
-    parser.add_argument(
-        "--unfinished", action="store_true", help="judge runs that are not complete, too"
-    )
+    add("--unfinished", action="store_true", help="judge runs that are not complete, too")
 
 
 def _add_trend(commands: Commands) -> None:
     text = "reports and compiler's verdicts over time; exit code 1 where the newest are worse"
-    parser = _add(commands, "trend", "trending:show_trends", text)
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="keys of configurations")
-    parser.add_argument(
-        "--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there"
-    )
+    parser = _add(commands, "trend", "trending:show_trends", text, which="keys of configurations")
+    add = parser.add_argument
+    add("--add", type=Path, nargs="+", default=[], metavar="FILE", help="reports to keep there")
     add_gate_flags(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="one page that needs no network")
+    add("--html", type=Path, metavar="FILE", help="one page that needs no network")
 
 
 def _add_trace(commands: Commands) -> None:
     text = "a run's whole time as a file for Perfetto's viewer"
-    parser = _add(commands, "trace", "tracing:trace_run", text)
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", default="", help="directory, experiment/name, name or id"
-    )
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where it goes")
-    parser.add_argument(
-        "--format", choices=("perfetto", "chrome"), default="perfetto",
-        help="chrome: JSON for other viewers",
-    )  # fmt: skip
+    add = _add(commands, "trace", "tracing:trace_run", text, runs="?").add_argument
+    add("--out", type=Path, required=True, metavar="FILE", help="where it goes")
+    forms = ("perfetto", "chrome")
+    add("--format", choices=forms, default="perfetto", help="chrome: JSON for other viewers")
 
 
 def _add_cost(commands: Commands) -> None:
-    parser = _add(commands, "cost", "costing:show_costs", "device-hours, money, goodput of runs")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUNs")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="prices (docs/store.md)")
-    parser.add_argument("--metric", default="", metavar="KEY", help="what was got for it")
-    parser.add_argument(
-        "--by", default="", metavar="KEY,...", help="one row for each value of keys"
-    )
-    parser.add_argument("--base", default="", metavar="ROW", help="what a better metric costs more "
-                        "than in this run or group")  # fmt: skip
+    text = "device-hours, money, goodput of runs"
+    add = _add(commands, "cost", "costing:show_costs", text, runs="*").add_argument
+    add("--prices", type=Path, metavar="FILE", help="prices (docs/store.md)")
+    add("--metric", default="", metavar="KEY", help="what was got for it")
+    add("--by", default="", metavar="KEY,...", help="one row for each value of keys")
+    base = "what a better metric costs more than in this run or group"
+    add("--base", default="", metavar="ROW", help=base)
 
 
 def _add_calibration(commands: Commands) -> None:
     text = "the compiler's estimate of a step beside what runs have measured"
-    parser = _add(commands, "calibration", "calibrating:show_calibration", text)
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="which runs; none: all")
+    which = "which runs; none: all"
+    _add(commands, "calibration", "calibrating:show_calibration", text, which=which)
 
 
 def _add_export(commands: Commands) -> None:
-    parser = _add(commands, "export", "exporting:export", "runs and their histories as tables")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUNs")
-    parser.add_argument(
-        "--format", choices=("json", "csv", "parquet"), default="parquet", help="of the tables"
-    )
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new directory")
-    parser.add_argument(
-        "--skip-bad", action="store_true",
-        help="leave damaged runs out, and say so in the manifest, instead of refusing",
-    )  # fmt: skip
+    text = "runs and their histories as tables"
+    add = _add(commands, "export", "exporting:export", text, runs="*").add_argument
+    forms = ("json", "csv", "parquet")
+    add("--format", choices=forms, default="parquet", help="of the tables")
+    add("--out", type=Path, required=True, metavar="DIR", help="a new directory")
+    skip = "leave damaged runs out, and say so in the manifest, instead of refusing"
+    add("--skip-bad", action="store_true", help=skip)
 
 
 def _add_validate(commands: Commands) -> None:
     text = "which runs, or exports, are torn or changed; without RUN all of the store"
-    parser = _add(commands, "validate", "validating:validate_runs", text)
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
-    _add_store(parser)
-    _add_json(parser)
+    parser = _add(commands, "validate", "validating:validate_runs", text, runs="*")
+    add = parser.add_argument
+    strict = "torn ends count, sha256 and all tensors of checkpoints are read"
     mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--strict",
-        action="store_true",
-        help="torn ends count, sha256 and all tensors of checkpoints are read",
-    )
+    mode.add_argument("--strict", action="store_true", help=strict)
     mode.add_argument("--lenient", action="store_true", help="only lost or changed bytes count")
-    parser.add_argument("--quarantine", type=Path, metavar="DIR", help="where bad runs are moved")
+    add("--quarantine", type=Path, metavar="DIR", help="where bad runs are moved")
 
 
 def _add_tag(commands: Commands) -> None:
-    parser = _add(commands, "tag", "tagging:tag_runs", "words on runs, for filters: tag=paper")
-    parser.add_argument("runs", nargs="*", metavar="RUN", help="directory, name or id")
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--add", nargs="+", default=[], metavar="TAG", help="words to put on")
-    parser.add_argument("--remove", nargs="+", default=[], metavar="TAG", help="to take off")
-    parser.add_argument("--note", metavar="TEXT", help="what to remember of it; '' removes it")
+    text = "words on runs, for filters: tag=paper"
+    add = _add(commands, "tag", "tagging:tag_runs", text, runs="*").add_argument
+    add("--add", nargs="+", default=[], metavar="TAG", help="words to put on")
+    add("--remove", nargs="+", default=[], metavar="TAG", help="to take off")
+    add("--note", metavar="TEXT", help="what to remember of it; '' removes it")
 
 
 def _add_rerun(commands: Commands) -> None:
     text = "make a run again from its source and configuration; exit code 1 where both part"
-    parser = _add(commands, "rerun", "rerunning:rerun", text)
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", default="", help="directory, experiment/name, name or id"
-    )
-    parser.add_argument("--filter", default="", metavar="TEXT", help="runs, instead of RUN")
-    _add_store(parser)
-    _add_json(parser)
-    parser.add_argument("--out", default="", metavar="DIR", help="run.output_dir of the new run")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    add = _add(commands, "rerun", "rerunning:rerun", text, runs="?").add_argument
+    add("--out", default="", metavar="DIR", help="run.output_dir of the new run")
+    add("--dry-run", action="store_true", help="say what would be done")
 
 
 def _add_reindex(commands: Commands) -> None:
-    parser = _add(commands, "reindex", "listing:rebuild_index", "make the index anew")
-    _add_store(parser)
-    _add_json(parser)
+    _add(commands, "reindex", "listing:rebuild_index", "make the index anew")
 
 
 def _add_schemas(commands: Commands) -> None:
     text = "write the JSON Schemas of what a run directory holds"
-    parser = _add(commands, "schemas", "publishing:write_schemas", text)
+    parser = _create(commands, "schemas", "publishing:write_schemas", text)
     parser.add_argument("--out", type=Path, required=True, help="directory")
 
 
-def _add(commands: Commands, name: str, function: str, text: str) -> ProgramParser:
+def _create(commands: Commands, name: str, function: str, text: str) -> ProgramParser:
     parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
     parser.set_defaults(function=function)
     return parser
 
 
-def _add_store(parser: ProgramParser) -> None:
-    parser.add_argument("--store", default="runs", help="run.output_dir: directory or URL")
-    parser.add_argument("--index", default="", metavar="URL", help="another database of the index")
+def _add(
+    commands: Commands, name: str, function: str, text: str, *, runs: str = "", which: str = ""
+) -> ProgramParser:
+    """Make a command that asks a store; gives its parser.
 
-
-def _add_json(parser: ProgramParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
+    Args:
+      runs: how many RUNs it takes, as argparse has it; a filter may stand for them.
+      which: what a filter chooses where it takes none; empty: it takes no filter either.
+    """
+    parser = _create(commands, name, function, text)
+    add = parser.add_argument
+    if runs == "?":
+        where = "directory, experiment/name, name or id"
+        add("run", metavar="RUN", nargs="?", default="", help=where)
+    elif runs:
+        add("runs", metavar="RUN", nargs="*", help="directory, name or id")
+    if runs or which:
+        told = which or f"runs, instead of RUN{'s' * (runs == '*')}"
+        add("--filter", default="", metavar="TEXT", help=told)
+    add("--store", default="runs", help="run.output_dir: directory or URL")
+    add("--index", default="", metavar="URL", help="another database of the index")
+    add("--json", action="store_true", help="for programs")
+    return parser
 
 
 _COMMANDS = (

@@ -6,17 +6,9 @@ import argparse
 from collections.abc import Sequence
 
 from store.formatting import format_time, format_value
-from store.index.database import RunIndex
+from store.index.database import TEACHER, TEACHER_TAG, RunIndex
 from store.query.filters import check_keys
-from store.query.listing import (
-    choose_usual,
-    drop_archived,
-    drop_scores,
-    is_alive,
-    name_status,
-    order_runs,
-    tell_score,
-)
+from store.query.listing import choose_usual, drop_scores, read_rows, select_runs
 from store.record.score import SCORE, SCORE_NAME
 from store.terminal import colour_word, create_console, create_table, print_json
 from tools.runs.places import check_store, open_index
@@ -41,27 +33,20 @@ def list_runs(options: argparse.Namespace) -> None:
         print_keys(index, options)
         return
     wanted = _read_keys(index, options.show, "--show", more=STEP_KEYS)
-    found = index.select(options.filter)
-    if not options.archived:
-        found = drop_archived(index, found, options.filter)
+    sort = ""
     if options.sort:
-        (key,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
-        found = order_runs(index, found, key)
-    if options.reverse:
-        found.reverse()
+        (sort,) = _read_keys(index, options.sort.replace(",", " "), "--sort")
+    found = select_runs(
+        index, options.filter, sort=sort, reverse=options.reverse, archived=options.archived
+    )
     chosen = found[: options.limit or None]
-    rows = index.read_runs(chosen)
-    usual, scores = choose_usual(index.read_keys()), index.read_scores(chosen)
-    keys = wanted or [SCORE, *drop_scores(usual, index.read_cells(chosen, usual), scores)]
-    columns = {key: index.read_column(key) for key in keys if key not in STEP_KEYS}
-    steps = _read_steps(options, rows) if set(keys) & set(STEP_KEYS) else {}
-    for row in rows:
-        told = steps.get(row["path"], {})
-        row["values"] = {
-            key: told.get(key) if key in STEP_KEYS else columns[key].get(row["run"]) for key in keys
-        }
-        row["alive"] = is_alive(index.store, row["path"], row["status"])
-        row |= tell_score(scores.get(row["run"]))
+    usual = [] if wanted else choose_usual(index.read_keys())
+    cells, scores = index.read_cells(chosen, usual), index.read_scores(chosen)
+    keys = wanted or [SCORE, *drop_scores(usual, cells, scores)]
+    more = {key: index.read_column(key) for key in keys if key in (TEACHER, TEACHER_TAG)}
+    if set(keys) & set(STEP_KEYS):
+        more |= _read_steps(options, index, chosen)
+    rows = read_rows(index, chosen, keys, more)
     if options.json:
         print_json({"matched": len(found), "runs": [_publish(row) for row in rows]})
     else:
@@ -97,10 +82,11 @@ def print_table(rows: list[JsonObject], keys: list[str], matched: int) -> None:
     titles = (f"{key}>" if _is_number(rows, key) else key for key in keys)
     table = create_table("run", "status", "begun", "tags", *titles)
     for row in rows:
-        status = name_status(row)
         cells = [_format_cell(row, key) for key in keys]
         begun = format_time(row["started"])
-        table.add_row(row["path"], colour_word(status), begun, " ".join(row["tags"]), *cells)
+        table.add_row(
+            row["path"], colour_word(row["shown_status"]), begun, " ".join(row["tags"]), *cells
+        )
     console.print(table)
     shown = f"{len(rows)} of " if matched > len(rows) else ""
     console.print(f"\n{shown}{matched} {'run' if matched == 1 else 'runs'}")
@@ -117,18 +103,20 @@ def _read_keys(index: RunIndex, text: str, flag: str, more: Sequence[str] = ()) 
 
 
 def _read_steps(
-    options: argparse.Namespace, rows: Sequence[JsonObject]
-) -> dict[str, dict[str, float | None]]:
-    """What the index does not know: estimated and measured times of the runs that are shown."""
+    options: argparse.Namespace, index: RunIndex, runs: Sequence[int]
+) -> dict[str, dict[int, float | None]]:
+    """What the index does not know: estimated and measured times of runs, by key and run."""
     from store.quality.calibration import tell_step
     from store.quality.trends import read_verdicts
     from tools.runs.comparing import open_run
 
     verdicts = read_verdicts(options.store)
-    return {
-        row["path"]: tell_step(open_run(options, row["path"]), verdicts)
-        for row in rows if not row["fault"]
-    }  # fmt: skip
+    told = {
+        row["run"]: tell_step(open_run(options, row["path"]), verdicts)
+        for row in index.read_runs(runs)
+        if not row["fault"]
+    }
+    return {key: {run: one[key] for run, one in told.items()} for key in STEP_KEYS}
 
 
 def _format_cell(row: JsonObject, key: str) -> str:
@@ -144,5 +132,5 @@ def _is_number(rows: list[JsonObject], key: str) -> bool:
 
 
 def _publish(row: JsonObject) -> JsonObject:
-    """A row without what belongs to this index alone."""
-    return {key: value for key, value in row.items() if key not in ("run", "stamp")}
+    """A row without the word for its state, which `status` and `alive` tell."""
+    return {key: value for key, value in row.items() if key != "shown_status"}

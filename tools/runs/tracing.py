@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from store.terminal import print_json
 from tools.runs.places import choose_records, warn_of_damage
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.local import write_atomically
 
 _NS, _US = 1_000_000_000, 1_000_000
 # Any number: it says that all packets come from one writer.
@@ -72,7 +71,7 @@ def _trace(options: argparse.Namespace, record: RunRecord, out: Path) -> JsonObj
     data = format_trace(trace)
     wanted = len(trace.slices), sum(len(one.points) for one in trace.counters)
     try:
-        _write(out, data)
+        write_atomically(out, data)
         found = count(out.read_bytes())
     except OSError as error:
         raise UserError(
@@ -83,26 +82,6 @@ def _trace(options: argparse.Namespace, record: RunRecord, out: Path) -> JsonObj
     told: JsonObject = {"path": record.path, "out": str(out), "format": options.format}
     told |= {"bytes": len(data), "slices": wanted[0], "points": wanted[1]}
     return told | {"tracks": len({one.track for one in trace.slices}) + len(trace.counters)}
-
-
-def _write(path: Path, data: bytes) -> None:
-    """All of it or nothing."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".trace_", delete=False) as file:
-        temporary = Path(file.name)
-        try:
-            file.write(data)
-            file.flush()
-            temporary.chmod(0o666 & ~_get_umask())
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-
-
-def _get_umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def format_perfetto(trace: Trace) -> bytes:

@@ -181,12 +181,13 @@ def get_old_name(name: str) -> str:
     return _OLD + name
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a local file, all of it or nothing, and have it on the disk."""
+    data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
