@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from job.spec import Job
+from models.run_folder import find_run_folder
 from models.teachers.teacher import SELVES, get_teacher_sections
 from store.lineage.ancestors import CACHE, TEACHER, Ancestor, choose_taught, note_run, read_note
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage.places import is_remote, open_folder, to_path
-from utils.weights.beside import find_run_folder
 from utils.weights.hub import is_shared
 from utils.weights.opening import open_weights
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from job.metric_writer import MetricWriter
+from job.progress import Progress
 from job.recorder import LoopRecorder
 from store.record.catalogue import GRAD_NORM, TRAIN
 from store.record.hits import HitsFile
 from store.record.spans import SpanWriter
 from store.record.windows import SketchKeeper
-from utils.metrics import MetricWriter
-from utils.progress import Progress
 from utils.runtime.tracing import Tracer
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from job.ahead import StepsAhead
 from job.answers import Answers
 from job.build import build_parts, open_loader
 from job.callbacks import RunCallbacks
+from job.curves import draw_run
 from job.lineage import find_lineage
 from job.resume import Finished, open_store, take_run
 from job.summary import describe_end, describe_finished, describe_job, describe_reason
@@ -23,7 +24,6 @@ from tasks import TASKS
 from tasks.protocol import Caches, Compares, Distils, HasExtraSets, Prepares
 from utils.checkpoint.files import load_checkpoint
 from utils.config.load import dump_config
-from utils.curves import draw_run
 from utils.endings import NonFiniteEvaluationError, PreemptedError
 from utils.errors import EXIT_PREEMPTED, UserError
 from utils.json_types import JsonObject

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from job.metric_writer import LostRunError
 from utils.log import get_logger
-from utils.metrics import LostRunError
 from utils.stall import StallWatch
 from utils.stopping import StopRequest
 

@@ -15,13 +15,13 @@ from big_vision.pp.device_ops import require_range
 from big_vision.pp.ops_crops import CROP_MODES
 from big_vision.pp.shapes import find_image_shape
 from models.factory import build_model, find_model_name
+from models.run_folder import find_run_folder, read_run_config
 from models.table import MODELS
 from models.transforms import InputTransform, create_input_transform
 from utils.errors import UserError, get_near_names
 from utils.json_types import JsonMapping, JsonObject
 from utils.log import get_logger
 from utils.storage.places import is_there
-from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.class_names import ClassSide, read_class_names, require_same_classes
 from utils.weights.fitting import list_head_names
 from utils.weights.hub import is_shared

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from lab.marked_tables import check_document
-from store.record.runs import CONFIG_FILE, Run
+from store.record.ids import CONFIG_FILE
+from store.record.runs import Run
 from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.programs import create_program_parser

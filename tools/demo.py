@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
+from job.curves import draw_curves
 from store.record.runs import Run
 from tools.runs import __main__ as runs
-from utils.curves import draw_curves
 from utils.json_types import JsonObject
 from utils.programs import CommandLine, ProgramParser
 

@@ -34,6 +34,7 @@ from big_vision.input.text.tokenizer import (
 from big_vision.input.text.tokens import read_token_index
 from models.delta.kernels.operators import choose_kernels
 from models.factory import build_model
+from models.run_folder import find_run_folder, read_run_config
 from models.transformer import FixedCache, LayerCache
 from utils.config.execution import RuntimeSection
 from utils.errors import UserError
@@ -42,7 +43,6 @@ from utils.programs import CommandLine, create_program_parser
 from utils.runtime.choice import choose_device, prepare_environment
 from utils.runtime.launcher import create_runtime
 from utils.storage.places import open_folder, to_path
-from utils.weights.beside import find_run_folder, read_run_config
 from utils.weights.hub import is_shared
 from utils.weights.load import load_weights
 from utils.weights.opening import open_weights

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from models.factory import build_model, find_model_name
+from models.run_folder import find_run_folder
 from models.teachers.classes import count_classes, load_label_map, read_label_map
 from models.teachers.kept_tokens import KeptTokens, keep_tokens
 from models.transforms import InputTransform, spread_channels
 from utils.config.distill import TeacherSection
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.weights.beside import find_run_folder
 from utils.weights.hub import is_shared
 from utils.weights.load import load_weights
 from utils.weights.opening import open_weights

@@ -10,7 +10,7 @@ from service.web.answers import SubmitRequest
 from service.web.serving import Service
 from store.query.config_text import parse_config
 from store.query.record import RunRecord
-from store.record.mirror import CONFIG_FILE
+from store.record.ids import CONFIG_FILE
 from utils.config.load import combine_config
 from utils.errors import UserError
 from utils.json_types import JsonMapping, JsonObject

@@ -25,7 +25,7 @@ from store.query.tags import TAGS_FILE, parse_note, parse_tags
 from store.record.artifacts import ARTIFACTS_FILE
 from store.record.attempts import ATTEMPTS_FILE
 from store.record.history import METRICS_FILE
-from store.record.mirror import CONFIG_FILE, RUN_FILE
+from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.runs import CHECKPOINTS
 from store.record.summary import SUMMARY_FILE
 from utils.errors import UserError

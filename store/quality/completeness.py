@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from store.quality.validation import check_bytes
 from store.query.record import RunRecord
 from store.record.history import METRICS_FILE
-from store.record.mirror import CONFIG_FILE, RUN_FILE
+from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.spans import SPANS_FILE
 from store.record.summary import SUMMARY_FILE, read_summary
 

@@ -24,7 +24,7 @@ from store.record.attempts import ATTEMPTS_FILE, merge_attempts
 from store.record.environment import ENVIRONMENT_FILE
 from store.record.history import METRICS_FILE
 from store.record.hits import HITS_FILE, parse_hits, read_header
-from store.record.mirror import CONFIG_FILE, RUN_FILE
+from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.source import DIFF_FILE, unpack_diff
 from store.record.spans import SPANS_FILE
 from store.record.summary import SUMMARY_FILE, read_summary

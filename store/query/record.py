@@ -32,7 +32,8 @@ from store.record.history import (
     parse_lines,
 )
 from store.record.hits import HITS_FILE, Hits, parse_hits
-from store.record.mirror import CONFIG_FILE, RUN_FILE, read_segments
+from store.record.ids import CONFIG_FILE, RUN_FILE
+from store.record.mirror import read_segments
 from store.record.source import DIFF_FILE, unpack_diff
 from store.record.spans import SPANS_FILE, Span, parse_spans
 from store.record.windows import SKETCHES_FILE, RunSketches, parse_sketches

@@ -8,8 +8,8 @@ from pathlib import Path, PurePath
 
 from store.query.tags import TAGS_FILE
 from store.record.attempts import ATTEMPTS_FILE
+from store.record.ids import RUN_FILE
 from store.record.lock import LOCK_FILE
-from store.record.mirror import RUN_FILE
 from utils.json_types import JsonObject
 from utils.storage.local import compute_crc32c, write_atomically
 from utils.storage.places import open_folder

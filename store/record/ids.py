@@ -1,4 +1,4 @@
-"""Names and identities of runs: one path component, and an id that sorts by time."""
+"""Names and identities of runs, and names of the files that each of them has."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import uuid
 
 from utils.errors import UserError
 
+RUN_FILE = "run.json"
+CONFIG_FILE = "config_resolved.yaml"
 _NAME = re.compile(r"(?!\.)[\w.\-]{1,128}")
 _RANDOM_BITS = 74
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from store.record.attempts import ATTEMPTS_FILE
 from store.record.history import REWIND, Line, parse_lines, replay, write_lines
 from store.record.hits import HITS_FILE
+from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.spans import SPANS_FILE
 from store.record.windows import SKETCHES_FILE
 from utils.log import get_logger
@@ -24,8 +25,6 @@ from utils.storage.folder import Folder, StorageError
 from utils.storage.local import write_atomically
 from utils.storage.places import open_folder
 
-RUN_FILE = "run.json"
-CONFIG_FILE = "config_resolved.yaml"
 SEGMENTS = "metrics"
 # Sent whole, as often as they change; the rest of a run goes at its end.
 _SMALL = (CONFIG_FILE, ATTEMPTS_FILE, SKETCHES_FILE, RUN_FILE)

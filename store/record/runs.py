@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store.record.attempts import format_utc
-from store.record.ids import check_name, create_id, create_run_name, is_id
+from store.record.ids import CONFIG_FILE, RUN_FILE, check_name, create_id, create_run_name, is_id
 from store.record.lock import LOCK_FILE
-from store.record.mirror import CONFIG_FILE, RUN_FILE, send_small
+from store.record.mirror import send_small
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger

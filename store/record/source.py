@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from store.lineage.leaks import find_secret
-from store.record.mirror import RUN_FILE
+from store.record.ids import RUN_FILE
 from utils.errors import UserError
 from utils.json_types import JsonObject
 

@@ -22,7 +22,7 @@ from store.query.record import RunRecord
 from store.query.timeline import list_attempts, sum_paid
 from store.record.artifacts import ARTIFACTS_FILE
 from store.record.attempts import ATTEMPTS_FILE
-from store.record.mirror import CONFIG_FILE, RUN_FILE
+from store.record.ids import CONFIG_FILE, RUN_FILE
 from store.record.runs import Run
 from utils.json_types import JsonMapping, JsonObject, JsonValue, load_json
 from utils.storage.local import compute_crc32c, write_atomically

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import main
+from store.record.history import read_metrics
 from tests.support.tiny_parts import create_argv
-from utils.metrics import read_metrics
 
 
 def list_evaluated(folder) -> list[int]:

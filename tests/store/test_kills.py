@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from job.metric_writer import MetricWriter
 from store.export import check_export, export_runs
 from store.index.database import RunIndex
 from store.quality.validation import check_run
@@ -27,7 +28,6 @@ from store.record.runs import RunStore
 from store.record.summary import SUMMARY_FILE
 from tests.support.stored_runs import make_config, make_run
 from tests.support.whole_runs import begin_whole
-from utils.metrics import MetricWriter
 from utils.storage.local import write_atomically
 from utils.storage.places import open_folder
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from job.metric_writer import MetricWriter
 from store.record.artifacts import publish_artifacts
 from store.record.attempts import begin_attempt, end_attempt, read_attempts
 from store.record.history import read_metrics
@@ -16,7 +17,6 @@ from store.record.mirror import Mirror, pull, read_segments
 from store.record.spans import SPANS_FILE, SpanWriter, parse_spans
 from store.record.windows import SKETCHES_FILE, SketchKeeper, parse_sketches
 from tests.support.faulty import register
-from utils.metrics import MetricWriter
 from utils.storage.folder import StorageError
 from utils.storage.local import compute_crc32c
 from utils.storage.places import open_folder

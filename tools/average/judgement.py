@@ -9,14 +9,14 @@ from engine import evaluate
 from job.build import open_loader
 from job.check import check
 from models.factory import create_model
-from store.record.mirror import CONFIG_FILE
+from models.run_folder import find_run_folder
+from store.record.ids import CONFIG_FILE
 from tasks import TASKS
 from tasks.protocol import Prepares
 from utils.config.distill import DistillSection
 from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.runtime.launcher import create_runtime
-from utils.weights.beside import find_run_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

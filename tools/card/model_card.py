@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterable, Sequence
 
+from models.run_folder import find_run_folder
 from models.trained import TrainedModel
 from store.query.record import RunRecord
 from tools.weights.flags import WEIGHTS_KEY
@@ -14,7 +15,6 @@ from utils.json_types import JsonObject, JsonValue
 from utils.programs import prepare_file
 from utils.storage.local import write_atomically
 from utils.storage.places import is_there, join_place
-from utils.weights.beside import find_run_folder
 from utils.weights.files import EXPORT_FILE
 from utils.weights.hub import is_shared
 from utils.weights.opening import open_weights

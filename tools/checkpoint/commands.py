@@ -7,6 +7,7 @@ import argparse
 import torch
 from torch import Tensor
 
+from models.run_folder import find_run_folder
 from store.query.record import RunRecord
 from utils.checkpoint.files import (
     CheckpointError,
@@ -18,7 +19,6 @@ from utils.checkpoint.find import find_checkpoint, iterate_checkpoints, load_new
 from utils.errors import UserError
 from utils.storage.folder import ASIDE, Folder
 from utils.weights.adapters import merge_adapters
-from utils.weights.beside import find_run_folder
 from utils.weights.files import write_pickled, write_weights
 
 EXIT_DIFFERENT = 1

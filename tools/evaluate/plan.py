@@ -15,8 +15,9 @@ from torch import nn
 
 from big_vision.input.images.labelled import require_images
 from datasets import create_source
+from models.run_folder import find_run_folder
 from models.trained import TrainedModel, open_trained
-from store.record.mirror import CONFIG_FILE
+from store.record.ids import CONFIG_FILE
 from tasks.evaluation.judge import check_model_takes
 from tasks.evaluation.sets import (
     KNOWN_SETS,
@@ -32,7 +33,6 @@ from utils.config.load import RunConfig, change, load_config
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
 from utils.programs import get_run_flags
-from utils.weights.beside import find_run_folder
 from utils.weights.class_names import ClassSide, get_label_names, warn_if_one_sided
 
 TEACHER, SETS = "--teacher", "--sets"

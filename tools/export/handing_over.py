@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from models.run_folder import find_run_folder
 from models.trained import TrainedModel
 from store.query.record import RunRecord
 from store.record.environment import read_environment
@@ -22,7 +23,6 @@ from utils.errors import EXIT_USER_ERROR, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_folder, require_at_least
 from utils.storage.local import write_atomically
-from utils.weights.beside import find_run_folder
 
 EXIT_BEYOND = 1
 REPORT, CARD = "export.json", "README.md"

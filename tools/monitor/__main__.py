@@ -20,7 +20,7 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from store.query.record import RunRecord
-from store.record.mirror import RUN_FILE
+from store.record.ids import RUN_FILE
 from store.record.runs import RunStore
 from tools.monitor.view import create_view, describe_end, is_here
 from utils.device_use import read_devices

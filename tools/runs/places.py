@@ -10,8 +10,8 @@ from pathlib import Path
 from store.index.database import RunIndex
 from store.query.record import RunRecord
 from store.query.selection import RunSelector, explain_no_fit
+from store.record.ids import RUN_FILE
 from store.record.lock import find_owner
-from store.record.mirror import RUN_FILE
 from utils.errors import UserError
 from utils.log import get_logger
 from utils.storage.places import is_remote, join_place, open_folder

@@ -21,7 +21,7 @@ from store.compare.report import tell_divergence
 from store.compare.sides import Side
 from store.query.config_text import parse_config
 from store.query.record import RunRecord
-from store.record.mirror import CONFIG_FILE
+from store.record.ids import CONFIG_FILE
 from store.record.source import SOURCE_ROOT, split_diff
 from store.terminal import create_console, print_json
 from tools.runs.comparing import print_divergence

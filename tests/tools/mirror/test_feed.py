@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from job.metric_writer import MetricWriter
 from store.query.record import RunRecord, get_finite_or_told
 from store.record.history import read_metrics, write_lines
 from store.record.runs import RunStore
@@ -18,7 +19,6 @@ from tests.support.stored_runs import make_lines, make_run
 from tools.mirror.cursor import CursorFile
 from tools.mirror.feed import Feed, Standing
 from utils.errors import UserError
-from utils.metrics import MetricWriter
 from utils.storage.places import open_folder
 
 

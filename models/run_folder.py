@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.record.mirror import CONFIG_FILE
+from store.record.ids import CONFIG_FILE
 from utils.config.yaml_file import read_yaml
 from utils.json_types import JsonObject
 from utils.storage.folder import Folder

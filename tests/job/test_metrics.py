@@ -6,10 +6,12 @@ import json
 
 import pytest
 
+from job.curves import draw_curves, draw_run, read_curve
+from job.metric_writer import LostRunError, MetricWriter
+from store.record.history import read_metrics
 from tests.support.tiny_parts import create_cpu_runtime
-from utils.curves import draw_curves, draw_run, read_curve
 from utils.errors import UserError
-from utils.metrics import GraphBudgetError, LoopMeter, LostRunError, MetricWriter, read_metrics
+from utils.metrics import GraphBudgetError, LoopMeter
 
 
 class CountingRuntime:
@@ -194,7 +196,7 @@ def test_a_picture_names_the_run_and_its_experiment(tmp_path, monkeypatch):
     writer.write(1, "train", {"loss/task": 1.0})
     writer.close()
     labels = []
-    monkeypatch.setattr("utils.curves.draw_curves", lambda runs, path: labels.extend(runs) or path)
+    monkeypatch.setattr("job.curves.draw_curves", lambda runs, path: labels.extend(runs) or path)
     draw_run(folder)
     assert labels == ["digits/first"]
 

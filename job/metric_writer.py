@@ -1,0 +1,138 @@
+"""Writes a run's metrics to its one file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from store.record.catalogue import METRICS
+from store.record.history import (
+    METRICS_FILE,
+    Line,
+    get_numbers,
+    keep_until,
+    read_metrics,
+    write_lines,
+)
+
+if TYPE_CHECKING:
+    from store.record.mirror import Mirror
+
+# What a line counts from the run's beginning.
+_COUNTED_ON = ("time_s", "graphs", "graphs_train", "graphs_eval")
+
+
+class LostRunError(RuntimeError):
+    """What the run has written is gone."""
+
+
+class MetricWriter:
+    """Appends one JSON line for each log point; on rank zero only.
+
+    Args:
+      folder: the run's directory.
+      first_step: of a resumed run: later lines in the file are dropped, and so is an evaluation
+        at this very step, which is made again.
+      attempt: number of this program's attempt, which every line bears; 0: it bears none.
+      mirror: takes the lines to the run's bucket, if it has one.
+    """
+
+    def __init__(
+        self, folder: Path, *, first_step: int = 0, attempt: int = 0,
+        mirror: Mirror | None = None, tensorboard: bool = False,
+    ) -> None:  # fmt: skip
+        self.path = folder / METRICS_FILE
+        self._attempt, self._mirror = attempt, mirror
+        self._tensorboard = tensorboard
+        self._events: Any = None
+        self._file = self._go_on_from(first_step)
+        # Time and graphs count over all attempts; the loop's meter knows its own process alone.
+        self._before = {name: self._last.get(name) or 0 for name in _COUNTED_ON}
+
+    def write(self, step: int, kind: str, scalars: dict[str, float]) -> None:
+        """One line: the step, `train` or `eval`, and its scalars.
+
+        A number that is not finite becomes null, and `nonfinite` says which one it was.
+
+        Raises:
+          UserError: a scalar has no entry in the catalogue of metrics.
+          LostRunError: the line cannot be written.
+        """
+        METRICS.require(scalars)
+        line: Line = {"step": step, "kind": kind}
+        if self._attempt:
+            line["attempt"] = self._attempt
+        nonfinite = {name: str(v) for name, v in scalars.items() if not math.isfinite(v)}
+        for name, value in scalars.items():
+            line[name] = None if name in nonfinite else value + self._before.get(name, 0)
+        if nonfinite:
+            line["nonfinite"] = nonfinite
+        text = json.dumps(line, allow_nan=False) + "\n"
+        try:
+            self._file.write(text)
+            self._file.flush()
+        except OSError as error:
+            raise LostRunError(
+                f"{self.path} cannot be written: {error.strerror}; mend the disk and continue with "
+                "--resume auto"
+            ) from error
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise LostRunError(
+                f"{self.path} was deleted while the run was writing it; restore the directory from "
+                "a copy, or begin the run again"
+            )
+        if self._mirror is not None:
+            self._mirror.add_line(text)
+        self._show(line)
+
+    def sync(self) -> None:
+        """Have all lines so far on the disk and the bucket: before a checkpoint counts on them."""
+        os.fsync(self._file.fileno())
+        if self._mirror is not None:
+            self._mirror.flush()
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines after a step, which the run does again."""
+        self._file.close()
+        if self._mirror is not None:
+            self._mirror.rewind(step)
+        self._file = self._go_on_from(step)
+
+    def close(self) -> None:
+        """Close the files; every line was flushed when it was written, or refused then."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+        if self._events is not None:
+            with contextlib.suppress(OSError):
+                self._events.close()
+
+    def _go_on_from(self, step: int) -> IO[str]:
+        """The file, and TensorBoard's, with nothing in them that is done again."""
+        kept = keep_until(read_metrics(self.path.parent), step) if self.path.is_file() else []
+        if kept or self.path.is_file():
+            write_lines(self.path.parent, kept)
+        self._last = kept[-1] if kept else {}
+        if self._tensorboard:
+            self._reopen_events(step, [line for line in kept if line["step"] == step])
+        return self.path.open("a", encoding="utf-8")
+
+    def _reopen_events(self, step: int, lines: list[Line]) -> None:
+        """TensorBoard forgets what a new file's purge_step covers, the step itself included."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self._events is not None:
+            self._events.close()
+        self._events = SummaryWriter(str(self.path.parent), purge_step=step or None)
+        for line in lines:
+            self._show(line)
+
+    def _show(self, line: Line) -> None:
+        if self._events is None:
+            return
+        for name, value in get_numbers(line).items():
+            shown = float(line["nonfinite"][name]) if value is None else value
+            self._events.add_scalar(f"{line['kind']}/{name}", shown, line["step"])
