@@ -1,4 +1,4 @@
-"""The old name of `python -m tools.cache write`."""
+"""Another name of `python -m tools.cache write`."""
 
 from __future__ import annotations
 

@@ -9,7 +9,13 @@ import pytest
 
 from tests.support.documented_launches import import_program
 from utils.errors import UserError
-from utils.programs import create_program_parser, pause_collection, run_program
+from utils.programs import (
+    CommandLine,
+    create_program_parser,
+    get_run_flags,
+    pause_collection,
+    run_program,
+)
 
 
 def fail(error: BaseException) -> int:
@@ -106,3 +112,34 @@ def test_collection_pauses_for_a_while_and_stays_off_where_it_was_off():
         assert not gc.isenabled()
         raise ValueError("ours")
     assert gc.isenabled()
+
+
+def create_small_parser():
+    parser = create_program_parser("Does it.", prog="python -m x")
+    parser.add_argument("--config", default="")
+    return parser
+
+
+def count_words(options) -> int:
+    return len(options.words)
+
+
+def test_a_program_is_a_parser_and_what_it_runs_perhaps_by_name():
+    words = ["--config", "a.yaml"]
+    assert CommandLine(create_small_parser, count_words)(words) == 2
+    assert CommandLine(create_small_parser, f"{__name__}:count_words")(words) == 2
+    assert CommandLine(create_small_parser, f"{__name__}:fail_of_user")([]) == 2
+
+
+def fail_of_user(_: object) -> int:
+    raise UserError("wrong")
+
+
+def test_keys_of_a_run_are_kept_where_they_are_taken_and_else_refused(capsys):
+    main = CommandLine(create_small_parser, count_words, takes_keys=True)
+    options = main.parse(["--config", "a.yaml", "--train.steps=3"])
+    assert get_run_flags(options) == ["--config", "a.yaml", "--train.steps=3"]
+    assert get_run_flags(main.parse(["--train.steps=3"])) == ["--train.steps=3"]
+    with pytest.raises(SystemExit, match="2"):
+        CommandLine(create_small_parser, count_words)(["--train.steps=3"])
+    assert capsys.readouterr().err.startswith("error: unrecognized arguments: --train.steps=3; see")

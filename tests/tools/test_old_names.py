@@ -1,0 +1,79 @@
+"""Programs are listed with a line each, and keep running by the names that they had."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.documented_launches import import_program
+from tools.__main__ import OLD_NAMES, list_programs, main
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULES = {
+    old.split()[-1]: new.split()[2:]
+    for old, new in OLD_NAMES.items()
+    if old.startswith("python -m") and "NAME" not in old
+}
+
+
+def show_help(name: str, *words: str) -> str:
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit, match=r"^0$"):
+        import_program(name).main([*words, "--help"])
+    return shown.getvalue()
+
+
+def test_every_program_is_listed_with_what_it_does(capsys):
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    programs = list_programs()
+    assert {"average", "cache", "demo", "evaluate", "runs", "test_tfds_loader"} <= programs.keys()
+    assert not {"benchmark", "compile_for_tpu", "__main__"} & programs.keys()
+    assert all(line and line in shown for line in programs.values())
+    assert all(f"  {old}: {new}\n" in shown for old, new in OLD_NAMES.items())
+
+
+def test_every_file_that_runs_another_program_is_in_the_table():
+    texts = {path.stem: path.read_text(encoding="utf-8") for path in (ROOT / "tools").glob("*.py")}
+    others = {name for name, text in texts.items() if text.startswith('"""Another name of ')}
+    assert {f"tools.{name}" for name in others} == MODULES.keys()
+
+
+@pytest.mark.parametrize("old", MODULES)
+def test_an_old_name_shows_the_help_of_the_program(old):
+    spec = importlib.util.find_spec(old)
+    assert spec is not None and "\nif __name__ ==" in Path(spec.origin).read_text(encoding="utf-8")
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown), pytest.raises(SystemExit, match=r"^0$"):
+        importlib.import_module(old).main(["--help"])
+    assert shown.getvalue() == show_help(*MODULES[old])
+
+
+@pytest.mark.parametrize("room", ["proofs", "lab"])
+def test_programs_of_a_room_have_the_names_that_they_had_in_tools(room):
+    folder = importlib.import_module(room).__path__
+    names = [module.name for module in pkgutil.iter_modules(folder)]
+    assert len(names) > 2
+    for name in names:
+        now = importlib.util.find_spec(f"{room}.{name}")
+        assert importlib.util.find_spec(f"tools.{room}.{name}").origin == now.origin
+
+
+def test_names_that_are_paths_run_the_same_programs():
+    script = next(old for old in OLD_NAMES if old.endswith("benchmark_script.py")).split()[1]
+    done = subprocess.run(
+        [sys.executable, script, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    # Both are folded to the width of the terminal.
+    assert done.stdout.split() == show_help("lab.delta").split()
+    for old, new in OLD_NAMES.items():
+        if old.startswith("bash "):
+            text = (ROOT / old.split()[1]).read_text(encoding="utf-8")
+            assert f'/{new.split()[1]}" "$@"' in text
