@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from models.delta.rules.layout import ChunkPlan, CoreOptions
-from models.delta.rules.products import multiply
+from models.delta.rules.products import multiply, turn
 from models.delta.rules.state_scan import walk_back
 from utils.runtime.loops import has_loop, scan
 from utils.runtime.xla.kernels import has_custom_calls
@@ -152,7 +152,7 @@ def find_states(
     for w, u, key, last, *added in zip(*factors, strict=True):
         states.append(state)
         found.append(u - multiply(w, state, products))
-        state = last.unsqueeze(-1) * state + multiply(_turn(key), found[-1], products)
+        state = last.unsqueeze(-1) * state + multiply(turn(key), found[-1], products)
         for one in added:
             state = state + one
     return states, found, state
@@ -176,7 +176,7 @@ def _walk_chunks_back(
         from_outputs, key, w, last, to_state = (x[place] for x in factors)
         after.append(grad)
         values = from_outputs + multiply(key, grad, products)
-        grad = last.unsqueeze(-1) * grad + to_state - multiply(_turn(w), values, products)
+        grad = last.unsqueeze(-1) * grad + to_state - multiply(turn(w), values, products)
     return torch.stack(after[::-1]), grad
 
 
@@ -211,7 +211,3 @@ def _cut(x: Tensor, size: int) -> Tensor:
 
 def _join(x: Tensor) -> Tensor:
     return x.transpose(0, 1).flatten(1, 2)
-
-
-def _turn(x: Tensor) -> Tensor:
-    return x.transpose(-1, -2)

@@ -16,27 +16,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from models.delta.kernels.fused_rule import fits_fused, kernel_rule, kernel_rule_back, shares_fused
-from models.delta.kernels.operators import (
-    kernel_walk,
-    kernel_walk_back,
-    require_kernels,
-    settle_rule,
-)
+from models.delta.kernels.fused_rule import shares_fused
 from models.delta.rules.blocks import (
-    advance_in_blocks,
-    count_block,
-    find_states,
-    retreat_in_blocks,
     takes_blocks,
-    walk_back_by,
-    walk_chunks,
+)
+from models.delta.rules.chunk_rule import (
+    RuleChunks,
+    advance_over,
+    create_chunk_rule,
+    prepare_rule,
+    retreat_over,
 )
 from models.delta.rules.decay import (
     Pairing,
@@ -50,8 +43,6 @@ from models.delta.rules.decay import (
 from models.delta.rules.inputs import (
     GATE_FLOOR,
     DeltaInputs,
-    check_places,
-    create_state,
     find_starts,
     get_state_dtype,
 )
@@ -61,13 +52,11 @@ from models.delta.rules.layout import (
     apply_in_chunks,
     find_reach,
     from_chunks,
-    in_full_width,
     keep_reached,
     to_chunks,
 )
-from models.delta.rules.products import multiply, narrow
+from models.delta.rules.products import multiply, turn
 from models.delta.rules.solve import invert, invert_beside
-from models.delta.rules.state_scan import walk
 
 _USUAL = CoreOptions()
 
@@ -88,16 +77,12 @@ def chunk_delta_rule(
       UserError: a state, segments or a mask of another shape, no tokens, or tokens that fill no
         chunks and may not be padded.
     """
-    check_places(inputs, segments, mask)
-    options = settle_rule(options, inputs, is_packed=segments is not None)
-    if options.kernels == "pallas":
-        require_kernels(inputs.v.device, inputs.v.dtype)
-    state = create_state(inputs, state)
+    options, state = prepare_rule(inputs, state, segments, mask, options)
     wide = _spread(inputs.widen(keys=not _shares_keys(inputs, segments, options)))
     starts = None if segments is None else _spread_starts(find_starts(segments), inputs.steps)
     if mask is not None:
         wide = _silence(wide, mask.repeat_interleave(inputs.steps, dim=1))
-    output, state = apply_in_chunks(_DeltaRule, _list_parts(wide), state, starts, options)
+    output, state = apply_in_chunks(_RULE, _list_parts(wide), state, starts, options)
     output = output[:, inputs.steps - 1 :: inputs.steps]
     if mask is not None:
         output = keep_reached(output, mask[:, :, None, None])
@@ -113,51 +98,41 @@ def _shares_keys(inputs: DeltaInputs, segments: Tensor | None, options: CoreOpti
     return shares_fused(options, _list_parts(inputs.widen(keys=False)))
 
 
-@dataclass(frozen=True)
-class _Chunks:
-    """Inputs as chunks [N, B, H, C, ...], and the decays of their rows.
+@dataclass(frozen=True, kw_only=True)
+class _Chunks(RuleChunks):
+    """Of a delta rule.
 
     Attributes:
       erased: erase * k.
-      into: decay of the state before the chunk up to each row.
-      out: decay of each row up to the chunk's end.
-      last: decay of a state over the whole chunk, [N, B, H, K or 1].
       products: how matrices are multiplied.
       by_products: as of a `Pairing`.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
     erase: Tensor
     write: Tensor
     erased: Tensor
-    into: Tensor
-    out: Tensor
-    last: Tensor
     pairs: Tensor | None
     products: str
     by_products: bool
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """x @ y."""
         return multiply(x, y, self.products)
 
     def compute_pairs(self) -> Tensor:
-        """P [N, B, H, C, C]."""
         return multiply_pairs(self.q, self.k, self.g, self.get_pairing())
+
+    def compute_pairs_turned(self) -> Tensor:
+        return multiply_pairs_turned(self.q, self.k, self.g, self.get_pairing())
 
     def compute_system(self) -> Tensor:
         """L, strictly lower."""
         return multiply_pairs(self.erased, self.k, self.g, self.get_pairing(strict=True))
 
     def get_sides(self) -> tuple[Tensor, Tensor]:
-        """What A is multiplied with: of the state before the chunk, and of values."""
         return self.erased * self.into, self.write * self.v
 
     def solve(self, inverse: Tensor) -> tuple[Tensor, Tensor]:
-        """W and U, by two products: joined for one they would be copied before and behind it."""
+        # By two products: joined for one they would be copied before and behind it.
         known, values = self.get_sides()
         return self.multiply(inverse, known), self.multiply(inverse, values)
 
@@ -175,52 +150,13 @@ def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _Ch
     q, k, v, g, erase, write = (to_chunks(x, chunk, dtype) for x in wide)
     reach = find_reach(starts, chunk)
     return _Chunks(
-        q, k, v, g, erase, write, erase * k,
+        q=q, k=k, v=v, g=g, erase=erase, write=write, erased=erase * k,
         into=keep_reached(sum_before(g).exp(), reach.entry),
         out=keep_reached(sum_behind(g).exp(), reach.exit),
         last=keep_reached(g.sum(dim=-2).exp(), reach.whole),
         pairs=reach.pairs, products=plan.options.products,
         by_products=plan.options.is_written_out,
     )  # fmt: skip
-
-
-class _DeltaRule(torch.autograd.Function):
-    """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V] and the state behind."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        *parts, state = tensors
-        ctx.plan = plan = replace(plan, block=count_block(plan.options, parts, plan.chunk))
-        if starts is None and fits_fused(plan.options, parts):
-            output, inverse, states, state = kernel_rule(parts, state, plan.chunk, plan.keep)
-            if plan.keep:
-                ctx.save_for_backward(starts, *parts, inverse, states)
-            return output, state
-        if plan.block:
-            found = advance_in_blocks(_advance, parts, starts, state, plan)
-        else:
-            found = _advance(parts, starts, state, plan)
-        output, inverse, states, state = found
-        if plan.keep:
-            ctx.save_for_backward(starts, *parts, inverse, states)
-        return output, state
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        starts, *parts, inverse, states = ctx.saved_tensors
-        if starts is None and fits_fused(ctx.plan.options, parts):
-            kept = [inverse, states]
-            return None, None, *kernel_rule_back(parts, kept, grad, grad_state)
-        kept, grads = [inverse, states], [grad, grad_state]
-        with in_full_width(grad):
-            if ctx.plan.block:
-                back = retreat_in_blocks(_retreat, parts, starts, kept, grads, ctx.plan)
-            else:
-                back = _retreat(parts, starts, kept, grads, ctx.plan)
-        return None, None, *back
 
 
 def _advance(
@@ -230,21 +166,8 @@ def _advance(
     chunks, options = _cut(parts, starts, plan), plan.options
     find = invert_beside if options.is_written_out else invert
     inverse = find(chunks.compute_system(), options.solver)
-    factors = [
-        chunks.compute_pairs(), chunks.q * chunks.into, chunks.k * chunks.out, chunks.last,
-    ]  # fmt: skip
-    if options.kernels == "pallas":
-        factors = [inverse, *chunks.get_sides(), *factors]
-        output, states, state = kernel_walk(factors, state, plan.keep)
-    elif options.is_written_out:
-        factors = [*chunks.solve(inverse), *factors]
-        output, states, state = walk_chunks(factors, state, plan.keep, options.products)
-    else:
-        *factors, last = [*chunks.solve(inverse), *factors]
-        factors = [*narrow(factors, options.products), last]
-        output, states, state = walk(
-            factors, state, options.loop, plan.keep, options.parts, options.products
-        )
+    factors = [chunks.compute_pairs(), *chunks.get_reads(), chunks.last]
+    output, states, state = advance_over(chunks, inverse, factors, state, plan)
     return from_chunks(output).to(parts[2].dtype), inverse, states, state
 
 
@@ -258,7 +181,7 @@ def _retreat(
     """Gradients of all parts, in their types, and of the first state."""
     chunks = _cut(parts, starts, plan)
     grad = to_chunks(grads[0], plan.chunk, chunks.v.dtype)
-    *found, to_state = _Pull(chunks, *kept).pull(grad, grads[1], plan.options)
+    *found, to_state = _pull(chunks, kept, grad, grads[1], plan.options)
     of_inputs = [
         _gather_heads(from_chunks(_shrink(one, x.shape[-1])), x.shape[2]).to(x.dtype)
         for one, x in zip(found, parts, strict=True)
@@ -271,74 +194,37 @@ def _gather_heads(grad: Tensor, heads: int) -> Tensor:
     return grad if grad.shape[2] == heads else grad.unflatten(2, (heads, -1)).sum(dim=3)
 
 
-@dataclass(frozen=True)
-class _Pull:
-    """The way back through all chunks."""
-
-    chunks: _Chunks
-    inverse: Tensor
-    states: Tensor
-
-    def _walk(
-        self, grad: Tensor, grad_state: Tensor, options: CoreOptions
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """States before chunks, V', and gradients: of what A is multiplied with, of states."""
-        one, states = self.chunks, self.states
-        key, query = one.k * one.out, one.q * one.into
-        if options.kernels == "pallas":
-            known, values = one.get_sides()
-            values = one.multiply(self.inverse, values - one.multiply(known, states))
-            factors = [self.inverse, known, one.compute_pairs(), query, key, one.last, grad]
-            return states, values, *kernel_walk_back(factors, grad_state)
-        w, u = one.solve(self.inverse)
-        pairs = multiply_pairs_turned(one.q, one.k, one.g, one.get_pairing())
-        from_outputs, to_state = (one.multiply(x, grad) for x in (pairs, _turn(query)))
-        factors = [from_outputs, key, w]
-        if options.is_written_out:
-            found = find_states([w, u, key, one.last], states[0], options.products)
-            states, values = map(torch.stack, found[:2])
-        else:
-            factors = narrow(factors, options.products)
-            values = u - one.multiply(w, states)
-        factors += [one.last, to_state]
-        after, before = walk_back_by(factors, grad_state, options)
-        sides = one.multiply(_turn(self.inverse), from_outputs + one.multiply(key, after))
-        return states, values, sides, after, before
-
-    def pull(self, grad: Tensor, grad_state: Tensor, options: CoreOptions) -> tuple[Tensor, ...]:
-        """Gradients of q, k, v, g, erase, write, gates still of all channels, and of the state."""
-        one = self.chunks
-        states, values, sides, after, before = self._walk(grad, grad_state, options)
-        rows = [
-            (grad, one.q, one.get_pairing()), (-sides, one.erased, one.get_pairing(strict=True)),
-        ]  # fmt: skip
-        (to_q, to_erased), to_k, g_of_pairs = pull_rows(rows, values, one.k, one.g)
-        q_before = one.into * one.multiply(grad, _turn(states))
-        erased_before = -one.into * one.multiply(sides, _turn(states))
-        k_behind = one.out * one.multiply(values, _turn(after))
-        to_erased = to_erased + erased_before
-        of_gates = (
-            one.q * q_before + one.erased * erased_before, one.k * k_behind,
-            (one.last * (after * states).sum(dim=-1)).unsqueeze(-2),
-        )  # fmt: skip
-        of_rows, of_columns, to_last = (_shrink(x, one.g.shape[-1]) for x in of_gates)
-        to_g = sum_across(of_rows, of_columns) + to_last + g_of_pairs
-        # The two products with `sides` differ in their order, so that the programs of the two
-        # gradients differ, too: PyTorch/XLA tells those apart by operations and shapes alone, and
-        # would answer one with the other where v and write are of one shape (pytorch/xla 8353).
-        return (
-            to_q + q_before, to_k + k_behind + one.erase * to_erased,
-            one.write * sides, to_g, one.k * to_erased, sides * one.v, before,
-        )  # fmt: skip
+def _pull(
+    one: _Chunks, kept: Sequence[Tensor], grad: Tensor, grad_state: Tensor, options: CoreOptions
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v, g, erase, write, gates still of all channels, and of the state."""
+    states, values, sides, after, before = retreat_over(one, kept, grad, grad_state, options)
+    rows = [
+        (grad, one.q, one.get_pairing()), (-sides, one.erased, one.get_pairing(strict=True)),
+    ]  # fmt: skip
+    (to_q, to_erased), to_k, g_of_pairs = pull_rows(rows, values, one.k, one.g)
+    q_before = one.into * one.multiply(grad, turn(states))
+    erased_before = -one.into * one.multiply(sides, turn(states))
+    k_behind = one.out * one.multiply(values, turn(after))
+    to_erased = to_erased + erased_before
+    of_gates = (
+        one.q * q_before + one.erased * erased_before, one.k * k_behind,
+        (one.last * (after * states).sum(dim=-1)).unsqueeze(-2),
+    )  # fmt: skip
+    of_rows, of_columns, to_last = (_shrink(x, one.g.shape[-1]) for x in of_gates)
+    to_g = sum_across(of_rows, of_columns) + to_last + g_of_pairs
+    # The two products with `sides` differ in their order, so that the programs of the two
+    # gradients differ, too: PyTorch/XLA tells those apart by operations and shapes alone, and
+    # would answer one with the other where v and write are of one shape (pytorch/xla 8353).
+    return (
+        to_q + q_before, to_k + k_behind + one.erase * to_erased,
+        one.write * sides, to_g, one.k * to_erased, sides * one.v, before,
+    )  # fmt: skip
 
 
 def _shrink(grad: Tensor, width: int) -> Tensor:
     """Summed over channels where the input has one number for all of them."""
     return grad.sum(dim=-1, keepdim=True) if width == 1 != grad.shape[-1] else grad
-
-
-def _turn(x: Tensor) -> Tensor:
-    return x.transpose(-1, -2)
 
 
 def _list_parts(inputs: DeltaInputs) -> list[Tensor]:
@@ -367,3 +253,6 @@ def _silence(inputs: DeltaInputs, mask: Tensor) -> DeltaInputs:
     kept = mask[:, :, None, None]
     g, erase, write = (keep_reached(x, kept) for x in (inputs.g, inputs.erase, inputs.write))
     return replace(inputs, g=g, erase=erase, write=write)
+
+
+_RULE = create_chunk_rule(_advance, _retreat, has_kernels=True)

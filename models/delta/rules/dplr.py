@@ -11,26 +11,17 @@ Source: Peng et al. 2025, arXiv:2503.14456; Yang et al. 2024, arXiv:2406.06484.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from models.delta.kernels.operators import (
-    kernel_walk,
-    kernel_walk_back,
-    require_kernels,
-    settle_rule,
-)
-from models.delta.rules.blocks import (
-    advance_in_blocks,
-    count_block,
-    find_states,
-    retreat_in_blocks,
-    walk_back_by,
-    walk_chunks,
+from models.delta.rules.chunk_rule import (
+    RuleChunks,
+    advance_over,
+    create_chunk_rule,
+    prepare_rule,
+    retreat_over,
 )
 from models.delta.rules.decay import (
     Pairing,
@@ -43,8 +34,6 @@ from models.delta.rules.decay import (
 from models.delta.rules.inputs import (
     GATE_FLOOR,
     DplrInputs,
-    check_places,
-    create_state,
     find_starts,
     get_state_dtype,
 )
@@ -54,13 +43,11 @@ from models.delta.rules.layout import (
     apply_in_chunks,
     find_reach,
     from_chunks,
-    in_full_width,
     keep_reached,
     to_chunks,
 )
-from models.delta.rules.products import narrow
+from models.delta.rules.products import turn
 from models.delta.rules.solve import invert, invert_beside
-from models.delta.rules.state_scan import walk
 
 _USUAL = CoreOptions()
 
@@ -79,47 +66,50 @@ def chunk_dplr(
       UserError: a state, segments or a mask of another shape, no tokens, or tokens that fill no
         chunks and may not be padded.
     """
-    check_places(inputs, segments, mask)
-    options = settle_rule(options, inputs, is_packed=segments is not None)
-    if options.kernels == "pallas":
-        require_kernels(inputs.v.device, inputs.v.dtype)
-    state = create_state(inputs, state)
+    options, state = prepare_rule(inputs, state, segments, mask, options)
     parts = [inputs.q, inputs.k, inputs.v, inputs.g.clamp(min=GATE_FLOOR), inputs.a, inputs.b]
     if mask is not None:
         kept = mask[:, :, None, None]
         parts = [parts[0], *(keep_reached(x, kept) for x in parts[1:])]
     starts = None if segments is None else find_starts(segments)
-    output, state = apply_in_chunks(_Dplr, parts, state, starts, options)
+    output, state = apply_in_chunks(_RULE, parts, state, starts, options)
     return output if mask is None else keep_reached(output, kept), state
 
 
-@dataclass(frozen=True)
-class _DplrChunks:
-    """Inputs as chunks [N, B, H, C, ...], and the decays of their rows.
+@dataclass(frozen=True, kw_only=True)
+class _DplrChunks(RuleChunks):
+    """Of RWKV-7's rule, whose keys of the state behind a chunk are b.
 
     Attributes:
-      into: decay of the state before the chunk up to each row.
-      before: the same without the row's own.
-      out: decay of each row up to the chunk's end.
-      last: decay of a state over the whole chunk.
+      before: decay of the state before the chunk up to each row, without the row's own.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    g: Tensor
     a: Tensor
     b: Tensor
-    into: Tensor
     before: Tensor
-    out: Tensor
-    last: Tensor
     of_q: Pairing
     of_a: Pairing
 
     def multiply(self, x: Tensor, y: Tensor) -> Tensor:
-        """x @ y."""
         return self.of_q.multiply(x, y)
+
+    def get_sides(self) -> tuple[Tensor, Tensor]:
+        known = multiply_pairs(self.a, self.k, self.g, self.of_a)
+        return -self.a * self.before, self.multiply(known, self.v)
+
+    def solve(self, inverse: Tensor) -> tuple[Tensor, Tensor]:
+        sides, widths = torch.cat(self.get_sides(), dim=-1), [self.k.shape[-1], self.v.shape[-1]]
+        w, u = self.multiply(inverse, sides).split(widths, dim=-1)
+        return w, u
+
+    def compute_pairs(self) -> Tensor:
+        return multiply_pairs(self.q, self.b, self.g, self.of_q)
+
+    def get_reads(self) -> tuple[Tensor, Tensor]:
+        return self.q * self.into, self.b * self.out
+
+    def list_added(self) -> list[Tensor]:
+        return [self.multiply(turn(self.k * self.out), self.v)]
 
 
 def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _DplrChunks:
@@ -128,7 +118,7 @@ def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _Dp
     q, k, v, g, a, b = (to_chunks(x, chunk, dtype) for x in parts)
     reach = find_reach(starts, chunk)
     return _DplrChunks(
-        q, k, v, g, a, b,
+        q=q, k=k, v=v, g=g, a=a, b=b,
         into=keep_reached(sum_before(g).exp(), reach.entry),
         before=keep_reached(sum_before(g, before=True).exp(), reach.entry),
         out=keep_reached(sum_behind(g).exp(), reach.exit),
@@ -138,50 +128,6 @@ def _cut(parts: Sequence[Tensor], starts: Tensor | None, plan: ChunkPlan) -> _Dp
     )  # fmt: skip
 
 
-def _get_sides(one: _DplrChunks) -> tuple[Tensor, Tensor]:
-    """What A is multiplied with: of the state before the chunk, and of values."""
-    known = multiply_pairs(one.a, one.k, one.g, one.of_a)
-    return -one.a * one.before, one.multiply(known, one.v)
-
-
-def _solve(one: _DplrChunks, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """W and U of the walk."""
-    sides = torch.cat(_get_sides(one), dim=-1)
-    w, u = one.multiply(inverse, sides).split([one.k.shape[-1], one.v.shape[-1]], dim=-1)
-    return w, u
-
-
-class _Dplr(torch.autograd.Function):
-    """Padded inputs [B, T, H, ...] and a state -> outputs [B, T, H, V] and the state behind."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, plan: ChunkPlan, starts: Tensor | None, *tensors: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        *parts, state = tensors
-        ctx.plan = plan = replace(plan, block=count_block(plan.options, parts, plan.chunk))
-        if plan.block:
-            found = advance_in_blocks(_advance, parts, starts, state, plan)
-        else:
-            found = _advance(parts, starts, state, plan)
-        output, inverse, states, state = found
-        if plan.keep:
-            ctx.save_for_backward(starts, *parts, inverse, states)
-        return output, state
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        starts, *parts, inverse, states = ctx.saved_tensors
-        kept, grads = [inverse, states], [grad, grad_state]
-        with in_full_width(grad):
-            if ctx.plan.block:
-                back = retreat_in_blocks(_retreat, parts, starts, kept, grads, ctx.plan)
-            else:
-                back = _retreat(parts, starts, kept, grads, ctx.plan)
-        return None, None, *back
-
-
 def _advance(
     parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -189,23 +135,9 @@ def _advance(
     one, options = _cut(parts, starts, plan), plan.options
     find = invert_beside if options.is_written_out else invert
     inverse = find(-multiply_pairs(one.a, one.b, one.g, one.of_a), options.solver)
-    pairs, known = (multiply_pairs(one.q, y, one.g, one.of_q) for y in (one.b, one.k))
-    factors = [
-        pairs, one.q * one.into, one.b * one.out, one.last,
-        one.multiply(_turn(one.k * one.out), one.v),
-    ]  # fmt: skip
-    if options.kernels == "pallas":
-        factors = [inverse, *_get_sides(one), *factors]
-        output, states, state = kernel_walk(factors, state, plan.keep)
-    elif options.is_written_out:
-        factors = [*_solve(one, inverse), *factors]
-        output, states, state = walk_chunks(factors, state, plan.keep, options.products)
-    else:
-        *factors, last, written = [*_solve(one, inverse), *factors]
-        factors = [*narrow(factors, options.products), last, written]
-        output, states, state = walk(
-            factors, state, options.loop, plan.keep, options.parts, options.products
-        )
+    pairs, known = one.compute_pairs(), multiply_pairs(one.q, one.k, one.g, one.of_q)
+    factors = [pairs, *one.get_reads(), one.last, *one.list_added()]
+    output, states, state = advance_over(one, inverse, factors, state, plan)
     output = from_chunks(output + one.multiply(known, one.v))
     return output.to(parts[2].dtype), inverse, states, state
 
@@ -220,21 +152,17 @@ def _retreat(
     """Gradients of all parts, in their types, and of the first state."""
     one = _cut(parts, starts, plan)
     grad = to_chunks(grads[0], plan.chunk, one.v.dtype)
-    *found, to_state = _pull(one, (kept[0], kept[1]), grad, grads[1], plan.options)
+    *found, to_state = _pull(one, kept, grad, grads[1], plan.options)
     of_inputs = [from_chunks(x).to(like.dtype) for x, like in zip(found, parts, strict=True)]
     return [*of_inputs, to_state]
 
 
 def _pull(
-    one: _DplrChunks,
-    kept: tuple[Tensor, Tensor],
-    grad: Tensor,
-    grad_state: Tensor,
-    options: CoreOptions,
+    one: _DplrChunks, kept: Sequence[Tensor], grad: Tensor, grad_state: Tensor, options: CoreOptions
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v, g, a, b and the state, from those of outputs and of the last state."""
     known = multiply_pairs(one.q, one.k, one.g, one.of_q)
-    states, values, sides, after, before = _walk(one, kept, grad, grad_state, options)
+    states, values, sides, after, before = retreat_over(one, kept, grad, grad_state, options)
     of_pairs = (
         (grad, values, one.q, one.b, one.of_q), (grad, one.v, one.q, one.k, one.of_q),
         (sides, values, one.a, one.b, one.of_a), (sides, one.v, one.a, one.k, one.of_a),
@@ -242,12 +170,12 @@ def _pull(
     (q_b, b_q, g_0), (q_k, k_q, g_1), (a_b, b_a, g_2), (a_k, k_a, g_3) = (
         pull_pairs((left, right), x, y, one.g, pairing) for left, right, x, y, pairing in of_pairs
     )
-    b_behind, k_behind = (one.out * one.multiply(x, _turn(after)) for x in (values, one.v))
-    q_before = one.into * one.multiply(grad, _turn(states))
-    a_before = one.before * one.multiply(sides, _turn(states))
-    to_v = one.multiply(_turn(known), grad) + one.multiply(one.k * one.out, after)
+    b_behind, k_behind = (one.out * one.multiply(x, turn(after)) for x in (values, one.v))
+    q_before = one.into * one.multiply(grad, turn(states))
+    a_before = one.before * one.multiply(sides, turn(states))
+    to_v = one.multiply(turn(known), grad) + one.multiply(one.k * one.out, after)
     solved = multiply_pairs(one.a, one.k, one.g, one.of_a)
-    to_v = to_v + one.multiply(_turn(solved), sides)
+    to_v = to_v + one.multiply(turn(solved), sides)
     # Decay from the chunk's beginning up to rows of q, before those of a, and behind columns.
     to_g = sum_to_end(one.q * q_before) + sum_behind(one.a * a_before)
     to_g = to_g + sum_before(one.b * b_behind + one.k * k_behind, before=True)
@@ -259,36 +187,4 @@ def _pull(
     )  # fmt: skip
 
 
-def _walk(
-    one: _DplrChunks,
-    kept: tuple[Tensor, Tensor],
-    grad: Tensor,
-    grad_state: Tensor,
-    options: CoreOptions,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """States before chunks, V', and gradients: of what A is multiplied with, of states."""
-    inverse, states = kept
-    pairs, written = multiply_pairs(one.q, one.b, one.g, one.of_q), one.b * one.out
-    if options.kernels == "pallas":
-        known, values = _get_sides(one)
-        factors = [inverse, known, pairs, one.q * one.into, written, one.last, grad]
-        values = one.multiply(inverse, values - one.multiply(known, states))
-        return states, values, *kernel_walk_back(factors, grad_state)
-    w, u = _solve(one, inverse)
-    from_outputs, to_state = (one.multiply(_turn(x), grad) for x in (pairs, one.q * one.into))
-    factors = [from_outputs, written, w]
-    if options.is_written_out:
-        added = one.multiply(_turn(one.k * one.out), one.v)
-        found = find_states([w, u, written, one.last, added], states[0], options.products)
-        states, values = map(torch.stack, found[:2])
-    else:
-        factors = narrow(factors, options.products)
-        values = u - one.multiply(w, states)
-    factors += [one.last, to_state]
-    after, before = walk_back_by(factors, grad_state, options)
-    sides = one.multiply(_turn(inverse), from_outputs + one.multiply(written, after))
-    return states, values, sides, after, before
-
-
-def _turn(x: Tensor) -> Tensor:
-    return x.transpose(-1, -2)
+_RULE = create_chunk_rule(_advance, _retreat)

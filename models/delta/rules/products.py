@@ -61,3 +61,8 @@ def _split(x: Tensor, depth: int) -> list[Tensor]:
         parts.append(scaled - (scaled - x))
         x = x - parts[-1]
     return parts
+
+
+def turn(x: Tensor) -> Tensor:
+    """The transposed matrices."""
+    return x.transpose(-1, -2)
