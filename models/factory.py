@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.drop_path import set_drop_path
 from models.lora import adapt
-from models.table import MODELS
+from models.table import ARGUMENTS, MODELS
 from models.widened import widen
 from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
@@ -211,7 +211,7 @@ def _resolve_layers(arguments: dict[str, Any]) -> dict[str, Any]:
 def _create_own(name: str, arguments: dict[str, Any]) -> nn.Module:
     """A model of the house, with what its tensors mean, for whoever brings weights into it."""
     model = MODELS.get(name)(**arguments)
-    model.meanings = find_meanings(name, arguments)
+    model.meanings = find_meanings(ARGUMENTS, name, arguments)
     return model
 
 

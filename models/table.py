@@ -1,4 +1,4 @@
-"""The own models by name; all others are timm's."""
+"""The own models by name; all others are timm's, of whose arguments nothing is known here."""
 
 from __future__ import annotations
 
@@ -22,5 +22,22 @@ MODELS = Registry(
         "simkd": "models.reused_head:ReusedClassifier",
         "vit_s16_sincos2d": "models.sincos_vit:create_vit_s16",
         "transformer": "models.transformer:Transformer",
+    },
+)
+
+# Of models some of whose arguments change what tensors of the same shapes mean: their classes.
+ARGUMENTS = Registry(
+    "arguments of model",
+    {
+        "delta_rules": "models.delta.layers.decoder:RuleShape",
+        "kimi_linear": "models.delta.layers.kimi:KimiShape",
+        "qwen3_5": "models.delta.layers.qwen:HybridShape",
+        "qwen3": "models.delta.layers.qwen:QwenShape",
+        "qwen3_5_moe": "models.delta.layers.qwen_next:ExpertShape",
+        "qwen3_next": "models.delta.layers.qwen_next:ExpertShape",
+        "rwkv7": "models.delta.layers.rwkv:RwkvShape",
+        "mlp": "models.mlp:MLPShape",
+        "vit_s16_sincos2d": "models.sincos_vit:SincosArguments",
+        "transformer": "models.transformer:TransformerShape",
     },
 )

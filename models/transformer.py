@@ -300,7 +300,20 @@ class DecoderBlock(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-class Transformer(nn.Module):
+class LanguageModel(nn.Module):
+    """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits."""
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """[vocab_size, C]."""
+        raise NotImplementedError
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""
+        return functional.linear(hidden, self.head_weight.to(hidden.dtype)).float()
+
+
+class Transformer(LanguageModel):
     """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits.
 
     Args:
@@ -326,7 +339,6 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """[vocab_size, C]."""
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, tokens: Tensor, cache: list[LayerCache] | None = None) -> Tensor:
@@ -351,10 +363,6 @@ class Transformer(nn.Module):
         if isinstance(start, int):
             return x + self.places[start : start + tokens.shape[1]]
         return x + self.places[torch.arange(tokens.shape[1], device=x.device) + start]
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""
-        return functional.linear(hidden, self.head_weight.to(hidden.dtype)).float()
 
     def count_flops(self, length: int) -> float:
         """FLOPs of the forward pass of one window: its products, a causal attention in full."""

@@ -115,8 +115,7 @@ class ScaleUp(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Two projectors for each pair."""
-        for path, teacher_path in self.layers.items():
-            student, teacher = student_shapes[path], teacher_shapes[teacher_path]
+        for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             width = get_width(teacher)
             if len(student) != 4 or len(teacher) < 3 or width % self.heads:
                 raise UserError(

@@ -64,8 +64,7 @@ class FactorTransfer(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """The paraphraser and the translator."""
-        ((student_path, teacher_path),) = self.layers.items()
-        shapes = student_shapes[student_path], teacher_shapes[teacher_path]
+        ((_, *shapes),) = self.pair_shapes(student_shapes, teacher_shapes)
         if any(len(shape) != 4 for shape in shapes):
             raise UserError(
                 f"distill.losses: ft paraphrases maps and got {tuple(shapes[0])} and "

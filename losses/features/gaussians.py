@@ -128,8 +128,7 @@ class VariationalInformation(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """One Gaussian for each pair, in the order of `layers`."""
-        for student_path, teacher_path in self.layers.items():
-            pair = student_shapes[student_path], teacher_shapes[teacher_path]
+        for _, *pair in self.pair_shapes(student_shapes, teacher_shapes):
             self.gaussians.append(ChannelGaussian(*(get_width(shape) for shape in pair)))
 
     def compute(self, inputs: LossInputs) -> Tensor:
@@ -163,9 +162,8 @@ class PrimeAware(ProjectedLoss):
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Projections, and a layer of variances for each pair, which starts at v = 1."""
         super().build(pool_shapes(student_shapes), pool_shapes(teacher_shapes))
-        for path in self.layers:
-            student = get_width(student_shapes[path])
-            layer = nn.Linear(student, get_width(teacher_shapes[self.layers[path]]))
+        for _, *pair in self.pair_shapes(student_shapes, teacher_shapes):
+            layer = nn.Linear(*(get_width(shape) for shape in pair))
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
             self.variances.append(layer)

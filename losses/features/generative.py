@@ -105,8 +105,7 @@ class TransformerGuidelines(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Linear layers where widths differ, the mask token and the convolutions."""
-        for path, teacher_path in self.layers.items():
-            student, teacher = student_shapes[path], teacher_shapes[teacher_path]
+        for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             patches = student[1] - self.prefix_tokens
             is_grid = len(student) == 3 and patches > 0 and math.isqrt(patches) ** 2 == patches
             if not is_grid or student[:2] != teacher[:2] or len(teacher) != 3:

@@ -157,49 +157,75 @@ class SoftmaxRegression(ProjectedLoss):
         return sum(weight * part for weight, part in zip(self.weights, parts, strict=True))
 
 
-class ClassAttention(FeatureLoss):
+class ClassifierMaps(FeatureLoss):
+    """A loss on what both classifiers, linear, say to the last maps, before their pooling.
+
+    The student learns by its classifier as well. One pair of maps.
+    """
+
+    why_not_tokens = "looks at maps of an image"
+    loss_name = ""
+    head_keys = ("weight",)  # of the classifiers
+
+    def __init__(self, layers: Mapping[str, str], student_head: str, teacher_head: str) -> None:
+        super().__init__(layers)
+        require_one_pair(self.loss_name, self)
+        self.heads = tuple(
+            tuple(f"{head}.{key}" for key in self.head_keys)
+            for head in (student_head, teacher_head)
+        )
+
+    def student_layers(self) -> tuple[str, ...]:
+        return (*super().student_layers(), *self.heads[0])
+
+    def teacher_layers(self) -> tuple[str, ...]:
+        return (*super().teacher_layers(), *self.heads[1])
+
+    def get_sides(self, inputs: LossInputs) -> tuple[Tensor, Tensor]:
+        """`apply_head` of the student's maps and classifier, and of the teacher's."""
+        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
+        own = get_student_features(inputs, *self.heads[0])
+        theirs = get_teacher_features(inputs, *self.heads[1])
+        return self._ask(student, *own), self._ask(teacher, *theirs)
+
+    def _ask(self, maps: Tensor, *head: Tensor) -> Tensor:
+        if maps.ndim != 4 or maps.shape[1] != head[0].shape[-1]:
+            raise UserError(
+                f"distill.losses: {self.loss_name} cannot lay a classifier of "
+                f"{tuple(head[0].shape)} on activations {tuple(maps.shape)}; name the maps that "
+                "are pooled before it"
+            )
+        return self.apply_head(maps, *head)
+
+    def apply_head(self, maps: Tensor, *head: Tensor) -> Tensor:
+        """What a classifier says to maps [B, C, H, W]."""
+        raise NotImplementedError
+
+
+class ClassAttention(ClassifierMaps):
     """MSE of class activation maps, pooled to `size` squared and each of unit length.
 
-    The map of class k is the classifier's row k times the last maps, before their pooling; the
-    student learns by its classifier as well. Mean over classes and positions, averaged over valid
-    examples. One pair: the last maps of both, whose classifiers are linear.
+    The map of class k is the classifier's row k times the maps. Mean over classes and positions,
+    averaged over valid examples.
 
     Source: Guo et al. 2023 (CAT-KD), arXiv:2304.12777, equations 2 to 5.
     """
 
-    why_not_tokens = "looks at maps of an image"
+    loss_name = "cat_kd"
 
     def __init__(
         self, layers: Mapping[str, str], student_head: str, teacher_head: str, size: int = 2
     ) -> None:
-        super().__init__(layers)
-        require_one_pair("cat_kd", self)
+        super().__init__(layers, student_head, teacher_head)
         check_positive("cat_kd", size=size)
-        self.heads = f"{student_head}.weight", f"{teacher_head}.weight"
         self.size = size
 
-    def student_layers(self) -> tuple[str, ...]:
-        return (*super().student_layers(), self.heads[0])
-
-    def teacher_layers(self) -> tuple[str, ...]:
-        return (*super().teacher_layers(), self.heads[1])
-
     def compute(self, inputs: LossInputs) -> Tensor:
-        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
-        (weight,) = get_student_features(inputs, self.heads[0])
-        (constant,) = get_teacher_features(inputs, self.heads[1])
-        maps = [self.get_maps(student, weight), self.get_maps(teacher, constant)]
-        return compute_feature_mse(*maps, mask=inputs.mask)
+        return compute_feature_mse(*self.get_sides(inputs), mask=inputs.mask)
 
-    def get_maps(self, features: Tensor, weight: Tensor) -> Tensor:
+    def apply_head(self, maps: Tensor, weight: Tensor) -> Tensor:
         """[B, K, size * size] unit class activation maps; pooling and classifier commute."""
-        if features.ndim != 4 or features.shape[1] != weight.shape[1]:
-            raise UserError(
-                f"distill.losses: cat_kd cannot lay a classifier of {tuple(weight.shape)} on "
-                f"activations {tuple(features.shape)}; name the maps that are pooled before it"
-            )
-        pooled = pool_adaptive(features, self.size, self.size).flatten(2)
-        return unit_rows(weight @ pooled)
+        return unit_rows(weight @ pool_adaptive(maps, self.size, self.size).flatten(2))
 
 
 def require_one_pair(name: str, loss: FeatureLoss) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -169,10 +169,19 @@ class FeatureLoss(Loss):
         student, teacher = self.get_raw_pair(inputs, student_path)
         return self.project(student_path, student), teacher
 
+    def pair_shapes(
+        self, student_shapes: Shapes, teacher_shapes: Shapes
+    ) -> Iterator[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        """The student's path and both shapes, pair by pair."""
+        for path, teacher_path in self.layers.items():
+            yield path, student_shapes[path], teacher_shapes[teacher_path]
+
     def compute_pair(self, student: Tensor, teacher: Tensor, mask: Mask) -> Tensor:
+        """The scalar of one pair of activations."""
         raise NotImplementedError
 
     def compute(self, inputs: LossInputs) -> Tensor:
+        """The sum over the pairs."""
         pairs = [self.get_pair(inputs, path) for path in self.layers]
         return sum(self.compute_pair(*pair, inputs.mask) for pair in pairs)
 

@@ -91,8 +91,7 @@ class ManyToOne(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Nothing to make; refuses maps that are no copies of the teacher's."""
-        ((path, teacher_path),) = self.layers.items()
-        mine, theirs = student_shapes[path], teacher_shapes[teacher_path]
+        ((_, mine, theirs),) = self.pair_shapes(student_shapes, teacher_shapes)
         is_map = len(mine) == len(theirs) == 4
         if not is_map or mine[1] % theirs[1]:
             raise UserError(

@@ -105,17 +105,15 @@ class KnowledgeReview(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """One fusion for each stage, in the order of `layers`."""
-        paths = list(self.layers.items())
-        for student_path, teacher_path in paths:
-            student, teacher = student_shapes[student_path], teacher_shapes[teacher_path]
+        *_, deepest = self.layers
+        for path, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
             if len(student) != 4 or student[2:] != teacher[2:]:
                 raise UserError(
                     f"distill.losses: reviewkd cannot turn {tuple(student)} into {tuple(teacher)}; "
                     "name maps of equal height and width on both sides"
                 )
-            is_deepest = student_path == paths[-1][0]
-            fusion = AttentionFusion(student[1], self.width, teacher[1], is_deepest=is_deepest)
-            self.fusions.append(fusion)
+            sizes = student[1], self.width, teacher[1]
+            self.fusions.append(AttentionFusion(*sizes, is_deepest=path == deepest))
 
     def compute(self, inputs: LossInputs) -> Tensor:
         stages = list(zip(self.layers, self.fusions, strict=True))

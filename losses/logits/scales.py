@@ -9,13 +9,8 @@ from torch import Tensor
 
 from losses.base import LossInputs
 from losses.factory import check_positive, is_count
-from losses.features.heads import require_one_pair
-from losses.features.hints import (
-    FeatureLoss,
-    get_student_features,
-    get_teacher_features,
-    pool_adaptive,
-)
+from losses.features.heads import ClassifierMaps
+from losses.features.hints import pool_adaptive
 from losses.logits.kd import kl_per_example
 from losses.reductions import mean_valid
 from utils.errors import UserError
@@ -35,19 +30,19 @@ def compute_local_logits(
     return pooled.transpose(1, 2) @ weight.T + bias
 
 
-class ScaleDecoupled(FeatureLoss):
+class ScaleDecoupled(ClassifierMaps):
     """KL of the softened logits of each cell of each scale, a mean over all cells.
 
     A cell counts `complement_weight` times where the teacher is right about the cell and wrong
     about the whole image, or the other way round. T^2 is a factor. Mixed targets count as their
-    heaviest class. One pair: the last maps of both, whose classifiers are linear; the student
-    learns by its classifier as well.
+    heaviest class.
 
     Source: Wei et al. 2024 (SDD), arXiv:2403.13512, section 3, with the mean over cells of its
     authors' code; of the losses it may be laid around the one of `kd` is here.
     """
 
-    why_not_tokens = "looks at maps of an image"
+    loss_name = "sdd"
+    head_keys = ("weight", "bias")
 
     def __init__(
         self,
@@ -58,8 +53,7 @@ class ScaleDecoupled(FeatureLoss):
         scales: Sequence[int] = (1, 2, 4),
         complement_weight: float = 2.0,
     ) -> None:
-        super().__init__(layers)
-        require_one_pair("sdd", self)
+        super().__init__(layers, student_head, teacher_head)
         check_positive("sdd", temperature=temperature, complement_weight=complement_weight)
         is_list = isinstance(scales, Sequence) and len(scales) > 0 and scales[0] == 1
         if not is_list or not all(is_count(side, 1) for side in scales):
@@ -67,24 +61,11 @@ class ScaleDecoupled(FeatureLoss):
                 f"distill.losses: sdd.scales is {scales!r}; give cells along a side, whole numbers "
                 "that begin with 1, the whole image"
             )
-        self.heads = tuple(
-            (f"{head}.weight", f"{head}.bias") for head in (student_head, teacher_head)
-        )
         self.temperature, self.scales = temperature, tuple(scales)
         self.complement_weight = complement_weight
 
-    def student_layers(self) -> tuple[str, ...]:
-        return (*super().student_layers(), *self.heads[0])
-
-    def teacher_layers(self) -> tuple[str, ...]:
-        return (*super().teacher_layers(), *self.heads[1])
-
     def compute(self, inputs: LossInputs) -> Tensor:
-        student, teacher = self.get_pair(inputs, next(iter(self.layers)))
-        own = get_student_features(inputs, *self.heads[0])
-        theirs = get_teacher_features(inputs, *self.heads[1])
-        student = self.get_logits(student, *own)
-        teacher = self.get_logits(teacher, *theirs)
+        student, teacher = self.get_sides(inputs)
         logs = [torch.log_softmax(side / self.temperature, dim=-1) for side in (teacher, student)]
         divergence = kl_per_example(*logs)
         is_right = teacher.argmax(dim=-1) == inputs.target_classes().unsqueeze(1)
@@ -92,13 +73,8 @@ class ScaleDecoupled(FeatureLoss):
         weights = 1 + (self.complement_weight - 1) * is_complement
         return self.temperature**2 * mean_valid((weights * divergence).mean(dim=1), inputs.mask)
 
-    def get_logits(self, maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Of all cells; a UserError for what has none or does not fit the classifier."""
-        if maps.ndim != 4 or maps.shape[1] != weight.shape[-1]:
-            raise UserError(
-                f"distill.losses: sdd cannot lay a classifier of {tuple(weight.shape)} on "
-                f"activations {tuple(maps.shape)}; name the maps that are pooled before it"
-            )
+    def apply_head(self, maps: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """[B, cells, K] of all scales; a UserError for maps that have not so many cells."""
         if min(maps.shape[2:]) < max(self.scales):
             raise UserError(
                 f"distill.losses: sdd.scales {list(self.scales)} ask for more cells than maps of "

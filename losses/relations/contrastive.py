@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from losses.base import LossInputs, Shapes
 from losses.factory import check_positive
+from losses.features.heads import require_one_pair
 from losses.features.hints import FeatureLoss
 from losses.memories import RankMemory
 from losses.noise import draw_words, get_noise_key
@@ -84,8 +85,7 @@ class CRD(RankMemory, FeatureLoss):
             negatives=negatives,
             contrast_temperature=contrast_temperature,
         )
-        if len(layers) != 1:
-            raise UserError(f"distill.losses: crd takes one pair of layers and got {len(layers)}")
+        require_one_pair("crd", self)
         self.num_examples = num_examples
         self.embed_dim = embed_dim
         self.negatives = negatives
@@ -98,9 +98,8 @@ class CRD(RankMemory, FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Embedding layers, and memories filled with random rows of about unit length."""
-        (student_path, teacher_path) = next(iter(self.layers.items()))
-        student = math.prod(student_shapes[student_path][1:])
-        teacher = math.prod(teacher_shapes[teacher_path][1:])
+        ((_, *pair),) = self.pair_shapes(student_shapes, teacher_shapes)
+        student, teacher = (math.prod(shape[1:]) for shape in pair)
         if self.embed_dim:
             self.student_embedding = UnitEmbedding(student, self.embed_dim)
             self.teacher_embedding = UnitEmbedding(teacher, self.embed_dim)

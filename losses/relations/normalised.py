@@ -92,12 +92,9 @@ class ProjectedRelation(RelationalLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """One linear layer for each pair, equal widths or not: the method is the projector."""
-        for student_path, teacher_path in self.layers.items():
-            widths = (
-                get_width(student_shapes[student_path]),
-                get_width(teacher_shapes[teacher_path]),
-            )
-            self.projections[get_key(student_path)] = nn.Linear(*widths, bias=self.has_bias)
+        for path, *pair in self.pair_shapes(student_shapes, teacher_shapes):
+            widths = map(get_width, pair)
+            self.projections[get_key(path)] = nn.Linear(*widths, bias=self.has_bias)
 
     def get_pair(self, inputs: LossInputs, student_path: str) -> tuple[Tensor, Tensor]:
         """Vectors [B, D] of one pair, the student's projected."""

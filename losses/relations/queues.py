@@ -130,12 +130,11 @@ class QueueKL(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """An empty queue, and the projection where widths differ."""
-        (student_path, teacher_path) = next(iter(self.layers.items()))
-        width = get_width(teacher_shapes[teacher_path])
-        own = 1, get_width(student_shapes[student_path])
-        projection = create_projection(own, (1, width), "auto")
+        ((path, *pair),) = self.pair_shapes(student_shapes, teacher_shapes)
+        own, width = map(get_width, pair)
+        projection = create_projection((1, own), (1, width), "auto")
         if projection is not None:
-            self.projections[get_key(student_path)] = projection
+            self.projections[get_key(path)] = projection
         self.memory = TeacherQueue(self.size, width, self.queue_temperature)
 
     def compute(self, inputs: LossInputs) -> Tensor:

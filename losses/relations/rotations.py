@@ -135,9 +135,9 @@ class SelfSupervisedKD(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """Both heads, and the copy of the teacher's."""
-        ((student_path, teacher_path),) = self.layers.items()
-        self.student_head = create_head(get_width(student_shapes[student_path]))
-        self.teacher_head = create_head(get_width(teacher_shapes[teacher_path]))
+        ((_, student, teacher),) = self.pair_shapes(student_shapes, teacher_shapes)
+        self.student_head = create_head(get_width(student))
+        self.teacher_head = create_head(get_width(teacher))
         for number, weight in enumerate(self.teacher_head.parameters()):
             self.register_buffer(f"settled_{number}", weight.detach().clone())
 

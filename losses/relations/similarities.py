@@ -263,11 +263,9 @@ class DeltaCorrelation(FeatureLoss):
 
     def build(self, student_shapes: Shapes, teacher_shapes: Shapes) -> None:
         """One linear layer per side and pair, in the order of `layers`."""
-        for student_path, teacher_path in self.layers.items():
-            student = math.prod(student_shapes[student_path][1:])
-            teacher = math.prod(teacher_shapes[teacher_path][1:])
-            self.student_embeddings.append(nn.Linear(student, self.embed_dim))
-            self.teacher_embeddings.append(nn.Linear(teacher, self.embed_dim))
+        for _, student, teacher in self.pair_shapes(student_shapes, teacher_shapes):
+            self.student_embeddings.append(nn.Linear(math.prod(student[1:]), self.embed_dim))
+            self.teacher_embeddings.append(nn.Linear(math.prod(teacher[1:]), self.embed_dim))
 
     def compute(self, inputs: LossInputs) -> Tensor:
         if not self.student_embeddings:

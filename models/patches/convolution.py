@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from timm.layers import (
-    BatchNormAct2d,
-    LayerNorm2d,
-    ScaledStdConv2d,
-    ScaledStdConv2dSame,
-    pad_same,
-)
+from timm.layers import BatchNormAct2d, LayerNorm2d, ScaledStdConv2d, ScaledStdConv2dSame, pad_same
 from torch import Tensor, nn
 from torch.nn import functional
 

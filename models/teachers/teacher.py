@@ -301,10 +301,7 @@ def _choose_name(section: TeacherSection, facts: JsonObject) -> str:
 
 
 def create_teacher_transform(
-    section: TeacherSection,
-    facts: JsonObject,
-    model: nn.Module,
-    student_transform: InputTransform,
+    section: TeacherSection, facts: JsonObject, model: nn.Module, student_transform: InputTransform
 ) -> InputTransform:
     """Its own size and normalisation where the section, its run or timm's hub tells them."""
     mean, std = section.mean, section.std

@@ -10,6 +10,7 @@ import torch
 
 import main
 from models.factory import build_model, create_model, export_model
+from models.table import ARGUMENTS
 from models.teachers.tokens import list_language_models
 from tests.models.delta.test_qwen import DENSE, HYBRID, KINDS, VOCAB, create
 from tests.models.delta.test_rules import SMALL
@@ -20,7 +21,6 @@ from utils.config.sections import ModelSection
 from utils.errors import UserError
 from utils.weights.fitting import FitRules
 from utils.weights.load import load_weights
-from utils.weights.meaning import ARGUMENTS
 from utils.weights.opening import open_weights
 
 SHAPES = {name: shape for name, (_, shape) in KINDS.items()} | {

@@ -72,10 +72,7 @@ def copy_tensors(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None
 
 
 def restore_state(
-    state: TrainStateLike,
-    parts: Tensors,
-    facts: JsonMapping,
-    location: Location,
+    state: TrainStateLike, parts: Tensors, facts: JsonMapping, location: Location
 ) -> None:
     """Copy a checkpoint into a train state in place: all of it or nothing.
 

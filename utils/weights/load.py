@@ -99,7 +99,7 @@ def find_other_variant(model: nn.Module, facts: JsonMapping, key: str, path: str
       UserError: the checkpoint tells arguments that its model does not take.
     """
     own: TensorMeanings | None = getattr(model, "meanings", None)
-    theirs = None if own is None else read_meanings(facts, key, path)
+    theirs = None if own is None else read_meanings(own, facts, key, path)
     if own is None or theirs is None:
         return ""
     return describe_disagreements(find_disagreements(own, theirs, model.state_dict()))
@@ -114,8 +114,10 @@ def _settle_meaning(model: nn.Module, weights: Weights, rules: FitRules, found: 
       UserError: names the arguments.
     """
     own: TensorMeanings | None = getattr(model, "meanings", None)
-    theirs = None if own is None else read_meanings(weights.facts, weights.key, weights.path)
-    if own is None or theirs is None:
+    if own is None:
+        return
+    theirs = read_meanings(own, weights.facts, weights.key, weights.path)
+    if theirs is None:
         return
     differing = find_disagreements(own, theirs, found.tensors)
     is_conversion = own.model != theirs.model and bool(rules.skip or rules.rename)

@@ -1,6 +1,6 @@
 """What tensors of an own model mean beside their names and shapes, and whether weights agree.
 
-The arguments of such a model are a class that `ARGUMENTS` has under its name. Most of them are
+The arguments of such a model are a class that a registry has under its name. Most of them are
 sizes, which shapes tell, or say how things are computed; what the others give a meaning to is no
 start for a model that gives it another. Of models that are not registered, timm's among them,
 nothing is compared.
@@ -18,22 +18,6 @@ from utils.json_types import JsonMapping
 from utils.patterns import matches
 from utils.registry import Registry
 from utils.weights.fitting import Fit
-
-ARGUMENTS = Registry(
-    "arguments of model",
-    {
-        "delta_rules": "models.delta.layers.decoder:RuleShape",
-        "kimi_linear": "models.delta.layers.kimi:KimiShape",
-        "qwen3_5": "models.delta.layers.qwen:HybridShape",
-        "qwen3": "models.delta.layers.qwen:QwenShape",
-        "qwen3_5_moe": "models.delta.layers.qwen_next:ExpertShape",
-        "qwen3_next": "models.delta.layers.qwen_next:ExpertShape",
-        "rwkv7": "models.delta.layers.rwkv:RwkvShape",
-        "mlp": "models.mlp:MLPShape",
-        "vit_s16_sincos2d": "models.sincos_vit:SincosArguments",
-        "transformer": "models.transformer:TransformerShape",
-    },
-)
 
 
 @dataclass(frozen=True)
@@ -84,11 +68,13 @@ class TensorMeanings:
       model: its name.
       arguments: by name, as far as they are told.
       centred: patterns of the norms that multiply by 1 + weight.
+      registry: of the arguments of all models.
     """
 
     model: str
     arguments: Mapping[str, Meaning]
     centred: tuple[str, ...]
+    registry: Registry
 
 
 @dataclass(frozen=True)
@@ -106,35 +92,42 @@ class Disagreement:
     tensors: tuple[str, ...]
 
 
-def find_meanings(model: object, args: object) -> TensorMeanings | None:
-    """What the tensors of a model mean; none: nobody tells.
+def find_meanings(registry: Registry, model: object, args: object) -> TensorMeanings | None:
+    """What the tensors of a model mean, or None if it is unknown.
 
     Args:
+      registry: of the arguments of models.
       model: its name.
       args: its arguments, of which those that it does not know are left out; no mapping: untold.
 
     Raises:
       UserError: it does not take their values.
     """
-    if not isinstance(model, str) or model not in ARGUMENTS:
+    if not isinstance(model, str) or model not in registry:
         return None
-    kind, told = ARGUMENTS.get(model), isinstance(args, Mapping)
+    kind, told = registry.get(model), isinstance(args, Mapping)
     known = {one.name for one in fields(kind)} - set(kind.how)
     try:
         own = kind(**{name: args[name] for name in known & args.keys()} if told else {})
     except (TypeError, ValueError) as error:
         raise UserError(f"tells arguments that {model} does not take: {error}") from error
-    return TensorMeanings(model, own.list_meanings() if told else {}, own.centred_norms)
+    meanings = own.list_meanings() if told else {}
+    return TensorMeanings(model, meanings, own.centred_norms, registry)
 
 
-def read_meanings(facts: JsonMapping, key: str, path: str) -> TensorMeanings | None:
+def read_meanings(
+    own: TensorMeanings, facts: JsonMapping, key: str, path: str
+) -> TensorMeanings | None:
     """What weights tell of their tensors by their model's name and arguments.
+
+    Args:
+      own: of the model that is to have them.
 
     Raises:
       UserError: the model does not take its arguments.
     """
     try:
-        return find_meanings(facts.get("model"), facts.get("args"))
+        return find_meanings(own.registry, facts.get("model"), facts.get("args"))
     except UserError as error:
         raise UserError(f"{key} ({path!r}) {error}") from error
 

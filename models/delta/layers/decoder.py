@@ -21,6 +21,7 @@ from models.delta.layers.gated import (
 )
 from models.delta.layers.kimi import ForgetGate
 from models.delta.layers.qwen import GroupedShape, Qwen, QwenAttention, QwenMlp
+from models.delta.layers.shapes import count_delta_flops
 from models.delta.rules.inputs import DeltaInputs
 from models.transformer import LayerCache, RmsNorm
 from utils.errors import UserError, get_hint
@@ -64,9 +65,9 @@ class RuleShape(GroupedShape):
         return self.updates if self.rule == PRODUCT else 1
 
     def count_rule_flops(self) -> float:
-        """Of a token: 6 K V of the state and C (6 K + 4 V) of the chunk, each update."""
+        """Of a token, each update."""
         size = self.linear_width
-        return float(self.linear_heads * self.steps * (6 * size * size + self.chunk * 10 * size))
+        return count_delta_flops(self.linear_heads * self.steps, size, size, self.chunk)
 
     def list_meanings(self) -> dict[str, Meaning]:
         """Names and shapes tell a rule's gates and updates, but not what its features are."""

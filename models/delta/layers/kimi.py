@@ -21,6 +21,7 @@ from models.delta.layers.gated import (
     scale_to_unit,
 )
 from models.delta.layers.qwen import GroupedShape, Qwen, QwenMlp
+from models.delta.layers.shapes import count_delta_flops
 from models.delta.rules.inputs import DeltaInputs
 from models.transformer import LayerCache, RmsNorm, create_mask
 from utils.errors import UserError
@@ -70,9 +71,8 @@ class KimiShape(GroupedShape):
         return self.heads * (self.head_width + self.shared_width + self.value_width)
 
     def count_rule_flops(self) -> float:
-        """Of KDA, a token."""
         size = self.linear_width
-        return float(self.linear_heads * (6 * size * size + self.chunk * 10 * size))
+        return count_delta_flops(self.linear_heads, size, size, self.chunk)
 
     def list_meanings(self) -> dict[str, Meaning]:
         """None: there are no places, and shapes tell all sizes."""

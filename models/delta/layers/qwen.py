@@ -16,8 +16,15 @@ from torch.nn import functional
 from models.delta.kernels.flash import attend_causally
 from models.delta.kernels.operators import settle_attention
 from models.delta.layers.gated import CentredRmsNorm, DeltaCache, GatedDeltaNet
-from models.delta.layers.shapes import ChunkedShape, ModelShape
-from models.transformer import LayerCache, RmsNorm, attend_step, create_mask, get_angles
+from models.delta.layers.shapes import ChunkedShape, ModelShape, count_delta_flops, require_divisor
+from models.transformer import (
+    LanguageModel,
+    LayerCache,
+    RmsNorm,
+    attend_step,
+    create_mask,
+    get_angles,
+)
 from utils.errors import UserError
 from utils.runtime.processes.sequence import deal_sequence, gather_sequence
 from utils.weights.meaning import Meaning, ModelArguments
@@ -53,11 +60,7 @@ class QwenShape(ModelShape, ModelArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.heads % self.kv_heads:
-            raise UserError(
-                f"model.args.kv_heads ({self.kv_heads}) does not divide model.args.heads "
-                f"({self.heads}); choose a divisor"
-            )
+        require_divisor(self, "kv_heads", "heads")
         turned = self.rotary_width
         if turned is not None and (turned % 2 or not turned):
             raise UserError(
@@ -99,7 +102,7 @@ class QwenShape(ModelShape, ModelArguments):
         return tuple(f"model.layers.{one}.{part}.*" for one in layers)
 
     def count_rule_flops(self) -> float:
-        """Of a layer's delta rule, a token: 6 K V of the state and C (6 K + 4 V) of the chunk."""
+        """Of a layer's delta rule, a token."""
         return 0.0
 
 
@@ -140,11 +143,7 @@ class HybridShape(GroupedShape):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.linear_value_heads % self.linear_key_heads:
-            raise UserError(
-                f"model.args.linear_key_heads ({self.linear_key_heads}) does not divide "
-                f"model.args.linear_value_heads ({self.linear_value_heads}); choose a divisor"
-            )
+        require_divisor(self, "linear_key_heads", "linear_value_heads")
 
     @property
     def rotary_width(self) -> int:
@@ -166,10 +165,8 @@ class HybridShape(GroupedShape):
         }
 
     def count_rule_flops(self) -> float:
-        """Of Gated DeltaNet."""
-        key, value = self.linear_key_width, self.linear_value_width
-        each = 6 * key * value + self.chunk * (6 * key + 4 * value)
-        return float(self.linear_value_heads * each)
+        widths = self.linear_key_width, self.linear_value_width
+        return count_delta_flops(self.linear_value_heads, *widths, self.chunk)
 
 
 class QwenAttention(nn.Module):
@@ -287,7 +284,7 @@ class QwenBody(nn.Module):
         self.embed_tokens, self.layers, self.norm = embedding, layers, norm
 
 
-class Qwen(nn.Module):
+class Qwen(LanguageModel):
     """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits.
 
     Args:
@@ -317,7 +314,6 @@ class Qwen(nn.Module):
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """[vocab_size, C]."""
         return self.model.embed_tokens.weight if self.lm_head is None else self.lm_head.weight
 
     def forward(
@@ -352,10 +348,6 @@ class Qwen(nn.Module):
 
     def _create_group(self, layers: list[nn.Module]) -> nn.Module:
         return nn.Sequential(*layers)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""
-        return functional.linear(hidden, self.head_weight.to(hidden.dtype)).float()
 
     def create_cache(self) -> list[LayerCache | DeltaCache]:
         """An empty cache for each layer."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.delta.layers.gated import DeltaCache, run_rule
-from models.delta.layers.shapes import ChunkedShape
+from models.delta.layers.shapes import ChunkedShape, require_divisor
 from models.delta.rules.inputs import DplrInputs
-from utils.errors import UserError
+from models.transformer import LanguageModel
 from utils.runtime.processes.sequence import deal_sequence, look_back
 from utils.weights.meaning import ModelArguments
 
@@ -51,11 +51,7 @@ class RwkvShape(ChunkedShape, ModelArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.width % self.head_width:
-            raise UserError(
-                f"model.args.head_width ({self.head_width}) does not divide model.args.width "
-                f"({self.width}); choose a divisor"
-            )
+        require_divisor(self, "head_width", "width")
 
     @property
     def heads(self) -> int:
@@ -246,7 +242,7 @@ class RwkvBody(nn.Module):
         nn.init.uniform_(self.embeddings.weight, -_EMBEDDING_RANGE, _EMBEDDING_RANGE)
 
 
-class Rwkv(nn.Module):
+class Rwkv(LanguageModel):
     """Tokens [B, N] -> hidden states [B, N, C], whose product with `head_weight` is the logits."""
 
     def __init__(self, vocab_size: int, sequence_length: int, shape: RwkvShape) -> None:
@@ -260,7 +256,6 @@ class Rwkv(nn.Module):
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """[vocab_size, C]."""
         return self.lm_head.weight
 
     def forward(self, tokens: Tensor, cache: Sequence[RwkvCache] | None = None) -> Tensor:
@@ -288,10 +283,6 @@ class Rwkv(nn.Module):
         chain = nn.Sequential(*(_Pair(one) for one in list(self.model.layers)[1:]))
         self._chain = (chain,)
         return chain
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Float32 logits [..., vocab_size] of hidden states; for a few tokens at a time."""
-        return functional.linear(hidden, self.head_weight.to(hidden.dtype)).float()
 
     def create_cache(self) -> list[RwkvCache]:
         """An empty cache for each layer."""

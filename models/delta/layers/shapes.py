@@ -63,6 +63,25 @@ class ChunkedShape(ModelShape):
             raise UserError(f"model.args.{error}") from None
 
 
+def require_divisor(shape: object, part: str, whole: str) -> None:
+    """Refuse arguments of which one does not divide the other.
+
+    Raises:
+      UserError: names both.
+    """
+    of_part, of_whole = getattr(shape, part), getattr(shape, whole)
+    if of_whole % of_part:
+        raise UserError(
+            f"model.args.{part} ({of_part}) does not divide model.args.{whole} ({of_whole}); "
+            "choose a divisor"
+        )
+
+
+def count_delta_flops(heads: int, key: int, value: int, chunk: int) -> float:
+    """Of a delta rule, a token: 6 K V of the state and C (6 K + 4 V) of the chunk, a head."""
+    return float(heads * (6 * key * value + chunk * (6 * key + 4 * value)))
+
+
 def _check(one: Field, value: object) -> None:
     """A number's metadata may name the `least` that it may be; else it is above 1."""
     name, kind, least = one.name, type(one.default), one.metadata.get("least")

@@ -72,11 +72,7 @@ def takes_blocks(options: CoreOptions, gates: Tensor) -> bool:
 
 
 def advance_in_blocks(
-    advance: Advance,
-    parts: Sequence[Tensor],
-    starts: Tensor | None,
-    state: Tensor,
-    plan: ChunkPlan,
+    advance: Advance, parts: Sequence[Tensor], starts: Tensor | None, state: Tensor, plan: ChunkPlan
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """What `advance` gives of all chunks at once, of a block of them at a time."""
     inside, size = _write_out(plan), plan.chunk * plan.block

@@ -21,9 +21,7 @@ import torch
 from torch import Tensor
 
 from models.delta.kernels.fused_rule import shares_fused
-from models.delta.rules.blocks import (
-    takes_blocks,
-)
+from models.delta.rules.blocks import takes_blocks
 from models.delta.rules.chunk_rule import (
     RuleChunks,
     advance_over,
@@ -40,12 +38,7 @@ from models.delta.rules.decay import (
     sum_before,
     sum_behind,
 )
-from models.delta.rules.inputs import (
-    GATE_FLOOR,
-    DeltaInputs,
-    find_starts,
-    get_state_dtype,
-)
+from models.delta.rules.inputs import GATE_FLOOR, DeltaInputs, find_starts, get_state_dtype
 from models.delta.rules.layout import (
     ChunkPlan,
     CoreOptions,

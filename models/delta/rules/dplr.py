@@ -31,12 +31,7 @@ from models.delta.rules.decay import (
     sum_behind,
     sum_to_end,
 )
-from models.delta.rules.inputs import (
-    GATE_FLOOR,
-    DplrInputs,
-    find_starts,
-    get_state_dtype,
-)
+from models.delta.rules.inputs import GATE_FLOOR, DplrInputs, find_starts, get_state_dtype
 from models.delta.rules.layout import (
     ChunkPlan,
     CoreOptions,
