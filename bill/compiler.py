@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import tempfile
 from importlib.metadata import version
@@ -18,6 +17,7 @@ from bill.children.processes import run_child
 from bill.compiled import Compiled, read_stored, write_stored
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.places import get_user_cache
 
 if TYPE_CHECKING:
     from bill.step.tracing import StepExport
@@ -48,8 +48,7 @@ def require_compiler() -> dict[str, str]:
 
 def get_default_store() -> Path:
     """Where results are kept: they depend on the program alone."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "tpu_compiler"
+    return get_user_cache("tpu_compiler")
 
 
 def compile_step(

@@ -20,6 +20,7 @@ from bill.targets import Target, parse_target
 from utils.errors import UserError
 from utils.json_types import JsonObject, load_json
 from utils.programs import CommandLine, DefaultsHelp, ProgramParser, prepare_file, require_at_least
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         content = {"target": target.name, "versions": versions, "products": [
             {**asdict(one), "work": one.work} for one in shown
         ]}  # fmt: skip
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, content)
     return 0
 
 

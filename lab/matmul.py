@@ -8,7 +8,6 @@ Both give the padding law: the size that an axis is rounded up to. tools.shape_a
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -28,6 +27,7 @@ from utils.programs import (
     require_at_least,
     run_program,
 )
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
                           "law": find_law(rows, options.base)}  # fmt: skip
     print_table(report)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, report)
     if options.picture:
         draw(report, options.picture)
     return 0

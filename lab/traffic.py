@@ -12,7 +12,6 @@ floor of what is compiled operation by operation, and of nothing that keeps valu
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from bill.targets import parse_target
 from utils.programs import create_program_parser, prepare_file, run_program
+from utils.storage.json_files import write_json
 
 _BYTES = 2
 KINDS = ("forward", "sums", "weight_gradient", "input_gradient", "total", "both_at_once")
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     print(f"GB of a step; at {bandwidth:.0f} GB/s {times} ms, with a convolution's two gradients "
           "apart or in one operation")  # fmt: skip
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, rows)
     return 0
 
 

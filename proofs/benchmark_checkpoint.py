@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import statistics
 import sys
@@ -28,6 +27,7 @@ from utils.config.load import load_config
 from utils.json_types import JsonObject
 from utils.log import setup_logging
 from utils.programs import create_program_parser, run_program
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         facts = measure(config, options.windows)
     facts["environment"] = read_environment()
     if options.out:
-        options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, facts)
     print(
         f"{facts['parameters']:,} parameters, {facts['mib']:.1f} MiB a checkpoint, "
         f"{1000 * facts['step_s']:.1f} ms a step on {facts['device']}\n"

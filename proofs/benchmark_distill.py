@@ -23,6 +23,7 @@ from utils.config.distill import TeacherSection
 from utils.config.load import load_config
 from utils.json_types import JsonObject
 from utils.programs import ProgramParser, run_program
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from utils.config.load import RunConfig
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
     report = measure(options)
     print_report(report)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, report)
 
 
 def measure(options: argparse.Namespace) -> JsonObject:

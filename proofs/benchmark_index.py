@@ -27,6 +27,7 @@ from store.record.environment import read_environment
 from store.record.ids import create_id
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
+from utils.storage.json_files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 _WANTED = "model.name=vit_tiny and data.name=imagenet2012 and eval.top1>70"
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{name:<16}{clock:10.3f}{processor:12.3f}{limit}{mark}")
     if options.out:
         told = {"runs": options.runs, **facts, "environment": read_environment()}
-        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, told)
     return int(bool(faults))
 
 

@@ -44,6 +44,7 @@ import numpy as np
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -90,7 +91,7 @@ def run(arguments: argparse.Namespace) -> None:
         result = run_benchmark(arguments, Path(work))
     print_result(result)
     if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+        write_json(arguments.json, result)
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -12,7 +12,6 @@ time, more than 60 MiB, or more than 1 % of a step of 10 ms.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from store.record.environment import read_environment
 from store.record.sketches import QuantileSketch, merge_sketches
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, run_program
+from utils.storage.json_files import write_json
 
 QUANTILES = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
 EPSILONS = (0.05, 0.01, 0.001)
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     )
     if options.out:
         told = {**facts, "environment": read_environment()}
-        options.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, told)
     is_bad = facts["violations"] or facts["other_bits"] or facts["mpoints_per_s"] < 20
     return int(bool(is_bad or facts["mib"] > 60 or facts["loop_us"] > 100))
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import statistics
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from utils.config.load import load_config
 from utils.json_types import JsonObject
 from utils.log import setup_logging
 from utils.programs import create_program_parser, run_program
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         facts = measure(load_config(["--config", options.config, *flags, *places]), options)
     facts["environment"] = read_environment()
     if options.out:
-        options.out.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        write_json(options.out, facts)
     print(
         f"{1000 * facts['step_s']:.2f} ms a step on {facts['device']}, a log line every "
         f"{_LOG_EVERY} steps; {options.pairs} pairs of windows of {options.steps} steps\n"

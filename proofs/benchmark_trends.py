@@ -8,7 +8,6 @@ Exit code 1: more than 5 % of quiet reports raise an alarm, under normal noise.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import random
 import sys
@@ -21,6 +20,7 @@ from store.quality.trends import NEWEST, WINDOW, find_trends, judge, keep_report
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, prepare_file, run_program
+from utils.storage.json_files import write_json
 
 SLOW_DOWN, NOISE = 0.05, 0.03
 MOST_ALARMS = 0.05
@@ -73,7 +73,7 @@ def prove(options: argparse.Namespace) -> int:
     print(f"{_REPORTS} stored reports read and judged in {seconds:.2f} s of processor time")
     content = {"kinds": rows, "bound": bound, "store_s": seconds, "tries": options.tries}
     if options.json:
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, content)
     # Three standard errors above the limit is no chance.
     slack = 3 * math.sqrt(MOST_ALARMS * (1 - MOST_ALARMS) / options.tries)
     return EXIT_FAILED if rows["normal"]["alarms"] > MOST_ALARMS + slack else 0

@@ -13,7 +13,6 @@ from a run, or as an estimate from `tools.compile_for_tpu`.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from pathlib import Path
 from utils.errors import UserError
 from utils.json_types import JsonValue, load_json
 from utils.programs import create_program_parser, prepare_file, run_program
+from utils.storage.json_files import write_json
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
     ]
     if options.json:
         prepare_file(options.json, "--json")
-        options.json.write_text(json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        write_json(options.json, [asdict(row) for row in rows])
     print("\n".join(format_table(rows, costs, rate)))
 
 

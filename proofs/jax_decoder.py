@@ -11,7 +11,6 @@ more.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from bill.targets import parse_target
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from bill.compiled import Compiled
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         print(f"{name:<12} ours {ours:10.3f}   JAX {theirs:10.3f}   {ratio:.3f}x")
     if options.json:
         content = {**figures, "ratios": ratios, "request": request}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, content)
     return int(ratios["mcycles"] > 1.0)
 
 

@@ -11,7 +11,6 @@ mixing. Exit code 1: ours costs more by the estimate or by bundles.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from bill.targets import parse_target
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.programs import create_program_parser, prepare_file, require_at_least, run_program
+from utils.storage.json_files import write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace, flags: list[str]) -> int:
         print(f"{name:<18}", *(f"{kind} {row[name]:10.3f}  " for kind, row in figures.items()))
     if options.json:
         content = {**figures, "request": request}
-        options.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(options.json, content)
     if options.jax_only:
         return 0
     ratios = {name: figures["ours"][name] / figures["jax"][name] for name in told}

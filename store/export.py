@@ -25,7 +25,8 @@ from store.record.catalogue import HEAD
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.storage.folder import Folder
-from utils.storage.local import compute_crc32c, sync_directory, sync_file, write_atomically
+from utils.storage.json_files import write_json
+from utils.storage.local import compute_crc32c, sync_directory, sync_file
 
 Format = Literal["json", "csv", "parquet"]
 FORMATS = get_args(Format)
@@ -95,7 +96,7 @@ def export_runs(
         if skipped:
             manifest["skipped"] = list(skipped)
         manifest["crc32c"] = _sign(manifest)
-        write_atomically(staged / MANIFEST_FILE, json.dumps(manifest, indent=1) + "\n")
+        write_json(staged / MANIFEST_FILE, manifest, indent=1)
         sync_directory(staged)
         staged.rename(folder)
         stack.pop_all()

@@ -9,7 +9,6 @@ spread; six seeds are the fewest that can tell a difference from chance.
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ from store.record.runs import Run
 from tools.runs import __main__ as runs
 from utils.json_types import JsonObject
 from utils.programs import CommandLine, ProgramParser
+from utils.storage.json_files import write_json
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -121,7 +121,7 @@ def report(rows: list[JsonObject], options: argparse.Namespace) -> None:
     picture = draw_curves(places, options.output_dir / "demo.png")
     target = options.output_dir / "demo.json"
     content = {"rows": rows, "summary": summary, "gain": gain, "made": time.time()}
-    target.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(target, content)
     print(f"curves: {picture}\ntable:  {target}")
 
 

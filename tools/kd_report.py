@@ -8,7 +8,6 @@ the student alone and the teacher that was closed, and the loss terms over time.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from store.record.runs import Run
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.programs import create_program_parser, run_program
+from utils.storage.json_files import write_json
 
 _COLUMNS = (
     ("run", "run", "{}"), ("student", "student", "{:.2f}"), ("teacher", "teacher", "{:.2f}"),
@@ -43,7 +43,7 @@ def report(options: argparse.Namespace) -> None:
     print(format_table(rows))
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / "kd_report.json"
-    target.write_text(json.dumps(make_finite(rows), indent=2) + "\n", encoding="utf-8")
+    write_json(target, make_finite(rows))
     picture = draw(rows, options.runs, options.out / "kd_report.png")
     print(f"table:   {target}\npicture: {picture}")
 

@@ -7,7 +7,6 @@ again. One process does so, others of the same machine wait for it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -17,15 +16,15 @@ import fsspec
 import numpy as np
 
 from utils.log import get_logger
-from utils.storage.places import is_remote
+from utils.storage.locks import lock_file
+from utils.storage.places import get_user_cache, is_remote
 
 Arrays = dict[str, np.ndarray]
 
 
 def get_cache_directory() -> Path:
-    """Where indexes are kept: below $XDG_CACHE_HOME, or ~/.cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vision_input" / "record_index"
+    """Where indexes are kept: a folder of the user's cache."""
+    return get_user_cache("vision_input", "record_index")
 
 
 def get_entry(key: str) -> Path:
@@ -73,7 +72,7 @@ def take_turn(entry: Path) -> Iterator[None]:
         yield
         return
     with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file)
         yield
 
 

@@ -31,7 +31,6 @@ from lab.delta.report import (
     print_rows,
     read_rows,
     show_size,
-    write_json,
 )
 from lab.delta.running import open_device, time_program
 from store.quality.trends import FOLDER, keep_report
@@ -47,6 +46,7 @@ from utils.programs import (
     require_at_least,
     run_program,
 )
+from utils.storage.json_files import write_json
 from utils.storage.places import to_path
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
         rows.append(row)
         if options.json:
             # A grid takes hours: what is found so far is not lost with the rest.
-            write_json(_create_report(options, rows), options.json)
+            write_json(options.json, _create_report(options, rows))
     print_rows(rows)
     report = _create_report(options, rows)
     for name, tokens in report["crossings"].items():
@@ -261,7 +261,7 @@ def _create_report(options: argparse.Namespace, rows: list[JsonObject]) -> JsonO
 
 def _keep(options: argparse.Namespace, report: JsonObject) -> None:
     if options.json:
-        write_json(report, options.json)
+        write_json(options.json, report)
     if options.picture:
         draw(report["rows"], options.picture)
     if options.store:

@@ -260,8 +260,3 @@ def _has_rows(report: JsonObject) -> bool:
     if not all(isinstance(row.get(key), str) for row in rows for key in _OF_A_CASE):
         return False
     return all(row.keys() >= _OF_A_ROW for row in rows if "failure" not in row)
-
-
-def write_json(report: JsonObject, path: Path) -> None:
-    """The whole report."""
-    path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")

@@ -28,7 +28,6 @@ from proofs.benchmark.report import (
     get_rate_name,
     print_report,
     write_csv,
-    write_json,
 )
 from store.quality.report_comparison import (
     add_report_flags,
@@ -41,11 +40,12 @@ from store.quality.reports import read_report
 from store.record.environment import read_environment
 from utils.config.load import RunConfig, load_config
 from utils.errors import EXIT_FAILED, UserError
-from utils.json_types import JsonObject
+from utils.json_types import JsonObject, make_finite
 from utils.log import setup_logging
 from utils.programs import run_program
 from utils.runtime.choice import choose_device, is_silent_rank, prepare_environment
 from utils.runtime.launcher import launch
+from utils.storage.json_files import write_json
 
 # A figure may be worse by so much where nothing else is said.
 _SHARE = 0.05
@@ -149,14 +149,14 @@ def benchmark(options: argparse.Namespace, rest: list[str]) -> int:
     if report is None:
         return code
     if options.json:
-        write_json(report, options.json)
+        write_json(options.json, make_finite(report))
     if options.csv:
         write_csv(report, options.csv)
     print_report(report)
     share = _SHARE if options.tolerance is None else options.tolerance
     code, comparison = judge_report(options, base, report, max_pct=100 * share)
     if options.json and comparison:
-        write_json({**report, "comparison": comparison}, options.json)
+        write_json(options.json, make_finite({**report, "comparison": comparison}))
     return code
 
 

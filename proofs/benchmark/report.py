@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from utils.json_types import JsonObject, make_finite
+from utils.json_types import JsonObject
 
 SCHEMA_VERSION = 3
 _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "device")
@@ -16,11 +16,6 @@ _ENVIRONMENT_COLUMNS = ("git_commit", "host", "cores", "python", "runtime", "dev
 def get_rate_name(result: JsonObject) -> str:
     """The name of a result's throughput: `img_per_s`, `tokens_per_s`."""
     return f"{result.get('unit', 'img')}_per_s"
-
-
-def write_json(report: JsonObject, path: Path) -> None:
-    """The whole report."""
-    path.write_text(json.dumps(make_finite(report), indent=2) + "\n", encoding="utf-8")
 
 
 def write_csv(report: JsonObject, path: Path) -> None:

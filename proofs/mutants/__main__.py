@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from proofs.mutants.operators import KINDS, Mutant
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject
 from utils.programs import create_program_parser, prepare_file, run_program
+from utils.storage.places import get_user_cache
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,8 +85,7 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(f"--sample ({options.sample}) must be at least 1")
     rooms = find_rooms(options.rooms)
     prepare_file(options.json, "--json")
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    cache = options.cache or base / "mutants"
+    cache = options.cache or get_user_cache("mutants")
     cache.mkdir(parents=True, exist_ok=True)
     with Bench(ROOT, cache, mark=MARK, frameworks=FRAMEWORKS) as bench:
         found = judge_all(bench, rooms, options)

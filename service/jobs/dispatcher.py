@@ -6,7 +6,6 @@ It keeps nothing in memory that the files do not tell: another one that takes it
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
 import time
@@ -31,6 +30,7 @@ from service.jobs.starters import ColdStarter, StartedAttempt
 from service.jobs.state import JobProgress
 from utils.errors import UserError
 from utils.log import get_logger
+from utils.storage.locks import try_lock
 from utils.storage.places import is_remote
 
 DISPATCHER_LOCK = ".dispatcher.lock"
@@ -69,13 +69,11 @@ class Dispatcher:
     def __enter__(self) -> Dispatcher:
         self.queue.folder.mkdir(parents=True, exist_ok=True)
         lock = (self.queue.folder / DISPATCHER_LOCK).open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             lock.close()
             raise DispatcherBusyError(
                 f"another dispatcher works on {self.queue.folder}; let it, or end it first"
-            ) from None
+            )
         lock.truncate(0)
         lock.write(f"{os.getpid()} {','.join(self.slots)}".encode())
         lock.flush()

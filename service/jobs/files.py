@@ -7,7 +7,6 @@ happened; `log.txt` holds what the run's programs print. Whoever works on a job 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -31,6 +30,7 @@ from utils.errors import UserError, get_hint, get_near_names
 from utils.json_types import JsonObject
 from utils.storage.folder import StorageError
 from utils.storage.local import sync_directory, write_atomically
+from utils.storage.locks import is_locked, lock_file, try_lock
 from utils.storage.places import is_remote, join_place, to_path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,7 +263,7 @@ def _get_mark(folder: Path) -> tuple[int, int]:
 def append_event(folder: Path, event: str, **facts: JsonValue) -> None:
     """Note what has happened to a job; it is on the disk when this returns."""
     with (folder / EVENTS_FILE).open("ab+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        lock_file(file)
         append_line(file, {"time": time.time(), "event": event, **facts})
 
 
@@ -275,28 +275,17 @@ def hold_lock(folder: Path, patience_s: float = 2.0) -> Iterator[int | None]:
     """
     with (folder / LOCK_FILE).open("ab") as file:
         deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    yield None
-                    return
-                time.sleep(0.05)  # somebody may only be looking
+        while not try_lock(file):
+            if time.monotonic() > deadline:
+                yield None
+                return
+            time.sleep(0.05)  # another process may only be looking
         yield file.fileno()
 
 
 def is_held(folder: Path) -> bool:
     """Whether a program works on a job right now."""
-    try:
-        with (folder / LOCK_FILE).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return False
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
+    return is_locked(folder / LOCK_FILE)
 
 
 def read_run_status(job: JobFile) -> str:

@@ -8,7 +8,6 @@ but one that a service has left behind is asked to end, for nobody else would ev
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -22,6 +21,7 @@ from service.jobs.child import get_birth
 from service.jobs.dispatcher import DISPATCHER_LOCK
 from service.jobs.files import ROOT, JobQueue
 from utils.log import get_logger
+from utils.storage.locks import is_locked
 
 LOG_FILE = ".dispatcher.log"
 # Which dispatcher the last service has started, and which one that was.
@@ -76,14 +76,7 @@ class DispatcherKeeper:
 
     def _is_taken(self) -> bool:
         """Whether another dispatcher is at work."""
-        try:
-            with (self._queue.folder / DISPATCHER_LOCK).open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-                return False
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
+        return is_locked(self._queue.folder / DISPATCHER_LOCK)
 
     def _look_at_other(self) -> None:
         """End a dispatcher whose service is gone; tell of any other, once."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from utils.storage.places import is_remote, to_path
+from utils.storage.places import get_user_cache, is_remote, to_path
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -77,8 +76,7 @@ def choose_folder(store: str, name: str) -> Path:
     """A folder of this machine for a store: in it, or in the user's cache for a bucket's."""
     if not is_remote(store):
         return to_path(store) / name
-    cache = to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    return cache / "trainer" / name / _hash(store)
+    return get_user_cache("trainer", name, _hash(store))
 
 
 def _hash(store: str) -> str:

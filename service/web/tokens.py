@@ -8,7 +8,6 @@ given for one of them ends with it.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import getpass
 import hashlib
 import hmac
@@ -26,6 +25,7 @@ from typing import Literal, get_args
 
 from utils.errors import UserError
 from utils.json_types import JsonObject
+from utils.storage.locks import hold_file
 
 Role = Literal["view", "submit", "admin"]
 ROLES: tuple[str, ...] = get_args(Role)
@@ -131,8 +131,7 @@ class TokenBook:
     def _changing(self) -> Iterator[None]:
         """The file as it is, while no other thread and no other program changes it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self._lock, self.path.with_name(f"{self.path.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with self._lock, hold_file(self.path.with_name(f"{self.path.name}.lock")):
             self._read()
             yield
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +36,8 @@ from store.record.score import SCORE, SCORE_NAME, SCORE_PROBE, Score, choose_sco
 from utils.errors import UserError
 from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
-from utils.storage.places import is_remote, to_path
+from utils.storage.locks import hold_file
+from utils.storage.places import get_user_cache, is_remote, to_path
 
 # Another number means other tables: the index is rebuilt.
 INDEX_VERSION = 6
@@ -82,7 +81,7 @@ class RunIndex:
         self.store = store.rstrip("/") if is_remote(store) else str(to_path(store).resolve())
         digest = hashlib.sha256(self.store.encode()).hexdigest()[:12]
         self._tables = define_tables(f"store_{digest}")
-        self._lock_path: Path | None = _get_cache() / f"{digest}.lock"
+        self._lock_path: Path | None = get_user_cache("trainer", "index") / f"{digest}.lock"
         self._path: Path | None = None
         try:
             self._lock_path.parent.mkdir(parents=True, exist_ok=True)
@@ -430,8 +429,7 @@ class RunIndex:
         if self._lock_path is None:
             yield
             return
-        with self._lock_path.open("a") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with hold_file(self._lock_path):
             yield
 
 
@@ -469,10 +467,6 @@ def _explained(url: str) -> Iterator[None]:
             f"the index {make_url(url).render_as_string(hide_password=True)!r} cannot be used: "
             f"{reason}; give another --index, or delete it: it is made again from the runs"
         ) from error
-
-
-def _get_cache() -> Path:
-    return to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "trainer" / "index"
 
 
 def _get_boot() -> str:

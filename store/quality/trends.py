@@ -37,7 +37,7 @@ from store.quality.reports import (
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
-from utils.storage.local import write_atomically
+from utils.storage.json_files import write_json
 from utils.storage.places import is_remote, to_path
 
 FOLDER = "benchmarks"
@@ -143,7 +143,7 @@ def keep_report(store: Path, report: JsonObject) -> Path:
             return old
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(report, indent=2) + "\n")
+        write_json(path, report)
     except OSError as error:
         raise UserError(
             f"--store {str(store)!r} cannot be written: {error.strerror}; mend its rights"

@@ -8,7 +8,6 @@ the source.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -20,7 +19,7 @@ from pathlib import Path
 from store.lineage.leaks import find_secret
 from store.record.source import DIFF_FILE, SOURCE_ROOT, SourceState, pack_diff
 from utils.json_types import JsonMapping, JsonObject
-from utils.storage.local import write_atomically
+from utils.storage.json_files import write_json
 
 ENVIRONMENT_FILE = "environment.json"
 
@@ -80,7 +79,7 @@ def write_environment(
         staged.replace(path)
     else:
         path.unlink(missing_ok=True)
-    write_atomically(folder / ENVIRONMENT_FILE, json.dumps(told, indent=1) + "\n")
+    write_json(folder / ENVIRONMENT_FILE, told, indent=1)
 
 
 def choose_variables(variables: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:

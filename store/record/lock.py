@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
@@ -17,6 +16,7 @@ from store.record.owner import describe_self, explain, name_owner
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
+from utils.storage.locks import try_lock
 
 LOCK_FILE = "run.lock"
 _BEAT_S = 20.0
@@ -169,12 +169,9 @@ def refuse_if_owned(folder: Path, wait_s: float = _WAIT_S) -> None:
 
 def _try_lock(file: IO[str]) -> bool:
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return try_lock(file)
     except OSError:
         return True  # a file system without locks: the beat alone decides
-    return True
 
 
 def _read_owner(file: IO[str]) -> JsonObject:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import threading
 import time
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from utils.json_types import JsonObject, JsonValue
 from utils.log import get_logger
 from utils.storage.folder import ASIDE, Folder, choose_aside_name
 from utils.storage.local import write_atomically
-from utils.storage.places import is_remote, join_place, open_folder, to_path
+from utils.storage.places import get_user_cache, is_remote, join_place, open_folder, to_path
 
 CHECKPOINTS = "checkpoints"
 SCHEMA_VERSION = 2
@@ -226,9 +225,7 @@ def has_facts(folder: Folder) -> bool:
 
 def get_cache_folder(output_dir: str, cache_dir: str = "") -> Path:
     """Where the runs of a bucket are written first: a folder for each output_dir."""
-    root = to_path(cache_dir) if cache_dir else (
-        to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "trainer" / "runs"
-    )  # fmt: skip
+    root = to_path(cache_dir) if cache_dir else get_user_cache("trainer", "runs")
     text = output_dir.rstrip("/")
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     return root / f"{text.partition('://')[2].replace('/', '_')}-{digest}"

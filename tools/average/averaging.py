@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ from utils.checkpoint.find import iterate_checkpoints
 from utils.errors import UserError
 from utils.json_types import JsonValue, make_finite
 from utils.programs import prepare_folder
-from utils.storage.local import write_atomically
+from utils.storage.json_files import write_json
 from utils.weights.opening import open_weights
 from utils.weights.source import Weights
 
@@ -68,7 +67,7 @@ def average(options: argparse.Namespace) -> int:
         "members": [{"place": m.place, "score": m.score, "taken": m.is_taken} for m in members],
         "score": score,
     }
-    write_atomically(options.out / REPORT, json.dumps(make_finite(report), indent=2) + "\n")
+    write_json(options.out / REPORT, make_finite(report))
     for member in members:
         told = "" if member.score is None else f", score {member.score:.4f}"
         print(f"{'taken' if member.is_taken else 'left out'}: {member.place}{told}")

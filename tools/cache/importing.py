@@ -47,6 +47,7 @@ from utils.config.load import change, load_config
 from utils.errors import UserError
 from utils.programs import get_run_flags
 from utils.runtime.launcher import create_runtime
+from utils.storage.json_files import write_json
 from utils.storage.local import LocalFolder, compute_crc32c, sync_file, write_atomically
 from utils.storage.places import open_folder, to_path
 
@@ -111,7 +112,7 @@ def import_published(options: argparse.Namespace) -> int:
     shelf.send((VIEWS, VIEWS_JSON))
     target.write(describe_images(job.stream, out), job.facts.class_names)
     judged = judge(job, out)
-    (out / JUDGED).write_text(json.dumps({files.identity: judged}, indent=2) + "\n")
+    write_json(out / JUDGED, {files.identity: judged})
     elder = Ancestor(1, CACHE, files.identity, f"{options.form}: {files.teacher}")
     write_atomically(out / LINEAGE_FILE, format_note([elder]))
     write_card(out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from store.record.runs import get_cache_folder
 from tasks.teachers.cache.manifest import MANIFEST
 from utils.errors import UserError
 from utils.storage.local import LocalFolder, compute_crc32c
-from utils.storage.places import check_writable, open_folder, to_path
+from utils.storage.places import check_writable, get_user_cache, open_folder
 
 
 class Shelf:
@@ -107,5 +106,4 @@ def _is_finished(path: Path) -> bool:
 
 
 def _get_workplace(place: str) -> Path:
-    root = to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "trainer" / "answers"
-    return get_cache_folder(place, str(root))
+    return get_cache_folder(place, str(get_user_cache("trainer", "answers")))

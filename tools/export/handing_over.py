@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from tools.weights.samples import read_images
 from utils.errors import EXIT_USER_ERROR, UserError
 from utils.json_types import JsonObject
 from utils.programs import prepare_folder, require_at_least
+from utils.storage.json_files import write_json
 from utils.storage.local import write_atomically
 
 EXIT_BEYOND = 1
@@ -64,7 +64,7 @@ def export(options: argparse.Namespace) -> int:
         # A later command for the same OUT, or a form that fails, leaves the others' as they are.
         alone = {**report, "forms": {name: report["forms"][name]}}
         for place, told in ((folder, alone), (options.out, report)):
-            write_atomically(place / REPORT, json.dumps(told, indent=2) + "\n")
+            write_json(place / REPORT, told)
         print(f"{folder}: {show(found, options.bound)}")
     _write_card(trained, options.out / CARD)
     if left_out:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from tools.generate import load_model
 from utils.errors import UserError
 from utils.json_types import JsonObject, make_finite
 from utils.programs import prepare_folder
-from utils.storage.local import write_atomically
+from utils.storage.json_files import write_json
 from utils.weights.language_files import FILE, split
 from utils.weights.language_hub import describe_language
 
@@ -68,7 +67,7 @@ def export_language(options: argparse.Namespace) -> int:
     within = all(one <= options.bound for one in found.differences.values())
     report = {"weights": options.weights, "model": facts["model"], "bound": options.bound,
               **asdict(found), "within": within}  # fmt: skip
-    write_atomically(folder / REPORT, json.dumps(make_finite(report), indent=2) + "\n")
+    write_json(folder / REPORT, make_finite(report))
     told = ", ".join(f"{name} {one:.1e}" for name, one in found.differences.items())
     reasons = _explain(found, options.bound)
     print(f"{folder}: largest difference of a logit: {told}, bound {options.bound:g}{reasons}")
@@ -155,7 +154,7 @@ def write_folder(model: nn.Module, facts: JsonMapping, folder: Path) -> None:
         # transformers ties no Kimi Linear, whatever its config.json says.
         tensors.setdefault("lm_head.weight", model.head_weight.detach().clone())
     save_file(tensors, folder / FILE, {"format": "pt"})
-    write_atomically(folder / "config.json", json.dumps(told, indent=2) + "\n")
+    write_json(folder / "config.json", told)
 
 
 def _load_twin(folder: Path) -> nn.Module | None:

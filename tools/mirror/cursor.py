@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -14,7 +13,8 @@ from pathlib import Path
 from store.record.history import Line
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.storage.local import write_atomically
+from utils.storage.json_files import write_json
+from utils.storage.locks import try_lock
 from utils.storage.places import to_path
 
 
@@ -89,7 +89,7 @@ class CursorFile:
         """Keep a cursor, on the disk when this returns."""
         facts = {"schema_version": 2, "of": self._names, **asdict(cursor)}
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps(facts, indent=1) + "\n")
+        write_json(self.path, facts, indent=1)
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
@@ -108,13 +108,11 @@ class CursorFile:
                 "directory that can"
             ) from error
         with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file):
                 raise UserError(
                     f"another mirror sends {self._names[-1]} to the same target; let it go on, or "
                     "end it first"
-                ) from None
+                )
             yield
 
 

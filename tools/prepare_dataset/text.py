@@ -26,6 +26,7 @@ from big_vision.input.text.tokenizer import (
 from big_vision.input.text.tokens import DTYPES, FORMAT, INDEX_FILE
 from tools.prepare_dataset import write
 from utils.errors import UserError
+from utils.storage.json_files import write_json
 
 STDLIB = "stdlib"
 SPLITS = ("validation", "test", "train")
@@ -92,7 +93,7 @@ def prepare_text(arguments: argparse.Namespace) -> str:
         tokenizer.save(working / TOKENIZER_FILE)
         learnt = hashlib.sha256((working / TOKENIZER_FILE).read_bytes()).hexdigest()
         index["tokenizer_hash"] = learnt[:16]
-    (working / INDEX_FILE).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+    write_json(working / INDEX_FILE, index, indent=1)
     working.rename(target)
     counted = ", ".join(f"{facts[one]['tokens']:,} tokens of {one}" for one in reversed(SPLITS))
     return f"{target}: {counted}; {len(files)} files{_describe_left_out(left_out)}" + (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from utils.storage.folder import COMMIT_FILE, Folder, choose_aside_name
+from utils.storage.locks import lock_file
 
 _WRITING, _OLD, _DELETING = ".writing_", ".old_", ".deleting_"
 _CHUNK = 1 << 20
@@ -170,7 +170,7 @@ def _take_turns(path: Path) -> Iterator[None]:
     """Keep every other thread and program of this machine that asks for the directory waiting."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        lock_file(handle)
         yield
     finally:
         os.close(handle)

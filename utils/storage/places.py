@@ -56,6 +56,11 @@ def is_remote(place: str | Path) -> bool:
     return "://" in str(place) and not str(place).startswith("file://")
 
 
+def get_user_cache(*names: str) -> Path:
+    """A folder below $XDG_CACHE_HOME, or ~/.cache; it may not be there yet."""
+    return to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").joinpath(*names)
+
+
 def is_there(place: str | Path) -> bool:
     """Whether a file or a folder stands at a place."""
     folder = open_folder(place)

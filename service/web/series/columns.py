@@ -8,7 +8,6 @@ what they were, and a number that a line does not have is none of these.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import io
 import json
@@ -26,7 +25,8 @@ from service.web.series.chunks import MISSING, STEP, Chunk, gather_chunk, join_c
 from store.query.record import RunRecord
 from store.record.history import METRICS_FILE
 from utils.storage.local import LocalFolder, write_atomically
-from utils.storage.places import to_path
+from utils.storage.locks import hold_file
+from utils.storage.places import get_user_cache
 
 # A history of less is read anew after each start of the program.
 _LARGE_BYTES = 4 << 20
@@ -181,8 +181,7 @@ class StoredColumns:
           OSError: the cache cannot be written.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with hold_file(self._folder / "lock"):
             state = self._begin() if after == 0 else self._read_state()
             if state.get("offset") != after:
                 raise OSError("another program has changed the cache")
@@ -228,7 +227,7 @@ class StoredColumns:
 
 def get_cache() -> Path:
     """Where columns are kept: a folder of the user's cache."""
-    return to_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "trainer" / "columns"
+    return get_user_cache("trainer", "columns")
 
 
 def _map(path: Path, name: str, rows: int) -> np.ndarray:

@@ -1,0 +1,47 @@
+"""Locks on files of this machine; the kernel releases them when their process ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+def lock_file(file: IO | int) -> None:
+    """Wait until no other process holds the file's lock, and take it."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def try_lock(file: IO | int) -> bool:
+    """Take the file's lock; False if another process holds it.
+
+    Raises:
+      OSError: the file system has no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def hold_file(path: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is not there."""
+    with path.open("a") as file:
+        lock_file(file)
+        yield
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of a file; False if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
