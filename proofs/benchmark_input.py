@@ -87,9 +87,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(arguments: argparse.Namespace) -> None:
     """Measure all modes, print, and write the figures where they are wanted."""
     _check(arguments)
-    with tempfile.TemporaryDirectory(prefix="benchmark_input_") as work:
-        result = run_benchmark(arguments, Path(work))
-    print_result(result)
+    with tempfile.TemporaryDirectory() as work:
+        print_result(result := run_benchmark(arguments, Path(work)))
     if arguments.json:
         write_json(arguments.json, result)
 
