@@ -244,7 +244,7 @@ def test_an_ema_teacher_is_the_average_of_the_student(tmp_path):
     runtime, parts = build(tmp_path, *flags)
     (teacher,) = parts.task.teachers
     assert teacher.model is parts.state.ema
-    assert parts.task.own_teachers == []
+    assert parts.task.teaching.own == []
     start = {name: value.clone() for name, value in parts.state.ema.state_dict().items()}
     steps = run_steps(parts.state, iterate_batches(parts, 0), parts.task, runtime, parts.plan)
     for step in range(3):
@@ -266,7 +266,7 @@ def test_an_average_may_teach_beside_a_teacher_of_its_own_weights(folders, tmp_p
     flags = (*get_flags(sections, [{"name": "kd"}]), "--model_ema")
     _, parts = build(tmp_path, *flags)
     assert [teacher.weight for teacher in parts.task.teachers] == [1.0, 0.5]
-    assert len(parts.task.own_teachers) == 1
+    assert len(parts.task.teaching.own) == 1
 
 
 # ---- what is refused before a device is touched

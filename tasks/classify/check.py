@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -34,17 +33,18 @@ from tasks.images.dry_run import (
     ImageShapes,
     check_images,
     create_student_transform,
+    describe_images,
     find_feature_shapes,
     get_image_shapes,
 )
 from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sizes, count_sides, get_only_side
-from tasks.protocol import TaskCheck
 from tasks.teachers.cache.manifest import read_manifest
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm
 from tasks.teachers.dry_run import FeatureShapes, dry_run_layers, dry_run_losses
-from tasks.teachers.teaching import check_groups, check_layers, describe_teaching, list_hashes
+from tasks.teachers.taught import TaughtCheck
+from tasks.teachers.teaching import check_groups, check_layers
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.log import get_logger
@@ -76,7 +76,7 @@ class ClassifyFacts(TaskFacts):
         return (AnswerForm(CLASSES, self.num_classes),)
 
 
-class ClassifyCheck(TaskCheck):
+class ClassifyCheck(TaughtCheck):
     """Looks at a configuration, then at the student on the meta device.
 
     Attributes:
@@ -115,11 +115,6 @@ class ClassifyCheck(TaskCheck):
     def stream(self) -> JsonObject:
         """What beside keys decides which answers a teacher gives."""
         return {"num_classes": self.num_classes}
-
-    @cached_property
-    def teachers(self) -> list[str]:
-        """Hashes of the teachers, whose weights are read for them, and how several become one."""
-        return list_hashes(self.config.distill)
 
     def _choose_classes(self) -> int:
         """Classes of the student, from what the labels are."""
@@ -161,13 +156,10 @@ class ClassifyCheck(TaskCheck):
 
     def find_facts(self) -> ClassifyFacts:
         """All that was found, once the student has been tried."""
-        return ClassifyFacts(
-            dataset=self.dataset,
-            model_arguments=self.model_arguments,
+        return self.gather(
+            ClassifyFacts,
+            f"{self.num_classes} classes{describe_images(self._shapes)}",
             export=self._describe_export(),
-            stream=self.stream,
-            teachers=self.teachers,
-            description=self._describe(),
             num_classes=self.num_classes,
             class_names=self.class_names,
             streams=tuple(list_streams(self.config)),
@@ -218,12 +210,6 @@ class ClassifyCheck(TaskCheck):
             **({"scores": "each"} if is_each else {}),
             **({"classes": list(names)} if names else {}),
         }
-
-    def _describe(self) -> str:
-        text = f"{self.num_classes} classes"
-        if self._shapes["train"] is not None:
-            text += f", images of {' x '.join(map(str, self._shapes['train']))}"
-        return text + describe_teaching(self.config.distill)
 
 
 def check_micro_batch(config: RunConfig, losses: WeightedLoss, examples: int, devices: int) -> None:

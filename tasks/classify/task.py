@@ -22,7 +22,6 @@ from losses.weighted import create_weighted_loss
 from models.factory import create_model
 from models.teachers.kept_tokens import ClassTokenScores
 from models.teachers.teacher import (
-    SELVES,
     SeenByStudent,
     Teacher,
     create_teachers,
@@ -40,18 +39,12 @@ from tasks.images.dry_run import check_images, find_feature_shapes
 from tasks.images.pixels import ImageTask
 from tasks.images.resizing import check_sizes, get_only_side, resize_pixels
 from tasks.protocol import Companion, SumBatches, SumOver
-from tasks.teachers.cache.reader import (
-    TeacherCache,
-    combine_stored,
-    get_stored_answers,
-    open_cache,
-)
+from tasks.teachers.cache.reader import combine_stored, get_stored_answers
 from tasks.teachers.cache.rows import Column, condense_answers
 from tasks.teachers.dry_run import FeatureShapes
+from tasks.teachers.taught import Worth
 from tasks.teachers.teaching import Teaching
-from utils.errors import UserError
 from utils.json_types import JsonMapping
-from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
@@ -73,6 +66,7 @@ class Classify(ImageTask):
 
     score_name = "top-1"
     score_metric = ""
+    hint = "its weights, its mean and std, and its dtype"
     check = ClassifyCheck
     twin = "tasks.classify.synthetic:ClassifyTwin"
     create_loss = staticmethod(create_class_loss)
@@ -92,18 +86,7 @@ class Classify(ImageTask):
         )
         self.teaching = Teaching(config, self.losses)
         self._attention: ClassTokenScores | None = None
-        self._cache: TeacherCache | None = None
         self._judge: Judge | None = None
-
-    @property
-    def teachers(self) -> list[Teacher]:
-        """Those that run in the step; the student's average may be among them."""
-        return self.teaching.teachers
-
-    @property
-    def own_teachers(self) -> list[Teacher]:
-        """Those that have weights of their own."""
-        return self.teaching.own
 
     # The engine's protocol.
 
@@ -195,25 +178,19 @@ class Classify(ImageTask):
         self.teaching.attach(state, plan)
         if any(one.keep_tokens for one in get_teacher_sections(config.distill)):
             self._attention = ClassTokenScores(state.model, config.model.name)
-        if config.distill.teacher_cache:
-            shard = (runtime.ranks.index, runtime.ranks.size)
-            self._cache = open_cache(
-                config.distill, stream, self.facts.teachers, shard, plan.total_steps
-            )
-            self.teaching.stored = self._cache.columns
-        else:
-            teachers = create_teachers(
-                config.distill, num_classes=self.facts.num_classes,
-                class_names=self.facts.class_names, student_transform=self.transform,
-            )  # fmt: skip
-            # A student that never sees the whole crop does not as its own teacher.
-            follows = get_only_side(config.train.image_sizes) is not None
-            self.teaching.bring(
-                runtime, teachers, state.ema,
-                lambda model, weight: Teacher(
-                    model, self.transform, weight=weight, follows=follows
-                ),
-            )  # fmt: skip
+        known = self.facts.teachers
+        if self.teaching.open_stored(runtime, stream, known, plan.total_steps):
+            return
+        teachers = create_teachers(
+            config.distill, num_classes=self.facts.num_classes,
+            class_names=self.facts.class_names, student_transform=self.transform,
+        )  # fmt: skip
+        # A student that never sees the whole crop does not as its own teacher.
+        follows = get_only_side(config.train.image_sizes) is not None
+        self.teaching.bring(
+            runtime, teachers, state.ema,
+            lambda model, weight: Teacher(model, self.transform, weight=weight, follows=follows),
+        )  # fmt: skip
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor | tuple[Tensor, ...]:
         """Logits of all heads, for each time that a model answers in a step."""
@@ -241,16 +218,7 @@ class Classify(ImageTask):
             crop = inputs.shape[2:] if one.follows else self._images["train"].image_shape[:2]
             own = inputs.new_empty(*inputs.shape[:2], *(crop if size is None else (size, size)))
             found.append(Companion(one.model.float(), own))
-        sections = get_teacher_sections(config.distill)
-        for _ in [one for one in sections if one.model in SELVES]:
-            student = create_model(config.model, **self.facts.model_arguments, device="meta")
-            found.append(Companion(student.eval(), inputs))
-        return found
-
-    def get_modules(self) -> dict[str, nn.Module]:
-        """Teachers with weights of their own, and what makes pixels the student's input."""
-        teachers = {f"teacher{n or ''}": one for n, one in enumerate(self.own_teachers)}
-        return {**teachers, "transform": self.transform}
+        return found + [Companion(student, inputs) for student in self.create_selves()]
 
     def plan_plain_loss(self, batch: ImageBatch) -> Callable[[nn.Module], Tensor]:
         """Cross-entropy of images that are normalised already."""
@@ -260,34 +228,17 @@ class Classify(ImageTask):
 
     # What travels with a batch.
 
-    @property
-    def stream_epochs(self) -> int | None:
-        """Epochs after which the stream starts over; none: it never does."""
-        return None if self._cache is None else self._cache.epochs
-
     def draw(self, step: int, batch: ImageBatch, *others: ImageBatch) -> ImageBatch:
-        """A host batch with this rank's share of what is drawn and stored for its examples.
-
-        Args:
-          step: of the stream, which a cache may start over.
-          others: the same examples, augmented otherwise.
-        """
-        drawn = self.sample(step)
-        if self._cache is not None:
-            drawn |= self._cache.read(step, batch.indices)
-        for other in others:
-            drawn[get_view_name(self.config)] = other.images
-        return replace(batch, draws={**batch.draws, **drawn})
-
-    def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
-        return self.teaching.get_values(step) | self.resizing.get_values(step)
+        """As the task's, with the other views."""
+        batch = super().draw(step, batch)
+        views = {get_view_name(self.config): other.images for other in others}
+        return replace(batch, draws={**batch.draws, **views}) if views else batch
 
     def close(self) -> None:
         """Let the stored answers and the sets go."""
-        for opened in (self._cache, self._judge):
-            if opened is not None:
-                opened.close()
+        super().close()
+        if self._judge is not None:
+            self._judge.close()
 
     # In the step.
 
@@ -322,19 +273,17 @@ class Classify(ImageTask):
             f"{sets}"
         )
 
-    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
-        """Metrics of the teachers on the evaluation split, before the run begins.
+    def count_teacher(self, teacher: Teacher, batch: ImageBatch) -> Tensor:
+        """What `count_batch` sums of a teacher, which sees the images in its own way."""
+        return count_batch(teacher(to_pixels(batch.images)), batch)
 
-        Raises:
-          UserError: a teacher knows nothing, or answers what is no number.
-        """
-        return self.teaching.judge_own(
-            sum_over,
-            _count_teacher,
-            summarise=self.summarise,
-            refuse_weak=self._refuse_weak,
-            hint="its weights, its mean and std, and its dtype",
-        )
+    def rate_teacher(self, metrics: dict[str, float]) -> Worth:
+        """A teacher is to be better than chance, by three times chance's spread."""
+        top1, chance = metrics["top1"], 1.0 / self.facts.num_classes
+        spread = (chance * (1 - chance) / max(metrics["examples"], 1)) ** 0.5
+        limit = 100 * (chance + 3 * spread)
+        advice = "its weights and the preprocessing"
+        return Worth(f"top-1 {top1:.2f}", top1 <= limit, f"chance ({limit:.2f})", advice)
 
     def judge(self, model: nn.Module, sum_over: SumBatches, number: int | None) -> dict[str, float]:
         """As `Judge.judge`, on the sets of data.evals."""
@@ -346,7 +295,7 @@ class Classify(ImageTask):
         found = self.teaching.compare_own("agreement", sum_over, count, scale=100.0)
         if self.losses.peer is not None:
             peer = Teacher(self.losses.peer, self.transform)  # which nobody trains any more
-            found["peer_top1"] = self.summarise(sum_over(partial(_count_teacher, peer))).score
+            found["peer_top1"] = self.summarise(sum_over(partial(self.count_teacher, peer))).score
         return found
 
     def _ask_student(
@@ -377,19 +326,6 @@ class Classify(ImageTask):
         answers = teacher(to_pixels(batch.images))
         return count_agreement(self.predict(model, batch), answers, batch.mask)
 
-    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
-        split, top1 = self.config.data.eval_split, evaluation.metrics["top1"]
-        get_logger().info("teacher top-1 %.2f on %s", top1, split)
-        chance = 1.0 / self.facts.num_classes
-        spread = (chance * (1 - chance) / max(evaluation.metrics["examples"], 1)) ** 0.5
-        limit = 100 * (chance + 3 * spread)
-        if top1 <= limit and not self.config.distill.allow_weak_teacher:
-            raise UserError(
-                f"distill.teacher has top-1 {top1:.2f} on data.eval_split, no better than chance "
-                f"({limit:.2f}); check its weights and the preprocessing, or set "
-                "distill.allow_weak_teacher"
-            )
-
     def _create_shadows(self) -> list[Teacher]:
         """The teachers on the meta device."""
         return create_teachers(
@@ -417,8 +353,3 @@ class Classify(ImageTask):
             check_sizes(config, student, self.losses, shapes["train"])
         side = get_only_side(config.train.image_sizes)
         return find_feature_shapes(student, teachers, self.losses, shapes["train"], side)
-
-
-def _count_teacher(teacher: Teacher, batch: ImageBatch) -> Tensor:
-    """What `count_batch` sums of a teacher, which sees the images in its own way."""
-    return count_batch(teacher(to_pixels(batch.images)), batch)

@@ -31,14 +31,15 @@ from tasks.images.dry_run import (
     ImageShapes,
     check_images,
     create_student_transform,
+    describe_images,
     get_image_shapes,
 )
 from tasks.images.pixels import check_pairs, check_strings, describe_student
 from tasks.images.resizing import check_begins, check_sides, count_sides
-from tasks.protocol import TaskCheck
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import FEATURES, AnswerForm, Column
-from tasks.teachers.teaching import describe_teaching, list_hashes
+from tasks.teachers.taught import TaughtCheck
+from tasks.teachers.teaching import list_hashes
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -87,7 +88,7 @@ class Sighting:
     grid: Grid | None
 
 
-class DistilCheck(TaskCheck):
+class DistilCheck(TaughtCheck):
     """Looks at a configuration, then at student and teachers on the meta device.
 
     Raises:
@@ -110,7 +111,7 @@ class DistilCheck(TaskCheck):
         self.dataset = describe_dataset(config.data, config.model.known_sizes)
         for role in ("train", "eval"):
             require_images(self.dataset.examples[role], config.data.source)
-        self.model_arguments = {"num_classes": 0}
+        self.model_arguments, self.stream = {"num_classes": 0}, {}
         self._statistics = open_statistics(config)
         self.losses = create_loss_of(config)
         self._shapes: ImageShapes = {}
@@ -158,13 +159,10 @@ class DistilCheck(TaskCheck):
 
     def find_facts(self) -> DistilFacts:
         """All that was found, once the student has been tried."""
-        return DistilFacts(
-            dataset=self.dataset,
-            model_arguments=self.model_arguments,
+        return self.gather(
+            DistilFacts,
+            f"features{describe_images(self._shapes)}",
             export=describe_student(self.config, classes=0),
-            stream={},
-            teachers=self.teachers,
-            description=self._describe(),
             step_shapes=count_sides(self.config.train),
             # Two tables of features and the neighbours of each set.
             set_graphs=3 * len(self.config.data.evals),
@@ -182,12 +180,6 @@ class DistilCheck(TaskCheck):
             _check_parts(self._forms, cache.columns, known, distill.teacher_cache)
         steps = self.dataset.num_examples["train"] // self.config.data.global_batch_size
         check_begins(self.config.train, steps, total_steps)
-
-    def _describe(self) -> str:
-        text = "features"
-        if self._shapes["train"] is not None:
-            text += f", images of {' x '.join(map(str, self._shapes['train']))}"
-        return text + describe_teaching(self.config.distill)
 
 
 def name_asked(config: RunConfig, teachers: list[str]) -> list[str]:

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from losses.base import LossOutput
 from losses.label_free.objective import PATCHES, Embeddings, LabelFreeInputs
-from losses.memories import join_memories
 from models.factory import create_model
-from models.patches.choice import patch_for
 from models.teachers.embedding import (
     Embedded,
     Embedder,
@@ -43,14 +41,12 @@ from tasks.evaluation.probing import Prober
 from tasks.images.pixels import ImageTask, check_pairs
 from tasks.images.resizing import resize_pixels
 from tasks.protocol import Companion, SumBatches, SumOver
-from tasks.teachers.cache.reader import TeacherCache, get_stored_features, open_cache
+from tasks.teachers.cache.reader import get_stored_features
 from tasks.teachers.cache.rows import Column
-from tasks.teachers.teaching import TERM_SCALES, list_names
-from tasks.teachers.term_weights import TermWeights
+from tasks.teachers.teaching import TERM_SCALES, Teachers, list_names
 from utils.errors import UserError
 from utils.json_types import JsonMapping
 from utils.metrics import Evaluation
-from utils.runtime.processes.gathering import create_gather
 
 if TYPE_CHECKING:
     from datasets import ImageBatch, Loader
@@ -87,13 +83,11 @@ class Distil(ImageTask):
     ) -> None:
         super().__init__(config, facts, loaders)
         self.losses = create_loss_of(config)
-        self.teachers: list[FeatureTeacher] = []
+        self.teaching = Teachers(config, self.losses)
         self._changes = nn.ModuleList()
         self._scalings = nn.ModuleList()
         self.feature_shapes: list[FeatureShapes] = []
-        self._term_weights: TermWeights | None = None
         self._prober: Prober | None = None
-        self._cache: TeacherCache | None = None
         self._embedders: dict[nn.Module, nn.Module] = {}
         self.score_metric = config.distill.score
         self.score_name = config.distill.score or "-loss"
@@ -138,7 +132,7 @@ class Distil(ImageTask):
         stored = get_stored_features(batch)
         for number, (teacher, maps) in enumerate(zip(self.teachers, self._scalings, strict=True)):
             if stored:
-                features = take_stored(self._cache.columns, stored, self._hashes[number])
+                features = take_stored(self.teaching.cache.columns, stored, self._hashes[number])
             else:
                 features = self.ask(teacher, pixels)
             yield replace(features, **{of: one(features.get(of)) for of, one in maps.items()})
@@ -206,24 +200,17 @@ class Distil(ImageTask):
     def attach(self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping) -> None:
         """Put the teachers on the device, and make ready the schedules of the terms' weights."""
         config = self.config
-        self._term_weights = TermWeights.create(
-            config.distill.losses, plan.total_steps, plan.steps_per_epoch
-        )
+        self.teaching.plan_weights(plan)
         teachers = create_feature_teachers(config.distill, student_transform=self.transform)
-        for one in teachers:
-            patch_for(runtime, config.model, one.model, frozen=True)
-        self.teachers = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
+        self.teaching.bring_own(runtime, teachers)
         for one in self.teachers:
             for seen in self._images.values():
                 one.transform.expect(*seen.image_shape[:2], runtime.device)
         # A run's models are never called as a whole, which alone a runtime would compile.
         for model in (state.model, *state.averages.values()):
             self._embedders[model] = runtime.accelerate(Embedder(model))
-        if config.distill.teacher_cache:
-            shard = (runtime.ranks.index, runtime.ranks.size)
-            known = name_asked(config, self.facts.teachers)
-            self._cache = open_cache(config.distill, stream, known, shard, plan.total_steps)
-        join_memories(self.losses, create_gather(runtime))
+        known = name_asked(config, self.facts.teachers)
+        self.teaching.open_stored(runtime, stream, known, plan.total_steps)
 
     # For tools.
 
@@ -243,9 +230,8 @@ class Distil(ImageTask):
 
     def get_modules(self) -> dict[str, nn.Module]:
         """The teachers, what makes pixels the student's input, and what meets features."""
-        teachers = {f"teacher{n or ''}": one for n, one in enumerate(self.teachers)}
-        return {**teachers, "transform": self.transform, "grids": self._changes,
-                "scalings": self._scalings}  # fmt: skip
+        own = {"grids": self._changes, "scalings": self._scalings}
+        return {**super().get_modules(), **own}
 
     def pack_features(self, batch: ImageBatch) -> Tensor:
         """[B, F]: what `feature_shapes` lists of an image, one after the other, for statistics."""
@@ -261,25 +247,6 @@ class Distil(ImageTask):
             for name, teacher in zip(self._hashes, self.teachers, strict=True)
         }
         return tuple(found[column.teacher].get(column.part) for column in columns)
-
-    # What travels with a batch.
-
-    @property
-    def stream_epochs(self) -> int | None:
-        """Epochs after which the stream starts over; none: it never does."""
-        return None if self._cache is None else self._cache.epochs
-
-    def draw(self, step: int, batch: ImageBatch, *others: ImageBatch) -> ImageBatch:
-        """A host batch with this rank's share of what is drawn for its examples."""
-        stored = self._cache.read(step, batch.indices) if self._cache is not None else {}
-        return replace(batch, draws={**batch.draws, **self.sample(step), **stored})
-
-    def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
-        values = self.resizing.get_values(step)
-        if self._term_weights is not None:
-            values = {**values, TERM_SCALES: self._term_weights.get_scales(step)}
-        return values
 
     # Around the run.
 
@@ -342,11 +309,6 @@ class Distil(ImageTask):
         return (
             f"loss {metrics['distil_loss']:.4f}{terms}, {metrics['examples']:.0f} examples{probes}"
         )
-
-    def close(self) -> None:
-        """Let the stored answers go."""
-        if self._cache is not None:
-            self._cache.close()
 
     @property
     def _hashes(self) -> list[str]:

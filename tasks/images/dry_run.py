@@ -32,6 +32,11 @@ def get_image_shapes(facts: DatasetFacts) -> ImageShapes:
     return {role: facts.examples[role].image_shape for role in _PP_KEYS}
 
 
+def describe_images(shapes: ImageShapes) -> str:
+    """`, images of 32 x 32 x 3`; empty where only a run can tell."""
+    return "" if shapes["train"] is None else f", images of {_show(shapes['train'])}"
+
+
 def create_student_transform(config: RunConfig, shapes: ImageShapes) -> InputTransform:
     """What the student sees of its images, as its training string says."""
     channels = shapes["train"][2] if shapes["train"] else _PHOTO_CHANNELS

@@ -13,11 +13,10 @@ from big_vision.pp.checks import require_valid_spec
 from big_vision.pp.device_ops import require_equal_ranges, require_range, split_device_ops
 from datasets import ImageBatch, Loader
 from models.transforms import create_input_transform, to_pixels
-from tasks.flops import count_flops
 from tasks.images.erasing import Erasing
 from tasks.images.mixing import Mixing
 from tasks.images.resizing import Resizing, get_only_side
-from tasks.protocol import RunTask
+from tasks.teachers.taught import CachedTask
 from utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from utils.json_types import JsonObject
 
 
-class ImageTask(RunTask):
+class ImageTask(CachedTask):
     """Erases, mixes, resizes and normalises images, as keys and draws say.
 
     Args:
@@ -67,12 +66,13 @@ class ImageTask(RunTask):
         side = get_only_side(self.config.train.image_sizes)
         return torch.zeros(examples, channels, side or height, side or width)
 
-    def count_flops(self, model: nn.Module) -> float | None:
-        """As they are counted op by op, without the device; none where steps are of many sizes."""
-        if self.facts.step_shapes > 1:
-            return None
-        counted = count_flops(self.config, self.facts, self)
-        return None if counted is None else counted["total"]
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole."""
+        return super().get_values(step) | self.resizing.get_values(step)
+
+    def get_modules(self) -> dict[str, nn.Module]:
+        """Teachers with weights of their own, and what makes pixels the student's input."""
+        return {**super().get_modules(), "transform": self.transform}
 
     def list_later_forms(self, step: int, total_steps: int, batch: ImageBatch) -> list[ImageBatch]:
         """The batch for each other side that is still to come."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,11 +15,11 @@ from losses.weighted import create_weighted_loss
 from models.teachers.tokens import create_token_teachers, list_language_models
 from tasks.facts import TaskFacts
 from tasks.language.teaching import count_answers, find_token_shapes
-from tasks.protocol import TaskCheck
 from tasks.teachers.cache.reader import open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm
 from tasks.teachers.dry_run import FeatureShapes, dry_run_layers, dry_run_losses
-from tasks.teachers.teaching import check_layers, describe_teaching, list_hashes
+from tasks.teachers.taught import TaughtCheck
+from tasks.teachers.teaching import check_layers
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -47,7 +46,7 @@ class LanguageFacts(TaskFacts):
         return (AnswerForm(CLASSES, self.tokens.vocab_size, length),)
 
 
-class LanguageCheck(TaskCheck):
+class LanguageCheck(TaughtCheck):
     """Looks at a configuration, then at the student on the meta device.
 
     Attributes:
@@ -79,11 +78,6 @@ class LanguageCheck(TaskCheck):
             "tokenizer": self.tokens.tokenizer,
         }
 
-    @cached_property
-    def teachers(self) -> list[str]:
-        """As `list_hashes`, once."""
-        return list_hashes(self.config.distill)
-
     def check_micro_batch(self, examples: int, devices: int) -> None:
         """Refuse a batch of which not even one token's logits fit into the limit."""
         size, limit = self.tokens.vocab_size, self.config.train.logits_mib
@@ -113,13 +107,10 @@ class LanguageCheck(TaskCheck):
 
     def find_facts(self) -> LanguageFacts:
         """All that was found, once the student has been tried."""
-        return LanguageFacts(
-            dataset=self.dataset,
-            model_arguments=self.model_arguments,
+        return self.gather(
+            LanguageFacts,
+            self._describe(),
             export=self._describe_export(),
-            stream=self.stream,
-            teachers=self.teachers,
-            description=self._describe(),
             tokens=self.tokens,
             feature_shapes=self._feature_shapes,
         )
@@ -150,7 +141,7 @@ class LanguageCheck(TaskCheck):
         text = f"{tokens.vocab_size} tokens, windows of {tokens.sequence_length}"
         if tokens.floor is not None:
             text += f"; the loss can reach {tokens.floor:.4f} nats a token"
-        return text + describe_teaching(self.config.distill)
+        return text
 
 
 def _check_model_name(name: str) -> None:

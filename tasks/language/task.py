@@ -21,15 +21,12 @@ from losses.tasks.chunked import (
     score_in_chunks,
 )
 from losses.weighted import create_weighted_loss
-from models.factory import create_model
-from models.teachers.teacher import EMA, get_teacher_sections
 from models.teachers.tokens import TokenTeacher, create_token_teachers
 from tasks.language.check import LanguageCheck, LanguageFacts
 from tasks.language.teaching import TokenTeaching, count_answers, create_place_weights
-from tasks.protocol import Companion, RunTask, SumOver
-from utils.errors import UserError
+from tasks.protocol import Companion, SumOver
+from tasks.teachers.taught import CachedTask, Worth
 from utils.json_types import JsonMapping
-from utils.log import get_logger
 from utils.metrics import Evaluation
 from utils.runtime.processes.sequence import count_sequence_parts
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 _LARGEST_EXPONENT = 700.0
 
 
-class Language(RunTask):
+class Language(CachedTask):
     """Windows of tokens -> hidden states -> a loss over all places, chunk by chunk.
 
     Args:
@@ -51,6 +48,7 @@ class Language(RunTask):
     """
 
     score_name = "-loss"
+    hint = "its weights and its dtype"
     check = LanguageCheck
     twin = "tasks.language.synthetic:LanguageTwin"
     reads = frozenset({
@@ -73,11 +71,6 @@ class Language(RunTask):
         self._token_bytes = torch.tensor(self.tokens.token_bytes, dtype=torch.float32)
         self._places = len(self.tokens.judged) or self.tokens.sequence_length
         self._judged = create_place_weights(self.tokens)
-
-    @property
-    def teachers(self) -> list[TokenTeacher]:
-        """Those that run in the step; the student's average may be among them."""
-        return self.teaching.teachers
 
     def to_device(self, runtime: Runtime) -> None:
         """Learn how many devices share the examples that this process sees."""
@@ -165,19 +158,6 @@ class Language(RunTask):
 
     # What travels with a batch.
 
-    @property
-    def stream_epochs(self) -> int | None:
-        """Epochs after which the stream starts over; none: it never does."""
-        return self.teaching.stream_epochs
-
-    def draw(self, step: int, batch: TokenBatch, *others: TokenBatch) -> TokenBatch:
-        """A host batch with what is stored for its windows."""
-        return self.teaching.draw(step, batch)
-
-    def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
-        return self.teaching.get_values(step)
-
     def ask_to_store(self, batch: TokenBatch, columns: Sequence[Column]) -> tuple[Tensor, ...]:
         """[B, T, 2 k + 1] of each teacher, an answer at each place, chunk by chunk."""
         limit, answers = self.config.train.logits_mib, count_answers(self.config)
@@ -185,25 +165,13 @@ class Language(RunTask):
         chunk = choose_chunk(examples * answers, form.places, form.width, limit)
         return self.teaching.condense(batch, [column.top_k for column in columns], chunk)
 
-    def close(self) -> None:
-        """Let the stored answers go."""
-        self.teaching.close()
-
     # Around the run.
 
-    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
-        """Metrics of the teachers on the evaluation split, before the run begins.
-
-        Raises:
-          UserError: a teacher knows nothing, or answers what is no number.
-        """
-        return self.teaching.judge_own(
-            sum_over,
-            self.count,
-            summarise=self.summarise,
-            refuse_weak=self._refuse_weak,
-            hint="its weights and its dtype",
-        )
+    def rate_teacher(self, metrics: dict[str, float]) -> Worth:
+        """A teacher is to be better than chance."""
+        loss, limit = metrics["loss"], math.log(self.tokens.vocab_size)
+        floor, advice = f"chance ({limit:.4f} nats a token)", "its weights and its tokenizer"
+        return Worth(f"loss {loss:.4f}", loss >= limit, floor, advice)
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """Percent of the evaluation's tokens for which the model names each teacher's likeliest."""
@@ -220,17 +188,8 @@ class Language(RunTask):
         if distill.teacher_cache:
             return []
         shadows = create_token_teachers(distill, self.tokens, device="meta")
-        averages = [one for one in get_teacher_sections(distill) if one.model == EMA]
-        models = [one.model.float() for one in shadows]
-        models += [
-            create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
-            for _ in averages
-        ]
+        models = [*(one.model.float() for one in shadows), *self.create_selves()]
         return [Companion(model, inputs) for model in models]
-
-    def get_modules(self) -> dict[str, nn.Module]:
-        """Teachers with weights of their own."""
-        return {f"teacher{n or ''}": one for n, one in enumerate(self.teaching.own)}
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """The logits of all tokens at once, which a step makes chunk by chunk."""
@@ -275,16 +234,6 @@ class Language(RunTask):
     def _judge(self, values: Tensor, places: slice) -> Tensor:
         """Values [B, n or 1] of some places, zeros where nothing is judged."""
         return values if self._judged is None else values * self._judged[places]
-
-    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
-        loss, limit = evaluation.metrics["loss"], math.log(self.tokens.vocab_size)
-        get_logger().info("teacher loss %.4f on %s", loss, self.config.data.eval_split)
-        if loss >= limit and not self.config.distill.allow_weak_teacher:
-            raise UserError(
-                f"distill.teacher has loss {loss:.4f} on data.eval_split, no better than chance "
-                f"({limit:.4f} nats a token); check its weights and its tokenizer, or set "
-                "distill.allow_weak_teacher"
-            )
 
     def score(self, model: nn.Module, batch: TokenBatch, score: Score) -> tuple[Tensor, Tensor]:
         """Sums of a score of logits [B, n, V] and their places over the chunks of a batch."""

@@ -8,7 +8,7 @@ tokens, whatever the chunk's size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,12 +24,7 @@ from losses.weighted import WeightedLoss
 from models.features import get_feature_shapes
 from models.teachers.teacher import get_teacher_sections
 from models.teachers.tokens import TokenTeacher, create_token_teachers
-from tasks.teachers.cache.reader import (
-    TeacherCache,
-    combine_stored,
-    get_stored_answers,
-    open_cache,
-)
+from tasks.teachers.cache.reader import combine_stored, get_stored_answers
 from tasks.teachers.cache.rows import condense_answers
 from tasks.teachers.dry_run import FeatureShapes
 from tasks.teachers.teaching import TERM_SCALES, Teaching
@@ -66,7 +61,6 @@ class TokenTeaching(Teaching):
     def __init__(self, config: RunConfig, losses: WeightedLoss, tokens: TokenFacts) -> None:
         super().__init__(config, losses)
         self.config, self.losses, self.tokens = config, losses, tokens
-        self.cache: TeacherCache | None = None
 
     def open(
         self, runtime: Runtime, state: TrainState, plan: Plan, stream: JsonMapping, known: list[str]
@@ -78,32 +72,13 @@ class TokenTeaching(Teaching):
         """
         distill = self.config.distill
         self.attach(state, plan)
-        if distill.teacher_cache:
-            shard = (runtime.ranks.index, runtime.ranks.size)
-            self.cache = open_cache(distill, stream, known, shard, plan.total_steps)
-            self.stored = self.cache.columns
+        if self.open_stored(runtime, stream, known, plan.total_steps):
             return
         teachers = create_token_teachers(distill, self.tokens)
         self.bring(
             runtime, teachers, state.ema,
             lambda model, weight: TokenTeacher(model, weight=weight),
         )  # fmt: skip
-
-    @property
-    def stream_epochs(self) -> int | None:
-        """Epochs of answers that are stored; none: the teachers are asked."""
-        return None if self.cache is None else self.cache.epochs
-
-    def draw(self, step: int, batch: TokenBatch) -> TokenBatch:
-        """A host batch with this rank's stored answers to its windows.
-
-        Args:
-          step: of the stream, which a cache may start over.
-        """
-        if self.cache is None:
-            return batch
-        answers = self.cache.read(step, batch.indices)
-        return replace(batch, draws={**batch.draws, **answers})
 
     def begin(self, batch: TokenBatch, judged: Tensor | None = None) -> Lesson:
         """Ask the teachers about the tokens of a micro-batch.
@@ -194,11 +169,6 @@ class TokenTeaching(Teaching):
             teacher.compute_logits(states[:, places]).flatten(0, 1)
             for teacher, states in zip(self.teachers, hidden, strict=True)
         ]
-
-    def close(self) -> None:
-        """Let the stored answers go."""
-        if self.cache is not None:
-            self.cache.close()
 
 
 def create_place_weights(tokens: TokenFacts) -> Tensor | None:

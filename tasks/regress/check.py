@@ -13,7 +13,6 @@ from datasets import describe_dataset
 from losses.tasks.regression import GAUSSIAN, get_regression_loss
 from losses.weighted import WeightedLoss, create_weighted_loss
 from tasks.facts import TaskFacts
-from tasks.protocol import TaskCheck
 from tasks.regress.teachers import (
     check_columns,
     check_model_name,
@@ -23,7 +22,8 @@ from tasks.regress.teachers import (
     warn_of_other_split,
 )
 from tasks.teachers.dry_run import FeatureShapes, dry_run_layers
-from tasks.teachers.teaching import check_groups, check_layers, describe_teaching, list_hashes
+from tasks.teachers.taught import TaughtCheck
+from tasks.teachers.teaching import check_groups, check_layers
 from utils.errors import UserError
 from utils.json_types import JsonObject
 from utils.weights.opening import open_weights
@@ -50,7 +50,7 @@ class RegressFacts(TaskFacts):
     feature_shapes: FeatureShapes
 
 
-class RegressCheck(TaskCheck):
+class RegressCheck(TaughtCheck):
     """Looks at a configuration, then at the student on the meta device.
 
     Raises:
@@ -96,13 +96,11 @@ class RegressCheck(TaskCheck):
 
     def find_facts(self) -> RegressFacts:
         """All that was found, once the student has been tried."""
-        return RegressFacts(
-            dataset=self.dataset,
-            model_arguments=self.model_arguments,
+        inputs, targets = self.rows.input_names, self.rows.target_names
+        return self.gather(
+            RegressFacts,
+            f"{len(inputs)} inputs -> {', '.join(targets)}",
             export=self._describe_export(),
-            stream=self._describe_stream(),
-            teachers=list_hashes(self.config.distill),
-            description=self._describe(),
             rows=self.rows,
             feature_shapes=self._shapes,
         )
@@ -112,7 +110,9 @@ class RegressCheck(TaskCheck):
             other = require_vectors(facts, self.config.data.source)
             assert other.input_names == self.rows.input_names, role
 
-    def _describe_stream(self) -> JsonObject:
+    @property
+    def stream(self) -> JsonObject:
+        """What beside keys decides which answers a teacher gives."""
         data = self.config.data
         return {
             "input_columns": list(self.rows.input_names),
@@ -133,11 +133,6 @@ class RegressCheck(TaskCheck):
             "standardise": self.config.data.standardise,
             "statistics": self.rows.statistics.as_arguments(),
         }
-
-    def _describe(self) -> str:
-        inputs, targets = self.rows.input_names, self.rows.target_names
-        text = f"{len(inputs)} inputs -> {', '.join(targets)}"
-        return text + describe_teaching(self.config.distill)
 
 
 def create_regression_loss(config: RunConfig) -> WeightedLoss:

@@ -17,17 +17,13 @@ from torch import Tensor, nn
 from datasets import Loader, VectorBatch
 from losses.base import LossInputs, LossOutput
 from losses.tasks.regression import compute_gaussian_nll
-from models.factory import create_model
 from models.mlp import RowTeacher, Standardise
-from models.teachers.teacher import EMA, get_teacher_sections
-from tasks.flops import count_flops
-from tasks.protocol import Companion, RunTask, SumOver
+from tasks.protocol import Companion, SumOver
 from tasks.regress.check import RegressCheck, RegressFacts, create_regression_loss
 from tasks.regress.teachers import average_predictions, create_row_teachers
+from tasks.teachers.taught import Taught, Worth
 from tasks.teachers.teaching import Teaching, check_groups
-from utils.errors import UserError
 from utils.json_types import JsonMapping
-from utils.log import get_logger
 from utils.metrics import Evaluation
 
 if TYPE_CHECKING:
@@ -39,7 +35,7 @@ if TYPE_CHECKING:
 _NO_VARIANCE = 1e-10
 
 
-class Regress(RunTask):
+class Regress(Taught):
     """A micro-batch on the device -> predictions -> one loss.
 
     Attributes:
@@ -72,16 +68,6 @@ class Regress(RunTask):
         whole = facts.rows.statistics
         self._spread = [std or 1.0 for std in whole.target_std]
         self._counted = Standardise(len(self.names), whole.target_mean, self._spread)
-
-    @property
-    def teachers(self) -> list[RowTeacher]:
-        """Those that run in the step; the student's average may be among them."""
-        return self.teaching.teachers
-
-    @property
-    def own_teachers(self) -> list[RowTeacher]:
-        """Those that have weights of their own."""
-        return self.teaching.own
 
     # The engine's protocol.
 
@@ -170,15 +156,9 @@ class Regress(RunTask):
         """Host inputs of the student, for a trace."""
         return torch.zeros(examples, len(self.facts.rows.input_names))
 
-    def count_flops(self, model: nn.Module) -> float | None:
-        """As they are counted op by op, without the device."""
-        counted = count_flops(self.config, self.facts, self)
-        return None if counted is None else counted["total"]
-
     def get_modules(self) -> dict[str, nn.Module]:
         """Teachers with weights of their own, and the units of the targets."""
-        teachers = {f"teacher{n or ''}": one for n, one in enumerate(self.own_teachers)}
-        return {**teachers, "units": self._units}
+        return {**super().get_modules(), "units": self._units}
 
     def answer(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """The predictions."""
@@ -186,36 +166,21 @@ class Regress(RunTask):
 
     def list_companions(self, examples: int) -> list[Companion]:
         """Teachers like those in the step, each with rows."""
-        inputs, distill = self.create_inputs(examples).to("meta"), self.config.distill
-        found = create_row_teachers(distill, self.facts.rows, device="meta")
-        averages = [one for one in get_teacher_sections(distill) if one.model == EMA]
-        shadows = [
-            create_model(self.config.model, **self.facts.model_arguments, device="meta").eval()
-            for _ in averages
-        ]
-        return [Companion(model, inputs) for model in (*(one.model for one in found), *shadows)]
-
-    # What travels with a batch.
-
-    def get_values(self, step: int) -> dict[str, Tensor]:
-        """Numbers of a step as a whole."""
-        return self.teaching.get_values(step)
+        inputs = self.create_inputs(examples).to("meta")
+        found = create_row_teachers(self.config.distill, self.facts.rows, device="meta")
+        models = [*(one.model for one in found), *self.create_selves()]
+        return [Companion(model, inputs) for model in models]
 
     # Around the run.
 
-    def judge_teachers(self, sum_over: SumOver) -> list[dict[str, float]]:
-        """Metrics of the teachers on the evaluation split, before the run begins.
+    def count_teacher(self, teacher: RowTeacher, batch: VectorBatch) -> Tensor:
+        """As `count`, of a teacher, which gives no variances."""
+        return self._count(teacher(batch.inputs), batch)
 
-        Raises:
-          UserError: a teacher is no better than the mean of the targets, or answers NaN.
-        """
-        return self.teaching.judge_own(
-            sum_over,
-            self._count_teacher,
-            summarise=self.summarise,
-            refuse_weak=self._refuse_weak,
-            hint="its weights",
-        )
+    def rate_teacher(self, metrics: dict[str, float]) -> Worth:
+        """A teacher is to explain more than the targets' mean does."""
+        r2 = metrics["r2"]
+        return Worth(f"r2 {r2:.4f}", r2 <= 0, "the targets' mean", "its weights and columns")
 
     def compare(self, model: nn.Module, sum_over: SumOver) -> dict[str, float]:
         """`teacher_mse`: mean squared difference of the model's and each teacher's predictions."""
@@ -237,23 +202,11 @@ class Regress(RunTask):
         ensemble = self.config.distill.ensemble
         return average_predictions(answers, self.teaching.get_ensemble()[0], ensemble)
 
-    def _count_teacher(self, teacher: RowTeacher, batch: VectorBatch) -> Tensor:
-        return self._count(teacher(batch.inputs), batch)
-
     def _count_gap(self, model: nn.Module, teacher: RowTeacher, batch: VectorBatch) -> Tensor:
         """Sum over valid examples of the mean squared difference of predictions; examples."""
         gap = model(batch.inputs)[:, : len(self.names)] - teacher(batch.inputs)
         squares = torch.where(batch.mask, gap.square().mean(dim=1), torch.zeros_like(gap[:, 0]))
         return torch.stack([squares.sum(), batch.mask.float().sum()])
-
-    def _refuse_weak(self, evaluation: Evaluation, name: str) -> None:
-        split, r2 = self.config.data.eval_split, evaluation.metrics["r2"]
-        get_logger().info("teacher r2 %.4f on %s", r2, split)
-        if r2 <= 0 and not self.config.distill.allow_weak_teacher:
-            raise UserError(
-                f"distill.teacher {name!r} has r2 {r2:.4f} on data.eval_split, no better than the "
-                "targets' mean; check its weights and columns, or set distill.allow_weak_teacher"
-            )
 
     def _split(self, answers: Tensor, units: Standardise) -> tuple[Tensor, Tensor | None]:
         """Predictions [B, O] in some units, and their variances' logarithms where there are."""

@@ -28,6 +28,7 @@ from models.teachers.teacher import (
     get_teacher_sections,
     hash_teacher,
 )
+from tasks.teachers.cache.reader import TeacherCache, open_cache
 from tasks.teachers.cache.rows import CLASSES, AnswerForm, Column
 from tasks.teachers.term_weights import AlphaSchedule, TermWeights
 from utils.errors import UserError
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from datasets import Batch
     from engine import Plan, TrainState
     from tasks.protocol import SumOver
-    from utils.config.distill import DistillSection
+    from utils.config.distill import DistillSection, TeacherSection
     from utils.config.load import RunConfig
-    from utils.metrics import Evaluation
+    from utils.json_types import JsonMapping
     from utils.runtime.base import Runtime
 
 # Travels with the numbers of a step: factors on the weights of the terms.
@@ -51,26 +52,81 @@ NOISE_KEY = "noise_key"
 _SALT = 0x4E4F4953  # keeps these draws apart from those of mixing and erasing
 
 
-class Teaching:
-    """The teachers of a run and what is seen of them, whatever is learnt.
-
-    Args:
-      losses: of the run; they say which layers they look at.
+class Teachers:
+    """The teachers of a run on the device, or their stored answers, and the weights of its terms.
 
     Attributes:
       teachers: that run in the step; the student's average may be among them, at the end.
       own: those that have weights of their own.
-      stored: columns of a cache that stand for the teachers.
+      cache: of stored answers; None if the teachers are asked.
+      stored: columns of the cache that stand for the teachers.
+    """
+
+    def __init__(self, config: RunConfig, losses: nn.Module) -> None:
+        self._config, self._losses = config, losses
+        self.teachers: list[FrozenModel] = []
+        self.own: list[FrozenModel] = []
+        self.cache: TeacherCache | None = None
+        self.stored: list[Column] = []
+        self._term_weights: TermWeights | None = None
+
+    def plan_weights(self, plan: Plan) -> None:
+        """Make ready the schedules of the terms' weights."""
+        self._term_weights = TermWeights.create(
+            self._config.distill.losses, plan.total_steps, plan.steps_per_epoch
+        )
+
+    def bring_own(self, runtime: Runtime, teachers: Sequence[FrozenModel]) -> None:
+        """Put teachers with weights of their own on the device, in the configuration's order."""
+        for teacher in teachers:
+            patch_for(runtime, self._config.model, teacher.model, frozen=True)
+        join_memories(self._losses, create_gather(runtime))
+        self.own = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
+        self.teachers = list(self.own)
+
+    def open_stored(
+        self, runtime: Runtime, stream: JsonMapping, known: list[str], total_steps: int
+    ) -> bool:
+        """Open stored answers; whether the run has some.
+
+        Args:
+          known: hashes of the teachers that the run names.
+        """
+        distill = self._config.distill
+        if not distill.teacher_cache:
+            return False
+        shard = (runtime.ranks.index, runtime.ranks.size)
+        self.cache = open_cache(distill, stream, known, shard, total_steps)
+        self.stored = self.cache.columns
+        return True
+
+    def read(self, step: int, indices: Tensor) -> dict[str, Tensor]:
+        """This rank's stored answers to the examples of a step of the stream; empty without any."""
+        return {} if self.cache is None else self.cache.read(step, indices)
+
+    def get_values(self, step: int) -> dict[str, Tensor]:
+        """Numbers of a step as a whole, which travel with its batch."""
+        if self._term_weights is None:
+            return {}
+        return {TERM_SCALES: self._term_weights.get_scales(step)}
+
+    def close(self) -> None:
+        """Let the stored answers go."""
+        if self.cache is not None:
+            self.cache.close()
+
+
+class Teaching(Teachers):
+    """Teachers whose answers are compared, and what is seen of their layers.
+
+    Args:
+      losses: of the run; they say which layers they look at.
     """
 
     def __init__(self, config: RunConfig, losses: WeightedLoss) -> None:
-        self._config, self._losses = config, losses
-        self.teachers: list[FrozenModel] = []
-        self.stored: list[Column] = []
-        self.own: list[FrozenModel] = []
+        super().__init__(config, losses)
         self._student_tap: FeatureTap | None = None
         self._teacher_tap: FeatureTap | None = None
-        self._term_weights: TermWeights | None = None
         self._alpha: AlphaSchedule | None = None
         self._past: nn.Module | None = None
 
@@ -85,9 +141,7 @@ class Teaching:
             )
         if self._losses.student_layers():
             self._student_tap = FeatureTap(state.model, self._losses.student_layers(), "student")
-        self._term_weights = TermWeights.create(
-            self._config.distill.losses, plan.total_steps, plan.steps_per_epoch
-        )
+        self.plan_weights(plan)
 
     def bring(
         self,
@@ -104,18 +158,15 @@ class Teaching:
           wrap: the average, or the student's past, and its share -> the kind of teacher that the
             task asks.
         """
-        for teacher in teachers:
-            patch_for(runtime, self._config.model, teacher.model, frozen=True)
-        join_memories(self._losses, create_gather(runtime))
-        self.own = [runtime.accelerate(runtime.prepare(one)) for one in teachers]
+        self.bring_own(runtime, teachers)
         if self._losses.teacher_layers():
             self._teacher_tap = FeatureTap(
                 teachers[0].model, self._losses.teacher_layers(), "teacher"
             )
-        sections = get_teacher_sections(self._config.distill)
         selves = {EMA: average, PAST: self._past}
-        averages = [wrap(selves[one.model], one.weight) for one in sections if one.model in SELVES]
-        self.teachers = [*self.own, *averages]
+        self.teachers += [
+            wrap(selves[one.model], one.weight) for one in list_selves(self._config.distill)
+        ]
 
     # In the step.
 
@@ -146,9 +197,7 @@ class Teaching:
 
     def get_values(self, step: int) -> dict[str, Tensor]:
         """Numbers of a step as a whole, which travel with its batch."""
-        found = {}
-        if self._term_weights is not None:
-            found[TERM_SCALES] = self._term_weights.get_scales(step)
+        found = super().get_values(step)
         if self._alpha is not None:
             found[ALPHA] = self._alpha.get_alpha(step)
         if self._losses.needs_noise():
@@ -156,37 +205,6 @@ class Teaching:
         return found
 
     # Around the run.
-
-    def judge_own(
-        self,
-        sum_over: SumOver,
-        count: Callable[[Any, Any], Tensor],
-        *,
-        summarise: Callable[[Tensor], Evaluation],
-        refuse_weak: Callable[[Evaluation, str], None],
-        hint: str,
-    ) -> list[dict[str, float]]:
-        """Metrics of the teachers with weights of their own; empty with stored answers.
-
-        Args:
-          count: sums of a teacher over a batch.
-          refuse_weak: raises where the teacher of that name knows nothing.
-          hint: what to check where a teacher's answers are not finite.
-
-        Raises:
-          UserError: a teacher's answers are not finite.
-        """
-        found = []
-        for name, teacher in zip(list_names(self._config.distill), self.own, strict=False):
-            evaluation = summarise(sum_over(partial(count, teacher)))
-            if not evaluation.is_finite:
-                raise UserError(
-                    f"distill.teacher {name!r} gives answers that are not finite on "
-                    f"data.eval_split; check {hint}"
-                )
-            refuse_weak(evaluation, name)
-            found.append(evaluation.metrics)
-        return found
 
     def compare_own(
         self, name: str, sum_over: SumOver, count: Callable[[Any, Any], Tensor], scale: float = 1.0
@@ -208,6 +226,11 @@ def create_noise_key(seed: int, step: int) -> Tensor:
     """int64 [1], below 2^31."""
     rng = np.random.Generator(np.random.Philox(key=[seed + (_SALT << 32), step]))
     return torch.from_numpy(rng.integers(2**31, size=1))
+
+
+def list_selves(distill: DistillSection) -> list[TeacherSection]:
+    """The teachers that are the student's average, or its past."""
+    return [one for one in get_teacher_sections(distill) if one.model in SELVES]
 
 
 def list_names(distill: DistillSection) -> list[str]:
