@@ -10,25 +10,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from train import commands
 from train.execute import Executor
-from train.xla_dist import split_command
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 _HOME = "/home/trainer"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    flags, words = split_command(sys.argv[1:] if argv is None else argv)
-    arguments = create_parser().parse_args(flags)
-    verbs = {"build": build, "run": run}
-    executor = Executor(dry_run=arguments.dry_run)
-    return run_program(verbs[arguments.verb], arguments, words, executor)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -44,18 +33,24 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build(arguments: argparse.Namespace, _: Sequence[str], executor: Executor) -> int:
+def run_verb(arguments: argparse.Namespace) -> int:
+    """Do what the verb says; the exit code."""
+    verbs = {"build": build, "run": run}
+    return verbs[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
+
+
+def build(arguments: argparse.Namespace, executor: Executor) -> int:
     """Build the image; the exit code is docker's."""
     return executor.call(commands.build_image(arguments.image, tpu=arguments.tpu))
 
 
-def run(arguments: argparse.Namespace, words: Sequence[str], executor: Executor) -> int:
+def run(arguments: argparse.Namespace, executor: Executor) -> int:
     """Run Python in the image; the exit code is the program's.
 
     Raises:
       UserError: no program, or a directory that is not there.
     """
-    if not words:
+    if not arguments.command:
         raise UserError("there is no program; write it after --, such as -- main.py --help")
     mounts = {}
     if arguments.data:
@@ -66,9 +61,13 @@ def run(arguments: argparse.Namespace, words: Sequence[str], executor: Executor)
         if not executor.dry_run and not Path(path).is_dir():
             raise UserError(f"{path!r} is no directory; docker would make it, owned by root")
     mounts = {str(Path(path).absolute()): there for path, there in mounts.items()}
-    command = commands.run_image(arguments.image, words, tpu=arguments.tpu, mounts=mounts)
+    command = commands.run_image(
+        arguments.image, arguments.command, tpu=arguments.tpu, mounts=mounts
+    )
     return executor.call(command)
 
+
+main = CommandLine(create_parser, run_verb, takes_command=True)
 
 if __name__ == "__main__":
     sys.exit(main())

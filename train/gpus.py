@@ -14,16 +14,8 @@ from collections.abc import Sequence
 
 from train import commands
 from train.execute import Executor
-from train.xla_dist import split_command
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code is torchrun's."""
-    flags, words = split_command(sys.argv[1:] if argv is None else argv)
-    arguments = create_parser().parse_args(flags)
-    return run_program(run, arguments, words)
+from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -38,12 +30,13 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def run(arguments: argparse.Namespace, words: Sequence[str]) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Start torchrun on this node; the exit code is its own.
 
     Raises:
       UserError: the flags do not fit, or torchrun is not there.
     """
+    words = arguments.command
     check(arguments, words)
     command = commands.torchrun(
         words, gpus=arguments.gpus, nodes=arguments.nodes, node_rank=arguments.node_rank,
@@ -70,6 +63,8 @@ def check(arguments: argparse.Namespace, words: Sequence[str]) -> None:
     if arguments.nodes > 1 and not arguments.master:
         raise UserError("--nodes above 1 needs --master, the name or address of node 0")
 
+
+main = CommandLine(create_parser, run, takes_command=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,18 +10,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from train import commands
 from train.execute import Executor
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    arguments = create_parser().parse_args(argv)
-    return run_program(prepare, arguments, Executor(dry_run=arguments.dry_run))
+from utils.programs import CommandLine, create_program_parser
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -35,12 +28,13 @@ def create_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def prepare(arguments: argparse.Namespace, executor: Executor) -> None:
+def prepare(arguments: argparse.Namespace) -> None:
     """Switch the services on and make the bucket.
 
     Raises:
       UserError: a wrong bucket, or Google Cloud refuses.
     """
+    executor = Executor(dry_run=arguments.dry_run)
     project, bucket = arguments.project, arguments.bucket.rstrip("/")
     name = bucket.removeprefix("gs://")
     if not bucket.startswith("gs://") or "/" in name or not name:
@@ -54,6 +48,8 @@ def prepare(arguments: argparse.Namespace, executor: Executor) -> None:
     if not executor.dry_run:
         print(f"{project}: services are on, {bucket} {'is made' if answer.code else 'was there'}")
 
+
+main = CommandLine(create_parser, prepare)
 
 if __name__ == "__main__":
     sys.exit(main())

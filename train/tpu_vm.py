@@ -15,7 +15,6 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
 
 from train import commands
 from train.commands import VENV, CreateOptions, Tpu
@@ -24,18 +23,10 @@ from train.execute import Executor
 from train.lifecycle import create, delete, stop
 from train.provision import set_up, sync
 from train.recover import RecoverOptions, Recovery
-from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote, split_command
+from train.xla_dist import add_launch, add_zone_flags, create_options, create_remote
 from utils.errors import UserError
 from utils.generations import LAUNCHED, find_generation
-from utils.programs import create_program_parser, run_program
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    flags, command = split_command(sys.argv[1:] if argv is None else argv)
-    arguments = create_parser().parse_args(flags)
-    arguments.command = command
-    return run_program(run_verb, arguments)
+from utils.programs import CommandLine, create_program_parser
 
 
 def run_verb(arguments: argparse.Namespace) -> int:
@@ -263,6 +254,8 @@ VERBS = {
     "delete": run_delete,
 }
 
+
+main = CommandLine(create_parser, run_verb, takes_command=True)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 from train.commands import WORKDIR, RemoteCommand, Tpu
 from train.describe import require_ready
@@ -26,20 +25,12 @@ from train.fanout import (
     stop_everywhere,
 )
 from utils.errors import UserError
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 _GONE = {
     "restart_tpuvm_pod_server": "--restart-tpuvm-pod-server",
     "tpuvm_server_port": "--tpuvm-server-port",
 }
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    flags, command = split_command(sys.argv[1:] if argv is None else argv)
-    arguments = create_parser().parse_args(flags)
-    arguments.command = command
-    return run_program(run, arguments)
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -55,14 +46,6 @@ def create_parser() -> argparse.ArgumentParser:
     add("--restart-tpuvm-pod-server", action="store_true", help="ignored: there is no such server")
     add("--tpuvm-server-port", type=int, help="ignored: there is no such server")
     return parser
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """This program's own words, and those after -- that the workers run."""
-    words = list(argv)
-    if "--" not in words:
-        return words, []
-    return words[: words.index("--")], words[words.index("--") + 1 :]
 
 
 def add_zone_flags(parser: argparse.ArgumentParser) -> None:
@@ -143,6 +126,8 @@ def create_remote(arguments: argparse.Namespace) -> RemoteCommand:
         end_others=arguments.end_others,
     )
 
+
+main = CommandLine(create_parser, run, takes_command=True)
 
 if __name__ == "__main__":
     sys.exit(main())

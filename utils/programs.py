@@ -57,9 +57,6 @@ def create_program_parser(description: str | None, **options: object) -> Program
     return ProgramParser(description=description, formatter_class=formatter, **options)
 
 
-Run = Callable[[argparse.Namespace], int | None]
-
-
 @dataclass(frozen=True)
 class CommandLine:
     """A program: `main = CommandLine(create_parser, run)`; `main(argv)` gives its exit code.
@@ -69,13 +66,15 @@ class CommandLine:
         waits for nothing. None: what the sub-command has set as `run`.
       takes_keys: other flags are keys of a run's configuration, kept in `rest`; a sub-command may
         set its own.
+      takes_command: words behind `--` are of another program, kept in `command`.
       logs: the program's log goes to stderr.
       interrupted: printed after Ctrl-C.
     """
 
     create_parser: Callable[[], argparse.ArgumentParser]
-    run: Run | str | None = None
+    run: Callable[[argparse.Namespace], int | None] | str | None = None
     takes_keys: bool = False
+    takes_command: bool = False
     logs: bool = False
     interrupted: str = "interrupted"
 
@@ -88,11 +87,15 @@ class CommandLine:
     def parse(self, argv: Sequence[str] | None = None) -> argparse.Namespace:
         """Read the flags; `rest` are those that are keys of a run's configuration, `words` all."""
         parser = self.create_parser()
-        options, rest = parser.parse_known_args(argv)
+        words = list(sys.argv[1:] if argv is None else argv)
+        end = words.index("--") if self.takes_command and "--" in words else len(words)
+        options, rest = parser.parse_known_args(words[:end])
         if rest and not getattr(options, "takes_keys", self.takes_keys):
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         options.rest = getattr(options, "rest", rest)
-        options.words = list(sys.argv[1:] if argv is None else argv)
+        options.words = words
+        if self.takes_command:
+            options.command = words[end + 1 :]
         return options
 
     def _run(self, options: argparse.Namespace) -> int | None:

@@ -27,11 +27,10 @@ from train.execute import ROOT, Executor
 from train.fanout import WORKER_SOURCE
 from train.sky.render import TEMPLATE, SkyJob, create_job_name, find_config, render
 from train.tree import pack_tree
-from train.xla_dist import split_command
 from utils.config.load import load_config
 from utils.errors import UserError
 from utils.json_types import JsonObject
-from utils.programs import create_program_parser, run_program
+from utils.programs import CommandLine, create_program_parser
 
 NAME_FILE = ROOT / "train/sky/.cluster_name"
 RENDERED = ".sync/task.sky.yaml"
@@ -43,17 +42,14 @@ _WORKDIR = "sky_workdir"
 _ENDED = ("SUCCEEDED", "CANCELLED")  # and every FAILED...
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program; the exit code."""
-    words, flags = split_command(sys.argv[1:] if argv is None else argv)
-    parser = create_parser()
-    arguments = parser.parse_args(words)
-    if flags and arguments.verb != "launch":
-        parser.error(f"{arguments.verb} takes no words behind --: they are for main.py of a launch")
-    arguments.flags = flags
-    executor = Executor(dry_run=arguments.dry_run)
+def run_verb(arguments: argparse.Namespace) -> int:
+    """Do what the verb says; the exit code."""
+    if arguments.command and arguments.verb != "launch":
+        create_parser().error(
+            f"{arguments.verb} takes no words behind --: they are for main.py of a launch"
+        )
     verbs = {"launch": launch, "sync": sync, "status": show_status, "forget": forget}
-    return run_program(verbs[arguments.verb], arguments, executor)
+    return verbs[arguments.verb](arguments, Executor(dry_run=arguments.dry_run))
 
 
 def create_parser() -> argparse.ArgumentParser:
@@ -89,7 +85,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
       UserError: something else still runs, or the job cannot be described.
     """
     config = find_config(arguments.experiment)
-    output, origin = find_output(arguments.output, config, arguments.flags)
+    output, origin = find_output(arguments.output, config, arguments.command)
     job = SkyJob(
         name=create_job_name(arguments.experiment),
         accelerator_type=arguments.accelerator.removeprefix("tpu-"),
@@ -101,7 +97,7 @@ def launch(arguments: argparse.Namespace, executor: Executor) -> int:
         spot=not arguments.on_demand,
         disk_gib=arguments.disk_gib,
         max_restarts=arguments.max_restarts,
-        flags=tuple(arguments.flags),
+        flags=tuple(arguments.command),
     )
     text = render(job, TEMPLATE.read_text(encoding="utf-8"))
     kind = "cluster" if arguments.on_demand else "job"
@@ -250,6 +246,8 @@ def _read_rows(text: str) -> list[JsonObject]:
         raise UserError(f"SkyPilot's answer is no JSON list: {text.strip()[:80]!r}")
     return rows
 
+
+main = CommandLine(create_parser, run_verb, takes_command=True)
 
 if __name__ == "__main__":
     sys.exit(main())
