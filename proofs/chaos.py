@@ -39,12 +39,11 @@ from store.compare.sides import Side
 from store.compare.tensors import find_tensors
 from store.quality.findings import print_findings, publish_findings, read_gates
 from store.quality.gate_flags import add_gate_flags
-from store.quality.gates import GateFinding, check_sides, get_code, settle_direction
+from store.quality.gates import GateFinding, check_known, check_sides, get_code, settle_direction
 from store.query.record import RunRecord
 from store.record.catalogue import GRAD_NORM
 from store.record.history import read_metrics
 from store.terminal import make_finite
-from tools.runs.gating import check_known
 from utils.errors import EXIT_FAILED, EXIT_PREEMPTED, UserError
 from utils.programs import create_program_parser, prepare_file, run_program
 from utils.storage.places import to_path

@@ -26,6 +26,7 @@ from store.quality.calibration import hash_step
 from store.quality.costs import DevicePrice, compute_cost, find_price
 from store.quality.trends import keep_report
 from store.query.record import RunRecord
+from store.record.attempts import count_devices, read_hardware
 from utils.config.load import RunConfig
 from utils.errors import UserError
 from utils.json_types import JsonObject
@@ -180,8 +181,8 @@ def bill_by_runs(
         mine = (hash_step(record.config), record.config.get("data.global_batch_size"))
         if not record.is_complete or not done or mine != wanted:
             continue
-        hardware = _get_hardware(record)
-        devices = hardware.get("devices") or hardware.get("world_size") or 1
+        hardware = read_hardware(record.facts, record.attempts[-1] if record.attempts else {})
+        devices = count_devices(hardware)
         cost = compute_cost(record, prices)
         hours = cost.device_hours / devices * ((steps or done) / done)
         return _make_bill(f"as {record.path} took, step by step", hardware, devices, hours, prices)
@@ -206,15 +207,6 @@ def _make_bill(
     price = find_price(hardware, time.time(), prices)
     device = str(hardware.get("hardware") or hardware.get("device") or "unknown")
     return Bill(basis, device, devices, hours, price.usd_per_device_hour if price else None)
-
-
-def _get_hardware(record: RunRecord) -> JsonObject:
-    environment = record.facts.get("environment")
-    told = record.attempts[-1].get("hardware") if record.attempts else None
-    return {
-        **(environment if isinstance(environment, dict) else {}),
-        **(told if isinstance(told, dict) else {}),
-    }
 
 
 def _name(submission: Submission, target: str) -> str:

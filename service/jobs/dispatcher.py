@@ -18,7 +18,7 @@ from service.jobs.files import (
     JobFile,
     JobQueue,
     append_event,
-    get_size,
+    get_mark,
     is_held,
     read_job,
     read_progress,
@@ -62,7 +62,7 @@ class Dispatcher:
         self._starter = starter or ColdStarter()
         self._children: dict[str, tuple[StartedAttempt, list[str]]] = {}
         self._asked: dict[str, float] = {}
-        self._over: dict[str, int] = {}  # of events.jsonl when the job was over
+        self._over: dict[str, tuple[int, int]] = {}  # of its events when a job was over
         self._told: set[str] = set()
         self._lock: IO[bytes] | None = None
 
@@ -105,7 +105,7 @@ class Dispatcher:
             held = is_held(folder)  # before the events: an end is noted before the lock goes
             progress = read_progress(folder)
             if progress.is_over:
-                self._over[folder.name] = get_size(folder)
+                self._over[folder.name] = get_mark(folder)
                 continue
             try:
                 job = read_job(folder)
@@ -126,8 +126,7 @@ class Dispatcher:
             get_logger().error("%s", fault)
 
     def _is_known_over(self, folder: Path) -> bool:
-        size = self._over.get(folder.name)
-        return size is not None and size == get_size(folder)
+        return self._over.get(folder.name) == get_mark(folder)
 
     def _settle(self, job: JobFile, folder: Path, progress: JobProgress) -> bool:
         """Judge what no program works on; whether it may be started now."""

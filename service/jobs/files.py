@@ -124,7 +124,7 @@ class JobQueue:
         """
         views: dict[str, tuple[tuple[int, int], JobView]] = {}
         for folder in self.list_folders():
-            mark = _get_mark(folder)  # before the events: what comes between is read next time
+            mark = get_mark(folder)  # before the events: what comes between is read next time
             kept = self._views.get(folder.name)
             if kept is not None and kept[0] == mark:
                 views[folder.name] = kept
@@ -243,15 +243,7 @@ def read_progress(folder: Path) -> JobProgress:
     return fold_events(parse_lines(text))
 
 
-def get_size(folder: Path) -> int:
-    """Bytes of a job's events: more of them tell that something has happened; 0: none are there."""
-    try:
-        return (folder / EVENTS_FILE).stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _get_mark(folder: Path) -> tuple[int, int]:
+def get_mark(folder: Path) -> tuple[int, int]:
     """Time and bytes of a job's events, which change with each; zeros: none are there."""
     try:
         found = (folder / EVENTS_FILE).stat()

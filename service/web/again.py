@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from service.jobs.files import ROOT
 from service.web.answers import SubmitRequest
 from service.web.serving import Service
+from store.query.changes import flatten
 from store.query.config_text import parse_config
 from store.query.record import RunRecord
 from store.record.ids import CONFIG_FILE
@@ -59,12 +60,7 @@ def _list_bases(parts: Service, record: RunRecord) -> Iterator[str]:
 
 def _flatten(config: JsonMapping) -> JsonObject:
     """Section.key -> value, without what belongs to one run alone."""
-    found = {
-        f"{section}.{key}": value
-        for section, values in config.items() if isinstance(values, dict)
-        for key, value in values.items()
-    }  # fmt: skip
-    return {key: value for key, value in found.items() if key not in _OWN}
+    return {key: value for key, value in flatten(config).items() if key not in _OWN}
 
 
 def _differs(config: JsonObject, key: str, value: object) -> bool:

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-from service.jobs.files import EVENTS_FILE, JobQueue
+from service.jobs.files import JobQueue, get_mark
 from service.web.answers import JobEvent, RunEvent
 from service.web.catalogue import RunCatalogue
 from utils.errors import UserError
@@ -125,11 +125,7 @@ class EventHub:
         return [*events, *(RunEvent(run=path, step=None, status=None) for path in sorted(gone))]
 
     def _look_at_jobs(self) -> list[Event]:
-        found: dict[str, tuple[int, int]] = {}
-        for folder in self._queue.list_folders():
-            with contextlib.suppress(OSError):
-                stat = (folder / EVENTS_FILE).stat()
-                found[folder.name] = (stat.st_mtime_ns, stat.st_size)
+        found = {folder.name: get_mark(folder) for folder in self._queue.list_folders()}
         changed = [name for name, stamp in found.items() if self._known_jobs.get(name) != stamp]
         self._known_jobs = found
         events: list[Event] = []

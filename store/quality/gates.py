@@ -174,6 +174,23 @@ def settle_direction(gate: Gate, find: Callable[[str], Metric | None] = find_ent
     )
 
 
+def judge_sides(
+    gates: Sequence[Gate], base: Side, new: Side, *, unfinished: bool = False
+) -> list[GateFinding]:
+    """Hold the runs of two sides against gates.
+
+    Args:
+      unfinished: runs that are not complete are judged, too.
+
+    Raises:
+      UserError: one is not, a number that nobody knows, or one without a better direction.
+    """
+    if not unfinished:
+        check_finished((base, new))
+    check_known(gates, (base, new))
+    return [check_sides(settle_direction(gate), base, new) for gate in gates]
+
+
 def check_sides(gate: Gate, base: Side, new: Side) -> GateFinding:
     """Hold the runs of two sides against a gate whose direction is settled."""
     samples, bad, counts = [], [], set()

@@ -20,8 +20,7 @@ from store.quality.reports import describe_report
 from store.quality.trends import read_verdicts
 from store.query.record import RunRecord
 from store.terminal import create_console, create_table, print_json
-from tools.runs.comparing import open_run, select_paths
-from tools.runs.places import check_store
+from tools.runs.places import check_store, open_run, select_paths
 
 
 def show_calibration(options: argparse.Namespace) -> None:

@@ -21,16 +21,14 @@ from store.compare.rows import (
 )
 from store.compare.sides import Side, group_records
 from store.compare.sources import SourceDifference
-from store.formatting import count_runs, name_few
-from store.query.record import RunRecord
-from store.query.selection import RunSelector, split_side
+from store.formatting import count_runs
 from store.terminal import colour_word, create_console, create_table, print_json
-from tools.runs.places import find_records, open_index, warn_of_damage
+from tools.runs.page import write_comparison
+from tools.runs.places import open_run, read_side, select_paths, warn_of_damage
+from utils.config.keys import get_neutral_keys
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
-from utils.log import get_logger
 from utils.programs import prepare_file
-from utils.storage.places import join_place
 
 _DIFF_STYLES = {"+": "green", "-": "red", "@": "cyan"}
 
@@ -42,16 +40,12 @@ def compare_runs(options: argparse.Namespace) -> int:
       UserError: no such run, a number that none has, too few sides.
     """
     prepare_file(options.html, "--html")
-    from utils.config.keys import get_neutral_keys
-
     ignored = get_neutral_keys()
     sides = find_sides(options, ignored)
     warn_of_damage(record for side in sides for record in side.records)
     metrics = choose_metrics(options.metrics, sides, "--metrics")
     report = create_report(sides, ignored, metrics, exact=options.exact, with_tensors=True)
     if options.html:
-        from tools.runs.page import write_comparison
-
         write_comparison(options.html, report)
     if options.json:
         print_json(report.tell())
@@ -81,46 +75,6 @@ def find_sides(options: argparse.Namespace, ignored: Collection[str]) -> list[Si
     if len(options.sides) < 2:
         raise UserError("compare: give two or more SIDEs, or --filter; the first is the base")
     return [read_side(options, text) for text in options.sides]
-
-
-def read_side(options: argparse.Namespace, text: str) -> Side:
-    """A side as it stands on the command line: a run, runs with commas between, or a filter.
-
-    Raises:
-      UserError: no such run, or a filter that no run fits.
-    """
-    if not split_side(text)[1]:
-        side = Side(text, tuple(find_records(options, text.split(","))))
-    else:
-        side = RunSelector(open_index(options)).read_side(text)
-    return _narrow(options, side) if options.filter else side
-
-
-def _narrow(options: argparse.Namespace, side: Side) -> Side:
-    """Those runs of a side that fit `--filter`, too."""
-    paths = set(select_paths(options, options.filter))
-    kept = tuple(record for record in side.records if record.path in paths)
-    if not kept:
-        raise UserError(f"--filter {options.filter!r}: no run of SIDE {side.name!r} fits")
-    return Side(side.name, kept)
-
-
-def select_paths(options: argparse.Namespace, text: str) -> list[str]:
-    """Runs of the store that fit a filter, that which was begun last first."""
-    return RunSelector(open_index(options)).select_paths(text)
-
-
-def select_whole(options: argparse.Namespace) -> list[str]:
-    """Runs that fit `--filter`; those that are damaged are named and left out."""
-    selector = RunSelector(open_index(options))
-    if bad := selector.find_faulty():
-        get_logger().warning("left out, as damaged or too new: %s; see list", name_few(bad))
-    return selector.select_paths(options.filter)
-
-
-def open_run(options: argparse.Namespace, path: str) -> RunRecord:
-    """A run of the store."""
-    return RunRecord(join_place(options.store, *path.split("/")))
 
 
 def print_report(report: CompareReport, *, with_diff: bool = False) -> None:

@@ -23,8 +23,7 @@ from store.query.filters import check_keys
 from store.query.record import RunRecord, describe
 from store.record.catalogue import find_entry
 from store.terminal import create_console, create_table, print_json
-from tools.runs.comparing import open_run, select_whole
-from tools.runs.places import find_records, warn_of_damage
+from tools.runs.places import find_records, open_run, select_whole, warn_of_damage
 from utils.errors import UserError, get_hint
 from utils.json_types import JsonObject, JsonValue
 

@@ -5,16 +5,9 @@ from __future__ import annotations
 import argparse
 
 from store.quality.findings import print_findings, publish_findings, read_gates
-from store.quality.gates import (
-    check_finished,
-    check_known,
-    check_sides,
-    get_code,
-    settle_direction,
-)
+from store.quality.gates import get_code, judge_sides
 from store.terminal import print_json
-from tools.runs.comparing import read_side
-from tools.runs.places import find_damage
+from tools.runs.places import find_damage, read_side
 from utils.errors import UserError
 
 
@@ -28,16 +21,12 @@ def gate_runs(options: argparse.Namespace) -> int:
     if not gates:
         raise UserError("gate: nothing to hold the runs against; give --gate or --gates FILE")
     base, new = (read_side(options, text) for text in (options.base, options.new))
-    if not options.unfinished:
-        check_finished((base, new))
     if damage := find_damage(record for side in (base, new) for record in side.records):
         raise UserError(
             f"gate: {'; '.join(damage)}: a verdict on it would be worth nothing; take the files "
             "from a copy, or name other runs"
         )
-    check_known(gates, (base, new))
-    gates = [settle_direction(gate) for gate in gates]
-    findings = [check_sides(gate, base, new) for gate in gates]
+    findings = judge_sides(gates, base, new, unfinished=options.unfinished)
     code = get_code(findings, undecided)
     if options.json:
         rows = publish_findings(findings)

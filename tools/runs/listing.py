@@ -11,7 +11,7 @@ from store.query.filters import check_keys
 from store.query.listing import choose_usual, drop_scores, read_rows, select_runs
 from store.record.score import SCORE, SCORE_NAME
 from store.terminal import colour_word, create_console, create_table, print_json
-from tools.runs.places import check_store, open_index
+from tools.runs.places import check_store, open_index, open_run
 from utils.errors import UserError
 from utils.json_types import JsonObject
 
@@ -108,7 +108,6 @@ def _read_steps(
     """What the index does not know: estimated and measured times of runs, by key and run."""
     from store.quality.calibration import tell_step
     from store.quality.trends import read_verdicts
-    from tools.runs.comparing import open_run
 
     verdicts = read_verdicts(options.store)
     told = {

@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from store.compare.sides import Side
+from store.formatting import name_few
 from store.index.database import RunIndex
 from store.query.record import RunRecord
-from store.query.selection import RunSelector, explain_no_fit
+from store.query.selection import RunSelector, explain_no_fit, split_side
 from store.record.ids import RUN_FILE
 from store.record.lock import find_owner
 from utils.errors import UserError
@@ -136,3 +138,43 @@ def choose_records(options: argparse.Namespace, command: str, names: list[str]) 
 def is_alive(folder: Path) -> bool:
     """Whether a program works on a run of this machine right now."""
     return bool(find_owner(folder))
+
+
+def read_side(options: argparse.Namespace, text: str) -> Side:
+    """A side as it stands on the command line: a run, runs with commas between, or a filter.
+
+    Raises:
+      UserError: no such run, or a filter that no run fits.
+    """
+    if not split_side(text)[1]:
+        side = Side(text, tuple(find_records(options, text.split(","))))
+    else:
+        side = RunSelector(open_index(options)).read_side(text)
+    return _narrow(options, side) if options.filter else side
+
+
+def _narrow(options: argparse.Namespace, side: Side) -> Side:
+    """Those runs of a side that fit `--filter`, too."""
+    paths = set(select_paths(options, options.filter))
+    kept = tuple(record for record in side.records if record.path in paths)
+    if not kept:
+        raise UserError(f"--filter {options.filter!r}: no run of SIDE {side.name!r} fits")
+    return Side(side.name, kept)
+
+
+def select_paths(options: argparse.Namespace, text: str) -> list[str]:
+    """Runs of the store that fit a filter, that which was begun last first."""
+    return RunSelector(open_index(options)).select_paths(text)
+
+
+def select_whole(options: argparse.Namespace) -> list[str]:
+    """Runs that fit `--filter`; those that are damaged are named and left out."""
+    selector = RunSelector(open_index(options))
+    if bad := selector.find_faulty():
+        get_logger().warning("left out, as damaged or too new: %s; see list", name_few(bad))
+    return selector.select_paths(options.filter)
+
+
+def open_run(options: argparse.Namespace, path: str) -> RunRecord:
+    """A run of the store."""
+    return RunRecord(join_place(options.store, *path.split("/")))

@@ -26,6 +26,7 @@ from store.quality.trends import (
 )
 from store.query.filters import check_keys, parse_filter
 from store.terminal import colour_word, create_console, create_table, print_json
+from tools.runs.page import write_trends
 from tools.runs.places import check_store
 from utils.errors import EXIT_FAILED, UserError
 from utils.json_types import JsonObject
@@ -62,8 +63,6 @@ def show_trends(options: argparse.Namespace) -> int:
     if gates:
         code = get_code([one for found in findings.values() for one in found], undecided)
     if options.html:
-        from tools.runs.page import write_trends
-
         write_trends(options.html, trends)
     if options.json:
         rows = {name: publish_findings(found) for name, found in findings.items()}

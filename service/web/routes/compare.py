@@ -22,14 +22,7 @@ from service.web.problems import list_problems
 from service.web.serving import Parts
 from store.compare.report import CompareReport, choose_metrics, create_report
 from store.compare.sides import Comparison, Side
-from store.quality.gates import (
-    check_finished,
-    check_known,
-    check_sides,
-    get_code,
-    parse_gate,
-    settle_direction,
-)
+from store.quality.gates import get_code, judge_sides, parse_gate
 from store.quality.trends import find_trends, read_reports
 from utils.config.keys import get_neutral_keys
 from utils.errors import UserError
@@ -76,10 +69,7 @@ def gate_runs(parts: Parts, query: Annotated[GateQuery, Query()]) -> GateAnswer:
     """Whether new runs are worse than others by more than is allowed."""
     gates = [parse_gate(text) for text in query.gate]
     base, new = read_sides(parts.runs, [query.base, query.new])
-    if not query.unfinished:
-        check_finished((base, new))
-    check_known(gates, (base, new))
-    findings = [check_sides(settle_direction(gate), base, new) for gate in gates]
+    findings = judge_sides(gates, base, new, unfinished=query.unfinished)
     rows = [GateRow(**{**vars(one), "gate": str(one.gate)}) for one in findings]
     code = get_code(findings, query.undecided)
     return GateAnswer(base=base.name, new=new.name, findings=rows, exit_code=code)
